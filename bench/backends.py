@@ -1,0 +1,38 @@
+"""The backends that compete, and the environment in which each one's processes run."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+DEVICES = 8
+
+# Stock JAX on forced CPU devices hangs with some 34 computations in flight if its thread pool is small, and
+# the pool's size also decides how a matrix product is cut. Every backend gets the same: two threads a device.
+THREADS = str(2 * DEVICES)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What a row of results is called, and what its processes find in their environment."""
+
+    name: str
+    environment: Mapping[str, str]
+
+
+BACKENDS = {
+    backend.name: backend
+    for backend in (
+        Backend("atoll", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": f"1x1x{DEVICES}"}),
+        Backend(
+            "stock",
+            {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}"},
+        ),
+    )
+}
+
+
+def environment_of(backend: str, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The whole environment of a process of `backend`: no setting of the shell reaches a measurement."""
+    foreign = ("JAX_", "XLA_", "ATOLL_", "IFRT_", "TF_", "NPROC")
+    kept = {name: value for name, value in inherited.items() if not name.startswith(foreign)}
+    return kept | {"NPROC": THREADS, "PYTHONUNBUFFERED": "1"} | dict(BACKENDS[backend].environment)

@@ -1,0 +1,62 @@
+"""The machine and the software that a result comes from, as they say it themselves."""
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+
+
+class Machine(msgspec.Struct, frozen=True):
+    cpu: str
+    cores: int  # that this process may use
+    memory: int  # bytes
+    kernel: str
+    python: str
+    packages: dict[str, str | None]  # name: version; None if not installed
+    commit: str | None  # of the repository; "+" if the work tree differs from it
+
+
+def describe() -> Machine:
+    return Machine(
+        cpu=_field("/proc/cpuinfo", "model name") or platform.machine(),
+        cores=len(os.sched_getaffinity(0)),
+        memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        kernel=f"{platform.system()} {platform.release()}",
+        python=platform.python_version(),
+        packages={name: _version(name) for name in ("jax", "jaxlib", "numpy", "flax", "optax", "atoll")},
+        commit=_commit(),
+    )
+
+
+def load_average() -> float:
+    """Processes that wanted to run, over the last minute."""
+    return os.getloadavg()[0]
+
+
+def _field(file: str, name: str) -> str | None:
+    for line in Path(file).read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    def git(*arguments: str) -> str:
+        command = ("git", "-C", str(Path(__file__).parent), *arguments)
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None

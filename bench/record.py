@@ -1,0 +1,83 @@
+"""What a run leaves, as JSON: every sample, the numbers made of them, and the machine."""
+
+from pathlib import Path
+
+import msgspec
+
+from bench.machine import Machine
+from bench.statistics import Ratio, Summary, ratio, summarize
+from bench.table import Benchmark, Metric
+
+BUSY_LOAD = 1.0  # load average before a run above which its numbers do not count
+
+
+class MetricRecord(msgspec.Struct, frozen=True):
+    name: str
+    title: str
+    unit: str
+    samples: dict[str, list[float]]  # by backend, one a round
+    summaries: dict[str, Summary]
+    ratio: Ratio | None  # first contestant over second, if both ran
+    target: str | None
+    reached: bool | None  # None: there is no target, or what it judges was not measured
+
+
+class BenchmarkRecord(msgspec.Struct, frozen=True):
+    key: str
+    title: str
+    contestants: list[str]  # those of this run
+    metrics: list[MetricRecord]
+    failures: dict[str, str]  # by backend
+
+
+class RunRecord(msgspec.Struct, frozen=True):
+    name: str
+    started: str  # ISO 8601, UTC
+    seconds: float
+    command: list[str]
+    rounds: int
+    quick: bool
+    machine: Machine
+    load_before: float
+    load_after: float
+    busy: bool
+    benchmarks: list[BenchmarkRecord]
+
+
+def record_benchmark(
+    benchmark: Benchmark,
+    contestants: list[str],
+    rounds: dict[str, list[dict[str, float]]],
+    failures: dict[str, str],
+) -> BenchmarkRecord:
+    """`rounds` has for each backend its rounds' metrics. One that failed is recorded, but not judged."""
+    sound = {name: rounds[name] for name in contestants if name not in failures}
+    return BenchmarkRecord(
+        key=benchmark.key,
+        title=benchmark.title,
+        contestants=contestants,
+        metrics=[_record_metric(benchmark, metric, sound) for metric in benchmark.metrics],
+        failures=failures,
+    )
+
+
+def _record_metric(
+    benchmark: Benchmark, metric: Metric, rounds: dict[str, list[dict[str, float]]]
+) -> MetricRecord:
+    samples = {name: [values[metric.name] for values in each] for name, each in rounds.items()}
+    summaries = {name: summarize(each) for name, each in samples.items()}
+    judged, compared = benchmark.contestants[:2]
+    both = judged in samples and compared in samples
+    against = ratio(samples[judged], samples[compared]) if both else None
+    target, reached = metric.target, None
+    if target and target.ratio and against:
+        reached = target.reached(against.of_medians)
+    elif target and not target.ratio and judged in summaries:
+        reached = target.reached(summaries[judged].median)
+    text = target.describe(metric.unit, compared) if target else None
+    return MetricRecord(metric.name, metric.title, metric.unit, samples, summaries, against, text, reached)
+
+
+def write(record: RunRecord, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")

@@ -1,0 +1,149 @@
+"""The command line of the conformance runs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from . import comparison, environments, markdown, reasons, suites
+from .baseline import BaselineCache
+from .comparison import FileReport, Report
+from .environments import Environment
+from .results import FileResults
+from .runner import run_file
+from .screen import Screen
+from .suites import Suite, TestFile
+
+CACHE = Path("~/.cache/atoll/conformance")
+REASONS = Path("docs/conformance-reasons.toml")
+
+console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 120)
+
+
+def chosen_files(suite: Suite | None, names: list[str], checkout: Path | None) -> list[TestFile]:
+    """The files of the suite and those asked for by name; `core` if neither is given."""
+    if suite is None and not names:
+        suite = Suite.CORE
+    files = suites.files_of(suite, checkout) if suite is not None else []
+    return files + [suites.named_file(name, checkout) for name in names]
+
+
+def empty_report(islands: str, platforms: str) -> Report:
+    try:
+        atoll = importlib.metadata.version("atoll")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise suites.SuiteError("atoll is not installed in this Python: pip install -e .") from error
+    jax, jaxlib = importlib.metadata.version("jax"), importlib.metadata.version("jaxlib")
+    return Report(jax, jaxlib, atoll, islands, platforms, files={})
+
+
+def run_again(
+    file: TestFile, atoll: Environment, before: FileReport, timeout: float, screen: Screen
+) -> FileReport:
+    """The report of a file with its differences run again."""
+    tests = [difference.test for difference in before.differences]
+    listener = screen.running(file.name, "Atoll")
+    return comparison.amend(before, run_file(file, atoll, timeout=timeout, only=tests, listener=listener))
+
+
+def run_atoll(
+    file: TestFile,
+    atoll: Environment,
+    expected: FileResults,
+    timeout: float,
+    keyword: str | None,
+    screen: Screen,
+) -> FileReport:
+    """The report of a file, or of the tests in it that `keyword` selects."""
+    listener = screen.running(file.name, "Atoll")
+    results = run_file(file, atoll, timeout=timeout, keyword=keyword, listener=listener)
+    selection = results.tests if keyword and not results.troubles else None
+    return comparison.compare(expected, results, within=selection)
+
+
+def tell(report: Report) -> int:
+    """Prints what went wrong and has no reason; returns the number of unexplained differences."""
+    for name, file in report.files.items():
+        for trouble in file.atoll.troubles:
+            console.print(f"[yellow]{name}[/yellow]: {escape(trouble)}", highlight=False)
+    unexplained = [difference for file in report.files.values() for difference in file.unexplained]
+    for difference in unexplained:
+        account = escape(f"{difference.test}: {difference.outcome}; {difference.message}")
+        console.print(f"[red]UNEXPLAINED[/red] {account}", highlight=False)
+    return len(unexplained)
+
+
+def option(help_text: str, *names: str) -> Any:
+    return typer.Option(*names, help=help_text)
+
+
+def conformance(
+    jax: Annotated[Path | None, option("JAX source checkout at the installed version's tag.")] = None,
+    suite: Annotated[Suite | None, option("Which files; core if no --file is given either.")] = None,
+    file: Annotated[list[str] | None, option("A file, such as array_test or optax/alias_test.")] = None,
+    keyword: Annotated[str | None, option("pytest's -k, on Atoll only. No report is written.", "-k")] = None,
+    only_differences: Annotated[
+        bool, option("Run again, on Atoll, what differs in the last report.", "--only-differences")
+    ] = False,
+    stock_only: Annotated[bool, option("Only fill the cache of stock results.", "--stock-only")] = False,
+    refresh_stock: Annotated[bool, option("Use no stock results of the cache.", "--refresh-stock")] = False,
+    islands: Annotated[str, option("ATOLL_ISLANDS for the Atoll side.")] = "1x1x8",
+    platforms: Annotated[str, option("JAX_PLATFORMS for the Atoll side.")] = "atoll,cpu",
+    timeout: Annotated[float, option("Seconds that a test may take.")] = 180.0,
+    cache: Annotated[Path, option("Folder for stock results and the last report.")] = CACHE,
+    json: Annotated[Path | None, option("The report; report.json in the cache unless given.")] = None,
+    page: Annotated[Path | None, option("A page to put the tables in.", "--markdown")] = None,
+    reason_table: Annotated[Path, option("Reasons for known differences.", "--reasons")] = REASONS,
+) -> None:
+    """Run JAX's own tests on stock JAX and on Atoll, and compare them test by test.
+
+    Exits with 1 if a test passes on stock and not on Atoll and the table of reasons does not say why.
+    """
+    cache = cache.expanduser()
+    report_path = json or cache / "report.json"
+    stock, atoll = environments.stock(), environments.atoll(islands, platforms)
+    baselines = BaselineCache(cache)
+    try:
+        files = chosen_files(suite, file or [], jax)
+        explain = reasons.read(reason_table).explain
+        report = Report("", "", "", "", "", {}) if stock_only else empty_report(islands, platforms)
+    except (suites.SuiteError, reasons.ReasonError) as error:
+        raise typer.BadParameter(str(error)) from error
+
+    last = comparison.load(report_path)
+    previous = last.files if last is not None and last.comparable(report) else {}
+    if only_differences:
+        files = [each for each in files if each.name in previous and previous[each.name].differences]
+
+    reports: dict[str, FileReport] = {}
+    with Screen([each.name for each in files], console) as screen:
+        for each in files:
+            listener = screen.running(each.name, "stock")
+            run_stock = partial(run_file, each, stock, timeout=timeout, listener=listener)
+            expected = baselines.get_or_run(each, stock, run_stock, refresh=refresh_stock)
+            screen.stock_done(each.name, expected)
+            if stock_only:
+                continue
+            if only_differences:
+                measured = run_again(each, atoll, previous[each.name], timeout, screen)
+            else:
+                measured = run_atoll(each, atoll, expected, timeout, keyword, screen)
+            reports[each.name] = explain(measured)
+            screen.atoll_done(each.name, reports[each.name])
+            if keyword is None:  # after each file: an interrupted run keeps what it has
+                kept = {name: explain(of_before) for name, of_before in previous.items()}
+                comparison.save(report.holding(kept | reports), report_path)
+    if page is not None and keyword is None and (written := comparison.load(report_path)) is not None:
+        markdown.embed(written, page)
+    raise typer.Exit(1 if tell(report.holding(reports)) else 0)
+
+
+if __name__ == "__main__":
+    typer.run(conformance)

@@ -1,0 +1,76 @@
+"""Stock results, kept between runs: they change only with JAX, the test file or the settings."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from .environments import Environment
+from .results import FileResults
+from .suites import TestFile
+
+FORMAT = 1  # of the stored results; part of the key
+
+
+class Baseline(msgspec.Struct, frozen=True):
+    """The stock results of one file, with what they hold for."""
+
+    origin: str
+    settings: dict[str, str]
+    results: FileResults
+
+
+class BaselineCache:
+    """A folder of stock results. Two runs may share it: files are replaced whole."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "stock"
+
+    def get(self, file: TestFile, environment: Environment) -> FileResults | None:
+        try:
+            stored = self._path(file, environment).read_bytes()
+        except FileNotFoundError:
+            return None
+        return msgspec.json.decode(stored, type=Baseline).results
+
+    def get_or_run(
+        self,
+        file: TestFile,
+        environment: Environment,
+        run: Callable[[], FileResults],
+        *,
+        refresh: bool = False,
+    ) -> FileResults:
+        """The stored results, or those of `run()`, which are then stored. `refresh` runs in any case."""
+        if not refresh and (stored := self.get(file, environment)) is not None:
+            return stored
+        results = run()
+        path = self._path(file, environment)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        whole = path.with_suffix(f".{os.getpid()}")
+        whole.write_bytes(
+            msgspec.json.format(
+                msgspec.json.encode(Baseline(file.origin, dict(environment.settings), results)), indent=1
+            )
+        )
+        whole.replace(path)
+        return results
+
+    def _path(self, file: TestFile, environment: Environment) -> Path:
+        key = {
+            "format": FORMAT,
+            "file": hashlib.sha256(file.path.read_bytes()).hexdigest(),
+            "origin": file.origin,
+            "jax": importlib.metadata.version("jax"),
+            "jaxlib": importlib.metadata.version("jaxlib"),
+            "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+            "settings": dict(environment.settings),
+        }
+        digest = hashlib.sha256(msgspec.json.encode(key, order="deterministic")).hexdigest()
+        return self._folder / f"{file.name.replace('/', '.')}-{digest[:16]}.json"

@@ -1,0 +1,54 @@
+"""What a run of a test file stands on: stock JAX with forced host devices, or Atoll with islands."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+STOCK_DEVICES = 8
+
+# One generated case instead of ten, and no slow tests: the same choice on both sides. Hash order is fixed
+# because some parameterised names come out of sets.
+COMMON = {"JAX_NUM_GENERATED_CASES": "1", "JAX_SKIP_SLOW_TESTS": "1", "PYTHONHASHSEED": "0"}
+
+# The user's own settings of these families would make two runs different; Atoll's and gRPC's stay.
+CLEARED = ("JAX_", "XLA_", "PYTEST_", "CONFORMANCE_")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A runtime to run tests on, and the environment variables that select it."""
+
+    label: str
+    settings: Mapping[str, str]
+
+    def variables(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(CLEARED)}
+        return {**kept, **self.settings}
+
+
+def stock() -> Environment:
+    """Stock JAX on the CPU.
+
+    NPROC makes room for all devices in XLA's thread pool: with fewer threads than devices, tests that keep
+    many collectives in flight deadlock now and then and would be missing from the baseline.
+    """
+    return Environment(
+        "stock",
+        {
+            **COMMON,
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={STOCK_DEVICES}",
+            "NPROC": str(2 * STOCK_DEVICES),
+        },
+    )
+
+
+def atoll(islands: str, platforms: str) -> Environment:
+    """Atoll with the given islands; `platforms` is JAX_PLATFORMS.
+
+    The tests ask for `jax.devices("cpu")` and for `jax.local_devices(backend="cpu")` as a second backend, and
+    JAX refuses names that JAX_PLATFORMS leaves out: hence `atoll,cpu`, with Atoll the default.
+    """
+    return Environment("atoll", {**COMMON, "JAX_PLATFORMS": platforms, "ATOLL_ISLANDS": islands})

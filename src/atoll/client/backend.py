@@ -1,0 +1,54 @@
+"""JAX's client for a cluster: jaxlib's own IFRT proxy client, connected to a proxy that is started for it."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+from typing import Any
+
+from atoll.client.processes import ClientProcesses
+from atoll.client.settings import Settings
+
+# From this size on, arrays reach the proxy through files in shared memory.
+_LARGE_TRANSFER_BYTES = 256 * 1024
+_CONNECT_SECONDS = 30
+
+_chosen: Settings | None = None
+_processes: ClientProcesses | None = None
+
+
+def choose(settings: Settings | None) -> None:
+    """What the next client connects to; None: as the environment says."""
+    global _chosen
+    _chosen = settings
+
+
+def make_client() -> Any:
+    """Starts what is needed and connects. Called by JAX when it makes its backends."""
+    global _processes
+    settings = _chosen or Settings.from_environment()
+    disconnect()
+    _processes = ClientProcesses(settings)
+    atexit.register(disconnect)
+    os.environ["IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS"] = "true"
+    os.environ["IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY"] = str(_processes.transfer_directory)
+    os.environ["IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_THRESHOLD_BYTES"] = str(_LARGE_TRANSFER_BYTES)
+    # jaxlib's client reads its environment when it first connects.
+    from jax.extend.backend import ifrt_proxy
+
+    options = ifrt_proxy.ClientConnectionOptions()
+    options.connection_timeout_in_seconds = _CONNECT_SECONDS
+    client = ifrt_proxy.get_client("grpc://" + _processes.proxy_address, options)
+    # Its destructor would report the end of the connection as if it were an error. The process's end closes it too.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
+    return client
+
+
+def disconnect() -> None:
+    """Ends this client's processes, if there are any."""
+    global _processes
+    processes, _processes = _processes, None
+    if processes is not None:
+        atexit.unregister(disconnect)
+        processes.close()

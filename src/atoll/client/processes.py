@@ -1,0 +1,148 @@
+"""The processes that belong to a client: its proxy, and its cluster where that is embedded.
+
+They are children of this process in sessions of their own, so that Ctrl-C reaches the script and not them; and they watch
+this process, so that they end with it however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from atoll import errors
+from atoll.client.settings import Settings, script_name
+from atoll.errors import AtollError, ClusterError
+from atoll.transport.messages import DEFAULT_TOKEN_VARIABLE
+
+_START_SECONDS = 150.0
+_END_SECONDS = 2.0
+
+Message = TypeVar("Message")
+
+
+class ClientProcesses:
+    """A proxy, and perhaps a cluster. Raises AtollError from the constructor where they do not start."""
+
+    def __init__(self, settings: Settings) -> None:
+        from atoll.engines.local import (
+            EngineOptions,
+            Started,
+            default_cache_directory,
+            make_directory,
+        )
+        from atoll.proxy.main import ProxyOptions, Ready
+
+        self._directory = make_directory("client")
+        self.transfer_directory = Path(tempfile.mkdtemp(prefix="atoll-", dir=_shared_memory()))
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._settings = settings
+        try:
+            started = None
+            controller = settings.address
+            if not controller:
+                cluster = self._directory / "cluster"
+                cluster.mkdir(mode=0o700)
+                engine = EngineOptions(
+                    settings.islands,
+                    str(cluster),
+                    platform=settings.platform,
+                    parent=os.getpid(),
+                    cache_directory=default_cache_directory(),
+                )
+                controller = engine.controller_address
+                started = self._start("atoll.engines.local", engine)
+            proxy = ProxyOptions(
+                f"unix:{self._directory}/proxy.sock",
+                controller,
+                os.getpid(),
+                label=script_name(),
+                client=os.getpid(),
+                transfer_directory=str(self.transfer_directory),
+                patience=60.0 if started is not None else 5.0,
+            )
+            answer = self._start("atoll.proxy.main", proxy)
+            if started is not None:
+                up = self._read(started, Started, "the embedded cluster")
+                if up.error:
+                    raise ClusterError(up.error)
+            ready = self._read(answer, Ready, "the proxy")
+            if ready.error:
+                raise _raised(ready.error, ready.message, settings.address)
+            self.proxy_address = ready.address
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, module: str, options: msgspec.Struct) -> int:
+        from atoll.transport.process import command
+
+        readable, writable = os.pipe()
+        os.set_inheritable(writable, True)
+        env = {**os.environ, DEFAULT_TOKEN_VARIABLE: self._settings.token}
+        env.pop("JAX_PLATFORMS", None)
+        options = msgspec.structs.replace(options, ready_fd=writable)
+        process = subprocess.Popen(
+            command(module, options),
+            stdin=subprocess.DEVNULL,
+            env=env,
+            pass_fds=(writable,),
+            start_new_session=True,
+        )
+        os.close(writable)
+        self._processes.append(process)
+        return readable
+
+    def _read(self, descriptor: int, kind: type[Message], who: str) -> Message:
+        """The one line that a process writes when it is up."""
+        deadline = time.monotonic() + _START_SECONDS
+        line = b""
+        try:
+            while not line.endswith(b"\n"):
+                ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+                if not ready:
+                    raise ClusterError(f"{who} was not up within {_START_SECONDS:.0f} s")
+                part = os.read(descriptor, 65536)
+                if not part:
+                    raise ClusterError(f"{who} ended before it was up; its messages are above")
+                line += part
+        finally:
+            os.close(descriptor)
+        return msgspec.json.decode(line, type=kind)
+
+    def close(self) -> None:
+        """Ends the processes and removes what they leave."""
+        for process in reversed(self._processes):
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+        for process in self._processes:
+            try:
+                process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        shutil.rmtree(self._directory, ignore_errors=True)
+        shutil.rmtree(self.transfer_directory, ignore_errors=True)
+
+
+def _shared_memory() -> str | None:
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def _raised(name: str, message: str, address: str) -> AtollError:
+    """The error that a proxy named, as an exception here; says what to start."""
+    kind = getattr(errors, name, ClusterError)
+    if not (isinstance(kind, type) and issubclass(kind, AtollError)):
+        kind = ClusterError
+    if address and kind is errors.ConnectError and message.startswith("cannot reach"):
+        message += "; start a cluster with `atoll up`, or unset ATOLL_ADDRESS to get one of your own"
+    error: AtollError = kind(message)
+    return error

@@ -1,0 +1,75 @@
+"""Compiled functions: which session uses which, under which name the workers know it.
+
+A name is made of the program's and options' hash and of the devices, so the same program is compiled once an island,
+whichever session sends it. The controller never looks inside.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+from atoll.errors import Status
+from atoll.ir.lowering import Placement
+from atoll.transport.messages import RegisterFunction
+
+
+@dataclass
+class Registration:
+    """One session's wish for a function: answered when all its hosts have compiled, or one has failed."""
+
+    session: int
+    function: int
+    name: str
+    pending: set[int]
+    failure: Status | None = None
+    info: bytes = b""
+
+
+@dataclass
+class FunctionRegistry:
+    """Names, and who refers to them."""
+
+    users: dict[str, int] = field(default_factory=dict)
+    # Compilations under way, in the order in which each host was asked: its answers come in any order.
+    waiting: dict[tuple[str, int], list[Registration]] = field(default_factory=dict)
+    compiled: int = 0
+    cached: int = 0
+    seconds: float = 0.0
+
+    def acquire(self, name: str) -> None:
+        self.users[name] = self.users.get(name, 0) + 1
+
+    def release(self, name: str) -> bool:
+        """True where nobody refers to the function any more."""
+        left = self.users.get(name, 0) - 1
+        if left > 0:
+            self.users[name] = left
+            return False
+        self.users.pop(name, None)
+        return True
+
+    def expect(self, registration: Registration) -> None:
+        for host in registration.pending:
+            self.waiting.setdefault((registration.name, host), []).append(registration)
+
+    def settle(self, name: str, host: int, status: Status, info: bytes) -> list[Registration]:
+        """A host has compiled the function, or failed to. Returns the registrations that this completes."""
+        done = []
+        for registration in self.waiting.pop((name, host), []):
+            registration.pending.discard(host)
+            if not status.ok and registration.failure is None:
+                registration.failure = status
+            registration.info = registration.info or info
+            if not registration.pending:
+                done.append(registration)
+        return done
+
+
+def function_name(message: RegisterFunction, placement: Placement) -> str:
+    """The workers' name for a function on these physical devices."""
+    seats = [
+        [(placement[device].host, placement[device].ordinal) for device in partitions]
+        for partitions in message.assignment
+    ]
+    return hashlib.sha256(f"{message.content} {seats}".encode()).hexdigest()[:32]

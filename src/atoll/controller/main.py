@@ -1,0 +1,238 @@
+"""The controller process: sockets around the state machine."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from atoll._version import __version__
+from atoll.controller.core import Controller
+from atoll.controller.report import report
+from atoll.controller.resources import Topology
+from atoll.errors import Code, Status, StatusError
+from atoll.transport import messages as m
+from atoll.transport.address import check_may_listen, parse_address
+from atoll.transport.connection import Connection, listen
+from atoll.transport.lifeline import watch_in_loop
+from atoll.transport.process import read_options, run_loop, start_logging
+
+_log = logging.getLogger(__name__)
+
+HELLO_SECONDS = 10.0
+
+
+class ControllerOptions(msgspec.Struct, frozen=True):
+    """How to start a controller. `parent` is the process that it must not outlive."""
+
+    listen: str
+    topology: str
+    parent: int
+    max_sessions: int = 256
+    ready_fd: int = -1
+
+
+@dataclass(eq=False)
+class _Peer:
+    connection: Connection
+    hello: m.Hello | None = None
+    host: int | None = None
+    session: int | None = None
+
+
+class ControllerServer:
+    """Accepts connections, lets in who may come in, and carries messages to and from the `Controller`."""
+
+    def __init__(self, options: ControllerOptions, token: str, stop: asyncio.Event) -> None:
+        self.options = options
+        self.token = token
+        self.stop = stop
+        self.controller = Controller(Topology.parse(options.topology))
+        self.hosts: dict[int, Connection] = {}
+        self.sessions: dict[int, Connection] = {}
+        self.waiting: list[_Peer] = []  # proxies that came before the cluster was complete
+        self.secret = os.urandom(16).hex()
+        self._flush_scheduled = False
+        self.loop = asyncio.get_running_loop()
+
+    def accept(self) -> Connection:
+        peer: _Peer
+
+        def on_message(message: Any) -> None:
+            self._message(peer, message)
+
+        def on_lost(reason: str) -> None:
+            self._lost(peer, reason)
+
+        connection = Connection(m.ToController, on_message, on_lost, name="a client of the controller")
+        peer = _Peer(connection)
+        self.loop.call_later(HELLO_SECONDS, self._expect_hello, peer)
+        return connection
+
+    def _expect_hello(self, peer: _Peer) -> None:
+        if peer.hello is None:
+            peer.connection.close()
+
+    # ---- messages
+
+    def _message(self, peer: _Peer, message: Any) -> None:
+        if peer.session is not None:
+            self._from_proxy(peer, peer.session, message)
+        elif peer.host is not None:
+            self.controller.from_worker(peer.host, message)
+        elif peer.hello is None:
+            self._hello(peer, message)
+        elif peer.hello.role == "worker" and isinstance(message, m.WorkerReady):
+            self._worker_ready(peer, message)
+        elif peer.hello.role == "operator":
+            self._operator(peer, message)
+        else:
+            self._refuse(peer, Status(Code.FAILED_PRECONDITION, f"unexpected {type(message).__name__}"))
+        self._schedule_flush()
+
+    def _hello(self, peer: _Peer, message: Any) -> None:
+        if not isinstance(message, m.Hello):
+            self._refuse(peer, Status(Code.FAILED_PRECONDITION, "the first message must be a Hello"))
+            return
+        if self.token and not hmac.compare_digest(message.token.encode(), self.token.encode()):
+            self._refuse(
+                peer,
+                Status(Code.UNAUTHENTICATED, "this cluster asks for a token: set ATOLL_TOKEN to the cluster's"),
+            )
+            return
+        if message.protocol != m.PROTOCOL:
+            self._refuse(
+                peer,
+                Status(
+                    Code.FAILED_PRECONDITION,
+                    f"the controller (atoll {__version__}) speaks protocol {m.PROTOCOL}, the {message.role} "
+                    f"(atoll {message.version}) speaks {message.protocol}: install the same atoll on both",
+                ),
+            )
+            return
+        peer.hello = message
+        if message.role == "proxy":
+            peer.connection.name = f"the proxy of {message.label or message.pid}"
+            if len(self.sessions) + len(self.waiting) >= self.options.max_sessions:
+                self._refuse(
+                    peer,
+                    Status(
+                        Code.RESOURCE_EXHAUSTED,
+                        f"the cluster is full: {self.options.max_sessions} sessions are open (atoll status lists them)",
+                    ),
+                )
+            elif self.controller.resources.is_complete:
+                self._open_session(peer)
+            else:
+                self.waiting.append(peer)
+
+    def _open_session(self, peer: _Peer) -> None:
+        assert peer.hello is not None
+        session = self.controller.open_session(peer.hello.pid, peer.hello.label)
+        peer.session = session.number
+        self.sessions[session.number] = peer.connection
+        self._schedule_flush()
+
+    def _worker_ready(self, peer: _Peer, message: m.WorkerReady) -> None:
+        assert peer.hello is not None
+        host = self.controller.worker_joined(message, peer.hello.pid)
+        peer.host = host.number
+        peer.connection.name = f"the worker of host {host.number}"
+        self.hosts[host.number] = peer.connection
+        resources = self.controller.resources
+        if resources.is_complete:
+            everyone = tuple((h.number, h.data_address) for h in resources.hosts.values())
+            for connection in self.hosts.values():
+                connection.send(m.Peers(everyone, self.secret))
+            waiting, self.waiting = self.waiting, []
+            for proxy in waiting:
+                self._open_session(proxy)
+            if self.options.ready_fd >= 0:
+                os.write(self.options.ready_fd, b"ready\n")
+                os.close(self.options.ready_fd)
+
+    def _from_proxy(self, peer: _Peer, session: int, message: Any) -> None:
+        try:
+            self.controller.from_proxy(session, message)
+        except StatusError as error:
+            _log.warning("session %d ends: %s", session, error)
+            peer.connection.send(m.Closing(error.status))
+            self._end_session(peer)
+            peer.connection.close()
+
+    def _operator(self, peer: _Peer, message: Any) -> None:
+        match message:
+            case m.AskStatus():
+                peer.connection.send(m.Report(msgspec.json.encode(report(self.controller))))
+            case m.AskStop():
+                peer.connection.send(m.Stopping())
+                self.loop.call_later(0.05, self.stop.set)
+
+    def _refuse(self, peer: _Peer, status: Status) -> None:
+        peer.connection.send(m.Refused(status))
+        peer.connection.close()
+
+    # ---- ends
+
+    def _lost(self, peer: _Peer, reason: str) -> None:
+        if peer in self.waiting:
+            self.waiting.remove(peer)
+        if peer.session is not None:
+            self._end_session(peer)
+        if peer.host is not None:
+            _log.warning("host %d is lost: %s", peer.host, reason)
+            self.hosts.pop(peer.host, None)
+            self.controller.worker_lost(peer.host, reason)
+        self._schedule_flush()
+
+    def _end_session(self, peer: _Peer) -> None:
+        assert peer.session is not None
+        self.sessions.pop(peer.session, None)
+        self.controller.close_session(peer.session)
+        self._schedule_flush()
+
+    def _schedule_flush(self) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        hosts, sessions = self.hosts, self.sessions
+        for (kind, number), message in self.controller.take_outbox():
+            connection = (hosts if kind == "host" else sessions).get(number)
+            if connection is not None:
+                connection.send(message)
+
+    def stop_workers(self) -> None:
+        for connection in self.hosts.values():
+            connection.send(m.Stop())
+            connection.close()
+
+
+async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
+    token = os.environ.get(m.DEFAULT_TOKEN_VARIABLE, "")
+    address = parse_address(options.listen)
+    check_may_listen(address, token)
+    controller = ControllerServer(options, token, stop)
+    server, _ = await listen(address, controller.accept)
+    watch_in_loop(options.parent, stop.set)
+    await stop.wait()
+    server.close()
+    controller.stop_workers()
+    await asyncio.sleep(0)
+
+
+def main() -> None:
+    options = read_options(ControllerOptions)
+    start_logging("controller")
+    run_loop(lambda stop: serve(options, stop))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""What `atoll status` shows, as plain data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atoll._version import __version__
+from atoll.controller.core import Controller
+
+
+def report(controller: Controller) -> dict[str, Any]:
+    """Islands with their hosts and devices, sessions with what they own, and counts of what was compiled."""
+    resources = controller.resources
+    numbers = {(seat.host, seat.ordinal): device for device, seat in resources.seats.items()}
+    islands = []
+    for island in range(resources.topology.islands):
+        scheduler = controller.schedulers[island].statistics()
+        hosts = [
+            {
+                "id": host.number,
+                "pid": host.pid,
+                "state": host.state,
+                "devices": [
+                    {
+                        "id": numbers.get((host.number, info.ordinal), info.ordinal),
+                        "kind": info.kind,
+                        "platform": info.platform,
+                        "memory_bytes": info.memory_bytes,
+                    }
+                    for info in host.devices
+                ],
+            }
+            for host in sorted(resources.hosts.values(), key=lambda h: h.number)
+            if host.island == island
+        ]
+        islands.append(
+            {
+                "id": island,
+                "state": resources.island_state(island),
+                "waiting": scheduler.waiting,
+                "in_flight": scheduler.in_flight,
+                "started": scheduler.started,
+                "hosts": hosts,
+            }
+        )
+    sessions = [
+        {
+            "id": session.number,
+            "pid": session.pid,
+            "label": session.label,
+            "arrays": len(session.directory.entries),
+            "bytes": session.directory.nbytes,
+            "programs": len(session.programs),
+            "functions": len(session.functions),
+            "launches": session.launches,
+            "in_flight": session.in_flight,
+        }
+        for session in controller.sessions.values()
+    ]
+    functions = controller.functions
+    return {
+        "version": __version__,
+        "topology": str(resources.topology),
+        "islands": islands,
+        "sessions": sessions,
+        "functions": {
+            "compiled": functions.compiled,
+            "cached": functions.cached,
+            "seconds": round(functions.seconds, 3),
+        },
+    }

@@ -1,0 +1,1 @@
+"""Engines start and watch Atoll's processes, and nothing else."""

@@ -1,0 +1,124 @@
+"""Every error of Atoll, as one tree, and the status that carries it between processes.
+
+    AtollError
+    +-- AddressError            an address that cannot be parsed, or may not be listened on
+    +-- ConnectError            nobody answers at an address, or refuses us
+    |   +-- VersionError        the other side speaks a protocol that we do not
+    |   +-- AccessError         the token is missing or wrong
+    +-- ClusterError            the cluster did not start, or ended
+    +-- StatusError             a request failed; carries a `Status`
+
+A `Status` is what travels: an absl status code, a message, and payloads. The client's C++ half turns it into
+the exception a user sees (`jax.errors.JaxRuntimeError`), so the message says what failed, where, and what to do.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class Code(enum.IntEnum):
+    """The absl status codes, by their numbers on the wire."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+class Status(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An outcome: `code` OK, or what went wrong in words a user can act on."""
+
+    code: int = 0
+    message: str = ""
+    payloads: dict[str, bytes] = {}
+
+    @property
+    def ok(self) -> bool:
+        return self.code == Code.OK
+
+    def raise_if_error(self) -> None:
+        if self.code:
+            raise StatusError(Code(self.code), self.message, self.payloads)
+
+    def __str__(self) -> str:
+        return "OK" if self.ok else f"{Code(self.code).name}: {self.message}"
+
+
+OK = Status()
+
+
+class AtollError(Exception):
+    """The root of everything that Atoll raises on purpose."""
+
+
+class AddressError(AtollError, ValueError):
+    """An address that cannot be understood, or that must not be listened on."""
+
+
+class ConnectError(AtollError, ConnectionError):
+    """A connection could not be made; says to whom, and what to start."""
+
+
+class VersionError(ConnectError):
+    """The two sides share no protocol version."""
+
+
+class AccessError(ConnectError):
+    """The other side refused our token, or we its."""
+
+
+class ClusterError(AtollError, RuntimeError):
+    """The cluster, or a process of it, did not start or is gone."""
+
+
+class StatusError(AtollError):
+    """A request failed with a status; what a session answers to its client."""
+
+    def __init__(self, code: Code, message: str, payloads: dict[str, bytes] | None = None) -> None:
+        super().__init__(f"{code.name}: {message}")
+        self.status = Status(int(code), message, payloads or {})
+
+
+def invalid(message: str) -> StatusError:
+    return StatusError(Code.INVALID_ARGUMENT, message)
+
+
+def not_found(message: str) -> StatusError:
+    return StatusError(Code.NOT_FOUND, message)
+
+
+def unimplemented(message: str) -> StatusError:
+    return StatusError(Code.UNIMPLEMENTED, message)
+
+
+def status_of(error: BaseException) -> Status:
+    """The status for any exception; XLA's own errors begin with their code's name."""
+    if isinstance(error, StatusError):
+        return error.status
+    text = str(error) or type(error).__name__
+    name, colon, rest = text.partition(": ")
+    if colon and name in Code.__members__:
+        return Status(int(Code[name]), rest)
+    if isinstance(error, MemoryError):
+        return Status(int(Code.RESOURCE_EXHAUSTED), text)
+    if isinstance(error, NotImplementedError):
+        return Status(int(Code.UNIMPLEMENTED), text)
+    if isinstance(error, ValueError | TypeError):
+        return Status(int(Code.INVALID_ARGUMENT), text)
+    return Status(int(Code.INTERNAL), f"{type(error).__name__}: {text}")

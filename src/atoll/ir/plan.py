@@ -1,0 +1,145 @@
+"""The plan: one host's part of a program, in the words of that host's own devices.
+
+A worker keeps a plan under its number and walks its steps at each launch, in order. Values carry the program's numbers.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from atoll.ir.types import Box, Shape
+
+
+class LocalArray(msgspec.Struct, frozen=True, array_like=True):
+    """The part of a logical buffer that one host holds.
+
+    `devices` are ordinals among the host's devices; `positions[i]` is the place of local shard i in the whole
+    sharding's device list; `shard_shapes` has one shape a local shard.
+    """
+
+    dtype: str
+    shape: Shape
+    shard_shapes: tuple[Shape, ...]
+    devices: tuple[int, ...]
+    positions: tuple[int, ...]
+    memory_kind: str = ""
+    layout: tuple[int, ...] | None = None
+
+
+class Execute(msgspec.Struct, frozen=True, array_like=True, tag="exec"):
+    """Enqueues a compiled function; its outputs become values `first_output`, `first_output` + 1, ..."""
+
+    function: str
+    inputs: tuple[int, ...]
+    first_output: int
+    donated: tuple[int, ...]
+    preserved: tuple[int, ...]
+    completion: bool
+
+
+class HostPiece(msgspec.Struct, frozen=True, array_like=True):
+    """Local shard `shard` is `box` of the feed's buffer (None: all of it)."""
+
+    shard: int
+    feed: int
+    shape: Shape
+    strides: tuple[int, ...] | None
+    box: Box | None
+
+
+class Put(msgspec.Struct, frozen=True, array_like=True, tag="put"):
+    """Makes the local shards of an array out of bytes that have arrived at the data port."""
+
+    output: int
+    array: LocalArray
+    pieces: tuple[HostPiece, ...]
+
+
+class Get(msgspec.Struct, frozen=True, array_like=True, tag="get"):
+    """Delivers an array to the client's proxy: local shard `shards[i]` is `boxes[i]` of the whole `shape`.
+
+    Value `completion` is ready once that is done.
+    """
+
+    input: int
+    completion: int
+    feed: int
+    shape: Shape
+    strides: tuple[int, ...] | None
+    shards: tuple[int, ...]
+    boxes: tuple[Box, ...]
+
+
+class Move(msgspec.Struct, frozen=True, array_like=True, tag="move"):
+    """Copies shard by shard to other devices or memories of this host."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    arrays: tuple[LocalArray, ...]
+    donate: bool
+
+
+class SendPiece(msgspec.Struct, frozen=True, array_like=True):
+    """`box` (in the shard's own coordinates) of local shard `shard` goes to `host` as `feed`."""
+
+    shard: int
+    box: Box
+    host: int
+    feed: int
+
+
+class Send(msgspec.Struct, frozen=True, array_like=True, tag="send"):
+    """Hands parts of an array to other hosts (or to this one), once the array is ready."""
+
+    input: int
+    pieces: tuple[SendPiece, ...]
+
+
+class ReceivePiece(msgspec.Struct, frozen=True, array_like=True):
+    """`feed` holds `box` (in the shard's own coordinates) of local shard `shard`."""
+
+    shard: int
+    box: Box
+    feed: int
+
+
+class Receive(msgspec.Struct, frozen=True, array_like=True, tag="receive"):
+    """Puts an array together out of the pieces that its senders sent."""
+
+    output: int
+    array: LocalArray
+    pieces: tuple[ReceivePiece, ...]
+
+
+class Take(msgspec.Struct, frozen=True, array_like=True):
+    """The next local shard of the output is local shard `shard` of input `input`."""
+
+    input: int
+    shard: int
+
+
+class Select(msgspec.Struct, frozen=True, array_like=True, tag="select"):
+    """Makes one array out of shards that are already here, without copying."""
+
+    inputs: tuple[int, ...]
+    output: int
+    array: LocalArray
+    takes: tuple[Take, ...]
+    bitcast: bool
+
+
+Step = Execute | Put | Get | Move | Send | Receive | Select
+
+
+class Plan(msgspec.Struct, frozen=True, array_like=True):
+    """One host's steps, from when its feeds have arrived to where it must wait for the next ones.
+
+    `arguments` and `results` are values; a run brings one handle for each. `awaited` are the feeds that must have
+    arrived at this host's data port before the plan may run.
+    """
+
+    name: str
+    arguments: tuple[int, ...]
+    steps: tuple[Step, ...]
+    results: tuple[int, ...]
+    awaited: tuple[int, ...]

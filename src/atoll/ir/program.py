@@ -1,0 +1,156 @@
+"""The program: a dataflow graph over virtual devices, one node per sharded computation.
+
+Values are numbered: the arguments first, then the outputs of the nodes in order. A node stands once whatever its number
+of shards. A single `jit` call is a program of one `Call`; a `device_put` to other devices is a program of one `Transfer`.
+*Feeds* are the program's host ends: numbered buffers that the client's proxy and a worker exchange past the controller.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from atoll.errors import invalid
+from atoll.ir.types import ArraySpec, Shape
+
+
+class Call(msgspec.Struct, frozen=True, array_like=True, tag="call"):
+    """Runs a compiled function, as one gang on all devices of its assignment.
+
+    `donated` are the positions among `inputs` whose buffers the call consumes; `preserved` those that the function
+    would consume but that the caller keeps.
+    """
+
+    function: int
+    inputs: tuple[int, ...]
+    outputs: tuple[ArraySpec, ...]
+    devices: tuple[int, ...]
+    donated: tuple[int, ...] = ()
+    preserved: tuple[int, ...] = ()
+    # A last output that is no array but the call's own completion, for callers that asked for its status.
+    completion: bool = False
+
+
+class HostBuffer(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes from the client: `shape` elements, spaced by `strides` bytes (None: row-major without gaps).
+
+    They are the contents of the shards at `positions` of the output's sharding; with `positions` None the buffer
+    holds the whole array, of which each shard takes its part.
+    """
+
+    feed: int
+    shape: Shape
+    strides: tuple[int, ...] | None
+    positions: tuple[int, ...] | None
+
+
+class HostToDevice(msgspec.Struct, frozen=True, array_like=True, tag="put"):
+    """Makes one array out of host buffers."""
+
+    buffers: tuple[HostBuffer, ...]
+    outputs: tuple[ArraySpec]
+
+    inputs: tuple[int, ...] = ()
+
+
+class DeviceToHost(msgspec.Struct, frozen=True, array_like=True, tag="get"):
+    """Sends one array's contents to the client, laid out by `strides` (None: row-major without gaps).
+
+    Its one output is no array but its own completion, like a call's.
+    """
+
+    inputs: tuple[int]
+    feed: int
+    strides: tuple[int, ...] | None
+    outputs: tuple[ArraySpec, ...] = ()
+
+
+class Transfer(msgspec.Struct, frozen=True, array_like=True, tag="transfer"):
+    """Gives each input the sharding of its output. With `donate` the inputs are consumed."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[ArraySpec, ...]
+    donate: bool = False
+    # False: shard i becomes shard i, on another device or memory. True: the parts differ.
+    reshard: bool = False
+
+
+class Mapping(msgspec.Struct, frozen=True, array_like=True):
+    """Shards `source[0]:source[1]:source[2]` of input `input` become shards `target` of output `output`."""
+
+    input: int
+    output: int
+    source: tuple[int, int, int]
+    target: tuple[int, int, int]
+
+
+class Rearrange(msgspec.Struct, frozen=True, array_like=True, tag="rearrange"):
+    """Makes arrays out of the shards of other arrays, which stay where they are: nothing is copied.
+
+    Disassembling, assembling, remapping and taking one shard are all this.
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[ArraySpec, ...]
+    mappings: tuple[Mapping, ...]
+    donate: bool = False
+    # The outputs' bytes are read as the outputs' dtype and shape.
+    bitcast: bool = False
+
+
+Node = Call | HostToDevice | DeviceToHost | Transfer | Rearrange
+
+
+class Program(msgspec.Struct, frozen=True, array_like=True):
+    """What a client asks for. `results` are the values that the launch hands back, in order."""
+
+    name: str
+    arguments: tuple[ArraySpec, ...]
+    nodes: tuple[Node, ...]
+    results: tuple[int, ...]
+    feeds: int = 0
+
+
+def single(
+    name: str,
+    arguments: tuple[ArraySpec, ...],
+    node: Node,
+    *,
+    feeds: int = 0,
+) -> Program:
+    """The program of one node that takes all arguments and returns all its outputs."""
+    first = len(arguments)
+    return Program(name, arguments, (node,), tuple(range(first, first + output_count(node))), feeds)
+
+
+def output_count(node: Node) -> int:
+    """How many values the node defines."""
+    completes = isinstance(node, DeviceToHost) or (isinstance(node, Call) and node.completion)
+    return len(node.outputs) + completes
+
+
+def check(program: Program) -> None:
+    """Raises INVALID_ARGUMENT where a value is used before it is defined, or a feed is out of range."""
+    defined = len(program.arguments)
+    for node in program.nodes:
+        for value in node.inputs:
+            if not 0 <= value < defined:
+                raise invalid(f"program {program.name!r} uses value {value}, of which {defined} are defined")
+        for feed in _feeds(node):
+            if not 0 <= feed < program.feeds:
+                raise invalid(f"program {program.name!r} uses feed {feed} of {program.feeds}")
+        if isinstance(node, Rearrange):
+            for mapping in node.mappings:
+                if not (0 <= mapping.input < len(node.inputs) and 0 <= mapping.output < len(node.outputs)):
+                    raise invalid(f"program {program.name!r} rearranges an input or output that it lacks")
+                if mapping.source[2] < 1 or mapping.target[2] < 1:
+                    raise invalid(f"program {program.name!r} rearranges shards by a step below 1")
+        defined += output_count(node)
+    for value in program.results:
+        if not 0 <= value < defined:
+            raise invalid(f"program {program.name!r} returns value {value}, of which {defined} are defined")
+
+
+def _feeds(node: Node) -> tuple[int, ...]:
+    if isinstance(node, HostToDevice):
+        return tuple(buffer.feed for buffer in node.buffers)
+    return (node.feed,) if isinstance(node, DeviceToHost) else ()

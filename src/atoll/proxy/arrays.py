@@ -1,0 +1,82 @@
+"""The arrays of a session as its proxy knows them: type, state, and whether their memory is gone.
+
+The cluster holds the contents; this is what must be answered without asking it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from atoll.errors import Status, StatusError, not_found, Code
+from atoll.ir.types import ArraySpec
+
+
+class Memory:
+    """What arrays share when one is a part, or a view, of another. `parents` hold this memory as a part of theirs."""
+
+    __slots__ = ("gone", "parents", "torn")
+
+    def __init__(self, parents: tuple[Memory, ...] = ()) -> None:
+        self.gone = False  # deleted or donated as a whole
+        self.torn = False  # a part is gone
+        self.parents = parents
+
+    @property
+    def is_deleted(self) -> bool:
+        return self.gone or self.torn or any(parent.gone for parent in self.parents)
+
+    def delete(self) -> None:
+        self.gone = True
+        for parent in self.parents:
+            parent.torn = True
+
+
+class Origin:
+    """The Python stack of the request that made some arrays; the client keeps it until told that they are gone."""
+
+    __slots__ = ("context", "users")
+
+    def __init__(self, context: int, users: int) -> None:
+        self.context = context
+        self.users = users
+
+
+@dataclass(slots=True)
+class ArrayRecord:
+    """An array by its handle. `error` is set where the request that should have made it failed."""
+
+    spec: ArraySpec | None
+    memory: Memory
+    origin: Origin | None = None
+    error: Status | None = None
+
+
+@dataclass
+class Arrays:
+    """The session's table of handles, and the stacks that nothing refers to any more."""
+
+    records: dict[int, ArrayRecord] = field(default_factory=dict)
+    ended_origins: list[int] = field(default_factory=list)
+
+    def get(self, handle: int) -> ArrayRecord:
+        """The record; raises the array's own error, or NOT_FOUND."""
+        record = self.records.get(handle)
+        if record is None:
+            raise not_found(f"unknown array handle {handle}")
+        if record.error is not None:
+            raise StatusError(Code(record.error.code), record.error.message, record.error.payloads)
+        return record
+
+    def spec(self, handle: int) -> ArraySpec:
+        spec = self.get(handle).spec
+        assert spec is not None
+        return spec
+
+    def remove(self, handle: int) -> ArrayRecord | None:
+        record = self.records.pop(handle, None)
+        if record is not None and record.origin is not None:
+            origin = record.origin
+            origin.users -= 1
+            if origin.users == 0:
+                self.ended_origins.append(origin.context)
+        return record

@@ -1,0 +1,185 @@
+"""Executables: from a compile request to what JAX asks about one, and the program that runs it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from atoll.errors import Code, Status, invalid, unimplemented
+from atoll.ir.program import Call, Program, single
+from atoll.ir.types import ArraySpec, Even, Replicated, Sharding, Tiled
+from atoll.proxy import codec
+from atoll.proxy.protos import compile_pb2, executables_pb2, xla_pb2
+from atoll.transport.messages import FunctionInfo, FunctionSource, OutputInfo
+
+XLA_PROGRAM = "xla::ifrt::XlaProgram"
+PLUGIN_PROGRAM = "xla::ifrt::PluginProgram"
+CALLBACK_ADVICE = (
+    "this program calls back into the client's Python (jax.pure_callback, io_callback, debug.print or debug.callback), "
+    "which jaxlib's IFRT proxy client cannot serve; return the values and use them outside of jit, or run that part on "
+    "a local CPU device (JAX_PLATFORMS=atoll,cpu)"
+)
+MPMD_ERROR = Status(Code.INVALID_ARGUMENT, "this executable runs on one mesh: it is no MPMD executable")
+
+
+@dataclass(frozen=True)
+class CompileJob:
+    """What a compile request asks for, checked."""
+
+    source: bytes  # a FunctionSource
+    content: str  # its hash, with the devices left out
+    assignment: tuple[tuple[int, ...], ...]
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        return tuple(device for partitions in self.assignment for device in partitions)
+
+
+def compile_job(request: Any, device_count: int) -> CompileJob:
+    """Reads a Compile request. Raises INVALID_ARGUMENT or UNIMPLEMENTED."""
+    kind = request.program.type_name
+    if kind == PLUGIN_PROGRAM:
+        text = request.program.data.decode(errors="replace").removeprefix("__serialized_plugin_program ")
+        raise invalid(f"unknown plugin program {text[:200]!r}: this server runs XLA programs")
+    if kind != XLA_PROGRAM:
+        raise unimplemented(f"programs of kind {kind[:100]!r} are not supported; this server runs XLA programs")
+    if request.host_callbacks:
+        raise unimplemented(CALLBACK_ADVICE)
+    options = codec.parse(compile_pb2.XlaCompileOptions, request.compile_options.data)
+    build = options.compile_options.executable_build_options
+    replicas, partitions = max(1, build.num_replicas), max(1, build.num_partitions)
+    if build.HasField("device_assignment"):
+        assignment = _assignment(build.device_assignment)
+    else:
+        assignment = default_assignment(replicas, partitions, device_count)
+    if (len(assignment), len(assignment[0])) != (replicas, partitions):
+        raise invalid(f"a device assignment of {len(assignment)} replicas for a program of {replicas}")
+    flat = [device for row in assignment for device in row]
+    if len(set(flat)) != len(flat) or not all(0 <= device < device_count for device in flat):
+        raise invalid(f"a device assignment names a device twice, or one of {flat} does not exist")
+    build.ClearField("device_assignment")
+    source = FunctionSource(request.program.data, options.compile_options.SerializeToString(deterministic=True))
+    encoded = msgspec.msgpack.encode(source)
+    return CompileJob(encoded, hashlib.sha256(encoded).hexdigest(), assignment)
+
+
+def _assignment(proto: Any) -> tuple[tuple[int, ...], ...]:
+    replicas, partitions = proto.replica_count, proto.computation_count
+    rows = proto.computation_devices
+    if replicas < 1 or len(rows) != partitions or any(len(r.replica_device_ids) != replicas for r in rows):
+        raise invalid("a device assignment whose counts do not agree")
+    return tuple(
+        tuple(int(rows[p].replica_device_ids[r]) for p in range(partitions)) for r in range(replicas)
+    )
+
+
+def default_assignment(replicas: int, partitions: int, device_count: int) -> tuple[tuple[int, ...], ...]:
+    """The first devices in order: [replica][partition]."""
+    if not 0 < replicas * partitions <= device_count:
+        raise invalid(f"{replicas} replicas of {partitions} partitions do not fit {device_count} devices")
+    return tuple(tuple(r * partitions + p for p in range(partitions)) for r in range(replicas))
+
+
+@dataclass
+class Executable:
+    """A compiled function of the session."""
+
+    function: int
+    info: FunctionInfo
+    devices: tuple[int, ...]
+    default_memory_kind: str
+    outputs: tuple[ArraySpec, ...] = ()
+    donated: frozenset[int] = frozenset()
+    # The registered programs that run it, by what the caller keeps and whether it asks for the run's status.
+    programs: dict[tuple[frozenset[int], bool], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.outputs = tuple(self._output(output) for output in self.info.outputs)
+        self.donated = frozenset(self.info.donated)
+
+    def _output(self, output: OutputInfo) -> ArraySpec:
+        count = len(self.devices)
+        shape = output.shape
+        tiling: Any = Replicated()
+        if count > 1:
+            if output.op_sharding:
+                tiling = codec.tiling_from(xla_pb2.OpSharding.FromString(output.op_sharding), count, output.shape)
+            else:
+                tiling = Even(output.shape)
+            if isinstance(tiling, Tiled):
+                shape = tuple(
+                    size * parts for size, parts in zip(output.shape, tiling.dims, strict=False)
+                )
+        return ArraySpec(output.dtype, shape, Sharding(self.devices, tiling, output.memory_kind))
+
+    def program(self, preserved: frozenset[int], completion: bool) -> Program:
+        """The program of one node that runs this executable."""
+        arguments = tuple(
+            ArraySpec(dtype, shape, Sharding(self.devices, Even(shape))) for dtype, shape in self.info.parameters
+        )
+        call = Call(
+            self.function,
+            tuple(range(len(arguments))),
+            self.outputs,
+            self.devices,
+            tuple(i for i in self.info.donated if i not in preserved),
+            tuple(i for i in self.info.donated if i in preserved),
+            completion,
+        )
+        return single(self.info.name, arguments, call)
+
+    # ---- what JAX asks
+
+    def compile_reply(self, handle: int, ready_future: int) -> Any:
+        return executables_pb2.CompileReply(
+            executable=handle,
+            name=self.info.name,
+            num_devices=len(self.devices),
+            device_ids=self.devices,
+            addressable_device_ids=self.devices,
+            fingerprint_value=self.info.fingerprint,
+            ready_future_handle=ready_future,
+        )
+
+    def metadata_reply(self) -> Any:
+        info = self.info
+        reply = executables_pb2.ExecutableMetadataReply()
+        if info.parameter_shardings is not None:
+            reply.parameter_shardings.SetInParent()
+            for each in info.parameter_shardings:
+                reply.parameter_shardings.shardings.append(xla_pb2.OpSharding.FromString(each))
+        if all(output.op_sharding for output in info.outputs) and len(self.devices) > 1:
+            reply.output_shardings.SetInParent()
+            for output in info.outputs:
+                reply.output_shardings.shardings.append(xla_pb2.OpSharding.FromString(output.op_sharding))
+        reply.parameter_layouts_list.SetInParent()
+        for text in info.parameter_layouts:
+            reply.parameter_layouts_list.layouts.append(codec.layout_proto_from_text(text.decode()))
+        reply.output_layouts_list.SetInParent()
+        for output in info.outputs:
+            reply.output_layouts_list.layouts.append(codec.layout_proto_from_text(output.layout.decode()))
+        kinds = reply.output_memory_kinds.memory_kind_lists.add()
+        kinds.memory_kinds.extend(output.memory_kind for output in info.outputs)
+        reply.donated_input_indices.SetInParent()
+        reply.donated_input_indices.donated_input_indices.extend(info.donated)
+        reply.compiled_memory_stats.SetInParent()
+        for name, value in info.memory_stats.items():
+            setattr(reply.compiled_memory_stats, name, value)
+        reply.mpmd_compiled_memory_stats_error.CopyFrom(codec.status_to(MPMD_ERROR))
+        reply.size_of_generated_code_in_bytes = info.generated_code_bytes
+        return reply
+
+    def output_replies(self, handles: list[int]) -> list[Any]:
+        """The outputs as the first run of the executable describes them."""
+        return [
+            executables_pb2.ExecuteReply.Output(
+                dtype=codec.dtype_to(spec.dtype),
+                shape={"dims": spec.shape},
+                sharding=codec.sharding_to(spec.sharding, spec.shape, output.op_sharding),
+                array=handle,
+            )
+            for spec, output, handle in zip(self.outputs, self.info.outputs, handles, strict=True)
+        ]

@@ -1,0 +1,266 @@
+"""One session's link to the cluster: the control connection, and the data channels to its hosts.
+
+All methods run on the event loop's thread; what threads learn comes back to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from atoll._version import __version__
+from atoll.errors import AccessError, AtollError, Code, ConnectError, Status, StatusError, VersionError
+from atoll.transport import messages as m
+from atoll.transport.address import Address, parse_address
+from atoll.transport.connection import Connection, connect
+from atoll.transport.data import DataChannel, dial
+
+_log = logging.getLogger(__name__)
+
+# Pieces up to this size are written to the socket on the loop's thread; its buffer holds many of them.
+_DIRECT_BYTES = 16 * 1024
+_WELCOME_SECONDS = 60.0
+
+OnData = Callable[[Any, Status, Callable[[], None]], None]
+
+
+class Link:
+    """An open session with the controller. `on_lost(status)` is called once, when it is over."""
+
+    def __init__(self, label: str, pid: int) -> None:
+        self.label = label
+        self.pid = pid
+        self.loop = asyncio.get_running_loop()
+        self.welcome: m.Welcome
+        self.on_lost: Callable[[Status], None] = lambda status: None
+        self.on_retired: Callable[[int], None] = lambda count: None
+        self._connection: Connection
+        self._opening: asyncio.Future[m.Welcome] = self.loop.create_future()
+        self._functions: dict[int, asyncio.Future[m.FunctionReady]] = {}
+        self._waits: dict[int, Callable[[Status], None]] = {}
+        self._queries: dict[int, asyncio.Future[m.Answered]] = {}
+        self._feeds: dict[int, OnData] = {}
+        self._channels: dict[int, DataChannel] = {}
+        self._senders = ThreadPoolExecutor(2, "atoll-upload")
+        self._next = 1
+        self._closed = False
+
+    # ---- opening and closing
+
+    async def open(self, controller: Address, token: str) -> None:
+        """Opens the session. Raises ConnectError and its kin with what a user needs to know."""
+        self._connection = await connect(
+            controller, m.ToProxy, self._message, self._connection_lost, name="the Atoll controller"
+        )
+        self._connection.send(m.Hello(m.PROTOCOL, "proxy", token, self.pid, __version__, self.label))
+        try:
+            async with asyncio.timeout(_WELCOME_SECONDS):
+                self.welcome = await self._opening
+        except TimeoutError:
+            raise ConnectError(
+                f"the controller at {controller} opened no session within {_WELCOME_SECONDS:.0f} s: "
+                "not all of its workers are up (atoll status shows which)"
+            ) from None
+        secret = self.welcome.secret
+        for host, address in self.welcome.hosts:
+            channel = await self.loop.run_in_executor(None, _open_channel, address, self.welcome.session, secret)
+            self._channels[host] = channel
+            threading.Thread(target=self._receive, args=(channel,), name="atoll-download", daemon=True).start()
+
+    def close(self) -> None:
+        """Ends the session; the cluster frees all it owned."""
+        self._closed = True
+        if hasattr(self, "_connection"):
+            self._connection.close()
+        for channel in self._channels.values():
+            channel.close()
+        self._senders.shutdown(wait=False, cancel_futures=True)
+
+    def _connection_lost(self, reason: str) -> None:
+        self._lose(Status(Code.UNAVAILABLE, f"the Atoll controller is gone: {reason}"))
+
+    def _lose(self, status: Status) -> None:
+        if self._closed:
+            return
+        if not self._opening.done():
+            self._opening.set_exception(ConnectError(status.message))
+            return
+        self.close()
+        for function in self._functions.values():
+            if not function.done():
+                function.set_exception(StatusError(Code(status.code), status.message))
+        for query in self._queries.values():
+            if not query.done():
+                query.set_exception(StatusError(Code(status.code), status.message))
+        waits, self._waits = self._waits, {}
+        for wait in waits.values():
+            wait(status)
+        self.on_lost(status)
+
+    # ---- control
+
+    def number(self) -> int:
+        """A fresh number, for whatever needs one in this session."""
+        self._next += 1
+        return self._next
+
+    def send(self, message: Any) -> None:
+        self._connection.send(message)
+
+    def wait(self, handles: Sequence[int], then: Callable[[Status], None]) -> None:
+        """Calls `then` once the buffers are ready, with their status."""
+        number = self.number()
+        self._waits[number] = then
+        self._connection.send(m.Await(number, tuple(handles)))
+
+    async def register_function(
+        self, content: str, feed: int, assignment: tuple[tuple[int, ...], ...]
+    ) -> tuple[int, bytes]:
+        """Compiles a function; returns its number and its `FunctionInfo`. Raises StatusError."""
+        number = self.number()
+        future = self._functions[number] = self.loop.create_future()
+        self._connection.send(m.RegisterFunction(number, content, feed, assignment))
+        ready = await future
+        ready.status.raise_if_error()
+        return number, ready.info
+
+    async def inquire(self, what: str, device: int, function: int = -1, payload: bytes = b"") -> bytes:
+        """Asks the worker that holds `device`. Raises StatusError."""
+        number = self.number()
+        future = self._queries[number] = self.loop.create_future()
+        self._connection.send(m.Inquire(number, what, device, function, payload))
+        answer = await future
+        answer.status.raise_if_error()
+        return answer.payload
+
+    def _message(self, message: Any) -> None:
+        match message:
+            case m.Retired(launches=launches):
+                self.on_retired(launches)
+            case m.Awaited(wait=wait, status=status):
+                then = self._waits.pop(wait, None)
+                if then is not None:
+                    then(status)
+            case m.FunctionReady(function=function):
+                pending = self._functions.pop(function, None)
+                if pending is not None and not pending.done():
+                    pending.set_result(message)
+            case m.Answered(query=query):
+                asked = self._queries.pop(query, None)
+                if asked is not None and not asked.done():
+                    asked.set_result(message)
+            case m.Welcome():
+                self._opening.set_result(message)
+            case m.Refused(status=status):
+                self._opening.set_exception(_refusal(status))
+            case m.Closing(status=status):
+                self._lose(status)
+
+    # ---- data
+
+    def hosts_of(self, devices: Sequence[int]) -> list[int]:
+        """The hosts that hold these virtual devices. Raises INVALID_ARGUMENT for one that does not exist."""
+        known = self.welcome.devices
+        hosts = set()
+        for device in devices:
+            if not 0 <= device < len(known):
+                raise StatusError(Code.INVALID_ARGUMENT, f"device {device} does not exist")
+            hosts.add(known[device].host)
+        return sorted(hosts)
+
+    def expect(self, feed: int, then: OnData) -> None:
+        """Calls `then` with the contents that a worker sends as `feed`."""
+        self._feeds[feed] = then
+
+    def forget(self, feed: int) -> None:
+        self._feeds.pop(feed, None)
+
+    def upload(self, hosts: Sequence[int], feed: int, contents: Sequence[Any]) -> None:
+        """Sends buffers as one feed. They must not change any more."""
+        session = self.welcome.session
+        small = sum(memoryview(part).nbytes for part in contents) <= _DIRECT_BYTES
+        for host in hosts:
+            channel = self._channels[host]
+            if small:
+                self._guard(channel.send, session, feed, contents)
+            else:
+                self._senders.submit(self._guard, channel.send, session, feed, contents)
+
+    def upload_file(self, hosts: Sequence[int], feed: int, nbytes: int, descriptor: int) -> None:
+        """Sends a file's contents as one feed, by its descriptor where the host is on this machine."""
+
+        def send() -> None:
+            try:
+                for host in hosts:
+                    channel = self._channels[host]
+                    if channel.passes_files:
+                        self._guard(channel.send_file, self.welcome.session, feed, nbytes, descriptor)
+                    else:
+                        with open(descriptor, "rb", closefd=False) as file:
+                            file.seek(0)
+                            self._guard(channel.send, self.welcome.session, feed, [file.read(nbytes)])
+            finally:
+                os.close(descriptor)
+
+        self._senders.submit(send)
+
+    def _guard(self, send: Callable[..., None], *arguments: Any) -> None:
+        try:
+            send(*arguments)
+        except (OSError, AtollError) as error:
+            text = f"bulk data cannot be sent to a worker: {error}"
+            with contextlib.suppress(RuntimeError):
+                self.loop.call_soon_threadsafe(self._lose, Status(Code.UNAVAILABLE, text))
+
+    def _receive(self, channel: DataChannel) -> None:
+        def on_piece(_: int, feed: int, content: Any, status: Status, done: Callable[[], None]) -> None:
+            self.loop.call_soon_threadsafe(self._arrived, feed, content, status, done)
+
+        with contextlib.suppress(AtollError, RuntimeError):
+            channel.receive(on_piece)
+
+    def _arrived(self, feed: int, content: Any, status: Status, done: Callable[[], None]) -> None:
+        then = self._feeds.pop(feed, None)
+        if then is None:
+            done()
+        else:
+            then(content, status, done)
+
+
+def _open_channel(address: str, session: int, secret: str) -> DataChannel:
+    channel = DataChannel(dial(parse_address(address)))
+    channel.open(session, secret)
+    return channel
+
+
+def _refusal(status: Status) -> ConnectError:
+    if status.code == Code.UNAUTHENTICATED:
+        return AccessError(status.message)
+    if status.code == Code.FAILED_PRECONDITION:
+        return VersionError(status.message)
+    return ConnectError(status.message)
+
+
+async def open_link(controller: Address, token: str, label: str, pid: int, patience: float) -> Link:
+    """Opens a session with a controller that may still be starting: tries for `patience` seconds."""
+    deadline = time.monotonic() + patience
+    while True:
+        link = Link(label, pid)
+        try:
+            await link.open(controller, token)
+            return link
+        except (AccessError, VersionError):
+            link.close()
+            raise
+        except ConnectError as error:
+            link.close()
+            if time.monotonic() > deadline or not str(error).startswith("cannot reach"):
+                raise
+            await asyncio.sleep(0.02)

@@ -1,0 +1,96 @@
+"""The proxy process: one beside a client, or one that listens for clients of its own accord (`atoll proxy`)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import msgspec
+
+from atoll.errors import AtollError
+from atoll.proxy.grpc import GrpcServer
+from atoll.proxy.link import Link, open_link
+from atoll.proxy.service import Service
+from atoll.transport.address import check_may_listen, parse_address
+from atoll.transport.lifeline import watch_in_loop
+from atoll.transport.messages import DEFAULT_TOKEN_VARIABLE
+from atoll.transport.process import read_options, run_loop, start_logging
+
+
+class ProxyOptions(msgspec.Struct, frozen=True):
+    """How to start a proxy. `parent` is the process that it must not outlive.
+
+    With `client` (a pid) it serves that client alone: it opens the session at once, tells over `ready_fd` what came of
+    it, and ends when the client's session does.
+    """
+
+    listen: str
+    controller: str
+    parent: int
+    label: str = ""
+    client: int = 0
+    transfer_directory: str = ""
+    ready_fd: int = -1
+    patience: float = 60.0
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """What a proxy says once it listens, or cannot: the error's class in `atoll.errors`, and its text."""
+
+    address: str = ""
+    error: str = ""
+    message: str = ""
+
+
+async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:
+    token = os.environ.get(DEFAULT_TOKEN_VARIABLE, "")
+    controller = parse_address(options.controller)
+    address = parse_address(options.listen)
+    first: list[Link] = []
+
+    async def link() -> Link:
+        if first:
+            return first.pop()
+        return await open_link(controller, token, options.label, options.client or os.getpid(), options.patience)
+
+    service = Service(
+        link,
+        token="" if address.is_local else token,
+        transfer_directory=options.transfer_directory,
+        on_session_end=stop.set if options.client else lambda: None,
+    )
+    server = GrpcServer(service.methods())
+    watch_in_loop(options.parent, stop.set)
+    try:
+        check_may_listen(address, token)
+        if options.client:
+            first.append(await link())
+        if address.is_unix:
+            await server.listen_unix(address.path)
+            where = str(address)
+        else:
+            where = f"{address.host}:{await server.listen_tcp(address.host, address.port)}"
+    except (AtollError, OSError) as error:
+        _tell(options, Ready(error=type(error).__name__, message=str(error)))
+        return
+    _tell(options, Ready(address=where))
+    await stop.wait()
+    service.close()
+    await server.close()
+
+
+def _tell(options: ProxyOptions, ready: Ready) -> None:
+    if options.ready_fd >= 0:
+        os.write(options.ready_fd, msgspec.json.encode(ready) + b"\n")
+        os.close(options.ready_fd)
+
+
+def main() -> None:
+    options = read_options(ProxyOptions)
+    start_logging("proxy")
+    run_loop(lambda stop: serve(options, stop))
+    os._exit(0)  # threads may still block on the data channels
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""How Atoll's processes talk: addresses, framed connections, and the data port for bulk bytes."""

@@ -1,0 +1,82 @@
+"""Addresses, and the rule of who may listen where.
+
+An address is `unix:/path` or `HOST:PORT` (also written `tcp://HOST:PORT`). Loopback and unix sockets are reachable by
+this machine alone; anything else is reachable by strangers, so it needs a token.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from dataclasses import dataclass
+
+from atoll.errors import AddressError
+
+_UNIX_PATH_LIMIT = 107  # sun_path on Linux is 108 bytes with its terminating zero
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a process listens: a unix socket's `path`, or `host` and `port`."""
+
+    path: str = ""
+    host: str = ""
+    port: int = 0
+
+    @property
+    def is_unix(self) -> bool:
+        return bool(self.path)
+
+    @property
+    def is_local(self) -> bool:
+        """True where nobody from outside this machine can connect."""
+        if self.is_unix or self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        if self.is_unix:
+            return f"unix:{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def family(self) -> socket.AddressFamily:
+        if self.is_unix:
+            return socket.AF_UNIX
+        return socket.AF_INET6 if ":" in self.host else socket.AF_INET
+
+    @property
+    def sockaddr(self) -> str | tuple[str, int]:
+        return self.path if self.is_unix else (self.host, self.port)
+
+
+def parse_address(text: str) -> Address:
+    """Reads `unix:/path`, `HOST:PORT`, `[V6]:PORT`, `tcp://HOST:PORT` or `grpc://HOST:PORT`."""
+    rest = text.strip()
+    for scheme in ("tcp://", "grpc://"):
+        rest = rest.removeprefix(scheme)
+    if rest.startswith("unix:"):
+        path = rest.removeprefix("unix:")
+        path = path[2:] if path.startswith("///") else path
+        if not path.startswith("/"):
+            raise AddressError(f"{text!r}: a unix address needs an absolute path, such as unix:/run/atoll.sock")
+        if len(path.encode()) > _UNIX_PATH_LIMIT:
+            raise AddressError(f"{text!r}: a unix socket's path may have {_UNIX_PATH_LIMIT} bytes at most")
+        return Address(path=path)
+    host, colon, port = rest.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise AddressError(f"{text!r} is no address: expected unix:/path or HOST:PORT")
+    return Address(host=host, port=int(port))
+
+
+def check_may_listen(address: Address, token: str) -> None:
+    """Raises AddressError where listening would open the cluster to strangers without a token."""
+    if not address.is_local and not token:
+        raise AddressError(
+            f"{address} can be reached from other machines, so it needs a token: set ATOLL_TOKEN "
+            "(the same for the cluster and for its clients), or listen on 127.0.0.1 or a unix socket"
+        )

@@ -1,0 +1,350 @@
+"""The data port's protocol: bulk bytes between two processes, past the controller, on blocking sockets.
+
+A frame is a length-prefixed `Piece` and then its bytes, unless these are in memory that both sides share. On one machine
+large pieces go through pooled memory files: the first use of a segment passes its descriptor along the unix socket, later
+ones its number alone, and the receiver sends it back when it has read it. Nothing in the file system names these segments,
+so that nothing is left behind whatever process is killed.
+
+Bounded: a sender waits for a free segment once its pool is in use, and for the socket otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from atoll.errors import OK, ConnectError, Status
+from atoll.transport.address import Address
+
+_HEADER = struct.Struct("<I")
+_MAX_HEADER = 1 << 20
+MAX_PIECE = 1 << 40
+
+# Pieces from this size on go through shared memory where both sides are on one machine.
+SHARED_THRESHOLD = 256 * 1024
+_POOL_BYTES = 1 << 30
+_SEGMENT_WAIT_SECONDS = 60.0
+
+
+class Open(msgspec.Struct, frozen=True, array_like=True, tag="o"):
+    """The first frame of a connection: for which session, and the secret that opens it (session 0: between hosts)."""
+
+    session: int
+    secret: str
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True, tag="p"):
+    """The contents of a feed. `segment` -1: `nbytes` follow; -2: in the file whose descriptor comes along; else
+    in that segment of the sender's pool."""
+
+    session: int
+    feed: int
+    nbytes: int
+    segment: int = -1
+    segment_bytes: int = 0
+    status: Status = OK
+
+
+class Recycle(msgspec.Struct, frozen=True, array_like=True, tag="r"):
+    """The receiver is done with a segment of the sender's pool."""
+
+    segment: int
+
+
+_decoder = msgspec.msgpack.Decoder(Open | Piece | Recycle)
+_encoder = msgspec.msgpack.Encoder()
+
+
+@dataclass
+class _Segment:
+    number: int
+    size: int
+    descriptor: int
+    memory: mmap.mmap
+
+
+class SegmentPool:
+    """Shared-memory segments of one channel's sender, reused: fresh memory costs more than the copy into it."""
+
+    def __init__(self) -> None:
+        self._free: list[_Segment] = []
+        self._used: dict[int, _Segment] = {}
+        self._next = 0
+        self._bytes = 0
+        self._available = threading.Condition()
+
+    def take(self, nbytes: int) -> _Segment:
+        with self._available:
+            while True:
+                fitting = [s for s in self._free if s.size >= nbytes]
+                if fitting:
+                    segment = min(fitting, key=lambda s: s.size)
+                    self._free.remove(segment)
+                    break
+                size = max(1 << 20, 1 << (nbytes - 1).bit_length())
+                while self._free and self._bytes + size > _POOL_BYTES:
+                    self._drop(self._free.pop(0))
+                if self._bytes + size <= _POOL_BYTES or not self._used:
+                    segment = self._create(size)
+                    break
+                if not self._available.wait(_SEGMENT_WAIT_SECONDS):
+                    raise TimeoutError(
+                        f"no shared memory became free within {_SEGMENT_WAIT_SECONDS:.0f} s: the receiver does not read"
+                    )
+            self._used[segment.number] = segment
+            return segment
+
+    def _create(self, size: int) -> _Segment:
+        descriptor = os.memfd_create("atoll", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, size)
+        segment = _Segment(self._next, size, descriptor, mmap.mmap(descriptor, size))
+        self._next += 1
+        self._bytes += size
+        return segment
+
+    def give_back(self, number: int) -> None:
+        with self._available:
+            segment = self._used.pop(number, None)
+            if segment is not None:
+                self._free.append(segment)
+                self._available.notify()
+
+    def _drop(self, segment: _Segment) -> None:
+        self._bytes -= segment.size
+        with contextlib.suppress(BufferError):
+            segment.memory.close()
+        os.close(segment.descriptor)
+
+    def close(self) -> None:
+        with self._available:
+            for segment in (*self._free, *self._used.values()):
+                self._drop(segment)
+            self._free.clear()
+            self._used.clear()
+
+
+# What a receiver is told: session, feed, the bytes, the sender's status, and what to call when it has read them.
+OnPiece = Callable[[int, int, Any, Status, Callable[[], None]], None]
+
+
+def _nothing() -> None:
+    return None
+
+
+class DataChannel:
+    """One connection between data ports. `send*` may be called from any thread; one thread calls `receive`."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._is_unix = sock.family == socket.AF_UNIX
+        if not self._is_unix:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        else:
+            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                sock.setsockopt(socket.SOL_SOCKET, option, 1 << 20)
+        self._send_lock = threading.Lock()
+        self._pool = SegmentPool()
+        self._sent_segments: set[int] = set()
+        self._peer_segments: dict[int, mmap.mmap] = {}
+        self.is_closed = False
+
+    # ---- sending
+
+    def open(self, session: int, secret: str) -> None:
+        self._send_frame(Open(session, secret))
+
+    def send(self, session: int, feed: int, contents: Sequence[Any]) -> None:
+        """Sends buffers, one after the other, as one piece."""
+        views = [memoryview(part).cast("B") for part in contents if memoryview(part).nbytes]
+        nbytes = sum(view.nbytes for view in views)
+        if not self._is_unix or nbytes < SHARED_THRESHOLD:
+            self._send_frame(Piece(session, feed, nbytes), views)
+            return
+
+        def fill(target: memoryview) -> None:
+            position = 0
+            for view in views:
+                target[position : position + view.nbytes] = view
+                position += view.nbytes
+
+        self.send_filled(session, feed, nbytes, fill)
+
+    def send_filled(self, session: int, feed: int, nbytes: int, fill: Callable[[memoryview], None]) -> None:
+        """Sends one piece whose bytes `fill` writes straight into the memory they travel in."""
+        if not self._is_unix or nbytes < SHARED_THRESHOLD:
+            buffer = bytearray(nbytes)
+            fill(memoryview(buffer))
+            self._send_frame(Piece(session, feed, nbytes), [memoryview(buffer)])
+            return
+        segment = self._pool.take(nbytes)
+        view = memoryview(segment.memory)[:nbytes]
+        fill(view)
+        view.release()
+        with self._send_lock:
+            first = segment.number not in self._sent_segments
+            self._sent_segments.add(segment.number)
+            piece = Piece(session, feed, nbytes, segment.number, segment.size)
+            self._send_locked(piece, [], segment.descriptor if first else None)
+
+    def send_file(self, session: int, feed: int, nbytes: int, descriptor: int) -> None:
+        """Hands over a file's contents by its descriptor; unix sockets only."""
+        with self._send_lock:
+            self._send_locked(Piece(session, feed, nbytes, -2), [], descriptor)
+
+    def send_failure(self, session: int, feed: int, status: Status) -> None:
+        self._send_frame(Piece(session, feed, 0, status=status))
+
+    @property
+    def passes_files(self) -> bool:
+        return self._is_unix
+
+    def _send_frame(self, frame: Any, payload: Sequence[memoryview] = ()) -> None:
+        with self._send_lock:
+            self._send_locked(frame, payload, None)
+
+    def _send_locked(self, frame: Any, payload: Sequence[memoryview], descriptor: int | None) -> None:
+        header = _encoder.encode(frame)
+        head = _HEADER.pack(len(header)) + header
+        if descriptor is not None:
+            socket.send_fds(self._socket, [head[:1]], [descriptor])
+            head = head[1:]
+        if sum(part.nbytes for part in payload) < 64 * 1024:
+            self._socket.sendall(b"".join((head, *payload)))
+            return
+        self._socket.sendall(head)
+        for part in payload:
+            self._socket.sendall(part)
+
+    # ---- receiving
+
+    def receive_open(self) -> Open:
+        """The peer's first frame."""
+        frame, _ = self._read_header()
+        if not isinstance(frame, Open):
+            raise ConnectError("the first frame on a data port must open it")
+        return frame
+
+    def receive(self, on_piece: OnPiece) -> None:
+        """Reads until the peer closes. Pieces are given to `on_piece` on this thread, in order."""
+        while True:
+            try:
+                frame, descriptor = self._read_header()
+            except (ConnectionError, EOFError, OSError):
+                return
+            match frame:
+                case Recycle(segment=segment):
+                    self._pool.give_back(segment)
+                case Piece():
+                    self._piece(frame, descriptor, on_piece)
+                case _:
+                    raise ConnectError("a data port is opened once")
+
+    def _piece(self, frame: Piece, descriptor: int | None, on_piece: OnPiece) -> None:
+        if not 0 <= frame.nbytes <= MAX_PIECE:
+            raise ConnectError(f"a piece of {frame.nbytes} bytes")
+        if frame.segment == -1:
+            content = aligned(frame.nbytes)
+            self._read_into(memoryview(content))
+            on_piece(frame.session, frame.feed, content, frame.status, _nothing)
+            return
+        if frame.segment == -2:
+            if descriptor is None:
+                raise ConnectError("a file was announced without its descriptor")
+            try:
+                if os.fstat(descriptor).st_size < frame.nbytes:
+                    raise ConnectError("a file is shorter than announced")
+                mapped: Any = mmap.mmap(descriptor, frame.nbytes) if frame.nbytes else b""
+            finally:
+                os.close(descriptor)
+            on_piece(frame.session, frame.feed, np.frombuffer(mapped, np.uint8), frame.status, _nothing)
+            return
+        if descriptor is not None:
+            try:
+                if os.fstat(descriptor).st_size < frame.segment_bytes:
+                    raise ConnectError("a segment is shorter than announced")
+                self._peer_segments[frame.segment] = mmap.mmap(descriptor, frame.segment_bytes)
+            finally:
+                os.close(descriptor)
+        memory = self._peer_segments.get(frame.segment)
+        if memory is None or frame.nbytes > len(memory):
+            raise ConnectError(f"segment {frame.segment} is not known, or too small")
+        number = frame.segment
+
+        def done() -> None:
+            with contextlib.suppress(OSError):
+                self._send_frame(Recycle(number))
+
+        on_piece(frame.session, frame.feed, memoryview(memory)[: frame.nbytes], frame.status, done)
+
+    def _read_header(self) -> tuple[Any, int | None]:
+        descriptor = None
+        if self._is_unix:
+            first, descriptors, _, _ = socket.recv_fds(self._socket, 4, 1)
+            descriptor = descriptors[0] if descriptors else None
+        else:
+            first = self._socket.recv(4)
+        if not first:
+            raise EOFError
+        try:
+            while len(first) < 4:
+                more = self._socket.recv(4 - len(first))
+                if not more:
+                    raise EOFError
+                first += more
+            (length,) = _HEADER.unpack(first)
+            if length > _MAX_HEADER:
+                raise ConnectError(f"a frame header of {length} bytes")
+            body = bytearray(length)
+            self._read_into(memoryview(body))
+            return _decoder.decode(body), descriptor
+        except (msgspec.MsgspecError, EOFError, ConnectError) as error:
+            if descriptor is not None:
+                os.close(descriptor)
+            if isinstance(error, msgspec.MsgspecError):
+                raise ConnectError(f"not a data frame: {error}") from None
+            raise
+
+    def _read_into(self, view: memoryview) -> None:
+        position = 0
+        while position < view.nbytes:
+            count = self._socket.recv_into(view[position:])
+            if not count:
+                raise EOFError
+            position += count
+
+    def close(self) -> None:
+        self.is_closed = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._pool.close()
+
+
+def aligned(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Uninitialised bytes at a multiple of 64, which a CPU device can use without another copy."""
+    raw = np.empty(nbytes + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + nbytes]
+
+
+def dial(address: Address, timeout: float = 10.0) -> socket.socket:
+    """A connected blocking socket. Raises ConnectError that names the address."""
+    sock = socket.socket(address.family, socket.SOCK_STREAM)
+    sock.settimeout(timeout)
+    try:
+        sock.connect(address.sockaddr)
+    except OSError as error:
+        sock.close()
+        raise ConnectError(f"cannot reach a data port at {address}: {error.strerror or error}") from None
+    sock.settimeout(None)
+    return sock

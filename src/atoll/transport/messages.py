@@ -1,0 +1,404 @@
+"""Every control message, by who says it to whom.
+
+Handles, programs, functions and waits are numbered by their sender, so that nobody waits for a number. All numbers of a
+session live in a namespace of its own: a worker and the controller name a buffer by (session, handle).
+
+    proxy  -> controller   Hello, then ToController
+    worker -> controller   Hello, then FromWorker
+    CLI    -> controller   Hello, then Ask...
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from atoll.errors import Status
+from atoll.ir.plan import Plan
+from atoll.ir.program import Program
+
+# Raised whenever a message changes its meaning: two processes speak together only with equal numbers.
+PROTOCOL = 1
+
+DEFAULT_TOKEN_VARIABLE = "ATOLL_TOKEN"
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The base of all control messages."""
+
+
+# ---- opening a connection
+
+
+class Hello(Message, tag=1):
+    """The first message on any connection to the controller."""
+
+    protocol: int
+    role: str  # "proxy", "worker" or "operator"
+    token: str
+    pid: int
+    version: str
+    # What a person would recognise the peer by: the user's script for a proxy.
+    label: str = ""
+
+
+class Refused(Message, tag=2):
+    """The answer to a Hello that is not let in; the connection then closes."""
+
+    status: Status
+
+
+class DeviceInfo(msgspec.Struct, frozen=True, array_like=True):
+    """A physical device as its worker describes it. `memories` are (kind, ...) with the default first."""
+
+    ordinal: int
+    kind: str
+    platform: str
+    memories: tuple[str, ...]
+    default_memory: str
+    coords: tuple[int, ...]
+    core_on_chip: int
+    local_hardware_id: int
+    memory_bytes: int
+
+
+class VirtualDevice(msgspec.Struct, frozen=True, array_like=True):
+    """A device as a session sees it."""
+
+    id: int
+    island: int
+    host: int
+    info: DeviceInfo
+
+
+# ---- worker -> controller
+
+
+class WorkerReady(Message, tag=10):
+    """A worker's devices, and where its data port listens."""
+
+    island: int
+    host: int
+    devices: tuple[DeviceInfo, ...]
+    platform: str
+    platform_version: str
+    data_address: str
+
+
+class Compiled(Message, tag=11):
+    """A function can run here, or the status says why not. `info` is a `FunctionInfo`, opaque to the controller."""
+
+    function: str
+    status: Status
+    info: bytes
+    seconds: float
+    cached: bool
+
+
+class Done(Message, tag=12):
+    """Plans that are finished: (sequence number, start, end), times in nanoseconds of the host's clock."""
+
+    runs: tuple[tuple[int, int, int], ...]
+
+
+class Failed(Message, tag=13):
+    """A plan failed; its results hold the status from now on."""
+
+    sequence: int
+    status: Status
+
+
+class Arrived(Message, tag=14):
+    """Feeds of a session that are now complete at this worker's data port."""
+
+    session: int
+    feeds: tuple[int, ...]
+
+
+class Answer(Message, tag=15):
+    """The answer to a Query."""
+
+    session: int
+    query: int
+    status: Status
+    payload: bytes
+
+
+# ---- controller -> worker
+
+
+class Compile(Message, tag=20):
+    """Compile the program that arrived as `feed` of `session`, for these local devices, under the name `function`."""
+
+    function: str
+    session: int
+    feed: int
+    # [replica][partition] of (host of the island, ordinal)
+    assignment: tuple[tuple[tuple[int, int], ...], ...]
+
+
+class DropFunction(Message, tag=21):
+    function: str
+
+
+class KeepPlan(Message, tag=22):
+    """Remember a plan under this number."""
+
+    plan: int
+    body: Plan
+
+
+class DropPlan(Message, tag=23):
+    plan: int
+
+
+class Run(Message, tag=24):
+    """Run a plan. `feeds[i]` is the data port's number for the plan's feed i."""
+
+    sequence: int
+    session: int
+    plan: int
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+    feeds: tuple[int, ...]
+
+
+class Free(Message, tag=25):
+    """Forget these handles. With `delete` the memory goes at once, whoever else refers to it."""
+
+    session: int
+    handles: tuple[int, ...]
+    delete: bool = False
+
+
+class OpenStore(Message, tag=26):
+    """A session begins; `secret` opens the data port for it."""
+
+    session: int
+    secret: str
+
+
+class CloseStore(Message, tag=27):
+    """A session has ended: all it owned goes."""
+
+    session: int
+
+
+class Query(Message, tag=29):
+    """Something only a worker knows: `what` is one of "layout", "cost", "text"."""
+
+    session: int
+    query: int
+    what: str
+    subject: str
+    payload: bytes
+
+
+class Peers(Message, tag=30):
+    """Where the other hosts' data ports are: (host, address), and the cluster's own secret for them."""
+
+    hosts: tuple[tuple[int, str], ...]
+    secret: str
+
+
+class Stop(Message, tag=31):
+    """End, in good order."""
+
+
+# ---- proxy -> controller
+
+
+class RegisterFunction(Message, tag=40):
+    """Compile `content` (the hash of what was sent as `feed` to each host) for these virtual devices."""
+
+    function: int
+    content: str
+    feed: int
+    # [replica][partition] of virtual device ids
+    assignment: tuple[tuple[int, ...], ...]
+
+
+class ReleaseFunction(Message, tag=41):
+    function: int
+
+
+class RegisterProgram(Message, tag=42):
+    program: int
+    body: Program
+
+
+class ReleaseProgram(Message, tag=43):
+    program: int
+
+
+class Launch(Message, tag=44):
+    """Run a program. Results are numbered by the sender, who may use them at once."""
+
+    program: int
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+    feeds: tuple[int, ...]
+
+
+class Release(Message, tag=45):
+    """The client needs these handles no more; with `delete`, nobody may use their memory either."""
+
+    handles: tuple[int, ...]
+    delete: bool = False
+
+
+class Await(Message, tag=46):
+    """Tell me when all of these handles are ready, or the first error."""
+
+    wait: int
+    handles: tuple[int, ...]
+
+
+class MakeError(Message, tag=47):
+    """These handles stand for an error from now on."""
+
+    handles: tuple[int, ...]
+    status: Status
+
+
+class Inquire(Message, tag=48):
+    """A question for the worker that holds `device`; `function` is the session's number or -1."""
+
+    query: int
+    what: str
+    device: int
+    function: int
+    payload: bytes
+
+
+# ---- controller -> proxy
+
+
+class Welcome(Message, tag=60):
+    """A session is open. `hosts` are (host, data address); `secret` opens their data ports."""
+
+    session: int
+    secret: str
+    devices: tuple[VirtualDevice, ...]
+    hosts: tuple[tuple[int, str], ...]
+    platform: str
+    platform_version: str
+    launch_window: int
+
+
+class FunctionReady(Message, tag=61):
+    function: int
+    status: Status
+    info: bytes
+
+
+class Awaited(Message, tag=62):
+    wait: int
+    status: Status
+
+
+class Retired(Message, tag=63):
+    """`launches` of this session left the system since the last such message: room for as many new ones."""
+
+    launches: int
+
+
+class Answered(Message, tag=64):
+    query: int
+    status: Status
+    payload: bytes
+
+
+class Closing(Message, tag=65):
+    """The session is over, by no wish of the client."""
+
+    status: Status
+
+
+# ---- operators
+
+
+class AskStatus(Message, tag=80):
+    pass
+
+
+class AskStop(Message, tag=81):
+    pass
+
+
+class Report(Message, tag=82):
+    """The answer to AskStatus: JSON."""
+
+    body: bytes
+
+
+class Stopping(Message, tag=83):
+    """The answer to AskStop."""
+
+
+ToController = (
+    Hello
+    | WorkerReady
+    | Compiled
+    | Done
+    | Failed
+    | Arrived
+    | Answer
+    | RegisterFunction
+    | ReleaseFunction
+    | RegisterProgram
+    | ReleaseProgram
+    | Launch
+    | Release
+    | Await
+    | MakeError
+    | Inquire
+    | AskStatus
+    | AskStop
+)
+ToWorker = (
+    Refused
+    | Compile
+    | DropFunction
+    | KeepPlan
+    | DropPlan
+    | Run
+    | Free
+    | OpenStore
+    | CloseStore
+    | Query
+    | Peers
+    | Stop
+)
+ToProxy = Refused | Welcome | FunctionReady | Awaited | Retired | Answered | Closing
+ToOperator = Refused | Report | Stopping
+
+
+class OutputInfo(msgspec.Struct, frozen=True, array_like=True):
+    """One output of a compiled function."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    op_sharding: bytes  # serialized xla.OpSharding
+    memory_kind: str
+    layout: bytes  # serialized xla.LayoutProto
+
+
+class FunctionInfo(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker tells of a compiled function; read by the proxy, carried by the controller."""
+
+    name: str
+    fingerprint: bytes
+    parameter_shardings: tuple[bytes, ...] | None
+    parameter_layouts: tuple[bytes, ...]
+    outputs: tuple[OutputInfo, ...]
+    donated: tuple[int, ...]
+    memory_stats: dict[str, int]
+    generated_code_bytes: int
+    parameters: tuple[tuple[str, tuple[int, ...]], ...] = ()  # dtype and shape of one shard
+
+
+class FunctionSource(msgspec.Struct, frozen=True, array_like=True):
+    """What a proxy sends for compilation: the program's bytes and XLA's serialized CompileOptions."""
+
+    program: bytes
+    options: bytes

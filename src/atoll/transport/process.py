@@ -1,0 +1,54 @@
+"""What each of Atoll's own processes does first: options, logging, its event loop, its lifeline."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+
+Options = TypeVar("Options")
+
+
+def read_options(kind: type[Options]) -> Options:
+    """The process's options: one JSON argument, checked against `kind`."""
+    return msgspec.json.decode(sys.argv[1].encode(), type=kind)
+
+
+def command(module: str, options: msgspec.Struct) -> list[str]:
+    """The command line that starts `module` with `options`."""
+    return [sys.executable, "-P", "-m", module, msgspec.json.encode(options).decode()]
+
+
+def start_logging(name: str) -> None:
+    """Warnings and worse to standard error; ATOLL_LOG=debug (or info) for more."""
+    level = os.environ.get("ATOLL_LOG", "warning").upper()
+    logging.basicConfig(
+        level=level if level in logging.getLevelNamesMapping() else "WARNING",
+        format=f"%(asctime)s atoll {name}[%(process)d] %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+
+
+def run_loop(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
+    """Runs `main(stop)` to its end on the quickest event loop there is; SIGTERM and SIGINT set `stop`."""
+
+    async def body() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        await main(stop)
+
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(body())
+    else:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(body())

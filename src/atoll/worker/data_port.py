@@ -1,0 +1,182 @@
+"""The worker's data port: feeds come in from proxies and other hosts, array contents go out.
+
+Each connection has a thread that blocks on its socket, so that bulk bytes never touch the control loop. A connection is
+let in by the secret of its session, which the controller gave to both ends, or by the cluster's own (between hosts).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from atoll.errors import AtollError, Code, Status, StatusError
+from atoll.transport.address import Address, parse_address
+from atoll.transport.connection import bind_unix
+from atoll.transport.data import DataChannel, dial
+
+_log = logging.getLogger(__name__)
+
+_OPEN_SECONDS = 10.0
+MAX_INBOX_BYTES = 8 << 30
+
+
+class Inbox:
+    """Feeds that have arrived and wait for the plan that uses them; `on_arrival(session, feed)` tells of each."""
+
+    def __init__(self, on_arrival: Callable[[int, int], None]) -> None:
+        self._on_arrival = on_arrival
+        self._feeds: dict[int, dict[int, tuple[Any, Callable[[], None]]]] = {}
+        self._lock = threading.Lock()
+        self._bytes = 0
+
+    def put(self, session: int, feed: int, content: Any, done: Callable[[], None] = lambda: None) -> None:
+        with self._lock:
+            if self._bytes > MAX_INBOX_BYTES:
+                raise StatusError(Code.RESOURCE_EXHAUSTED, "too many bytes wait at this data port")
+            self._feeds.setdefault(session, {})[feed] = (content, done)
+            self._bytes += memoryview(content).nbytes
+        self._on_arrival(session, feed)
+
+    def take(self, session: int, feed: int) -> tuple[Any, Callable[[], None]]:
+        """A feed that has arrived, and what to call when its memory has been read."""
+        with self._lock:
+            try:
+                content, done = self._feeds[session].pop(feed)
+            except KeyError:
+                raise StatusError(Code.INTERNAL, f"feed {feed} of session {session} is not here") from None
+            self._bytes -= memoryview(content).nbytes
+            return content, done
+
+    def drop_session(self, session: int) -> None:
+        with self._lock:
+            for content, done in self._feeds.pop(session, {}).values():
+                self._bytes -= memoryview(content).nbytes
+                done()
+
+    @property
+    def nbytes(self) -> int:
+        return self._bytes
+
+
+class DataPort:
+    """Listens for proxies and other hosts; keeps the channel of each session."""
+
+    def __init__(self, address: Address, inbox: Inbox) -> None:
+        self.inbox = inbox
+        self._secrets: dict[int, str] = {}
+        self._channels: dict[int, DataChannel] = {}
+        self._peers: dict[int, tuple[Address, DataChannel | None]] = {}
+        self._peer_secret = ""
+        self._lock = threading.Lock()
+        self._opened = threading.Condition(self._lock)
+        if address.is_unix:
+            self._socket = bind_unix(address.path)
+            self.address = address
+        else:
+            self._socket = socket.create_server((address.host, address.port))
+            self.address = Address(host=address.host, port=self._socket.getsockname()[1])
+        self._socket.listen(128)
+        threading.Thread(target=self._accept, name="atoll-data-port", daemon=True).start()
+
+    # ---- who may come in
+
+    def open_session(self, session: int, secret: str) -> None:
+        with self._opened:
+            self._secrets[session] = secret
+            self._opened.notify_all()
+
+    def close_session(self, session: int) -> None:
+        with self._lock:
+            self._secrets.pop(session, None)
+            channel = self._channels.pop(session, None)
+        if channel is not None:
+            channel.close()
+        self.inbox.drop_session(session)
+
+    def set_peers(self, hosts: tuple[tuple[int, str], ...], secret: str) -> None:
+        with self._lock:
+            self._peer_secret = secret
+            self._peers = {host: (parse_address(address), None) for host, address in hosts}
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(sock,), name="atoll-data", daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        sock.settimeout(_OPEN_SECONDS)
+        channel = DataChannel(sock)
+        session = -1
+        try:
+            opening = channel.receive_open()
+            if not self._admit(opening.session, opening.secret):
+                raise AtollError("a data connection was refused: its secret is not the session's")
+            session = opening.session
+            sock.settimeout(None)
+            if session:
+                with self._opened:
+                    self._channels[session] = channel
+                    self._opened.notify_all()
+
+            def on_piece(owner: int, feed: int, content: Any, status: Status, done: Callable[[], None]) -> None:
+                self.inbox.put(owner if session == 0 else session, feed, content, done)
+
+            channel.receive(on_piece)
+        except (AtollError, EOFError, OSError) as error:
+            _log.warning("data connection of session %d ends: %s", session, error)
+        finally:
+            with self._lock:
+                if self._channels.get(session) is channel:
+                    del self._channels[session]
+            channel.close()
+
+    def _admit(self, session: int, secret: str) -> bool:
+        with self._opened:
+            if session == 0:
+                expected = self._peer_secret
+            else:
+                # The controller tells the worker and the proxy at the same time; either may be first.
+                self._opened.wait_for(lambda: session in self._secrets, _OPEN_SECONDS)
+                expected = self._secrets.get(session, "")
+        return bool(expected) and hmac.compare_digest(expected, secret)
+
+    # ---- sending
+
+    def to_proxy(self, session: int) -> DataChannel:
+        """The channel to a session's proxy; waits for it to open, not longer than a few seconds."""
+        with self._opened:
+            if not self._opened.wait_for(
+                lambda: session in self._channels or session not in self._secrets, _OPEN_SECONDS
+            ):
+                raise StatusError(Code.DEADLINE_EXCEEDED, f"the proxy of session {session} opened no data channel")
+            channel = self._channels.get(session)
+        if channel is None:
+            raise StatusError(Code.CANCELLED, f"session {session} has ended")
+        return channel
+
+    def to_host(self, host: int) -> DataChannel:
+        """The channel to another host's data port, opened at first use."""
+        with self._lock:
+            address, channel = self._peers[host]
+            secret = self._peer_secret
+            if channel is not None and not channel.is_closed:
+                return channel
+            channel = DataChannel(dial(address))
+            channel.open(0, secret)
+            self._peers[host] = (address, channel)
+
+        def read_returns() -> None:
+            with contextlib.suppress(AtollError, OSError):
+                channel.receive(lambda *_: None)
+            channel.close()
+
+        threading.Thread(target=read_returns, name="atoll-data-peer", daemon=True).start()
+        return channel

@@ -1,0 +1,125 @@
+"""Compiled functions of a host: compiled off the message path, each once, kept for as long as somebody may use them."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from atoll.errors import OK, Status, StatusError, not_found, status_of
+from atoll.transport.messages import Compile, Compiled, FunctionSource
+from atoll.worker.data_port import Inbox
+from atoll.worker.store import TypeKeys
+from atoll.worker.xla import Backend, Executable
+
+COMPILE_THREADS = 2
+# Functions that no session refers to are kept for the next script that sends the same program.
+IDLE_FUNCTIONS = 512
+
+
+class Function:
+    """An executable with the types it takes and gives, as small numbers."""
+
+    def __init__(self, executable: Executable, keys: TypeKeys) -> None:
+        self.executable = executable
+        self.ordinals = executable.ordinals
+        count = len(self.ordinals)
+
+        def key(dtype: str, shape: tuple[int, ...]) -> int:
+            return keys.of(dtype, (shape,) * count, self.ordinals)
+
+        self.input_keys = [key(dtype, shape) for dtype, shape in executable.parameters]
+        self.output_keys = [key(dtype, shape) for dtype, shape in executable.outputs]
+
+
+class Functions:
+    """Compiled functions by name. `report` is called from compiling threads."""
+
+    def __init__(
+        self, backend: Backend, inbox: Inbox, keys: TypeKeys, report: Callable[[Compiled], None]
+    ) -> None:
+        self._backend = backend
+        self._inbox = inbox
+        self._keys = keys
+        self._report = report
+        self._pool = ThreadPoolExecutor(COMPILE_THREADS, "atoll-compile")
+        self._lock = threading.Lock()
+        self._functions: dict[str, Function] = {}
+        self._info: dict[str, bytes] = {}
+        self._compiling: dict[str, list[Compile]] = {}
+        self._idle: OrderedDict[str, None] = OrderedDict()
+
+    def compile(self, message: Compile) -> None:
+        """Compiles what has arrived, unless the function is here already; reports in either case."""
+        with self._lock:
+            self._idle.pop(message.function, None)
+            if message.function in self._functions:
+                info = self._info[message.function]
+                self._discard(message)
+                self._report(Compiled(message.function, OK, info, 0.0, True))
+                return
+            waiting = self._compiling.get(message.function)
+            if waiting is not None:
+                waiting.append(message)
+                return
+            self._compiling[message.function] = []
+        self._pool.submit(self._compile, message)
+
+    def _compile(self, message: Compile) -> None:
+        status, info, seconds, cached = OK, b"", 0.0, False
+        function: Function | None = None
+        try:
+            content, done = self._inbox.take(message.session, message.feed)
+            source = msgspec.msgpack.decode(content, type=FunctionSource)
+            done()
+            executable, cached, seconds = self._backend.compile(
+                source.program, source.options, message.assignment
+            )
+            info = msgspec.msgpack.encode(executable.info())
+            function = Function(executable, self._keys)
+        except Exception as error:
+            status = status_of(error)
+        with self._lock:
+            others = self._compiling.pop(message.function, [])
+            if function is not None:
+                self._functions[message.function] = function
+                self._info[message.function] = info
+            for other in others:
+                self._discard(other)
+        self._report(Compiled(message.function, status, info, seconds, cached))
+
+    def _discard(self, message: Compile) -> None:
+        try:
+            _, done = self._inbox.take(message.session, message.feed)
+            done()
+        except StatusError:
+            pass  # its session has ended
+
+    def get(self, name: str) -> Function:
+        function = self._functions.get(name)
+        if function is None:
+            raise not_found(f"compiled function {name} is not on this host")
+        return function
+
+    def drop(self, name: str) -> None:
+        """Nobody refers to the function now; it stays until many others have been dropped after it."""
+        with self._lock:
+            if name not in self._functions:
+                return
+            self._idle[name] = None
+            self._idle.move_to_end(name)
+            while len(self._idle) > IDLE_FUNCTIONS:
+                oldest, _ = self._idle.popitem(last=False)
+                del self._functions[oldest], self._info[oldest]
+
+    def answer(self, what: str, name: str) -> bytes:
+        """The cost analysis (JSON) or the text of a function."""
+        executable = self.get(name).executable
+        if what == "cost":
+            return msgspec.json.encode(executable.cost_analysis())
+        return executable.text().encode()
+
+

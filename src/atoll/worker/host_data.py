@@ -1,0 +1,79 @@
+"""Bytes from and for the client, as arrays: dtypes, strides, and the boxes that shards are of a whole.
+
+The client's buffers are minimal: from the lowest to the highest byte that belongs to an element. Elements of less than a
+byte travel as one byte each.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from atoll.errors import invalid
+from atoll.ir.types import Box, Shape
+from atoll.worker.xla import numpy_dtype
+
+
+def region_bytes(itemsize: int, shape: Shape, strides: tuple[int, ...] | None) -> tuple[int, int]:
+    """The size of the minimal region, and where in it the element of index 0 lies; both in bytes."""
+    if math.prod(shape) == 0:
+        return 0, 0
+    if strides is None:
+        return itemsize * math.prod(shape), 0
+    if len(strides) != len(shape):
+        raise invalid(f"{len(strides)} byte strides for an array of {len(shape)} dimensions")
+    low = high = 0
+    for size, stride in zip(shape, strides, strict=True):
+        reach = stride * (size - 1)
+        low, high = min(low, low + reach), max(high, high + reach)
+    return high - low + itemsize, -low
+
+
+def view(content: Any, dtype: str, shape: Shape, strides: tuple[int, ...] | None) -> np.ndarray[Any, Any]:
+    """The client's buffer as an array; no copy, but for strings."""
+    if dtype == "string":
+        return _strings(content, shape)
+    kind = numpy_dtype(dtype)
+    expected, origin = region_bytes(kind.itemsize, shape, strides)
+    given = memoryview(content).nbytes
+    if given != expected:
+        raise invalid(f"a host buffer of {given} bytes for {dtype}{list(shape)}, which takes {expected}")
+    if not expected:
+        return np.empty(shape, kind)
+    return np.ndarray(shape, kind, buffer=content, offset=origin, strides=strides)
+
+
+def cut(array: np.ndarray[Any, Any], box: Box | None) -> np.ndarray[Any, Any]:
+    """The part of the array inside the box."""
+    return array if box is None else array[tuple(slice(start, stop) for start, stop in box)]
+
+
+def fill(
+    target: memoryview,
+    dtype: np.dtype[Any],
+    shape: Shape,
+    strides: tuple[int, ...] | None,
+    boxes: tuple[Box, ...],
+    shards: list[np.ndarray[Any, Any]],
+) -> None:
+    """Writes the shards into a region laid out by `strides`."""
+    _, origin = region_bytes(dtype.itemsize, shape, strides)
+    whole: np.ndarray[Any, Any] = np.ndarray(shape, dtype, buffer=target, offset=origin, strides=strides)
+    for box, shard in zip(boxes, shards, strict=True):
+        whole[tuple(slice(start, stop) for start, stop in box)] = shard
+
+
+def _strings(content: Any, shape: Shape) -> np.ndarray[Any, Any]:
+    texts = msgspec.msgpack.decode(bytes(content), type=list[bytes])
+    if len(texts) != math.prod(shape):
+        raise invalid(f"{len(texts)} strings for an array of shape {list(shape)}")
+    flat = np.array([text.decode() for text in texts], dtype=np.dtypes.StringDType())
+    return flat.reshape(shape)
+
+
+def encode_strings(array: np.ndarray[Any, Any]) -> bytes:
+    """The inverse of what `view` reads for strings."""
+    return msgspec.msgpack.encode([str(text).encode() for text in array.reshape(-1)])
