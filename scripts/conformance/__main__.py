@@ -32,7 +32,8 @@ def chosen_files(suite: Suite | None, names: list[str], checkout: Path | None) -
     if suite is None and not names:
         suite = Suite.CORE
     files = suites.files_of(suite, checkout) if suite is not None else []
-    return files + [suites.named_file(name, checkout) for name in names]
+    files += [suites.named_file(name, checkout) for name in names]
+    return list({file.name: file for file in files}.values())
 
 
 def empty_report(islands: str, platforms: str) -> Report:
@@ -125,15 +126,15 @@ def conformance(
     reports: dict[str, FileReport] = {}
     with Screen([each.name for each in files], console) as screen:
         for each in files:
-            listener = screen.running(each.name, "stock")
-            run_stock = partial(run_file, each, stock, timeout=timeout, listener=listener)
-            expected = baselines.get_or_run(each, stock, run_stock, refresh=refresh_stock)
-            screen.stock_done(each.name, expected)
-            if stock_only:
-                continue
             if only_differences:
                 measured = run_again(each, atoll, previous[each.name], timeout, screen)
             else:
+                listener = screen.running(each.name, "stock")
+                run_stock = partial(run_file, each, stock, timeout=timeout, listener=listener)
+                expected = baselines.get_or_run(each, stock, run_stock, refresh=refresh_stock)
+                screen.stock_done(each.name, expected)
+                if stock_only:
+                    continue
                 measured = run_atoll(each, atoll, expected, timeout, keyword, screen)
             reports[each.name] = explain(measured)
             screen.atoll_done(each.name, reports[each.name])

@@ -6,6 +6,8 @@ runs any JAX script on an embedded cluster. `connect` does the same from Python;
 stay.
 """
 
+from atoll import errors
 from atoll._version import __version__
+from atoll.client.connect import connect
 
-__all__ = ["__version__"]
+__all__ = ["__version__", "connect", "errors"]

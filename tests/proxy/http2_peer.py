@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 import threading
@@ -33,7 +34,13 @@ def echo(call: Call) -> None:
 class Serving:
     """A server that listens on a unix socket, in a thread; a context manager."""
 
-    def __init__(self, methods: Mapping[str, Callable[[Call], None]], path: str, loop_factory: Any = None, **options: Any):
+    def __init__(
+        self,
+        methods: Mapping[str, Callable[[Call], None]],
+        path: str,
+        loop_factory: Any = None,
+        **options: Any,
+    ):
         self.path = path
         self.address = f"unix:{path}"
         self._loop: asyncio.AbstractEventLoop = (loop_factory or asyncio.new_event_loop)()
@@ -98,17 +105,17 @@ class Peer:
 
     def send(self, *data: bytes) -> None:
         """Send; a server that has hung up already is no error."""
-        try:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.socket.sendall(b"".join(data))
-        except (BrokenPipeError, ConnectionResetError):
-            pass
 
     def headers(self, stream: int, headers: Any = REQUEST, flags: int = frames.END_HEADERS) -> bytes:
         return frame(frames.HEADERS, flags, stream, self.encoder.encode(headers))
 
     def read(self) -> tuple[int, int, int, bytes] | None:
         """The next frame, or None when the server has closed the connection."""
-        while len(self._input) < 9 or len(self._input) < 9 + (frames.frame_header.unpack_from(self._input)[0] >> 8):
+        while len(self._input) < 9 or len(self._input) < 9 + (
+            frames.frame_header.unpack_from(self._input)[0] >> 8
+        ):
             try:
                 data = self.socket.recv(1 << 16)
             except ConnectionResetError:
@@ -142,10 +149,10 @@ class Peer:
 
     def body(self, stream: int, size: int) -> bytes:
         """The next `size` bytes of a response's body."""
-        body = b""
+        body = bytearray()
         while len(body) < size:
             body += self.read_until(frames.DATA, stream)[3]
-        return body
+        return bytes(body)
 
     def trailers(self, stream: int) -> dict[str, str]:
         while True:
@@ -155,15 +162,20 @@ class Peer:
                 return headers
 
     def sync(self) -> list[tuple[int, int, int, bytes]]:
-        """All frames up to the answer to a PING: what was sent before is dealt with."""
-        self.send(frame(frames.PING, 0, 0, b"syncsync"))
+        """All frames up to the answer to a second PING: what was sent before is answered and seen.
+
+        The first answer may go ahead of a stream's frames that leave in the same write.
+        """
         seen = []
-        while True:
-            got = self.read()
-            assert got is not None, "connection closed before the answer to PING"
-            if got[0] == frames.PING and got[3] == b"syncsync":
-                return seen
-            seen.append(got)
+        for payload in (b"1st sync", b"2nd sync"):
+            self.send(frame(frames.PING, 0, 0, payload))
+            while True:
+                got = self.read()
+                assert got is not None, "connection closed before the answer to PING"
+                if got[0] == frames.PING and got[3] == payload:
+                    break
+                seen.append(got)
+        return seen
 
 
 def served(path: str) -> bool:

@@ -1,4 +1,4 @@
-"""The gRPC server against the gRPC library's own client, and against a raw one for what that client never sends."""
+"""The gRPC server against the gRPC library's own client, and a raw one for what that client never sends."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import base64
 import logging
 import os
 import socket
+import ssl
 import stat
 import subprocess
 import threading
@@ -110,7 +111,9 @@ def service() -> Service:
     return Service()
 
 
-@pytest.fixture(scope="module", params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.fixture(
+    scope="module", params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
+)
 def server(request: Any, tmp_path_factory: pytest.TempPathFactory, service: Service) -> Iterator[Serving]:
     path = str(tmp_path_factory.mktemp("grpc") / "s")
     with Serving(service.methods(), path, request.param, max_message_bytes=MAX_MESSAGE) as serving:
@@ -162,7 +165,9 @@ def test_a_server_stream_arrives_whole(channel: grpc.Channel) -> None:
 
 def test_a_bidirectional_stream_keeps_its_order(channel: grpc.Channel) -> None:
     contents = [bytes([number % 256]) * (number * 37 % 2000) for number in range(2000)]
-    assert list(channel.stream_stream("/test.Test/Echo")(iter(contents), timeout=DEADLINE_SECONDS)) == contents
+    assert (
+        list(channel.stream_stream("/test.Test/Echo")(iter(contents), timeout=DEADLINE_SECONDS)) == contents
+    )
 
 
 def test_a_bidirectional_stream_answers_before_it_ends(channel: grpc.Channel) -> None:
@@ -204,7 +209,9 @@ def test_small_messages_pass_a_large_one(server: Serving, channel: grpc.Channel)
 
 def test_a_paused_call_gets_its_messages_one_by_one_in_order(channel: grpc.Channel) -> None:
     contents = [bytes([number % 256]) * (number * 997 % 200_000) for number in range(200)]
-    assert list(channel.stream_stream("/test.Test/slow")(iter(contents), timeout=DEADLINE_SECONDS)) == contents
+    assert (
+        list(channel.stream_stream("/test.Test/slow")(iter(contents), timeout=DEADLINE_SECONDS)) == contents
+    )
 
 
 def test_a_paused_call_holds_no_more_than_its_window(server: Serving, peer: Peer, service: Service) -> None:
@@ -298,7 +305,9 @@ def test_binary_metadata_that_is_no_base64_is_an_invalid_argument(peer: Peer) ->
 @pytest.mark.parametrize(
     ("name", "value", "status"), [(":method", "GET", "405"), ("content-type", "text/html", "415")]
 )
-def test_a_request_that_is_not_grpc_gets_an_http_status(peer: Peer, name: str, value: str, status: str) -> None:
+def test_a_request_that_is_not_grpc_gets_an_http_status(
+    peer: Peer, name: str, value: str, status: str
+) -> None:
     peer.send(peer.headers(1, [(key, value if key == name else old) for key, old in REQUEST]))
     assert peer.trailers(1)[":status"] == status
 
@@ -311,7 +320,9 @@ def test_a_compressed_message_is_unimplemented(peer: Peer) -> None:
 @pytest.mark.parametrize("cut", [3, 5, 70_000])
 def test_a_message_above_the_limit_is_refused_before_it_comes(peer: Peer, cut: int) -> None:
     announced = (MAX_MESSAGE + 1).to_bytes(5, "big") + bytes(70_000)
-    peer.send(peer.headers(1), frame(frames.DATA, 0, 1, announced[:cut]), frame(frames.DATA, 0, 1, announced[cut:]))
+    peer.send(
+        peer.headers(1), frame(frames.DATA, 0, 1, announced[:cut]), frame(frames.DATA, 0, 1, announced[cut:])
+    )
     trailers = peer.trailers(1)
     assert trailers["grpc-status"] == "8"
     assert str(MAX_MESSAGE) in trailers["grpc-message"]
@@ -325,7 +336,9 @@ def test_a_huge_message_that_never_comes_costs_no_memory(tmp_path: Path) -> None
     with Serving({"/test.Test/Echo": echo}, path), Peer(path) as peer:
         before = resident()
         for number in range(1, 21, 2):
-            peer.send(peer.headers(number), frame(frames.DATA, 0, number, (1 << 30).to_bytes(5, "big") + b"x"))
+            peer.send(
+                peer.headers(number), frame(frames.DATA, 0, number, (1 << 30).to_bytes(5, "big") + b"x")
+            )
         peer.sync()
         assert resident() - before < 100 << 20
 
@@ -365,7 +378,9 @@ def test_a_cancelled_call_is_reported(channel: grpc.Channel, service: Service) -
     assert service.calls[-1].ended
 
 
-def test_a_deadline_that_passes_is_reported_as_a_cancellation(channel: grpc.Channel, service: Service) -> None:
+def test_a_deadline_that_passes_is_reported_as_a_cancellation(
+    channel: grpc.Channel, service: Service
+) -> None:
     call = channel.unary_unary("/test.Test/keep").future(b"", timeout=0.2)
     assert call.exception().code() == grpc.StatusCode.DEADLINE_EXCEEDED
     assert service.closed.wait(DEADLINE_SECONDS)
@@ -457,8 +472,6 @@ def test_calls_over_tcp_are_answered(service: Service, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_calls_over_tls_are_answered(service: Service, tmp_path: Path, loop_factory: Any) -> None:
-    import ssl
-
     key, certificate = tmp_path / "key", tmp_path / "certificate"
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
     new = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
@@ -513,12 +526,11 @@ def test_close_removes_the_socket_file_and_ends_the_calls(tmp_path: Path, servic
 
 def test_statistics_count_calls_messages_and_bytes(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
-    with Serving({"/test.Test/Echo": echo}, path) as serving:
-        with Peer(path) as peer:
-            peer.send(peer.headers(1), frame(frames.DATA, 0, 1, message(b"a") + message(b"b")))
-            peer.body(1, 12)
-            now = serving.call(serving.server.statistics)
-            assert (now.connections, now.calls, now.calls_open) == (1, 1, 1)
-            assert (now.messages_in, now.messages_out, now.queued_bytes) == (2, 2, 0)
-            assert now.bytes_in > 12
-            assert now.bytes_out > 12
+    with Serving({"/test.Test/Echo": echo}, path) as serving, Peer(path) as peer:
+        peer.send(peer.headers(1), frame(frames.DATA, 0, 1, message(b"a") + message(b"b")))
+        peer.body(1, 12)
+        now = serving.call(serving.server.statistics)
+        assert (now.connections, now.calls, now.calls_open) == (1, 1, 1)
+        assert (now.messages_in, now.messages_out, now.queued_bytes) == (2, 2, 0)
+        assert now.bytes_in > 12
+        assert now.bytes_out > 12

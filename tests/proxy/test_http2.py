@@ -1,4 +1,4 @@
-"""The HTTP/2 layer against clients that break its rules: each fault has its answer, and none takes the server down."""
+"""The HTTP/2 layer against clients that break its rules: each fault is answered, and the server lives on."""
 
 from __future__ import annotations
 

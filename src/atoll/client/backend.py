@@ -5,14 +5,18 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+import time
 from typing import Any
 
 from atoll.client.processes import ClientProcesses
+from atoll.client.quiet import filtered
 from atoll.client.settings import Settings
 
 # From this size on, arrays reach the proxy through files in shared memory.
 _LARGE_TRANSFER_BYTES = 256 * 1024
 _CONNECT_SECONDS = 30
+# How long jaxlib's client may take to report that its connection has ended.
+_LAST_WORDS_SECONDS = 0.2
 
 _chosen: Settings | None = None
 _processes: ClientProcesses | None = None
@@ -30,7 +34,7 @@ def make_client() -> Any:
     settings = _chosen or Settings.from_environment()
     disconnect()
     _processes = ClientProcesses(settings)
-    atexit.register(disconnect)
+    atexit.register(_processes.leave)
     os.environ["IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS"] = "true"
     os.environ["IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY"] = str(_processes.transfer_directory)
     os.environ["IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_THRESHOLD_BYTES"] = str(_LARGE_TRANSFER_BYTES)
@@ -39,7 +43,8 @@ def make_client() -> Any:
 
     options = ifrt_proxy.ClientConnectionOptions()
     options.connection_timeout_in_seconds = _CONNECT_SECONDS
-    client = ifrt_proxy.get_client("grpc://" + _processes.proxy_address, options)
+    with filtered():
+        client = ifrt_proxy.get_client("grpc://" + _processes.proxy_address, options)
     # Its destructor would report the end of the connection as if it were an error. The process's end closes it too.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
     return client
@@ -50,5 +55,7 @@ def disconnect() -> None:
     global _processes
     processes, _processes = _processes, None
     if processes is not None:
-        atexit.unregister(disconnect)
-        processes.close()
+        atexit.unregister(processes.leave)
+        with filtered():
+            processes.close()
+            time.sleep(_LAST_WORDS_SECONDS)

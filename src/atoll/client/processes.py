@@ -66,6 +66,7 @@ class ClientProcesses:
                 os.getpid(),
                 label=script_name(),
                 client=os.getpid(),
+                directory=str(self._directory),
                 transfer_directory=str(self.transfer_directory),
                 patience=60.0 if started is not None else 5.0,
             )
@@ -117,6 +118,11 @@ class ClientProcesses:
         finally:
             os.close(descriptor)
         return msgspec.json.decode(line, type=kind)
+
+    def leave(self) -> None:
+        """This process ends: the others see that for themselves, and clean up."""
+        for process in self._processes:
+            process.returncode = 0  # nobody will wait for it
 
     def close(self) -> None:
         """Ends the processes and removes what they leave."""

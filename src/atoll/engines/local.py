@@ -147,11 +147,13 @@ class LocalEngine:
         return ""
 
     def end(self) -> None:
-        """Ends all processes, by force where they do not go; removes the folder."""
+        """Ends all processes, by force where they do not go; removes the folder.
+
+        The controller goes first: it tells its workers to end, so that none looks lost.
+        """
         for process in self.processes:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)
-        for process in self.processes:
             try:
                 process.wait(_END_SECONDS)
             except subprocess.TimeoutExpired:

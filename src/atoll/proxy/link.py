@@ -223,8 +223,14 @@ class Link:
         def on_piece(_: int, feed: int, content: Any, status: Status, done: Callable[[], None]) -> None:
             self.loop.call_soon_threadsafe(self._arrived, feed, content, status, done)
 
-        with contextlib.suppress(AtollError, RuntimeError):
-            channel.receive(on_piece)
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            try:
+                channel.receive(on_piece)
+                reason = "it closed the connection"
+            except (AtollError, OSError) as error:
+                reason = str(error)
+            text = f"a worker's data port is gone: {reason}"
+            self.loop.call_soon_threadsafe(self._lose, Status(Code.UNAVAILABLE, text))
 
     def _arrived(self, feed: int, content: Any, status: Status, done: Callable[[], None]) -> None:
         then = self._feeds.pop(feed, None)

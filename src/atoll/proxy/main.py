@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 
 import msgspec
 
@@ -29,7 +30,8 @@ class ProxyOptions(msgspec.Struct, frozen=True):
     parent: int
     label: str = ""
     client: int = 0
-    transfer_directory: str = ""
+    directory: str = ""  # of the client's own, with this proxy's socket; removed in the end
+    transfer_directory: str = ""  # shared with the client for large arrays; removed in the end
     ready_fd: int = -1
     patience: float = 60.0
 
@@ -88,7 +90,12 @@ def _tell(options: ProxyOptions, ready: Ready) -> None:
 def main() -> None:
     options = read_options(ProxyOptions)
     start_logging("proxy")
-    run_loop(lambda stop: serve(options, stop))
+    try:
+        run_loop(lambda stop: serve(options, stop))
+    finally:
+        for folder in (options.directory, options.transfer_directory):
+            if folder and options.client:
+                shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)  # threads may still block on the data channels
 
 

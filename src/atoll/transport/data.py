@@ -263,7 +263,10 @@ class DataChannel:
             try:
                 if os.fstat(descriptor).st_size < frame.nbytes:
                     raise ConnectError("a file is shorter than announced")
-                mapped: Any = mmap.mmap(descriptor, frame.nbytes) if frame.nbytes else b""
+                # A private mapping: the array that is made of it may be written over without touching the file.
+                mapped: Any = b""
+                if frame.nbytes:
+                    mapped = mmap.mmap(descriptor, frame.nbytes, access=mmap.ACCESS_COPY)
             finally:
                 os.close(descriptor)
             on_piece(frame.session, frame.feed, np.frombuffer(mapped, np.uint8), frame.status, _nothing)
