@@ -6,7 +6,7 @@ import msgspec
 
 from bench.machine import Machine
 from bench.statistics import Ratio, Summary, ratio, summarize
-from bench.table import Benchmark, Metric
+from bench.table import Benchmark, Metric, Target
 
 BUSY_LOAD = 1.0  # load average before a run above which its numbers do not count
 
@@ -20,6 +20,7 @@ class MetricRecord(msgspec.Struct, frozen=True):
     ratio: Ratio | None  # first contestant over second, if both ran
     target: str | None
     reached: bool | None  # None: there is no target, or what it judges was not measured
+    sure: bool | None  # whether the quartiles lie on the same side of the target as the median
 
 
 class BenchmarkRecord(msgspec.Struct, frozen=True):
@@ -69,13 +70,28 @@ def _record_metric(
     judged, compared = benchmark.contestants[:2]
     both = judged in samples and compared in samples
     against = ratio(samples[judged], samples[compared]) if both else None
-    target, reached = metric.target, None
+    target, reached, sure = metric.target, None, None
     if target and target.ratio and against:
-        reached = target.reached(against.of_medians)
+        reached, sure = _judge(target, against.of_medians, against.low, against.high)
     elif target and not target.ratio and judged in summaries:
-        reached = target.reached(summaries[judged].median)
-    text = target.describe(metric.unit, compared) if target else None
-    return MetricRecord(metric.name, metric.title, metric.unit, samples, summaries, against, text, reached)
+        summary = summaries[judged]
+        reached, sure = _judge(target, summary.median, summary.low, summary.high)
+    return MetricRecord(
+        name=metric.name,
+        title=metric.title,
+        unit=metric.unit,
+        samples=samples,
+        summaries=summaries,
+        ratio=against,
+        target=target.describe(metric.unit, compared) if target else None,
+        reached=reached,
+        sure=sure,
+    )
+
+
+def _judge(target: Target, median: float, low: float, high: float) -> tuple[bool, bool]:
+    reached = target.reached(median)
+    return reached, target.reached(low) == target.reached(high) == reached
 
 
 def write(record: RunRecord, path: Path) -> None:

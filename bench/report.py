@@ -54,7 +54,8 @@ def _reached(metric: MetricRecord) -> RenderableType:
         return ""
     if metric.reached is None:
         return Text("not measured", style="dim")
-    return Text("yes", style="green") if metric.reached else Text("no", style="bold red")
+    verdict = Text("yes", style="green") if metric.reached else Text("no", style="bold red")
+    return verdict if metric.sure else verdict.append(", unsure", "yellow")
 
 
 def _machine(run: RunRecord) -> RenderableType:

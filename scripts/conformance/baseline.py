@@ -47,10 +47,15 @@ class BaselineCache:
         *,
         refresh: bool = False,
     ) -> FileResults:
-        """The stored results, or those of `run()`, which are then stored. `refresh` runs in any case."""
+        """The stored results, or those of `run()`, which are then stored. `refresh` runs in any case.
+
+        Results without any test are not stored: the next run, in a mended environment, has to try again.
+        """
         if not refresh and (stored := self.get(file, environment)) is not None:
             return stored
         results = run()
+        if not results.tests:
+            return results
         path = self._path(file, environment)
         path.parent.mkdir(parents=True, exist_ok=True)
         whole = path.with_suffix(f".{os.getpid()}")

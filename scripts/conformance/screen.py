@@ -8,6 +8,7 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from .attempt import Listener
@@ -75,6 +76,8 @@ class Screen:
         self._rows[name].stock, self._rows[name].progress = results, None
         passed = f"{len(results.passed)} of {len(results.tests)}"
         self._say(f"{name}: stock passed {passed} in {results.seconds:.0f} s")
+        for trouble in results.troubles:
+            self._console.print(f"[yellow]{name}[/yellow], stock: {escape(trouble)}", highlight=False)
 
     def atoll_done(self, name: str, report: FileReport) -> None:
         self._rows[name].report, self._rows[name].progress = report, None

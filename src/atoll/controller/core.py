@@ -17,6 +17,7 @@ from atoll.controller.resources import Host, ResourceManager, Topology
 from atoll.controller.scheduler import Gang, IslandScheduler
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
 from atoll.ir.lowering import lower
+from atoll.ir.program import Call
 from atoll.transport import messages as m
 
 # More executions than this in flight on one host can deadlock XLA's CPU client (32 is its own limit).
@@ -52,12 +53,16 @@ class _Program:
     donated: frozenset[int]
     result_hosts: tuple[tuple[int, ...], ...]
     result_bytes: tuple[int, ...]
+    functions: tuple[str, ...]
+    # Gangs that have not started still need the plans, also of a program that its session has released.
+    waiting: int = 0
+    released: bool = False
 
 
 @dataclass(slots=True)
 class _Launch:
     session: int
-    name: str
+    program: _Program
     results: tuple[int, ...]
     temporaries: tuple[int, ...]
     pending: int
@@ -70,7 +75,7 @@ class _Work:
     launch: _Launch
     island: int
     runs: tuple[tuple[int, m.Run], ...]
-    handles: tuple[int, ...]  # arguments, each once
+    handles: tuple[int, ...]  # arguments and results, each once
     hosts_left: int = 0
     started: bool = False
 
@@ -219,7 +224,8 @@ class Controller:
             self._to_host(host, m.CloseStore(number))
         for program in session.programs.values():
             if isinstance(program, _Program):
-                self._drop_plans(program)
+                program.waiting = 0
+                self._release_program(program)
         for name in session.functions.values():
             self._release_function(name)
         for island in self.schedulers:
@@ -243,7 +249,7 @@ class Controller:
             case m.ReleaseProgram(program=program):
                 known = session.programs.pop(program, None)
                 if isinstance(known, _Program):
-                    self._drop_plans(known)
+                    self._release_program(known)
             case m.RegisterFunction():
                 self._register_function(session, message)
             case m.ReleaseFunction(function=function):
@@ -313,6 +319,9 @@ class Controller:
         except StatusError as error:
             session.programs[message.program] = error.status
             return
+        functions = tuple(session.functions[node.function] for node in body.nodes if isinstance(node, Call))
+        for name in functions:
+            self.functions.acquire(name)
         count = len(body.arguments)
         if len(set(body.results)) != len(body.results) or any(value < count for value in body.results):
             raise invalid(f"program {body.name!r} returns a value twice, or an argument")
@@ -347,12 +356,25 @@ class Controller:
             lowered.donated,
             lowered.result_hosts,
             lowered.result_bytes,
+            functions,
         )
 
-    def _drop_plans(self, program: _Program) -> None:
+    def _release_program(self, program: _Program) -> None:
+        """Its session needs the program no more; it goes with the last gang of it that has yet to start."""
+        program.released = True
+        if program.waiting:
+            return
         for _, runs in program.gangs:
             for run in runs:
                 self._to_host(run.host, m.DropPlan(run.plan))
+        for name in program.functions:
+            self._release_function(name)
+
+    def _gang_left(self, program: _Program) -> None:
+        """A gang has started, or never will."""
+        program.waiting -= 1
+        if program.released and not program.waiting:
+            self._release_program(program)
 
     # ---- launches
 
@@ -382,9 +404,8 @@ class Controller:
             extra = program.all_feeds - program.feeds
             feeds += tuple(range(self._next_own, self._next_own + extra))
             self._next_own += extra
-        launch = _Launch(
-            session.number, program.name, message.results, temporaries, len(program.gangs), []
-        )
+        launch = _Launch(session.number, program, message.results, temporaries, len(program.gangs), [])
+        program.waiting += len(program.gangs)
         session.in_flight += 1
         for island, runs in program.gangs:
             sequence = self._next_sequence
@@ -397,6 +418,7 @@ class Controller:
                 arguments = tuple([handles[i] for i in run.arguments])
                 used.update(arguments)
                 results = tuple([handles[i] for i in run.results])
+                used.update(results)  # a result released before its gang starts must not be freed before it
                 sends.append(
                     (run.host, m.Run(sequence, session.number, run.plan, arguments, results, feeds))
                 )
@@ -461,6 +483,7 @@ class Controller:
             self._in_flight[gang.sequence] = gang
             for host, run in work.runs:
                 self.outbox.append((("host", host), run))
+            self._gang_left(work.launch.program)
             session = self.sessions.get(gang.session)
             if session is not None:
                 for handle in work.handles:
@@ -528,6 +551,7 @@ class Controller:
             if other.work.started or other.dropped:
                 continue
             other.work.started = True
+            self._gang_left(launch.program)
             self.schedulers[other.work.island].drop(other)
             if session is not None:
                 for key in [k for k, g in session.awaited_feeds.items() if g is other]:

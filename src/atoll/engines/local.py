@@ -72,7 +72,7 @@ def default_cache_directory() -> str:
     return chosen or str(base / "atoll" / "programs")
 
 
-def worker_environment(platform: str, devices: int) -> dict[str, str]:
+def worker_environment(platform: str) -> dict[str, str]:
     """A worker's environment: the user's, without what was meant for the user's own JAX."""
     env = {
         name: value
@@ -85,8 +85,6 @@ def worker_environment(platform: str, devices: int) -> dict[str, str]:
         env["XLA_FLAGS"] = " ".join(flags)
     env["JAX_PLATFORMS"] = platform
     env["JAX_ENABLE_X64"] = "1"
-    # XLA's CPU client deadlocks with more executions in flight than its threads can serve.
-    env["NPROC"] = str(max(2 * devices, os.cpu_count() or 1))
     env.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     return env
 
@@ -112,7 +110,7 @@ class LocalEngine:
         )
         self._start("atoll.controller.main", controller, os.environ.copy(), (writable,))
         os.close(writable)
-        env = worker_environment(options.platform, self.topology.devices)
+        env = worker_environment(options.platform)
         for host in range(self.topology.host_count):
             worker = WorkerOptions(
                 str(address),

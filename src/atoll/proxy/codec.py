@@ -267,7 +267,7 @@ def _named(sharding: Any, devices: int) -> Tiling:
     return Tiled((*dims, devices // math.prod(dims)), tuple(ids[i] for i in order))
 
 
-def sharding_to(sharding: Sharding, shape: Shape, op_sharding: bytes) -> Any:
+def sharding_to(sharding: Sharding, shape: Shape, op_sharding: bytes | None) -> Any:
     """The wire's form of an output's sharding; `op_sharding` is XLA's own where there is one."""
     message: Message
     kind = sharding.memory_kind or None
@@ -275,7 +275,7 @@ def sharding_to(sharding: Sharding, shape: Shape, op_sharding: bytes) -> Any:
     if len(sharding.devices) == 1:
         name = "xla::ifrt::SingleDeviceSharding"
         message = shardings_pb2.SingleDeviceSharding(device_id=sharding.devices[0], memory_kind=kind)
-    elif op_sharding:
+    elif op_sharding is not None:
         name = "xla::ifrt::HloSharding"
         message = shardings_pb2.HloSharding(
             devices=devices, memory_kind=kind, xla_op_sharding=xla_pb2.OpSharding.FromString(op_sharding)

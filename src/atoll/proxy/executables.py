@@ -105,7 +105,7 @@ class Executable:
         shape = output.shape
         tiling: Any = Replicated()
         if count > 1:
-            if output.op_sharding:
+            if output.op_sharding is not None:
                 tiling = codec.tiling_from(xla_pb2.OpSharding.FromString(output.op_sharding), count, output.shape)
             else:
                 tiling = Even(output.shape)
@@ -151,7 +151,7 @@ class Executable:
             reply.parameter_shardings.SetInParent()
             for each in info.parameter_shardings:
                 reply.parameter_shardings.shardings.append(xla_pb2.OpSharding.FromString(each))
-        if all(output.op_sharding for output in info.outputs) and len(self.devices) > 1:
+        if all(output.op_sharding is not None for output in info.outputs):
             reply.output_shardings.SetInParent()
             for output in info.outputs:
                 reply.output_shardings.shardings.append(xla_pb2.OpSharding.FromString(output.op_sharding))

@@ -378,7 +378,7 @@ class OutputInfo(msgspec.Struct, frozen=True, array_like=True):
 
     dtype: str
     shape: tuple[int, ...]
-    op_sharding: bytes  # serialized xla.OpSharding
+    op_sharding: bytes | None  # serialized xla.OpSharding; None where the program is not partitioned
     memory_kind: str
     layout: bytes  # serialized xla.LayoutProto
 

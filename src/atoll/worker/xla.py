@@ -3,7 +3,8 @@
 Nothing else in the worker touches `jax._src` or `jaxlib._jax`. Traps that this module keeps shut (jaxlib 0.10.2):
 a deleted buffer, a wrong count, shape or device order given to an executable over two or more devices ends the process,
 so `Executable.execute` must only be called with what `worker.executor` has checked; more than 32 executions in flight
-deadlock unless NPROC is at least twice the number of devices when jax is imported (the engine sets it).
+can deadlock XLA's thread pool, which the controller's window prevents. (A larger pool, by NPROC, would too, but results
+then differ from stock JAX's in their last bits: XLA cuts matrix products by the number of threads.)
 
 A local array is kept *stacked*: one jax array over the local devices whose first dimension counts the shards. Executables
 look at the shards alone, so a worker needs to know nothing of how the client laid an array out globally.
@@ -103,7 +104,7 @@ class Executable:
                 OutputInfo(
                     dtype,
                     shape,
-                    b"" if output_shardings is None else output_shardings[i].SerializeToString(),
+                    None if output_shardings is None else output_shardings[i].SerializeToString(),
                     self.output_memory_kinds[i],
                     _layout_text(layouts[i]),
                 )

@@ -1,0 +1,263 @@
+"""What every test stands on: a stock CPU backend, `run_script`, and checks that nothing is left behind.
+
+JAX in the test process itself stays on the CPU, with a few forced devices; Atoll's backend runs in children only. Each
+child inherits `ATOLL_TEST_RUN`, by which its leftovers are told from those of other runs on this machine, and pytest's
+own `PYTEST_CURRENT_TEST`, by which a leak names its test.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+# Before anything imports JAX: its backend reads these once.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_NUM_CPU_DEVICES"] = "4"
+os.environ["JAX_ENABLE_X64"] = "1"
+os.environ["NPROC"] = "16"  # XLA's CPU client deadlocks with fewer threads than executions in flight
+
+RUN = uuid.uuid4().hex
+os.environ["ATOLL_TEST_RUN"] = RUN
+# Unix sockets' paths are short (107 bytes), and pytest's own folders are not.
+RUNTIME = Path(tempfile.mkdtemp(prefix="at-"))
+os.environ["XDG_RUNTIME_DIR"] = str(RUNTIME)
+for _name in ("ATOLL_ADDRESS", "ATOLL_ISLANDS", "ATOLL_TOKEN", "ATOLL_PLATFORM"):
+    os.environ.pop(_name, None)
+
+import psutil  # noqa: E402
+import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+LEAK_SECONDS = 10.0
+_SHARED_FOLDERS = tuple({Path(tempfile.gettempdir()), Path("/dev/shm")})
+
+settings.register_profile("atoll", deadline=None, print_blob=True)
+settings.load_profile("atoll")
+
+
+def _folders() -> set[Path]:
+    return {path for base in (*_SHARED_FOLDERS, RUNTIME) if base.is_dir() for path in base.glob("atoll-*")}
+
+
+_FOLDERS_BEFORE = _folders()
+
+
+# ---- leaks
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except (psutil.Error, OSError):
+        return {}
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except (psutil.Error, OSError):
+        return ""
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def processes_with(name: str, value: str) -> list[psutil.Process]:
+    """The live processes, but for this one, in whose environment `name` is `value`."""
+    return [
+        process
+        for process in psutil.process_iter()
+        if process.pid != os.getpid() and _environment(process).get(name) == value and _runs(process)
+    ]
+
+
+def leaked_processes() -> list[str]:
+    """This run's processes and this process's descendants that are still alive, each with the test that began it."""
+    found = {process.pid: process for process in processes_with("ATOLL_TEST_RUN", RUN)}
+    for process in psutil.Process().children(recursive=True):
+        if _runs(process):
+            found[process.pid] = process
+    return [
+        f"process {pid}: {_command(process)} (of {_environment(process).get('PYTEST_CURRENT_TEST', 'no test')})"
+        for pid, process in found.items()
+    ]
+
+
+def leaked_folders() -> list[str]:
+    """Folders and sockets of Atoll's that appeared during this run. In shared places: those that no process names."""
+    fresh = _folders() - _FOLDERS_BEFORE
+    if any(path.parent != RUNTIME for path in fresh):
+        named = "\n".join(_command(process) for process in psutil.process_iter())
+        fresh = {path for path in fresh if path.parent == RUNTIME or str(path) not in named}
+    return [f"folder or socket {path}" for path in sorted(fresh)]
+
+
+def leaked_threads(before: frozenset[threading.Thread]) -> list[str]:
+    return [
+        f"thread {thread.name}"
+        for thread in threading.enumerate()
+        if thread.name.startswith("atoll-") and thread not in before
+    ]
+
+
+def gone(leaks: Callable[[], list[str]], seconds: float = LEAK_SECONDS) -> list[str]:
+    """What `leaks` still finds after a bounded wait: processes and threads end in their own time."""
+    deadline = time.monotonic() + seconds
+    pause = 0.001
+    while found := leaks():
+        if time.monotonic() > deadline:
+            return found
+        time.sleep(pause)
+        pause = min(2 * pause, 0.1)
+    return []
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_leaks() -> Iterator[None]:
+    before = frozenset(threading.enumerate())
+    yield
+    found = gone(lambda: leaked_threads(before))
+    assert not found, "left behind by this test: " + "; ".join(found)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_process_or_folder_leaks() -> Iterator[None]:
+    # Set up before all others and so torn down after them: clusters that many tests share have ended by then.
+    yield
+    found = gone(leaked_processes) + gone(leaked_folders)
+    for process in processes_with("ATOLL_TEST_RUN", RUN):
+        process.kill()
+    shutil.rmtree(RUNTIME, ignore_errors=True)
+    assert not found, "left behind by this run:\n" + "\n".join(found)
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(RUNTIME, ignore_errors=True)
+
+
+# ---- scripts
+
+
+@dataclass(frozen=True)
+class ScriptResult:
+    """How a script ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+    def check(self) -> ScriptResult:
+        """Itself; fails the test where the script failed."""
+        assert self.returncode == 0, f"status {self.returncode}\n{self.stdout}\n{self.stderr}"
+        return self
+
+
+RunScript = Callable[..., ScriptResult]
+
+
+@pytest.fixture(scope="session")
+def program_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the workers of this test session keep compiled programs."""
+    return tmp_path_factory.mktemp("programs")
+
+
+@pytest.fixture
+def short_directory() -> Iterator[Path]:
+    """A private folder whose path leaves room for unix sockets."""
+    path = Path(tempfile.mkdtemp(prefix="at-"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def script_environment(runtime: Path, program_cache: Path, islands: str = "1x1x4") -> dict[str, str]:
+    """A user's environment: none of this test process's own JAX settings, everything temporary in `runtime`."""
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("JAX_", "IFRT_PROXY_")) and name not in ("NPROC", "XLA_FLAGS")
+    }
+    env.update(
+        JAX_PLATFORMS="atoll",
+        ATOLL_ISLANDS=islands,
+        ATOLL_CACHE_DIR=str(program_cache),
+        XDG_RUNTIME_DIR=str(runtime),
+        TMPDIR=str(runtime),
+    )
+    return env
+
+
+@pytest.fixture
+def run_script(short_directory: Path, program_cache: Path) -> RunScript:
+    """Runs a Python script on an embedded cluster: `run_script(code_or_path, islands="1x1x4", env={}, timeout=90)`.
+
+    `code_or_path` is the script's text (indented as one likes) or a Path; values of None in `env` unset a variable. The
+    script runs in a process group of its own, which is killed at the deadline; the test fails then, and also where any
+    process or folder of the script's cluster outlives it.
+    """
+    count = 0
+
+    def run(
+        code_or_path: str | Path,
+        *arguments: str,
+        islands: str = "1x1x4",
+        env: dict[str, str | None] | None = None,
+        timeout: float = 90.0,
+    ) -> ScriptResult:
+        nonlocal count
+        count += 1
+        runtime = short_directory / str(count)
+        runtime.mkdir(mode=0o700)
+        script = code_or_path
+        if isinstance(script, str):
+            script = runtime / "script.py"
+            script.write_text(textwrap.dedent(str(code_or_path)))
+        environment = script_environment(runtime, program_cache, islands)
+        for name, value in (env or {}).items():
+            if value is None:
+                environment.pop(name, None)
+            else:
+                environment[name] = value
+        process = subprocess.Popen(
+            [sys.executable, str(script), *arguments],
+            env=environment,
+            cwd=runtime,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        try:
+            stdout, stderr = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            stdout, stderr = process.communicate()
+            pytest.fail(f"the script ran for more than {timeout:.0f} s\n{stdout}\n{stderr}")
+        found = gone(lambda: _script_leaks(runtime))
+        assert not found, f"left behind by the script: {'; '.join(found)}\n{stdout}\n{stderr}"
+        return ScriptResult(process.returncode, stdout, stderr)
+
+    return run
+
+
+def _script_leaks(runtime: Path) -> list[str]:
+    processes = processes_with("XDG_RUNTIME_DIR", str(runtime))
+    return [f"process {process.pid}: {_command(process)}" for process in processes] + [
+        f"folder {path}" for path in runtime.glob("atoll-*")
+    ]
