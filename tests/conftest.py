@@ -1,8 +1,8 @@
 """What every test stands on: a stock CPU backend, `run_script`, and checks that nothing is left behind.
 
-JAX in the test process itself stays on the CPU, with a few forced devices; Atoll's backend runs in children only. Each
-child inherits `ATOLL_TEST_RUN`, by which its leftovers are told from those of other runs on this machine, and pytest's
-own `PYTEST_CURRENT_TEST`, by which a leak names its test.
+JAX in the test process itself stays on the CPU, with a few forced devices; Atoll's backend runs in children
+only. Each child inherits `ATOLL_TEST_RUN`, by which its leftovers are told from those of other runs on this
+machine, and pytest's own `PYTEST_CURRENT_TEST`, by which a leak names its test.
 """
 
 from __future__ import annotations
@@ -87,19 +87,19 @@ def processes_with(name: str, value: str) -> list[psutil.Process]:
 
 
 def leaked_processes() -> list[str]:
-    """This run's processes and this process's descendants that are still alive, each with the test that began it."""
+    """This run's processes and this process's descendants still alive, each with the test that began it."""
     found = {process.pid: process for process in processes_with("ATOLL_TEST_RUN", RUN)}
     for process in psutil.Process().children(recursive=True):
         if _runs(process):
             found[process.pid] = process
     return [
-        f"process {pid}: {_command(process)} (of {_environment(process).get('PYTEST_CURRENT_TEST', 'no test')})"
+        f"process {pid}: {_command(process)} (of {_environment(process).get('PYTEST_CURRENT_TEST', '?')})"
         for pid, process in found.items()
     ]
 
 
 def leaked_folders() -> list[str]:
-    """Folders and sockets of Atoll's that appeared during this run. In shared places: those that no process names."""
+    """Atoll's folders and sockets of this run; in shared places, those that no live process names."""
     fresh = _folders() - _FOLDERS_BEFORE
     if any(path.parent != RUNTIME for path in fresh):
         named = "\n".join(_command(process) for process in psutil.process_iter())
@@ -185,7 +185,7 @@ def short_directory() -> Iterator[Path]:
 
 
 def script_environment(runtime: Path, program_cache: Path, islands: str = "1x1x4") -> dict[str, str]:
-    """A user's environment: none of this test process's own JAX settings, everything temporary in `runtime`."""
+    """A user's environment: none of this process's own JAX settings, everything temporary in `runtime`."""
     env = {
         name: value
         for name, value in os.environ.items()
@@ -203,11 +203,13 @@ def script_environment(runtime: Path, program_cache: Path, islands: str = "1x1x4
 
 @pytest.fixture
 def run_script(short_directory: Path, program_cache: Path) -> RunScript:
-    """Runs a Python script on an embedded cluster: `run_script(code_or_path, islands="1x1x4", env={}, timeout=90)`.
+    """Runs a Python script on an embedded cluster, to its end.
 
-    `code_or_path` is the script's text (indented as one likes) or a Path; values of None in `env` unset a variable. The
-    script runs in a process group of its own, which is killed at the deadline; the test fails then, and also where any
-    process or folder of the script's cluster outlives it.
+        result = run_script(code_or_path, *arguments, islands="1x1x4", env={}, timeout=90.0)
+
+    `code_or_path` is the script's text (indented as one likes) or a Path; a value of None in `env` unsets a
+    variable. The script runs in a process group of its own, which is killed at the deadline; the test fails
+    then, and also where any process or folder of the script's cluster outlives it.
     """
     count = 0
 

@@ -22,6 +22,7 @@ from .screen import Screen
 from .suites import Suite, TestFile
 
 CACHE = Path("~/.cache/atoll/conformance")
+SHOWN = 20  # tests listed on screen for one and the same error
 REASONS = Path("docs/conformance-reasons.toml")
 
 console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 120)
@@ -74,10 +75,13 @@ def tell(report: Report) -> int:
     for name, file in report.files.items():
         for trouble in file.atoll.troubles:
             console.print(f"[yellow]{name}[/yellow]: {escape(trouble)}", highlight=False)
-    unexplained = [difference for file in report.files.values() for difference in file.unexplained]
-    for difference in unexplained:
-        account = escape(f"{difference.test}: {difference.outcome}; {difference.message}")
-        console.print(f"[red]UNEXPLAINED[/red] {account}", highlight=False)
+    unexplained = report.unexplained()
+    for account, tests in comparison.alike(unexplained):
+        console.print(f"[red]UNEXPLAINED[/red] {escape(account)}", highlight=False)
+        for test in tests[:SHOWN]:
+            console.print(f"  {escape(test)}", highlight=False)
+        if len(tests) > SHOWN:
+            console.print(f"  and {len(tests) - SHOWN} more, in the report", highlight=False)
     return len(unexplained)
 
 

@@ -6,7 +6,8 @@ stock skips or fails count for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -47,10 +48,6 @@ class FileReport(msgspec.Struct, frozen=True):
         """1.0 where stock passes nothing: then there is nothing to miss."""
         return self.both_passed / self.stock_passed if self.stock_passed else 1.0
 
-    @property
-    def unexplained(self) -> list[Difference]:
-        return [difference for difference in self.differences if difference.reason is None]
-
 
 class Report(msgspec.Struct, frozen=True):
     """One line of products, and the files measured with it."""
@@ -65,6 +62,10 @@ class Report(msgspec.Struct, frozen=True):
     def comparable(self, other: Report) -> bool:
         """Whether both were made with the same products and settings."""
         return self.holding({}) == other.holding({})
+
+    def unexplained(self) -> list[Difference]:
+        every = (difference for file in self.files.values() for difference in file.differences)
+        return [difference for difference in every if difference.reason is None]
 
     def holding(self, files: dict[str, FileReport]) -> Report:
         """A report with the same products and these files."""
@@ -121,6 +122,14 @@ def explained(report: FileReport, reasons: Mapping[str, str | None]) -> FileRepo
             for difference in report.differences
         ],
     )
+
+
+def alike(differences: Iterable[Difference]) -> list[tuple[str, list[str]]]:
+    """Differences of the same outcome and error together: an account of it, and the tests."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for difference in differences:
+        groups[f"{difference.outcome}; {difference.message}"].append(difference.test)
+    return sorted(groups.items(), key=lambda group: -len(group[1]))
 
 
 def load(path: Path) -> Report | None:

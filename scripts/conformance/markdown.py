@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from .comparison import Difference, FileReport, Report
+from .comparison import FileReport, Report, alike
 
 BEGIN = "<!-- conformance: begin (written by scripts/conformance) -->"
 END = "<!-- conformance: end -->"
@@ -33,7 +34,7 @@ def percent(score: float) -> str:
 
 
 def render(report: Report) -> str:
-    return "\n".join(_lines(report)) + "\n"
+    return "\n".join(_lines(report)).rstrip() + "\n"
 
 
 def embed(report: Report, page: Path) -> None:
@@ -65,7 +66,7 @@ def _lines(report: Report) -> Iterator[str]:
 
 
 def _row(name: str, file: FileReport) -> str:
-    unexplained = len(file.unexplained)
+    unexplained = sum(difference.reason is None for difference in file.differences)
     cells = [
         f"`{name}`",
         file.stock_passed,
@@ -87,24 +88,27 @@ def _troubles(report: Report) -> Iterator[str]:
 
 
 def _explained(report: Report) -> Iterator[str]:
-    by_reason: dict[str, list[Difference]] = defaultdict(list)
+    by_reason: dict[str, list[str]] = defaultdict(list)
     for file in report.files.values():
         for difference in file.differences:
             if difference.reason is not None:
-                by_reason[difference.reason].append(difference)
-    if not by_reason:
-        return
-    yield from ("", "Differences with a known reason:", "")
-    for reason, differences in sorted(by_reason.items(), key=lambda item: -len(item[1])):
-        yield f"<details><summary>{reason} ({len(differences)} tests)</summary>"
-        yield ""
-        yield from (f"- `{difference.test}`" for difference in differences)
-        yield from ("", "</details>")
+                by_reason[difference.reason].append(difference.test)
+    if by_reason:
+        yield from ("", "Differences with a known reason:", "")
+    for reason, tests in sorted(by_reason.items(), key=lambda item: -len(item[1])):
+        yield from _folded(reason, tests)
 
 
 def _unexplained(report: Report) -> Iterator[str]:
-    differences = [difference for file in report.files.values() for difference in file.unexplained]
-    if differences:
+    groups = alike(report.unexplained())
+    if groups:
         yield from ("", "**UNEXPLAINED** differences:", "")
-        for difference in differences:
-            yield f"- `{difference.test}`: {difference.outcome}; {difference.message.replace('`', chr(39))}"
+    for account, tests in groups:
+        yield from _folded(f"<code>{html.escape(account)}</code>", tests)
+
+
+def _folded(summary: str, tests: list[str]) -> Iterator[str]:
+    yield f"<details><summary>{summary} ({len(tests)} tests)</summary>"
+    yield ""
+    yield from (f"- `{test}`" for test in tests)
+    yield from ("", "</details>", "")

@@ -106,6 +106,7 @@ class Screen:
         report = row.report
         if report is None:
             return ["", "", "", ""]
-        color = "green" if not report.differences else "red" if report.unexplained else "yellow"
+        unexplained = sum(difference.reason is None for difference in report.differences)
+        color = "green" if not report.differences else "red" if unexplained else "yellow"
         score = f"[{color}]{percent(report.score)}[/{color}]"
-        return [str(report.both_passed), score, str(len(report.unexplained)), f"{report.atoll.seconds:.0f}"]
+        return [str(report.both_passed), score, str(unexplained), f"{report.atoll.seconds:.0f}"]

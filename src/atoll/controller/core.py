@@ -96,6 +96,7 @@ class Session:
     queries: set[int] = field(default_factory=set)
     in_flight: int = 0
     launches: int = 0
+    has_errors: bool = False  # some buffer of it stands for an error
 
 
 class Controller:
@@ -119,7 +120,8 @@ class Controller:
         self._next_plan = 1
         self._next_own = OWN_NUMBERS
         self._next_query = 1
-        self._queries: dict[int, tuple[int, int]] = {}
+        self._queries: dict[int, tuple[int, int, int]] = {}  # (host, session, the session's number for it)
+        self._stalled: set[int] = set()  # islands where a gang was dropped, which may have held back others
 
     # ---- workers
 
@@ -135,11 +137,12 @@ class Controller:
         if host is None or host.state == "lost":
             return
         host.state = "lost"
-        status = Status(
+        host.loss = Status(
             Code.DATA_LOSS,
             f"host {number} of island {host.island} is gone (worker {host.pid}: {reason}); "
             "what was computed or stored there is lost",
         )
+        status = host.loss
         for gang in [g for g in self._in_flight.values() if g.work.island == host.island]:
             self._failed(gang, status)
             self._finish(gang, gang.work.hosts_left)
@@ -149,6 +152,7 @@ class Controller:
         for session in self.sessions.values():
             for handle, entry in list(session.directory.entries.items()):
                 if number in entry.hosts:
+                    session.has_errors = True
                     if not entry.ready:
                         self._settle(session, handle, status)
                     elif entry.error is None:
@@ -156,9 +160,10 @@ class Controller:
             for gang in list(session.awaited_feeds.values()):
                 if gang.work.island == host.island:
                     self._failed(gang, status)
-        for query, (session_number, client_query) in list(self._queries.items()):
-            del self._queries[query]
-            self._to_session(session_number, m.Answered(client_query, status, b""))
+        for query, (asked, session_number, client_query) in list(self._queries.items()):
+            if asked == number:
+                del self._queries[query]
+                self._to_session(session_number, m.Answered(client_query, status, b""))
         self._pump(host.island)
 
     def from_worker(self, host: int, message: Any) -> None:
@@ -180,8 +185,10 @@ class Controller:
                     self.functions.seconds += message.seconds
                 self._settle_function(name, host, status, info)
             case m.Answer():
-                session, query = self._queries.pop(message.query, (0, 0))
-                self._to_session(session, m.Answered(query, message.status, message.payload))
+                asked = self._queries.pop(message.query, None)
+                if asked is not None:
+                    _, session, query = asked
+                    self._to_session(session, m.Answered(query, message.status, message.payload))
             case _:
                 raise invalid(f"a worker does not send {type(message).__name__}")
 
@@ -215,7 +222,9 @@ class Controller:
             return
         self._retired.pop(number, None)
         for scheduler in self.schedulers.values():
-            scheduler.drop_session(number)
+            for gang in scheduler.drop_session(number):
+                if not gang.dropped:
+                    self._gang_left(gang.work.launch.program)
         for key in [key for key in self._compiles if key[0] == number]:
             del self._compiles[key]
         for key in [key for key in self._frees if key[1] == number]:
@@ -224,7 +233,6 @@ class Controller:
             self._to_host(host, m.CloseStore(number))
         for program in session.programs.values():
             if isinstance(program, _Program):
-                program.waiting = 0
                 self._release_program(program)
         for name in session.functions.values():
             self._release_function(name)
@@ -257,6 +265,7 @@ class Controller:
                 if name is not None:
                     self._release_function(name)
             case m.MakeError(handles=handles, status=status):
+                session.has_errors = True
                 for handle in handles:
                     session.directory.add(handle, Entry((), 0, ready=True, error=status))
             case m.Inquire():
@@ -319,9 +328,6 @@ class Controller:
         except StatusError as error:
             session.programs[message.program] = error.status
             return
-        functions = tuple(session.functions[node.function] for node in body.nodes if isinstance(node, Call))
-        for name in functions:
-            self.functions.acquire(name)
         count = len(body.arguments)
         if len(set(body.results)) != len(body.results) or any(value < count for value in body.results):
             raise invalid(f"program {body.name!r} returns a value twice, or an argument")
@@ -345,6 +351,9 @@ class Controller:
                 )
                 islands.setdefault(self.resources.topology.island_of(host), []).append(run)
             gangs.extend((island, tuple(runs)) for island, runs in islands.items())
+        functions = tuple(session.functions[node.function] for node in body.nodes if isinstance(node, Call))
+        for name in functions:
+            self.functions.acquire(name)
         session.programs[message.program] = _Program(
             body.name,
             count,
@@ -384,6 +393,7 @@ class Controller:
         program = session.programs.get(message.program)
         problem = self._launch_problem(session, program, message)
         if problem is not None or not isinstance(program, _Program):
+            session.has_errors = True
             for handle in message.results:
                 directory.add(handle, Entry((), 0, ready=True, error=problem))
             self._retire(session.number)
@@ -479,6 +489,11 @@ class Controller:
         scheduler = self.schedulers[island]
         while (gang := scheduler.next()) is not None:
             work = gang.work
+            problem = self._gang_problem(gang)
+            if problem is not None:
+                scheduler.finished()
+                self._failed(gang, problem)
+                continue
             work.started = True
             self._in_flight[gang.sequence] = gang
             for host, run in work.runs:
@@ -488,6 +503,20 @@ class Controller:
             if session is not None:
                 for handle in work.handles:
                     self._used(session, handle)
+
+    def _gang_problem(self, gang: Gang[_Work]) -> Status | None:
+        """Why a gang whose turn has come cannot run: an input that failed since its launch, or a host that is gone."""
+        for host, _ in gang.work.runs:
+            loss = self.resources.hosts[host].loss
+            if loss is not None:
+                return loss
+        session = self.sessions[gang.session]
+        if session.has_errors:
+            for handle in gang.work.handles:
+                entry = session.directory.entries.get(handle)
+                if entry is not None and entry.error is not None:
+                    return entry.error
+        return None
 
     def _arrived(self, host: int, number: int, feeds: tuple[int, ...]) -> None:
         session = self.sessions.get(number)
@@ -507,7 +536,10 @@ class Controller:
                 elif len(session.early_feeds) < MAX_EARLY_FEEDS:
                     session.early_feeds.add(key)
                 else:
-                    raise invalid(f"session {number} has {MAX_EARLY_FEEDS} buffers uploaded that it does not use")
+                    text = f"this session has {MAX_EARLY_FEEDS} buffers uploaded that it does not use"
+                    self._to_session(number, m.Closing(Status(Code.RESOURCE_EXHAUSTED, text)))
+                    self.close_session(number)
+                    return
         for island in islands:
             self._pump(island)
 
@@ -542,17 +574,21 @@ class Controller:
         self._retire(launch.session)
 
     def _failed(self, gang: Gang[_Work], status: Status) -> None:
-        """A gang failed: what of its launch has not started will not."""
+        """A gang failed: what of its launch has not started will not, and nothing new may use its results."""
         launch = gang.work.launch
         if launch.error is None:
             launch.error = status
         session = self.sessions.get(launch.session)
+        if session is not None:
+            session.has_errors = True
+            session.directory.fail(launch.results, status)
         for other in launch.gangs:
             if other.work.started or other.dropped:
                 continue
             other.work.started = True
             self._gang_left(launch.program)
             self.schedulers[other.work.island].drop(other)
+            self._stalled.add(other.work.island)
             if session is not None:
                 for key in [k for k, g in session.awaited_feeds.items() if g is other]:
                     del session.awaited_feeds[key]
@@ -603,9 +639,13 @@ class Controller:
                 self._to_session(session.number, m.Answered(message.query, status, b""))
                 return
         seat = self._seat(message.device)
+        loss = self.resources.hosts[seat.host].loss
+        if loss is not None:
+            self._to_session(session.number, m.Answered(message.query, loss, b""))
+            return
         query = self._next_query
         self._next_query += 1
-        self._queries[query] = (session.number, message.query)
+        self._queries[query] = (seat.host, session.number, message.query)
         self._to_host(seat.host, m.Query(session.number, query, message.what, subject, message.payload))
 
     def _seat(self, device: int) -> Any:
@@ -627,6 +667,8 @@ class Controller:
 
     def take_outbox(self) -> list[tuple[tuple[str, int], Any]]:
         """What is to be sent, in order. Memory that goes is named once a host, after its last use."""
+        while self._stalled:
+            self._pump(self._stalled.pop())
         for (host, session, delete), handles in self._frees.items():
             self._to_host(host, m.Free(session, tuple(handles), delete))
         self._frees.clear()

@@ -58,20 +58,26 @@ class Directory:
             )
         return None
 
+    def fail(self, handles: tuple[int, ...], error: Status) -> None:
+        """The buffers will be errors once their launch has ended: nothing new may use them."""
+        for handle in handles:
+            entry = self.entries.get(handle)
+            if entry is not None and entry.error is None:
+                entry.error = error
+
     def settle(self, handle: int, error: Status | None) -> list[tuple[int, Status]]:
         """The buffer is ready, or an error. Returns the waits that this ends."""
         entry = self.entries.get(handle)
         if entry is None or entry.ready:
             return []
         entry.ready = True
-        if error is not None:
-            entry.error = error
+        entry.error = entry.error or error
         if entry.waits is None:
             return []
         waits, entry.waits = entry.waits, None
         if entry.released and entry.uses <= 0:
             self._forget(handle, entry)
-        return self._settle_waits(waits, error)
+        return self._settle_waits(waits, entry.error)
 
     def _settle_waits(self, waits: list[int], error: Status | None) -> list[tuple[int, Status]]:
         ended = []

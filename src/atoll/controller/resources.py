@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from atoll.errors import Status
 from atoll.ir.lowering import Seat
 from atoll.transport.messages import DeviceInfo, VirtualDevice, WorkerReady
 
@@ -52,6 +53,7 @@ class Host:
     data_address: str
     platform: str
     platform_version: str
+    loss: Status | None = None  # of a lost one: what befell it
 
 
 @dataclass

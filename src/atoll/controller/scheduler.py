@@ -44,10 +44,15 @@ class _Line(Generic[Work]):
 
 
 class IslandScheduler(Generic[Work]):
-    """Decides what an island runs next."""
+    """Decides what an island runs next.
+
+    Once the window is full, it is filled again only when it is half empty: gangs then leave in batches, one message
+    for many, and the island still has half a window of work.
+    """
 
     def __init__(self, window: int) -> None:
         self.window = window
+        self._full = False
         self._lines: dict[int, _Line[Work]] = {}
         self._ready: list[tuple[int, int]] = []  # (sequence, session) of heads that lack nothing
         self._in_flight = 0
@@ -71,7 +76,7 @@ class IslandScheduler(Generic[Work]):
 
     def next(self) -> Gang[Work] | None:
         """The next gang to start, or None while the window is full or nobody is ready."""
-        while self._in_flight < self.window and self._ready:
+        while not self._full and self._ready:
             _, session = heapq.heappop(self._ready)
             line = self._lines.get(session)
             if line is None or not line.gangs:
@@ -86,12 +91,15 @@ class IslandScheduler(Generic[Work]):
                 continue
             self._in_flight += 1
             self._started += 1
+            self._full = self._in_flight >= self.window
             return gang
         return None
 
     def finished(self, count: int = 1) -> None:
         """So many gangs have left the island."""
         self._in_flight -= count
+        if self._in_flight <= self.window // 2:
+            self._full = False
 
     def drop(self, gang: Gang[Work]) -> None:
         """The gang will not run: it lost a producer."""

@@ -89,13 +89,28 @@ def worker_environment(platform: str) -> dict[str, str]:
     return env
 
 
+def read_topology(text: str) -> Topology:
+    """The topology of a cluster that this engine can start. Raises ClusterError for any other."""
+    try:
+        topology = Topology.parse(text)
+    except ValueError as error:
+        raise ClusterError(str(error)) from None
+    if topology.hosts != 1:
+        raise ClusterError(
+            f"{text}: an island of {topology.hosts} hosts cannot be started yet: take 1 host with "
+            f"{topology.hosts * topology.devices} devices, such as "
+            f"{topology.islands}x1x{topology.hosts * topology.devices}"
+        )
+    return topology
+
+
 class LocalEngine:
     """Starts, watches and ends the processes of one cluster."""
 
     def __init__(self, options: EngineOptions, stop: asyncio.Event) -> None:
         self.options = options
         self.stop = stop
-        self.topology = Topology.parse(options.topology)
+        self.topology = read_topology(options.topology)
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> int:
@@ -145,7 +160,7 @@ class LocalEngine:
         return ""
 
     def end(self) -> None:
-        """Ends all processes, by force where they do not go; removes the folder.
+        """Ends all processes, by force where they do not go.
 
         The controller goes first: it tells its workers to end, so that none looks lost.
         """
@@ -157,14 +172,14 @@ class LocalEngine:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        shutil.rmtree(self.options.directory, ignore_errors=True)
 
 
 async def serve(options: EngineOptions, stop: asyncio.Event) -> None:
     if options.parent:
         watch_in_loop(options.parent, stop.set)
-    engine = LocalEngine(options, stop)
+    engine: LocalEngine | None = None
     try:
+        engine = LocalEngine(options, stop)
         ready = engine.start()
         await _until_ready(engine, ready, stop)
         _tell(options, Started(address=options.controller_address))
@@ -172,7 +187,9 @@ async def serve(options: EngineOptions, stop: asyncio.Event) -> None:
     except AtollError as error:
         _tell(options, Started(error=str(error)))
     finally:
-        engine.end()
+        if engine is not None:
+            engine.end()
+        shutil.rmtree(options.directory, ignore_errors=True)
 
 
 async def _until_ready(engine: LocalEngine, descriptor: int, stop: asyncio.Event) -> None:

@@ -57,8 +57,8 @@ class _Segment:
 class Lowered:
     """The plans of a program: `segments[k][host]`, each host's segments to be run in order.
 
-    A host has a second segment only where it waits for bytes that its own first one sends. `feeds` counts the
-    program's own feeds and, after them, those between hosts.
+    What a host waits for from other hosts was sent in an earlier segment, so that hosts never wait for one another.
+    `feeds` counts the program's own feeds and, after them, those between hosts.
     """
 
     segments: tuple[dict[int, p.Plan], ...]
@@ -82,8 +82,8 @@ class _Lowering:
         self.program = program
         self.placement = placement
         self.functions = functions
-        self.hosts: dict[int, list[_Segment]] = {}
-        self.sent: dict[int, tuple[int, int]] = {}  # feed -> (host, segment) that sends it
+        self.hosts: dict[int, dict[int, _Segment]] = {}  # by number, in order
+        self.sent: dict[int, int] = {}  # feed -> the segment that sends it
         self.feeds = program.feeds
         self.specs: list[ArraySpec | None] = list(program.arguments)
         self.holders: list[tuple[int, ...]] = [self._hosts_of(s.sharding) for s in program.arguments]
@@ -111,15 +111,15 @@ class _Lowering:
                 self.holders.append(
                     self._hosts_of(Sharding(node.devices)) if isinstance(node, Call) else (self.fetched_from,)
                 )
-        depth = max((len(segments) for segments in self.hosts.values()), default=0)
+        numbers = sorted({number for segments in self.hosts.values() for number in segments})
         return Lowered(
             tuple(
                 {
-                    host: self._plan(segments, index)
+                    host: self._plan(segments, number)
                     for host, segments in sorted(self.hosts.items())
-                    if index < len(segments)
+                    if number in segments
                 }
-                for index in range(depth)
+                for number in numbers
             ),
             self.feeds,
             len(self.specs),
@@ -128,9 +128,11 @@ class _Lowering:
             tuple(nbytes(self.specs[value]) for value in self.program.results),
         )
 
-    def _plan(self, segments: list[_Segment], index: int) -> p.Plan:
-        segment = segments[index]
-        needed = set(self.program.results).union(*(later.used for later in segments[index + 1 :]))
+    def _plan(self, segments: dict[int, _Segment], number: int) -> p.Plan:
+        segment = segments[number]
+        needed = set(self.program.results).union(
+            *(later.used for later_number, later in segments.items() if later_number > number)
+        )
         return p.Plan(
             self.program.name,
             tuple(sorted(segment.used - segment.defined)),
@@ -211,6 +213,9 @@ class _Lowering:
             source = self._spec(value)
             if source.shape != target.shape or source.dtype != target.dtype:
                 raise invalid(f"a transfer cannot change {source.dtype}{source.shape} to {target.dtype}{target.shape}")
+            before, after = len(source.sharding.devices), len(target.sharding.devices)
+            if not node.reshard and before != after:
+                raise invalid(f"an array on {before} devices cannot be copied shard by shard to {after}")
             if not node.reshard and self._stays(source.sharding, target.sharding):
                 kept.append((value, first + index, target))
             else:
@@ -233,7 +238,7 @@ class _Lowering:
 
     def _stays(self, source: Sharding, target: Sharding) -> bool:
         """True where each shard's new device is on the host of the old one."""
-        return len(source.devices) == len(target.devices) and all(
+        return all(
             self._seat(a).host == self._seat(b).host
             for a, b in zip(source.devices, target.devices, strict=True)
         )
@@ -254,8 +259,8 @@ class _Lowering:
                 sends.setdefault(holder, []).append(p.SendPiece(from_shard, from_box, seat.host, feed))
                 receives[seat.host].append(p.ReceivePiece(shard, to_box, feed))
         for host, outgoing in sorted(sends.items()):
-            segment = self._add(host, p.Send(value, tuple(outgoing)), (value,), ())
-            self.sent.update((piece.feed, (host, segment)) for piece in outgoing)
+            number = self._add(host, p.Send(value, tuple(outgoing)), (value,), ())
+            self.sent.update((piece.feed, number) for piece in outgoing)
         for host, incoming in sorted(receives.items()):
             feeds = tuple(piece.feed for piece in incoming)
             step = p.Receive(output, self._local(target, host), tuple(incoming))
@@ -322,17 +327,15 @@ class _Lowering:
     def _add(
         self, host: int, step: p.Step, uses: tuple[int, ...], defines: tuple[int, ...], feeds: tuple[int, ...] = ()
     ) -> int:
-        """Appends a step to the host's last segment, or to a new one; returns the segment's index."""
-        segments = self.hosts.setdefault(host, [_Segment()])
-        last = len(segments) - 1
-        if any(self.sent.get(feed) == (host, last) for feed in feeds):
-            segments.append(_Segment())
-        segment = segments[-1]
+        """Appends a step to the host's last segment, or to one after those that send `feeds`; returns its number."""
+        segments = self.hosts.setdefault(host, {})
+        number = max(next(reversed(segments), 0), *(self.sent.get(feed, -1) + 1 for feed in feeds), 0)
+        segment = segments.setdefault(number, _Segment())
         segment.steps.append(step)
         segment.used.update(uses)
         segment.defined.update(defines)
         segment.awaited.extend(feed for feed in feeds if feed not in segment.awaited)
-        return len(segments) - 1
+        return number
 
     def _consume(self, values: object) -> None:
         self.donated.update(v for v in values if v < len(self.program.arguments))  # type: ignore[attr-defined]

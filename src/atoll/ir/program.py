@@ -138,6 +138,14 @@ def check(program: Program) -> None:
         for feed in _feeds(node):
             if not 0 <= feed < program.feeds:
                 raise invalid(f"program {program.name!r} uses feed {feed} of {program.feeds}")
+        if isinstance(node, Transfer) and len(node.inputs) != len(node.outputs):
+            raise invalid(
+                f"program {program.name!r} transfers {len(node.inputs)} inputs and {len(node.outputs)} outputs"
+            )
+        if isinstance(node, Call):
+            for position in (*node.donated, *node.preserved):
+                if not 0 <= position < len(node.inputs):
+                    raise invalid(f"program {program.name!r} donates position {position} of {len(node.inputs)}")
         if isinstance(node, Rearrange):
             for mapping in node.mappings:
                 if not (0 <= mapping.input < len(node.inputs) and 0 <= mapping.output < len(node.outputs)):

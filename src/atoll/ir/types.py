@@ -102,7 +102,7 @@ def shard_boxes(sharding: Sharding, shape: Shape) -> tuple[Box, ...]:
 
 def _tile_boxes(dims: Shape, order: tuple[int, ...], devices: int, shape: Shape) -> tuple[Box, ...]:
     rank = len(shape)
-    if len(dims) < rank or math.prod(dims) != devices or len(order) != devices:
+    if len(dims) < rank or min(dims, default=1) < 1 or math.prod(dims) != devices or len(order) != devices:
         raise invalid(f"tile assignment {dims} over {len(order)} devices does not fit shape {shape} on {devices}")
     tile = [-(-size // count) for size, count in zip(shape, dims, strict=False)]
     boxes: list[Box | None] = [None] * devices

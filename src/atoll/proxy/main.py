@@ -12,7 +12,7 @@ from atoll.errors import AtollError
 from atoll.proxy.grpc import GrpcServer
 from atoll.proxy.link import Link, open_link
 from atoll.proxy.service import Service
-from atoll.transport.address import check_may_listen, parse_address
+from atoll.transport.address import Address, check_may_listen, parse_address
 from atoll.transport.lifeline import watch_in_loop
 from atoll.transport.messages import DEFAULT_TOKEN_VARIABLE
 from atoll.transport.process import read_options, run_loop, start_logging
@@ -71,7 +71,8 @@ async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:
             await server.listen_unix(address.path)
             where = str(address)
         else:
-            where = f"{address.host}:{await server.listen_tcp(address.host, address.port)}"
+            port = await server.listen_tcp(address.host, address.port)
+            where = str(Address(host=address.host, port=port))
     except (AtollError, OSError) as error:
         _tell(options, Ready(error=type(error).__name__, message=str(error)))
         return

@@ -34,16 +34,29 @@ READ_THREADS = 8
 
 
 class _Completion:
-    """Stands for the end of a call that has outputs or not; what a caller that asked for its status waits for."""
-
-    def __init__(self, token: Any) -> None:
-        self.token = token
+    """Stands for the end of a call or of a read; what a caller that asked for its status holds."""
 
     def is_deleted(self) -> bool:
         return False
 
     def delete(self) -> None:
         return None
+
+
+class _Token:
+    """The end of one run. XLA's token waits and fails; the first output, while it lives, tells without waiting."""
+
+    __slots__ = ("_output", "_token")
+
+    def __init__(self, token: Any, outputs: list[Any]) -> None:
+        self._token = token
+        self._output = outputs[0] if outputs else None
+
+    def is_ready(self) -> bool:
+        return self._output is not None and self._output.is_ready()
+
+    def block_until_ready(self) -> None:
+        self._token.block_until_ready()
 
 
 class Executor:
@@ -55,7 +68,8 @@ class Executor:
         functions: Functions,
         data_port: DataPort,
         keys: TypeKeys,
-        report: Callable[[Any], None],
+        report: Callable[..., None],
+        host: int,
     ) -> None:
         self._backend = backend
         self._functions = functions
@@ -63,11 +77,11 @@ class Executor:
         self._inbox = data_port.inbox
         self._keys = keys
         self._report = report
-        self._host = -1
+        self._host = host
         self._stores: dict[int, Store] = {}
         self._plans: dict[int, p.Plan] = {}
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._ends: queue.SimpleQueue[tuple[int, int, Any, list[Any]] | None] = queue.SimpleQueue()
+        self._ends: queue.SimpleQueue[_End] = queue.SimpleQueue()
         self._readers = ThreadPoolExecutor(READ_THREADS, "atoll-read")
         self._readers_lock = threading.Lock()
         self._threads = [
@@ -76,9 +90,6 @@ class Executor:
         ]
         for thread in self._threads:
             thread.start()
-
-    def set_host(self, host: int) -> None:
-        self._host = host
 
     def submit(self, message: Any) -> None:
         """Takes one of Run, Free, KeepPlan, DropPlan, OpenStore, CloseStore; they are done in order."""
@@ -131,10 +142,12 @@ class Executor:
                 store.set(handle, status)
             self._report(m.Failed(run.sequence, status))
             return
-        if reads:
-            self._readers.submit(self._read, run, waits, reads, store)
+        if not reads:
+            self._ends.put((run.sequence, started, waits))
+        elif all(_is_small_and_ready(values[value]) for value in plan.arguments):
+            self._read(run, waits, reads)  # a hand-over to another thread would take longer
         else:
-            self._ends.put((run.sequence, started, store, waits))
+            self._readers.submit(self._read, run, waits, reads)
 
     def _step(
         self,
@@ -190,8 +203,8 @@ class Executor:
             values[value] = Buffer(array, key, _COMPUTED)
             value += 1
         if step.completion:
-            values[value] = Buffer(_Completion(token), -1, None)
-        waits.append(token)
+            values[value] = Buffer(_Completion(), -1, None)
+        waits.append(_Token(token, outputs))
 
     def _wrong_arguments(self, wanted: list[int], buffers: list[Buffer]) -> StatusError:
         if len(wanted) != len(buffers):
@@ -257,7 +270,7 @@ class Executor:
         buffer = values[step.input]
         shards = shards_of(_alive(buffer))
         self._hold(buffer)
-        values[step.completion] = Buffer(_Completion(None), -1, None)
+        values[step.completion] = Buffer(_Completion(), -1, None)
         feed = run.feeds[step.feed]
 
         def read() -> None:
@@ -312,7 +325,7 @@ class Executor:
         with self._readers_lock:
             buffer.readers -= 1
 
-    def _read(self, run: m.Run, waits: list[Any], reads: list[Callable[[], None]], store: Store) -> None:
+    def _read(self, run: m.Run, waits: list[Any], reads: list[Callable[[], None]]) -> None:
         failure: Status | None = None
         started = time.monotonic_ns()
         for read in reads:
@@ -322,17 +335,26 @@ class Executor:
                 failure = failure or status_of(error)
         if failure is not None:
             self._report(m.Failed(run.sequence, failure))
+        elif waits:
+            self._ends.put((run.sequence, started, waits))
         else:
-            self._ends.put((run.sequence, started, store, waits))
+            self._report(m.Done(((run.sequence, started, time.monotonic_ns()),)))
 
     # ---- the thread that learns of ends
 
     def _await_ends(self) -> None:
+        """Reports ends in the order of starts, many in one message where they come quickly."""
+        ended: list[tuple[int, int, int]] = []
         while True:
-            item = self._ends.get()
-            if item is None:
-                return
-            sequence, started, _, waits = item
+            if ended and self._ends.empty():
+                self._report(m.Done(tuple(ended)))
+                ended = []
+            sequence, started, waits = self._ends.get()
+            if ended and not all(_is_ready(waited) for waited in waits):
+                self._report(m.Done(tuple(ended)))
+                ended = []
+                if self._ends.qsize() >= _BUSY_ENDS:
+                    time.sleep(_BUSY_PAUSE_SECONDS)
             failure: Status | None = None
             for waited in waits:
                 try:
@@ -342,10 +364,33 @@ class Executor:
                         continue  # a later run has consumed it, and so has it been ready
                     failure = failure or status_of(error)
             if failure is not None:
-                self._report(m.Failed(sequence, failure))
+                self._report(m.Done(tuple(ended)), m.Failed(sequence, failure))
+                ended = []
             else:
-                self._report(m.Done(((sequence, started, time.monotonic_ns()),)))
-            del item, waits
+                ended.append((sequence, started, time.monotonic_ns()))
+            del waits
+
+
+# A run that waits for its end: sequence number, start in nanoseconds, and what XLA tells its end by.
+_End = tuple[int, int, list[Any]]
+# With so many runs behind the next one, its end can be learnt a little later, together with that of others: each waking
+# of a thread costs the others the interpreter's lock.
+_BUSY_ENDS = 12
+_BUSY_PAUSE_SECONDS = 5e-4
+_SMALL_BYTES = 64 * 1024
+
+
+def _is_ready(waited: Any) -> bool:
+    """Whether waiting would not block; tokens cannot say, the arrays beside them can."""
+    try:
+        return bool(waited.is_ready())
+    except (AttributeError, RuntimeError):
+        return False
+
+
+def _is_small_and_ready(buffer: Buffer) -> bool:
+    nbytes = getattr(buffer.array, "nbytes", None)  # a completion has none
+    return nbytes is not None and nbytes <= _SMALL_BYTES and _is_ready(buffer.array)
 
 
 # What a computed buffer is made of is known to its function, not kept with each buffer.

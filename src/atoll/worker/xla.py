@@ -305,8 +305,15 @@ class Uneven:
     def dtype(self) -> Any:
         return self.shards[0].dtype
 
+    @property
+    def nbytes(self) -> int:
+        return sum(shard.nbytes for shard in self.shards)
+
     def is_deleted(self) -> bool:
         return any(shard.is_deleted() for shard in self.shards)
+
+    def is_ready(self) -> bool:
+        return all(shard.is_ready() for shard in self.shards)
 
     def delete(self) -> None:
         for shard in self.shards:

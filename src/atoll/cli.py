@@ -1,0 +1,365 @@
+"""The command line: `atoll --help`.
+
+What a command is asked for goes to standard output (an address, a table, JSON), everything else to standard error. An
+error is one line there; the exit status is then 1, or 2 where the command line itself is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from atoll._version import __version__
+from atoll.errors import AtollError, ConnectError
+from atoll.operate.registrations import DEFAULT_NAME
+from atoll.transport.messages import DEFAULT_TOKEN_VARIABLE
+
+# The commands import what they need: the engine and all below it would double the time that `atoll --help` takes.
+
+_DEFAULT_ISLANDS = "1x1x8"
+_TABLE_WIDTH = 140  # where there is no terminal to ask
+_NOT_EXECUTABLE, _NOT_FOUND = 126, 127  # exit statuses, as of a shell
+
+app = typer.Typer(
+    name="atoll",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_terminal = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def _check_islands(text: str | None) -> str | None:
+    from atoll.engines.local import read_topology
+
+    if text is not None:
+        try:
+            read_topology(text)
+        except AtollError as error:
+            raise typer.BadParameter(str(error)) from None
+    return text
+
+
+_ISLANDS_HELP = (
+    "ISLANDSxHOSTSxDEVICES: 2x1x4 has two islands, of one host with four devices each. JAX sees them as "
+    "2 slices (`slice_index`) of 4 devices."
+)
+_PLATFORM_HELP = "What the workers compute on: cpu, cuda or tpu, as JAX names it."
+
+Islands = Annotated[str, typer.Option(help=_ISLANDS_HELP, callback=_check_islands, metavar="IxHxD")]
+Platform = Annotated[str, typer.Option(help=_PLATFORM_HELP, envvar="ATOLL_PLATFORM")]
+ClusterAddress = Annotated[
+    str,
+    typer.Option(
+        "--address", help="The cluster at this address (unix:/path or HOST:PORT). ATOLL_ADDRESS if not given."
+    ),
+]
+ClusterName = Annotated[str, typer.Option("--name", help="The cluster that `atoll up --name` started.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"atoll {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def atoll(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version, and end.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Atoll runs unmodified JAX programs on devices that live in other processes, under one controller.
+
+    Without any command, `JAX_PLATFORMS=atoll python train.py` starts an embedded cluster with the script, and ends it
+    with it.
+
+    For a cluster that stays: `atoll up`, then `JAX_PLATFORMS=atoll ATOLL_ADDRESS=... python train.py` as often as you
+    like, `atoll status` to look, `atoll down` to end it.
+
+    **Environment.**
+
+    - `ATOLL_ADDRESS`: where a cluster listens, for scripts and for status, down and proxy.
+
+    - `ATOLL_ISLANDS`, `ATOLL_PLATFORM`: what an embedded cluster has.
+
+    - `ATOLL_TOKEN`: a cluster that is started with it serves only those who bring the same. What listens on anything
+    but loopback or a unix socket must have it.
+
+    - `ATOLL_CACHE_DIR`: where compiled programs are kept; "off" keeps none.
+
+    - `ATOLL_LOG`: debug or info makes the processes tell more.
+    """
+
+
+@app.command(context_settings={"allow_interspersed_args": False}, no_args_is_help=True)
+def run(
+    command: Annotated[
+        list[str], typer.Argument(help="The command and its arguments.", metavar="COMMAND...")
+    ],
+    islands: Annotated[
+        str | None, typer.Option(help=_ISLANDS_HELP, callback=_check_islands, metavar="IxHxD")
+    ] = None,
+    platform: Annotated[str | None, typer.Option(help=_PLATFORM_HELP)] = None,
+    address: Annotated[str, typer.Option(help="Run on the cluster at this address instead.")] = "",
+) -> None:
+    """Run a command with JAX on Atoll: `atoll run --islands 2x1x4 -- python train.py --steps 100`.
+
+    The command takes the place of this process, so signals and the exit status are its own. It gets an embedded cluster
+    of these islands, which ends with it; without --islands, the cluster of ATOLL_ADDRESS if that is set, else an
+    embedded one of 1x1x8.
+
+    JAX_PLATFORMS becomes "atoll", unless it names atoll already ("atoll,cpu").
+    """
+    if islands is not None and address:
+        raise typer.BadParameter(
+            "--islands is for an embedded cluster, --address for one that is up: give one of them"
+        )
+    env = dict(os.environ)
+    if "atoll" not in env.get("JAX_PLATFORMS", "").split(","):
+        env["JAX_PLATFORMS"] = "atoll"
+    if islands is not None:
+        env.pop("ATOLL_ADDRESS", None)
+        env["ATOLL_ISLANDS"] = islands
+    if address:
+        env["ATOLL_ADDRESS"] = address
+    if platform is not None:
+        env["ATOLL_PLATFORM"] = platform
+    try:
+        os.execvpe(command[0], command, env)
+    except FileNotFoundError:
+        _fail(f"{command[0]}: no such command", _NOT_FOUND)
+    except OSError as error:
+        _fail(f"{command[0]}: {error.strerror}", _NOT_EXECUTABLE)
+
+
+@app.command()
+def up(
+    islands: Islands = _DEFAULT_ISLANDS,
+    listen: Annotated[
+        str,
+        typer.Option(
+            help="Where the controller listens: unix:/path or HOST:PORT. A unix socket that only you can open, "
+            "unless given; anything but loopback needs ATOLL_TOKEN.",
+            metavar="ADDRESS",
+        ),
+    ] = "",
+    platform: Platform = "cpu",
+    name: Annotated[str, typer.Option(help="Its name, for status and down.")] = DEFAULT_NAME,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay in the foreground; Ctrl-C ends the cluster.")
+    ] = False,
+) -> None:
+    """Start a cluster that stays, and print its address.
+
+    The address alone goes to standard output: `export ATOLL_ADDRESS=$(atoll up --islands 1x1x8)`. The cluster runs
+    until `atoll down`, whoever comes and goes; its messages are in the file `log` of its folder.
+    """
+    from atoll.operate.child import wait_for_any
+    from atoll.operate.clusters import NewCluster
+
+    cluster = NewCluster(
+        name=name,
+        islands=islands,
+        platform=platform,
+        listen=listen,
+        token=_token(),
+        parent=os.getpid() if foreground else 0,
+    )
+    try:
+        with _terminal.status(f"starting {islands} ..."):
+            cluster.wait()
+    except AtollError:
+        messages = cluster.last_messages()
+        if messages:
+            print(messages, file=sys.stderr)
+        raise
+    address = cluster.registration.address
+    print(address, flush=True)
+    _tell(f"cluster {name} is up: {islands} on {platform}")
+    _tell(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={address} python train.py")
+    if not foreground:
+        chosen = "" if name == DEFAULT_NAME else f" --name {name}"
+        _tell(f"  look:  atoll status{chosen}")
+        _tell(f"  end:   atoll down{chosen}")
+        cluster.child.leave()
+        return
+    _tell("  end:   Ctrl-C")
+    _end_on_signals()
+    try:
+        wait_for_any([cluster.child])
+    except KeyboardInterrupt:
+        _tell("ending")
+    finally:
+        cluster.end()
+
+
+@app.command()
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="The same as JSON, for programs.")] = False,
+    address: ClusterAddress = "",
+    name: ClusterName = "",
+) -> None:
+    """Show a cluster: its islands, hosts and devices, the sessions that are open, and the memory they hold.
+
+    Which cluster: --address, --name, ATOLL_ADDRESS, the one named "default", or the only one that is up; the first of
+    these that applies.
+
+    The JSON is `{"islands": [{"id", "state", "hosts": [{"id", "pid", "state", "devices": [...]}]}], "sessions": [...]}`
+    and more. States are "starting", "ready" and "lost".
+    """
+    from atoll.operate.clusters import explained, find
+    from atoll.operate.question import ask_for_report
+    from atoll.operate.tables import status_tables
+
+    target = find(address, name)
+    try:
+        report = json.loads(ask_for_report(target.address, _token()))
+    except ConnectError as error:
+        raise explained(error) from None
+    if as_json:
+        print(json.dumps(report, indent=1))
+    else:
+        width = None if sys.stdout.isatty() else _TABLE_WIDTH
+        Console(width=width, highlight=False).print(status_tables(report, str(target.address)))
+
+
+@app.command()
+def down(address: ClusterAddress = "", name: ClusterName = "") -> None:
+    """End a cluster, and return when nothing is left of it: no process, no socket, no folder.
+
+    Sessions that are open end with an error. A process that does not go within 10 seconds is ended by force, where it
+    is yours and on this machine. Which cluster: as for `atoll status`.
+    """
+    from atoll.operate.clusters import explained, find, stop
+
+    target = find(address, name)
+    label = f"cluster {target.registration.name}" if target.registration else "the cluster"
+    try:
+        with _terminal.status(f"ending {label} ..."):
+            ended = stop(target, _token())
+    except ConnectError as error:
+        raise explained(error) from None
+    text = f"{label} at {target.address} has ended"
+    if ended.processes >= 0:
+        text += f": {ended.processes} processes"
+    if ended.forced:
+        text += f", {ended.forced} of them by force"
+    print(text)
+
+
+@app.command()
+def proxy(
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes any free port.")
+    ] = 29000,
+    host: Annotated[
+        str, typer.Option(help="On which address; one that is not loopback needs ATOLL_TOKEN.")
+    ] = "127.0.0.1",
+    address: ClusterAddress = "",
+    islands: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Of the embedded cluster; {_DEFAULT_ISLANDS} unless given. " + _ISLANDS_HELP,
+            callback=_check_islands,
+            metavar="IxHxD",
+        ),
+    ] = None,
+    platform: Platform = "cpu",
+) -> None:
+    """Serve clients that know nothing of Atoll: those that start with Google's `pathwaysutils`.
+
+    With --address (or ATOLL_ADDRESS, unless --islands is given) they work on that cluster; otherwise on an embedded one,
+    which they share, and which ends with this command. Ctrl-C ends it.
+
+    A client then runs as it does in Google's cloud, its script calling `pathwaysutils.initialize()`:
+    `IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS=true JAX_PLATFORMS=proxy JAX_BACKEND_TARGET=grpc://127.0.0.1:29000
+    python train.py`
+
+    With a token, a client passes it on in `ClientConnectionOptions.initialization_data["token"]`.
+    """
+    from atoll.operate.clusters import explained
+    from atoll.operate.question import ask_for_report
+    from atoll.operate.serving import serve_proxy
+    from atoll.transport.address import Address, check_may_listen, parse_address
+
+    if islands is not None and address:
+        raise typer.BadParameter(
+            "--islands is for an embedded cluster, --address for one that is up: give one of them"
+        )
+    listen = Address(host=host.removeprefix("[").removesuffix("]"), port=port)
+    check_may_listen(listen, _token())
+    cluster = "" if islands is not None else address or os.environ.get("ATOLL_ADDRESS", "")
+    if cluster:
+        try:
+            ask_for_report(parse_address(cluster), _token())
+        except ConnectError as error:
+            raise explained(error) from None
+
+    def tell(where: str) -> None:
+        print(f"grpc://{where}", flush=True)
+        _tell(
+            "  run:   IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS=true JAX_PLATFORMS=proxy "
+            f"JAX_BACKEND_TARGET=grpc://{where} python train.py"
+        )
+        _tell("  end:   Ctrl-C")
+
+    _end_on_signals()
+    try:
+        serve_proxy(listen, cluster, islands or _DEFAULT_ISLANDS, platform, tell)
+    except KeyboardInterrupt:
+        _tell("the proxy has ended")
+
+
+def _token() -> str:
+    return os.environ.get(DEFAULT_TOKEN_VARIABLE, "")
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _end_on_signals() -> None:
+    """SIGTERM, and the terminal's end, work as Ctrl-C does."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+
+
+def _fail(message: str, status: int = 1) -> NoReturn:
+    _tell(f"atoll: {message}")
+    sys.exit(status)
+
+
+def main() -> None:
+    """The command `atoll`."""
+    try:
+        sys.exit(app(prog_name="atoll", standalone_mode=False))
+    except AtollError as error:
+        _fail(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("interrupted", 130)
+    except Exception as error:
+        # What typer says of a wrong command line; its class has moved between typer's versions.
+        if not hasattr(error, "format_message"):
+            raise
+        _fail(_usage(error), getattr(error, "exit_code", 2))
+
+
+def _usage(error: Any) -> str:
+    context = getattr(error, "ctx", None)
+    where = f"{context.command_path} --help".strip() if context is not None else "atoll --help"
+    return f"{error.format_message()} (see `{where}`)"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""A process of Atoll's own that says in one line when it is up, or why it is not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+from atoll.errors import ClusterError
+from atoll.transport.process import command
+
+Message = TypeVar("Message")
+
+START_SECONDS = 150.0
+END_SECONDS = 5.0
+
+
+class Child:
+    """A process in a session of its own, so that Ctrl-C reaches the command and not it.
+
+    `who` names it in errors; all that it prints goes to the descriptor `output`.
+    """
+
+    def __init__(self, module: str, options: msgspec.Struct, who: str, output: int = 2) -> None:
+        self.who = who
+        self._readable, writable = os.pipe()
+        # The user's choice of JAX platforms is for the user's own scripts.
+        env = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+        try:
+            self.process = subprocess.Popen(
+                command(module, msgspec.structs.replace(options, ready_fd=writable)),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=env,
+                pass_fds=(writable,),
+                start_new_session=True,
+            )
+        finally:
+            os.close(writable)
+
+    def read(self, kind: type[Message]) -> Message:
+        """The line that the process writes once it is up. Raises ClusterError where none comes."""
+        deadline = time.monotonic() + START_SECONDS
+        line = b""
+        while not line.endswith(b"\n"):
+            ready, _, _ = select.select([self._readable], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise ClusterError(f"{self.who} was not up within {START_SECONDS:.0f} s")
+            part = os.read(self._readable, 65536)
+            if not part:
+                raise ClusterError(f"{self.who} ended before it was up; its messages are above")
+            line += part
+        return msgspec.json.decode(line, type=kind)
+
+    def leave(self) -> None:
+        """The command ends, and the process stays."""
+        self.process.returncode = 0  # nobody will wait for it
+
+    def end(self) -> None:
+        """Ends the process, by force where it does not go within a few seconds."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.terminate()
+        try:
+            self.process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def wait_for_any(children: Sequence[Child]) -> Child:
+    """Blocks until one of them has ended; a signal's exception gets through."""
+    poller = select.poll()
+    descriptors = {os.pidfd_open(child.process.pid): child for child in children}
+    try:
+        for descriptor in descriptors:
+            poller.register(descriptor, select.POLLIN)
+        return descriptors[poller.poll()[0][0]]
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)

@@ -1,0 +1,188 @@
+"""Clusters that stay: how one is found, started and ended."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from atoll.engines.local import EngineOptions, Started, default_cache_directory
+from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError
+from atoll.operate.child import Child
+from atoll.operate.question import ask_to_stop
+from atoll.operate.registrations import DEFAULT_NAME, Registration, Registrations
+from atoll.transport.address import Address, check_may_listen, parse_address
+
+END_SECONDS = 10.0
+_FORCE_SECONDS = 2.0
+_POLL_SECONDS = 0.02
+_LOG_LINES = 20
+_WHAT_TO_START = "start one with `atoll up --islands 1x1x8`, or set ATOLL_ADDRESS to where one listens"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A cluster that a command is about; with its registration where it is this user's, on this machine."""
+
+    address: Address
+    registration: Registration | None = None
+
+
+def find(address: str = "", name: str = "") -> Target:
+    """The cluster at `address`, or of that `name`; else the one of ATOLL_ADDRESS, the default one, the only one.
+
+    Raises AddressError or ClusterError, which names the address that was tried and what to start.
+    """
+    registrations = Registrations()
+    live = registrations.all()
+    address = address or ("" if name else os.environ.get("ATOLL_ADDRESS", ""))
+    if address:
+        parsed = parse_address(address)
+        same = [each for each in live if each.address == str(parsed)]
+        return Target(parsed, same[0] if same else None)
+    chosen = [each for each in live if each.name == (name or DEFAULT_NAME)]
+    if not chosen and not name:
+        chosen = live
+    if not chosen:
+        tried = registrations.address(name or DEFAULT_NAME)
+        raise ClusterError(f"no cluster{' ' + name if name else ''} is up (tried {tried}): {_WHAT_TO_START}")
+    if len(chosen) > 1:
+        names = ", ".join(each.name for each in chosen)
+        raise ClusterError(f"several clusters are up: choose one with --name ({names})")
+    return Target(parse_address(chosen[0].address), chosen[0])
+
+
+def explained(error: ConnectError) -> ConnectError:
+    """The error, with what to do where nobody listens."""
+    if not str(error).startswith("cannot reach"):
+        return error
+    return ConnectError(f"{error}; {_WHAT_TO_START}")
+
+
+class NewCluster:
+    """A cluster that is being started. Raises AtollError from the constructor where it may not be.
+
+    `parent`: the process that it must not outlive, or 0. Its messages go to `log` in its folder; with a parent to
+    standard error.
+    """
+
+    def __init__(
+        self, *, name: str, islands: str, platform: str, listen: str, token: str, parent: int = 0
+    ) -> None:
+        registrations = Registrations()
+        self._directory = registrations.directory(name)
+        address = _listening_address(listen or registrations.address(name), token)
+        self._log: BinaryIO | None = None
+        with registrations.locked():
+            for each in registrations.live():
+                if each.name == name:
+                    raise ClusterError(
+                        f"a cluster named {name} is up already, at {each.address}: use it, end it with `atoll down`, "
+                        "or give the new one another --name"
+                    )
+            self._directory.mkdir(mode=0o700)
+            if not parent:
+                # Appended to by many processes, read here; held open, for the folder goes where the start fails.
+                self._log = open(self._directory / "log", "a+b")
+            options = EngineOptions(
+                islands,
+                str(self._directory),
+                listen=str(address),
+                platform=platform,
+                parent=parent,
+                cache_directory=default_cache_directory(),
+            )
+            output = self._log.fileno() if self._log else 2
+            self.child = Child("atoll.engines.local", options, "the cluster", output)
+            self.registration = registrations.register(
+                name, str(address), islands, platform, self.child.process.pid
+            )
+
+    def wait(self) -> None:
+        """Returns once the cluster is up. Raises ClusterError where it does not come up; nothing is left of it then."""
+        try:
+            started = self.child.read(Started)
+            if started.error:
+                raise ClusterError(started.error)
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        self.child.end()
+        self.registration.kill()
+
+    def last_messages(self) -> str:
+        """The last lines of the log: what its processes said; "" where they said it on standard error."""
+        if self._log is None:
+            return ""
+        self._log.seek(0)
+        return "\n".join(self._log.read().decode(errors="replace").splitlines()[-_LOG_LINES:])
+
+
+def _listening_address(text: str, token: str) -> Address:
+    address = parse_address(text)
+    if not address.is_unix and address.port == 0:
+        raise AddressError(f"{text}: a cluster listens on a port that its clients know: name one")
+    check_may_listen(address, token)
+    return address
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What `stop` ended: how many processes, and how many of them by force. -1: they are not ours to count."""
+
+    processes: int
+    forced: int = 0
+
+
+def stop(target: Target, token: str) -> Ended:
+    """Ends a cluster, and returns when nothing of it is left.
+
+    Asks the controller. What is ours and has not gone in time is ended by force. Raises ConnectError and its kin, or
+    ClusterError where a cluster that is not ours stays.
+    """
+    registration = target.registration
+    if registration is None:
+        ask_to_stop(target.address, token)
+        if not _until(lambda: not _answers(target.address), END_SECONDS):
+            raise ClusterError(
+                f"the cluster at {target.address} agreed to end, but still listens after {END_SECONDS:.0f} s"
+            )
+        return Ended(-1)
+    processes = len(registration.pids())
+    asked = True
+    try:
+        ask_to_stop(target.address, token)
+    except AccessError:
+        raise
+    except AtollError:
+        asked = False  # its controller hangs, or is gone already
+    directory = Path(registration.directory)
+    if asked and _until(lambda: not directory.exists() and not registration.pids(), END_SECONDS):
+        return Ended(processes)
+    forced = registration.kill()
+    if not _until(lambda: not registration.pids(), _FORCE_SECONDS):
+        raise ClusterError(f"cluster {registration.name}: processes {registration.pids()} do not end")
+    shutil.rmtree(directory, ignore_errors=True)
+    return Ended(processes, len(forced))
+
+
+def _until(holds: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
+def _answers(address: Address) -> bool:
+    with socket.socket(address.family, socket.SOCK_STREAM) as sock:
+        sock.settimeout(1.0)
+        return sock.connect_ex(address.sockaddr) == 0

@@ -1,0 +1,66 @@
+"""An operator's question to a controller, and its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+from atoll._version import __version__
+from atoll.errors import AccessError, Code, ConnectError, Status, VersionError
+from atoll.transport import messages as m
+from atoll.transport.address import Address
+from atoll.transport.connection import connect
+
+ANSWER_SECONDS = 10.0
+
+_REFUSALS: dict[int, type[ConnectError]] = {
+    Code.UNAUTHENTICATED: AccessError,
+    Code.FAILED_PRECONDITION: VersionError,
+}
+
+
+def ask_for_report(address: Address, token: str) -> bytes:
+    """What the cluster at `address` has and does, as JSON. Raises ConnectError and its kin."""
+    answer = asyncio.run(_ask(address, token, m.AskStatus()))
+    assert isinstance(answer, m.Report)
+    return answer.body
+
+
+def ask_to_stop(address: Address, token: str) -> None:
+    """Returns once the controller has agreed to end its cluster. Raises ConnectError and its kin."""
+    asyncio.run(_ask(address, token, m.AskStop()))
+
+
+async def _ask(address: Address, token: str, question: m.AskStatus | m.AskStop) -> Any:
+    answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def on_message(message: Any) -> None:
+        if answer.done():
+            return
+        if isinstance(message, m.Refused):
+            answer.set_exception(_refusal(address, message.status))
+        else:
+            answer.set_result(message)
+
+    def on_lost(reason: str) -> None:
+        if not answer.done():
+            answer.set_exception(ConnectError(f"no answer from {address}: {reason}"))
+
+    connection = await connect(address, m.ToOperator, on_message, on_lost, name="the Atoll controller")
+    connection.send(m.Hello(m.PROTOCOL, "operator", token, os.getpid(), __version__, "atoll"))
+    connection.send(question)
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return await answer
+    except TimeoutError:
+        raise ConnectError(
+            f"the controller at {address} did not answer within {ANSWER_SECONDS:.0f} s"
+        ) from None
+    finally:
+        connection.close()
+
+
+def _refusal(address: Address, status: Status) -> ConnectError:
+    kind = _REFUSALS.get(status.code, ConnectError)
+    return kind(f"the cluster at {address} refuses us: {status.message}")

@@ -1,0 +1,519 @@
+"""Lowering, judged by running its plans: a machine of numpy arrays walks them, and what comes out must be right."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.errors import Code, StatusError
+from atoll.ir import plan as p
+from atoll.ir.lowering import Lowered, Seat, lower
+from atoll.ir.program import (
+    Call,
+    DeviceToHost,
+    HostBuffer,
+    HostToDevice,
+    Mapping,
+    Program,
+    Rearrange,
+    Transfer,
+    single,
+)
+from atoll.ir.types import (
+    ArraySpec,
+    Even,
+    Opaque,
+    Replicated,
+    Sharding,
+    Tiled,
+    Uneven,
+    nbytes,
+    shard_boxes,
+    shard_shape,
+)
+from tests.ir.test_types import tilings
+
+Placement = dict[int, Seat]
+
+
+def cluster(islands: int, hosts: int, devices: int) -> Placement:
+    """Virtual devices in the order of the physical ones."""
+    seats = [
+        Seat(island, island * hosts + host, ordinal)
+        for island in range(islands)
+        for host in range(hosts)
+        for ordinal in range(devices)
+    ]
+    return dict(enumerate(seats))
+
+
+def slices(box: Any) -> tuple[slice, ...]:
+    return tuple(slice(start, stop) for start, stop in box)
+
+
+class Machine:
+    """Hosts that hold numpy shards and walk plans, as workers do. Feeds are a dict."""
+
+    def __init__(self, placement: Placement) -> None:
+        self.placement = placement
+        self.stores: dict[int, dict[int, list[np.ndarray]]] = {s.host: {} for s in placement.values()}
+        self.feeds: dict[tuple[int, int], np.ndarray] = {}
+        self.to_client: dict[int, np.ndarray] = {}
+        self.sent: Counter[tuple[int, int]] = Counter()
+        self.received: Counter[tuple[int, int]] = Counter()
+        self.executed: list[tuple[int, p.Execute]] = []
+
+    def load(self, value: int, spec: ArraySpec, shards: list[np.ndarray]) -> None:
+        """Gives each host its shards, in the order in which the device list names them."""
+        for device, shard in zip(spec.sharding.devices, shards, strict=True):
+            self.stores[self.placement[device].host].setdefault(value, []).append(shard)
+
+    def shards(self, value: int, spec: ArraySpec) -> list[np.ndarray]:
+        """All shards of a value, in order; each host must hold exactly its own."""
+        left = {host: list(store.get(value, [])) for host, store in self.stores.items()}
+        found = [left[self.placement[device].host].pop(0) for device in spec.sharding.devices]
+        assert not any(left.values())
+        return found
+
+    def run(self, lowered: Lowered) -> None:
+        """Runs each host's segments in order, each as soon as what it awaits is here. All must get to run."""
+        waiting = {
+            host: [plans[host] for plans in lowered.segments if host in plans] for host in self.stores
+        }
+        moved = True
+        while moved:
+            moved = False
+            for host, plans in waiting.items():
+                if plans and all((host, feed) in self.feeds for feed in plans[0].awaited):
+                    self._walk(host, plans.pop(0))
+                    moved = True
+        assert not any(waiting.values()), "plans wait for feeds that nobody sends before them"
+        assert self.sent == self.received, "each feed is sent once and used once"
+        assert all(count == 1 for count in self.sent.values())
+        assert all(0 <= feed < lowered.feeds for _, feed in self.sent)
+
+    def _walk(self, host: int, plan: p.Plan) -> None:
+        store = self.stores[host]
+        values = {value: store[value] for value in plan.arguments}
+        available = set(plan.awaited)
+        for step in plan.steps:
+            self._step(host, step, values, available)
+        store.update((value, values[value]) for value in plan.results)
+
+    def _step(self, host: int, step: p.Step, values: dict[int, Any], available: set[int]) -> None:
+        match step:
+            case p.Execute():
+                self.executed.append((host, step))
+            case p.Put():
+                shards = [np.zeros(0)] * len(step.array.devices)
+                for piece in step.pieces:
+                    content = self.feeds[host, piece.feed]
+                    assert piece.feed in available
+                    shards[piece.shard] = content if piece.box is None else content[slices(piece.box)]
+                values[step.output] = shards
+            case p.Get():
+                whole = np.full(step.shape, -1)
+                for shard, box in zip(step.shards, step.boxes, strict=True):
+                    whole[slices(box)] = values[step.input][shard]
+                self.to_client[step.feed] = whole
+                values[step.completion] = []
+            case p.Move():
+                for source, output in zip(step.inputs, step.outputs, strict=True):
+                    values[output] = list(values[source])
+            case p.Send():
+                for piece in step.pieces:
+                    shard = values[step.input][piece.shard]
+                    assert all(0 <= a <= b <= n for (a, b), n in zip(piece.box, shard.shape, strict=True))
+                    assert (piece.host, piece.feed) not in self.feeds
+                    self.feeds[piece.host, piece.feed] = shard[slices(piece.box)]
+                    self.sent[piece.host, piece.feed] += 1
+            case p.Receive():
+                shards = [np.full(shape, -1) for shape in step.array.shard_shapes]
+                covered = [np.zeros(shape, int) for shape in step.array.shard_shapes]
+                for piece in step.pieces:
+                    assert piece.feed in available
+                    shape = shards[piece.shard].shape
+                    assert all(0 <= a <= b <= n for (a, b), n in zip(piece.box, shape, strict=True))
+                    shards[piece.shard][slices(piece.box)] = self.feeds[host, piece.feed]
+                    covered[piece.shard][slices(piece.box)] += 1
+                    self.received[host, piece.feed] += 1
+                assert all((each == 1).all() for each in covered), "each element comes once"
+                values[step.output] = shards
+            case p.Select():
+                values[step.output] = [values[step.inputs[t.input]][t.shard] for t in step.takes]
+
+
+def contents(spec: ArraySpec, array: np.ndarray) -> list[np.ndarray]:
+    return [array[slices(box)] for box in shard_boxes(spec.sharding, spec.shape)]
+
+
+def counting(shape: tuple[int, ...]) -> np.ndarray:
+    return np.arange(math.prod(shape)).reshape(shape)
+
+
+@st.composite
+def placements(draw: st.DrawFn) -> Placement:
+    """A small cluster whose virtual devices sit on its physical ones in any order."""
+    seats = cluster(draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(1, 4)))
+    return dict(zip(seats, draw(st.permutations(list(seats.values()))), strict=True))
+
+
+@st.composite
+def specs(draw: st.DrawFn, placement: Placement, shape: tuple[int, ...]) -> ArraySpec:
+    chosen = draw(st.permutations(sorted(placement)))
+    devices = tuple(chosen[: draw(st.integers(1, min(8, len(chosen))))])
+    return ArraySpec("int64", shape, Sharding(devices, draw(tilings(len(devices), len(shape)))))
+
+
+# Shards that hold nothing are in these shapes too (a dimension of 0, or more tiles than rows).
+shapes = st.lists(st.integers(0, 6), max_size=3).map(tuple)
+
+
+# ---- transfers
+
+
+@given(st.data(), placements(), shapes)
+def test_any_chain_of_reshards_over_any_islands_gives_every_shard_its_part(data, placement, shape):
+    chain = [data.draw(specs(placement, shape)) for _ in range(data.draw(st.integers(2, 4)))]
+    nodes = tuple(Transfer((i,), (spec,), reshard=True) for i, spec in enumerate(chain[1:]))
+    results = tuple(range(1, len(chain)))
+    program = Program("reshard", (chain[0],), nodes, results)
+    lowered = lower(program, placement, {})
+
+    machine = Machine(placement)
+    machine.load(0, chain[0], contents(chain[0], counting(shape)))
+    machine.run(lowered)
+
+    for value, spec in enumerate(chain[1:], start=1):
+        expected = contents(spec, counting(shape))
+        for got, want in zip(machine.shards(value, spec), expected, strict=True):
+            np.testing.assert_array_equal(got, want)
+    assert lowered.result_bytes == tuple(nbytes(spec) for spec in chain[1:])
+    assert lowered.result_hosts == tuple(
+        tuple(sorted({placement[d].host for d in spec.sharding.devices})) for spec in chain[1:]
+    )
+
+
+@given(st.data(), placements(), shapes)
+def test_a_copy_to_other_devices_keeps_shard_i_shard_i(data, placement, shape):
+    source = data.draw(specs(placement, shape))
+    count = len(source.sharding.devices)
+    devices = tuple(data.draw(st.permutations(sorted(placement)))[:count])
+    target = ArraySpec("int64", shape, Sharding(devices, source.sharding.tiling))
+    lowered = lower(single("copy", (source,), Transfer((0,), (target,))), placement, {})
+
+    machine = Machine(placement)
+    machine.load(0, source, contents(source, counting(shape)))
+    machine.run(lowered)
+
+    for got, want in zip(
+        machine.shards(1, target), contents(source, counting(shape)), strict=True
+    ):
+        np.testing.assert_array_equal(got, want)
+    on_one_host = all(
+        placement[a].host == placement[b].host for a, b in zip(source.sharding.devices, devices, strict=True)
+    )
+    kinds = {type(step) for plans in lowered.segments for plan in plans.values() for step in plan.steps}
+    assert kinds == ({p.Move} if on_one_host else {p.Send, p.Receive})
+
+
+@pytest.mark.parametrize("tiling", [Even((2, 3)), Uneven(((2, 3), (1, 3)))])
+def test_shards_whose_place_is_unknown_are_copied_between_islands_all_the_same(tiling):
+    placement = cluster(2, 1, 2)
+    source = ArraySpec("int64", (4, 3), Sharding((0, 1), tiling))
+    target = ArraySpec("int64", (4, 3), Sharding((3, 2), tiling))
+    shards = [np.full(shard_shape(source.sharding, source.shape, i), i) for i in range(2)]
+    machine = Machine(placement)
+    machine.load(0, source, shards)
+    machine.run(lower(single("copy", (source,), Transfer((0,), (target,))), placement, {}))
+    got = machine.shards(1, target)
+    assert [shard.shape for shard in got] == [shard.shape for shard in shards]
+    assert [set(shard.ravel()) for shard in got] == [{0}, {1}]
+
+
+def test_a_reshard_takes_replicas_from_its_own_host_and_else_from_all_alike():
+    placement = cluster(3, 1, 2)
+    everywhere = ArraySpec("int64", (4,), Sharding((0, 2)))
+    here = ArraySpec("int64", (4,), Sharding((1, 3, 4, 5)))
+    lowered = lower(single("f", (everywhere,), Transfer((0,), (here,), reshard=True)), placement, {})
+    (first, *_) = lowered.segments
+    senders = Counter(
+        (host, piece.host)
+        for host, plan in first.items()
+        for step in plan.steps
+        if isinstance(step, p.Send)
+        for piece in step.pieces
+    )
+    assert senders == {(0, 0): 1, (1, 1): 1, (0, 2): 1, (1, 2): 1}
+
+
+def test_a_host_waits_for_its_own_bytes_in_a_second_segment_only():
+    placement = cluster(2, 1, 1)
+    source = ArraySpec("int64", (4,), Sharding((0, 1), Tiled((2,), (0, 1))))
+    target = ArraySpec("int64", (4,), Sharding((1, 0), Tiled((2,), (0, 1))))
+    program = single("swap", (source,), Transfer((0,), (target,), reshard=True))
+    lowered = lower(program, placement, {})
+    # Each sends first: neither may wait inside the plan in which it sends, or both would wait for ever.
+    assert [sorted(plans) for plans in lowered.segments] in ([[0, 1]], [[0, 1], [0, 1]])
+    machine = Machine(placement)
+    machine.load(0, source, contents(source, counting((4,))))
+    machine.run(lowered)
+    assert [list(s) for s in machine.shards(1, target)] == [[0, 1], [2, 3]]
+
+
+def test_a_transfer_of_several_arrays_moves_some_and_sends_others():
+    placement = cluster(2, 1, 2)
+    a = ArraySpec("int64", (2,), Sharding((0,)))
+    b = ArraySpec("int64", (3,), Sharding((1,)))
+    to = (
+        ArraySpec("int64", (2,), Sharding((1,))),
+        ArraySpec("int64", (3,), Sharding((2,))),
+    )
+    lowered = lower(single("f", (a, b), Transfer((0, 1), to, donate=True)), placement, {})
+    assert lowered.donated == {0, 1}
+    machine = Machine(placement)
+    machine.load(0, a, [counting((2,))])
+    machine.load(1, b, [counting((3,))])
+    machine.run(lowered)
+    assert list(machine.shards(2, to[0])[0]) == [0, 1]
+    assert list(machine.shards(3, to[1])[0]) == [0, 1, 2]
+
+
+# ---- host ends
+
+
+@given(st.data(), placements(), shapes)
+def test_bytes_from_the_client_reach_every_shard_and_come_back_whole(data, placement, shape):
+    spec = data.draw(specs(placement, shape))
+    devices = spec.sharding.devices
+    whole = counting(shape)
+    boxes = shard_boxes(spec.sharding, spec.shape)
+    if data.draw(st.booleans()):
+        buffers = (HostBuffer(0, shape, None, None),)
+        fed = {0: whole}
+    else:
+        # Shards that hold the same part may share a buffer.
+        groups: dict[Any, list[int]] = {}
+        for position, box in enumerate(boxes):
+            groups.setdefault(box, []).append(position)
+        buffers = tuple(
+            HostBuffer(feed, whole[slices(box)].shape, None, tuple(positions))
+            for feed, (box, positions) in enumerate(groups.items())
+        )
+        fed = {feed: whole[slices(box)] for feed, box in enumerate(groups)}
+    machine = Machine(placement)
+    hosts = {placement[device].host for device in devices}
+    machine.feeds.update(((host, feed), content) for host in hosts for feed, content in fed.items())
+    lowered = lower(single("put", (), HostToDevice(buffers, (spec,)), feeds=len(buffers)), placement, {})
+    machine.run(lowered)
+    for got, want in zip(machine.shards(0, spec), contents(spec, whole), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+    get = single("get", (spec,), DeviceToHost((0,), 0, None), feeds=1)
+    if len(hosts) > 1 and not isinstance(spec.sharding.tiling, Replicated):
+        with pytest.raises(StatusError, match="shard by shard"):
+            lower(get, placement, {})
+        return
+    machine.run(lower(get, placement, {}))
+    np.testing.assert_array_equal(machine.to_client[0], whole)
+
+
+@pytest.mark.parametrize(
+    "buffers",
+    [
+        (),
+        (HostBuffer(0, (2,), None, (0,)),),  # shard 1 gets nothing
+        (HostBuffer(0, (2,), None, (0, 1)), HostBuffer(0, (2,), None, (1,))),  # shard 1 comes twice
+        (HostBuffer(0, (4,), None, None), HostBuffer(0, (2,), None, (0,))),
+    ],
+)
+def test_host_buffers_must_fill_each_shard_once(buffers):
+    spec = ArraySpec("int64", (4,), Sharding((0, 1), Tiled((2,), (0, 1))))
+    with pytest.raises(StatusError, match="each shard exactly once"):
+        lower(single("put", (), HostToDevice(buffers, (spec,)), feeds=1), cluster(1, 1, 2), {})
+
+
+# ---- rearranging
+
+
+@given(st.data(), placements())
+def test_rearranged_shards_are_the_very_shards_that_the_mappings_name(data, placement):
+    shape = (2,)
+    inputs = []
+    for _ in range(data.draw(st.integers(1, 3))):
+        count = data.draw(st.integers(1, len(placement)))
+        devices = tuple(data.draw(st.permutations(sorted(placement)))[:count])
+        inputs.append(ArraySpec("int64", (2 * count,), Sharding(devices, Even(shape))))
+    everything = [(i, s) for i, spec in enumerate(inputs) for s in range(len(spec.sharding.devices))]
+    outputs, mappings, wanted = [], [], []
+    for o in range(data.draw(st.integers(1, 3))):
+        picks, devices_used = [], set()
+        for i, s in data.draw(st.permutations(everything)):
+            if inputs[i].sharding.devices[s] not in devices_used:
+                devices_used.add(inputs[i].sharding.devices[s])
+                picks.append((i, s))
+        picks = picks[: data.draw(st.integers(1, len(picks)))]
+        devices = tuple(inputs[i].sharding.devices[s] for i, s in picks)
+        outputs.append(ArraySpec("int64", (2 * len(picks),), Sharding(devices, Even(shape))))
+        mappings.extend(
+            Mapping(i, o, (s, s + 1, 1), (position, position + 1, 1))
+            for position, (i, s) in enumerate(picks)
+        )
+        wanted.append([10 * i + s for i, s in picks])
+    program = single(
+        "remap",
+        tuple(inputs),
+        Rearrange(tuple(range(len(inputs))), tuple(outputs), tuple(data.draw(st.permutations(mappings)))),
+    )
+    lowered = lower(program, placement, {})
+    machine = Machine(placement)
+    for i, spec in enumerate(inputs):
+        machine.load(i, spec, [np.full(shape, 10 * i + s) for s in range(len(spec.sharding.devices))])
+    machine.run(lowered)
+    for o, spec in enumerate(outputs):
+        assert [shard[0] for shard in machine.shards(len(inputs) + o, spec)] == wanted[o]
+    assert machine.sent == {}
+
+
+def test_mappings_step_over_shards():
+    placement = cluster(1, 1, 4)
+    spec = ArraySpec("int64", (8,), Sharding((0, 1, 2, 3), Even((2,))))
+    halves = tuple(ArraySpec("int64", (4,), Sharding(d, Even((2,)))) for d in ((0, 2), (3, 1)))
+    node = Rearrange(
+        (0,),
+        halves,
+        (
+            Mapping(0, 0, (0, 4, 2), (0, 2, 1)),
+            Mapping(0, 1, (1, 2, 1), (1, 2, 1)),
+            Mapping(0, 1, (3, 4, 1), (0, 1, 1)),
+        ),
+    )
+    machine = Machine(placement)
+    machine.load(0, spec, [np.full((2,), i) for i in range(4)])
+    machine.run(lower(single("halves", (spec,), node), placement, {}))
+    assert [s[0] for s in machine.shards(1, halves[0])] == [0, 2]
+    assert [s[0] for s in machine.shards(2, halves[1])] == [3, 1]
+
+
+PAIR = ArraySpec("int64", (4,), Sharding((0, 1), Even((2,))))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "mappings", "text"),
+    [
+        ((PAIR,), [Mapping(0, 0, (0, 1, 1), (0, 1, 1))], "exactly once"),
+        ((PAIR,), [Mapping(0, 0, (0, 2, 1), (0, 1, 1))], "as many shards as it gives"),
+        ((PAIR,), [Mapping(0, 0, (0, 3, 1), (0, 3, 1))], "not there"),
+        ((PAIR,), [Mapping(0, 0, (0, 2, 1), (0, 2, 1)), Mapping(0, 0, (0, 1, 1), (0, 1, 1))], "gives one twice"),
+        ((PAIR,), [Mapping(0, 0, (-1, 1, 1), (0, 2, 1))], "not there"),
+        (
+            (ArraySpec("int64", (4,), Sharding((1, 0), Even((2,)))),),
+            [Mapping(0, 0, (0, 2, 1), (0, 2, 1))],
+            "cannot move them to another device",
+        ),
+    ],
+)  # fmt: skip
+def test_a_rearrangement_that_does_not_fit_is_refused(outputs, mappings, text):
+    program = single("remap", (PAIR,), Rearrange((0,), outputs, tuple(mappings)))
+    with pytest.raises(StatusError, match=text) as caught:
+        lower(program, cluster(1, 1, 2), {})
+    assert caught.value.status.code == Code.INVALID_ARGUMENT
+
+
+# ---- calls
+
+
+def call(devices: tuple[int, ...], **options: Any) -> Program:
+    spec = ArraySpec("float32", (2,), Sharding(devices, Even((2,))))
+    return single("train_step", (spec, spec), Call(7, (0, 1), (spec,), devices, **options))
+
+
+def test_a_call_becomes_the_same_step_on_each_of_its_hosts():
+    placement = cluster(2, 2, 2)
+    lowered = lower(call((4, 5, 6, 7), donated=(1,), preserved=(0,), completion=True), placement, {7: "abc"})
+    step = p.Execute("abc", (0, 1), 2, (1,), (0,), True)
+    plan = p.Plan("train_step", (0, 1), (step,), (2, 3), ())
+    assert lowered.segments == ({2: plan, 3: plan},)
+    assert lowered.donated == {1}
+    assert lowered.result_hosts == ((2, 3), (2, 3))
+    assert lowered.result_bytes == (4 * 8, 0)
+
+
+def test_a_call_over_two_islands_is_refused_with_what_to_do_instead():
+    with pytest.raises(StatusError) as caught:
+        lower(call((1, 2)), cluster(2, 1, 2), {7: "abc"})
+    text = caught.value.status.message
+    assert caught.value.status.code == Code.INVALID_ARGUMENT
+    for words in ("'train_step'", "2 islands", "slice_index", "jax.device_put"):
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("program", "text"),
+    [
+        (call((0, 9)), "'train_step' names device 9, which this session does not have"),
+        (call((0, 1)), "calls function 7, which is not registered"),
+        (
+            single("f", (PAIR,), Transfer((0,), (ArraySpec("int64", (5,), PAIR.sharding),))),
+            "cannot change",
+        ),
+        (single("f", (PAIR,), Transfer((0,), (ArraySpec("int32", (4,), PAIR.sharding),))), "cannot change"),
+        (
+            single("f", (PAIR,), Transfer((0,), (ArraySpec("int64", (4,), Sharding((8,))),), reshard=True)),
+            "device 8",
+        ),
+        (
+            single("f", (PAIR,), Transfer((0,), (ArraySpec("int64", (4,), Sharding((0, 1, 2))),))),
+            "2 devices .* to 3",
+        ),
+        (
+            single("f", (PAIR,), Transfer((0,), (ArraySpec("int64", (4,), Sharding((2,))),))),
+            "2 devices .* to 1",
+        ),
+        (
+            single(
+                "f",
+                (ArraySpec("int64", (4,), Sharding((0, 1), Opaque())),),
+                Transfer((0,), (PAIR,), reshard=True),
+            ),
+            "disassemble|opaque",
+        ),
+        (
+            Program(
+                "f",
+                (PAIR,),
+                (
+                    Call(7, (0,), (), (0, 1), completion=True),
+                    Transfer((1,), (PAIR,)),
+                ),
+                (2,),
+            ),
+            "not registered|completion",
+        ),
+    ],
+)
+def test_what_cannot_be_lowered_is_refused_with_a_reason(program, text):
+    with pytest.raises(StatusError, match=text) as caught:
+        lower(program, cluster(1, 1, 4), {})
+    assert caught.value.status.code in (Code.INVALID_ARGUMENT, Code.UNIMPLEMENTED)
+
+
+def test_a_calls_completion_is_no_array():
+    nodes = (Call(7, (0,), (), (0, 1), completion=True), Transfer((1,), (PAIR,)))
+    with pytest.raises(StatusError, match="completion is no array"):
+        lower(Program("f", (PAIR,), nodes, (2,)), cluster(1, 1, 2), {7: "abc"})
+
+
+def test_values_between_nodes_stay_on_their_host_and_do_not_become_results():
+    placement = cluster(1, 1, 2)
+    other = ArraySpec("int64", (4,), Sharding((1, 0), Even((2,))))
+    program = Program("f", (PAIR,), (Transfer((0,), (other,)), Transfer((1,), (PAIR,))), (2,))
+    ((plan,),) = [tuple(plans.values()) for plans in lower(program, placement, {}).segments]
+    assert plan.arguments == (0,)
+    assert plan.results == (2,)
