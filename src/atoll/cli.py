@@ -1,7 +1,7 @@
 """The command line: `atoll --help`.
 
-What a command is asked for goes to standard output (an address, a table, JSON), everything else to standard error. An
-error is one line there; the exit status is then 1, or 2 where the command line itself is wrong.
+What a command is asked for goes to standard output (an address, a table, JSON), everything else to standard
+error. An error is one line there; the exit status is then 1, or 2 where the command line itself is wrong.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import typer
 from rich.console import Console
 
 from atoll._version import __version__
-from atoll.errors import AtollError, ConnectError
+from atoll.errors import AtollError
 from atoll.operate.registrations import DEFAULT_NAME
 from atoll.transport.messages import DEFAULT_TOKEN_VARIABLE
 
-# The commands import what they need: the engine and all below it would double the time that `atoll --help` takes.
+# The commands import what they need: the engine and all below it would double the time of `atoll --help`.
 
 _DEFAULT_ISLANDS = "1x1x8"
 _TABLE_WIDTH = 140  # where there is no terminal to ask
@@ -47,6 +47,13 @@ def _check_islands(text: str | None) -> str | None:
         except AtollError as error:
             raise typer.BadParameter(str(error)) from None
     return text
+
+
+def _check_one_of(islands: str | None, address: str) -> None:
+    if islands is not None and address:
+        raise typer.BadParameter(
+            "--islands is for an embedded cluster, --address for one that is up: give one"
+        )
 
 
 _ISLANDS_HELP = (
@@ -81,11 +88,11 @@ def atoll(
 ) -> None:
     """Atoll runs unmodified JAX programs on devices that live in other processes, under one controller.
 
-    Without any command, `JAX_PLATFORMS=atoll python train.py` starts an embedded cluster with the script, and ends it
-    with it.
+    Without any command, `JAX_PLATFORMS=atoll python train.py` starts an embedded cluster with the script, and
+    ends it with it.
 
-    For a cluster that stays: `atoll up`, then `JAX_PLATFORMS=atoll ATOLL_ADDRESS=... python train.py` as often as you
-    like, `atoll status` to look, `atoll down` to end it.
+    For a cluster that stays: `atoll up`, then `JAX_PLATFORMS=atoll ATOLL_ADDRESS=... python train.py` as
+    often as you like, `atoll status` to look, `atoll down` to end it.
 
     **Environment.**
 
@@ -93,8 +100,8 @@ def atoll(
 
     - `ATOLL_ISLANDS`, `ATOLL_PLATFORM`: what an embedded cluster has.
 
-    - `ATOLL_TOKEN`: a cluster that is started with it serves only those who bring the same. What listens on anything
-    but loopback or a unix socket must have it.
+    - `ATOLL_TOKEN`: a cluster that is started with it serves only those who bring the same. What listens on
+    anything but loopback or a unix socket must have it.
 
     - `ATOLL_CACHE_DIR`: where compiled programs are kept; "off" keeps none.
 
@@ -105,7 +112,7 @@ def atoll(
 @app.command(context_settings={"allow_interspersed_args": False}, no_args_is_help=True)
 def run(
     command: Annotated[
-        list[str], typer.Argument(help="The command and its arguments.", metavar="COMMAND...")
+        list[str], typer.Argument(help="The command and its arguments.", metavar="COMMAND")
     ],
     islands: Annotated[
         str | None, typer.Option(help=_ISLANDS_HELP, callback=_check_islands, metavar="IxHxD")
@@ -113,18 +120,17 @@ def run(
     platform: Annotated[str | None, typer.Option(help=_PLATFORM_HELP)] = None,
     address: Annotated[str, typer.Option(help="Run on the cluster at this address instead.")] = "",
 ) -> None:
-    """Run a command with JAX on Atoll: `atoll run --islands 2x1x4 -- python train.py --steps 100`.
+    """Run a command with JAX on Atoll.
 
-    The command takes the place of this process, so signals and the exit status are its own. It gets an embedded cluster
-    of these islands, which ends with it; without --islands, the cluster of ATOLL_ADDRESS if that is set, else an
-    embedded one of 1x1x8.
+    For instance `atoll run --islands 2x1x4 -- python train.py --steps 100`.
+
+    The command takes the place of this process, so signals and the exit status are its own. It gets an
+    embedded cluster of these islands, which ends with it; without --islands, the cluster of ATOLL_ADDRESS if
+    that is set, else an embedded one of 1x1x8.
 
     JAX_PLATFORMS becomes "atoll", unless it names atoll already ("atoll,cpu").
     """
-    if islands is not None and address:
-        raise typer.BadParameter(
-            "--islands is for an embedded cluster, --address for one that is up: give one of them"
-        )
+    _check_one_of(islands, address)
     env = dict(os.environ)
     if "atoll" not in env.get("JAX_PLATFORMS", "").split(","):
         env["JAX_PLATFORMS"] = "atoll"
@@ -149,8 +155,8 @@ def up(
     listen: Annotated[
         str,
         typer.Option(
-            help="Where the controller listens: unix:/path or HOST:PORT. A unix socket that only you can open, "
-            "unless given; anything but loopback needs ATOLL_TOKEN.",
+            help="Where the controller listens: unix:/path or HOST:PORT. A unix socket that only you can "
+            "open, unless given; anything but loopback needs ATOLL_TOKEN.",
             metavar="ADDRESS",
         ),
     ] = "",
@@ -162,8 +168,8 @@ def up(
 ) -> None:
     """Start a cluster that stays, and print its address.
 
-    The address alone goes to standard output: `export ATOLL_ADDRESS=$(atoll up --islands 1x1x8)`. The cluster runs
-    until `atoll down`, whoever comes and goes; its messages are in the file `log` of its folder.
+    The address alone goes to standard output: `export ATOLL_ADDRESS=$(atoll up --islands 1x1x8)`. The cluster
+    runs until `atoll down`, whoever comes and goes; its messages are in the file `log` of its folder.
     """
     from atoll.operate.child import wait_for_any
     from atoll.operate.clusters import NewCluster
@@ -212,21 +218,17 @@ def status(
 ) -> None:
     """Show a cluster: its islands, hosts and devices, the sessions that are open, and the memory they hold.
 
-    Which cluster: --address, --name, ATOLL_ADDRESS, the one named "default", or the only one that is up; the first of
-    these that applies.
+    Which cluster: --address, --name, ATOLL_ADDRESS, the one named "default", or the only one that is up; the
+    first of these that applies.
 
-    The JSON is `{"islands": [{"id", "state", "hosts": [{"id", "pid", "state", "devices": [...]}]}], "sessions": [...]}`
-    and more. States are "starting", "ready" and "lost".
+    The JSON is `{"islands": [{"id", "state", "hosts": [{"id", "pid", "state", "devices": [...]}]}],
+    "sessions": [...]}` and more. States are "starting", "ready" and "lost".
     """
-    from atoll.operate.clusters import explained, find
-    from atoll.operate.question import ask_for_report
+    from atoll.operate.clusters import find, report_of
     from atoll.operate.tables import status_tables
 
     target = find(address, name)
-    try:
-        report = json.loads(ask_for_report(target.address, _token()))
-    except ConnectError as error:
-        raise explained(error) from None
+    report = report_of(target, _token())
     if as_json:
         print(json.dumps(report, indent=1))
     else:
@@ -238,18 +240,15 @@ def status(
 def down(address: ClusterAddress = "", name: ClusterName = "") -> None:
     """End a cluster, and return when nothing is left of it: no process, no socket, no folder.
 
-    Sessions that are open end with an error. A process that does not go within 10 seconds is ended by force, where it
-    is yours and on this machine. Which cluster: as for `atoll status`.
+    Sessions that are open end with an error. A process that does not go within 10 seconds is ended by force,
+    where it is yours and on this machine. Which cluster: as for `atoll status`.
     """
-    from atoll.operate.clusters import explained, find, stop
+    from atoll.operate.clusters import find, stop
 
     target = find(address, name)
     label = f"cluster {target.registration.name}" if target.registration else "the cluster"
-    try:
-        with _terminal.status(f"ending {label} ..."):
-            ended = stop(target, _token())
-    except ConnectError as error:
-        raise explained(error) from None
+    with _terminal.status(f"ending {label} ..."):
+        ended = stop(target, _token())
     text = f"{label} at {target.address} has ended"
     if ended.processes >= 0:
         text += f": {ended.processes} processes"
@@ -279,32 +278,25 @@ def proxy(
 ) -> None:
     """Serve clients that know nothing of Atoll: those that start with Google's `pathwaysutils`.
 
-    With --address (or ATOLL_ADDRESS, unless --islands is given) they work on that cluster; otherwise on an embedded one,
-    which they share, and which ends with this command. Ctrl-C ends it.
+    With --address (or ATOLL_ADDRESS, unless --islands is given) they work on that cluster; otherwise on an
+    embedded one, which they share, and which ends with this command. Ctrl-C ends it.
 
     A client then runs as it does in Google's cloud, its script calling `pathwaysutils.initialize()`:
-    `IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS=true JAX_PLATFORMS=proxy JAX_BACKEND_TARGET=grpc://127.0.0.1:29000
-    python train.py`
+    `IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS=true JAX_PLATFORMS=proxy
+    JAX_BACKEND_TARGET=grpc://127.0.0.1:29000 python train.py`
 
     With a token, a client passes it on in `ClientConnectionOptions.initialization_data["token"]`.
     """
-    from atoll.operate.clusters import explained
-    from atoll.operate.question import ask_for_report
+    from atoll.operate.clusters import Target, report_of
     from atoll.operate.serving import serve_proxy
     from atoll.transport.address import Address, check_may_listen, parse_address
 
-    if islands is not None and address:
-        raise typer.BadParameter(
-            "--islands is for an embedded cluster, --address for one that is up: give one of them"
-        )
+    _check_one_of(islands, address)
     listen = Address(host=host.removeprefix("[").removesuffix("]"), port=port)
     check_may_listen(listen, _token())
     cluster = "" if islands is not None else address or os.environ.get("ATOLL_ADDRESS", "")
     if cluster:
-        try:
-            ask_for_report(parse_address(cluster), _token())
-        except ConnectError as error:
-            raise explained(error) from None
+        report_of(Target(parse_address(cluster)), _token())  # where it does not answer, say so at once
 
     def tell(where: str) -> None:
         print(f"grpc://{where}", flush=True)
@@ -352,13 +344,16 @@ def main() -> None:
         # What typer says of a wrong command line; its class has moved between typer's versions.
         if not hasattr(error, "format_message"):
             raise
-        _fail(_usage(error), getattr(error, "exit_code", 2))
+        _end_of_usage(error)
 
 
-def _usage(error: Any) -> str:
+def _end_of_usage(error: Any) -> NoReturn:
+    message = error.format_message()
+    if not message:  # no arguments at all: the help has been shown
+        sys.exit(2)
     context = getattr(error, "ctx", None)
-    where = f"{context.command_path} --help".strip() if context is not None else "atoll --help"
-    return f"{error.format_message()} (see `{where}`)"
+    command = context.command_path if context is not None else "atoll"
+    _fail(f"{message} (see `{command} --help`)", getattr(error, "exit_code", 2))
 
 
 if __name__ == "__main__":

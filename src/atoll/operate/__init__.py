@@ -1,1 +1,1 @@
-"""What the command `atoll` does: starts, finds, asks and ends clusters. The command line itself is `atoll.cli`."""
+"""What the command `atoll` does: starts, finds, asks and ends clusters. `atoll.cli` is its command line."""

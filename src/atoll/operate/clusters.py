@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+import msgspec
 
 from atoll.engines.local import EngineOptions, Started, default_cache_directory
 from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError
 from atoll.operate.child import Child
-from atoll.operate.question import ask_to_stop
+from atoll.operate.question import ask_for_report, ask_to_stop
 from atoll.operate.registrations import DEFAULT_NAME, Registration, Registrations
 from atoll.transport.address import Address, check_may_listen, parse_address
 
@@ -34,7 +37,7 @@ class Target:
 
 
 def find(address: str = "", name: str = "") -> Target:
-    """The cluster at `address`, or of that `name`; else the one of ATOLL_ADDRESS, the default one, the only one.
+    """The cluster at `address`, or of that `name`; else ATOLL_ADDRESS's, or the default, or the only one.
 
     Raises AddressError or ClusterError, which names the address that was tried and what to start.
     """
@@ -57,18 +60,29 @@ def find(address: str = "", name: str = "") -> Target:
     return Target(parse_address(chosen[0].address), chosen[0])
 
 
-def explained(error: ConnectError) -> ConnectError:
-    """The error, with what to do where nobody listens."""
-    if not str(error).startswith("cannot reach"):
-        return error
-    return ConnectError(f"{error}; {_WHAT_TO_START}")
+def report_of(target: Target, token: str) -> dict[str, Any]:
+    """What the cluster has and does; see `atoll.controller.report`. Raises ConnectError and its kin."""
+    with _explained():
+        report: dict[str, Any] = msgspec.json.decode(ask_for_report(target.address, token))
+        return report
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Adds what to do to the error that nobody listens."""
+    try:
+        yield
+    except ConnectError as error:
+        if not str(error).startswith("cannot reach"):
+            raise
+        raise ConnectError(f"{error}; {_WHAT_TO_START}") from None
 
 
 class NewCluster:
     """A cluster that is being started. Raises AtollError from the constructor where it may not be.
 
-    `parent`: the process that it must not outlive, or 0. Its messages go to `log` in its folder; with a parent to
-    standard error.
+    `parent`: the process that it must not outlive, or 0. Its messages go to `log` in its folder; with a
+    parent to standard error.
     """
 
     def __init__(
@@ -82,13 +96,13 @@ class NewCluster:
             for each in registrations.live():
                 if each.name == name:
                     raise ClusterError(
-                        f"a cluster named {name} is up already, at {each.address}: use it, end it with `atoll down`, "
-                        "or give the new one another --name"
+                        f"a cluster named {name} is up already, at {each.address}: use it, end it with "
+                        "`atoll down`, or give the new one another --name"
                     )
             self._directory.mkdir(mode=0o700)
             if not parent:
-                # Appended to by many processes, read here; held open, for the folder goes where the start fails.
-                self._log = open(self._directory / "log", "a+b")
+                # Held open: where the start fails, its folder is gone when the log is to be read.
+                self._log = open(self._directory / "log", "a+b")  # noqa: SIM115
             options = EngineOptions(
                 islands,
                 str(self._directory),
@@ -104,7 +118,7 @@ class NewCluster:
             )
 
     def wait(self) -> None:
-        """Returns once the cluster is up. Raises ClusterError where it does not come up; nothing is left of it then."""
+        """Returns once the cluster is up. Raises ClusterError where it does not, with nothing left of it."""
         try:
             started = self.child.read(Started)
             if started.error:
@@ -135,21 +149,22 @@ def _listening_address(text: str, token: str) -> Address:
 
 @dataclass(frozen=True)
 class Ended:
-    """What `stop` ended: how many processes, and how many of them by force. -1: they are not ours to count."""
+    """What `stop` ended: how many processes, and how many of them by force."""
 
-    processes: int
+    processes: int  # -1: they are not ours to count
     forced: int = 0
 
 
 def stop(target: Target, token: str) -> Ended:
     """Ends a cluster, and returns when nothing of it is left.
 
-    Asks the controller. What is ours and has not gone in time is ended by force. Raises ConnectError and its kin, or
-    ClusterError where a cluster that is not ours stays.
+    Asks the controller. What is ours and has not gone in time is ended by force. Raises ConnectError and its
+    kin, or ClusterError where a cluster that is not ours stays.
     """
     registration = target.registration
     if registration is None:
-        ask_to_stop(target.address, token)
+        with _explained():
+            ask_to_stop(target.address, token)
         if not _until(lambda: not _answers(target.address), END_SECONDS):
             raise ClusterError(
                 f"the cluster at {target.address} agreed to end, but still listens after {END_SECONDS:.0f} s"

@@ -1,8 +1,8 @@
 """The clusters of this user on this machine that stay: one folder each, named as the cluster is.
 
-`atoll up` makes a folder in the user's runtime folder and registers the cluster in it; the engine keeps its sockets there
-and removes it all in the end. So a folder whose engine has ended was left by force, and is stale: it is removed here by
-whoever looks next.
+`atoll up` makes a folder in the user's runtime folder and registers the cluster in it; the engine keeps its
+sockets there and removes it all in the end. So a folder whose engine has ended was left by force, and is
+stale: it is removed here by whoever looks next.
 
 Invariant: a folder exists without a registration only while the runtime folder is locked.
 """
@@ -31,7 +31,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """A cluster that stays. `pid` is its engine's, `began` that process's start in ticks since the machine's."""
+    """A cluster that stays. `began`: when its engine, process `pid`, did, in ticks of the machine's clock."""
 
     name: str
     address: str
@@ -47,7 +47,7 @@ class Registration(msgspec.Struct, frozen=True):
         return _began(self.pid) == self.began
 
     def pids(self) -> list[int]:
-        """The cluster's processes that still run: the engine leads a session of its own, and all are in it."""
+        """The cluster's processes that still run: all are in the session that the engine leads."""
         if _began(self.pid) not in (None, self.began):
             return []  # another process has this number now, so nobody is left of the old session
         return [
@@ -80,9 +80,7 @@ def runtime_folder() -> Path:
         folder.mkdir(mode=0o700)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise ClusterError(
-            f"{folder} must be a folder that is yours alone (mode 0700); remove it, or repair it"
-        )
+        raise ClusterError(f"{folder} must be a folder of your own with mode 0700: remove it, or repair it")
     return folder
 
 
@@ -93,7 +91,7 @@ class Registrations:
         self.folder = runtime_folder()
 
     def directory(self, name: str) -> Path:
-        """Where the cluster of that name keeps its sockets. Raises ClusterError for a name that cannot be one."""
+        """Where the cluster of that name keeps its sockets. Raises ClusterError for what is no name."""
         if not _NAME.fullmatch(name):
             raise ClusterError(f"{name!r} is no cluster's name: up to 32 letters, digits and any of _.- are")
         return self.folder / name

@@ -19,8 +19,8 @@ def serve_proxy(
 ) -> None:
     """Runs a proxy until it ends, or a signal's exception comes through here; ends what it started.
 
-    `cluster` "" starts a cluster of `islands`, which ends with the proxy. `on_up(address)` is called once the proxy
-    listens. Raises AtollError where something does not start, or ends by itself.
+    `cluster` "" starts a cluster of `islands`, which ends with the proxy. `on_up(address)` is called once the
+    proxy listens. Raises AtollError where something does not start, or ends by itself.
     """
     children: list[Child] = []
     directory = None

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 _STATE_STYLES = {"ready": "green", "starting": "yellow", "lost": "bold red"}
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def status_tables(report: dict[str, Any], address: str) -> RenderableType:
@@ -82,14 +83,8 @@ def _state(state: str) -> Text:
 
 def human_bytes(count: int) -> str:
     """`count` in the largest binary unit of which there is one or more: "1.5 GiB"."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size /= 1024
-    else:
-        unit = "PiB"
-    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+    power = min(max(count.bit_length() - 1, 0) // 10, len(_UNITS) - 1)
+    return f"{count} B" if power == 0 else f"{count / 1024**power:.1f} {_UNITS[power]}"
 
 
 def ranges(numbers: list[int]) -> str:

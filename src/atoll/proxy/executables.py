@@ -22,6 +22,7 @@ CALLBACK_ADVICE = (
     "which jaxlib's IFRT proxy client cannot serve; return the values and use them outside of jit, or run that part on "
     "a local CPU device (JAX_PLATFORMS=atoll,cpu)"
 )
+NO_LAYOUTS = Status(Code.UNIMPLEMENTED, "XLA tells no layouts where there are tokens among the arrays")
 MPMD_ERROR = Status(Code.INVALID_ARGUMENT, "this executable runs on one mesh: it is no MPMD executable")
 
 
@@ -155,12 +156,18 @@ class Executable:
             reply.output_shardings.SetInParent()
             for output in info.outputs:
                 reply.output_shardings.shardings.append(xla_pb2.OpSharding.FromString(output.op_sharding))
-        reply.parameter_layouts_list.SetInParent()
-        for text in info.parameter_layouts:
-            reply.parameter_layouts_list.layouts.append(codec.layout_proto_from_text(text.decode()))
-        reply.output_layouts_list.SetInParent()
-        for output in info.outputs:
-            reply.output_layouts_list.layouts.append(codec.layout_proto_from_text(output.layout.decode()))
+        if len(info.parameter_layouts) == len(info.parameters):
+            reply.parameter_layouts_list.SetInParent()
+            for text in info.parameter_layouts:
+                reply.parameter_layouts_list.layouts.append(codec.layout_proto_from_text(text.decode()))
+        else:
+            reply.parameter_layouts_error.CopyFrom(codec.status_to(NO_LAYOUTS))
+        if all(output.layout for output in info.outputs):
+            reply.output_layouts_list.SetInParent()
+            for output in info.outputs:
+                reply.output_layouts_list.layouts.append(codec.layout_proto_from_text(output.layout.decode()))
+        else:
+            reply.output_layouts_error.CopyFrom(codec.status_to(NO_LAYOUTS))
         kinds = reply.output_memory_kinds.memory_kind_lists.add()
         kinds.memory_kinds.extend(output.memory_kind for output in info.outputs)
         reply.donated_input_indices.SetInParent()

@@ -208,8 +208,14 @@ async def connect(
     except TimeoutError:
         raise ConnectError(f"{name} at {address} did not answer within {timeout:.0f} s") from None
     except OSError as error:
-        raise ConnectError(f"cannot reach {name} at {address}: {error.strerror or error}") from None
+        raise ConnectError(f"cannot reach {name} at {address}: {_reason(error)}") from None
     return connection
+
+
+def _reason(error: OSError) -> str:
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)  # asyncio's own text repeats the address
+    return error.strerror or str(error)  # of a name's resolution, for instance
 
 
 async def listen(address: Address, factory: Callable[[], Connection]) -> tuple[asyncio.Server, Address]:

@@ -380,7 +380,7 @@ class OutputInfo(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, ...]
     op_sharding: bytes | None  # serialized xla.OpSharding; None where the program is not partitioned
     memory_kind: str
-    layout: bytes  # serialized xla.LayoutProto
+    layout: bytes  # in XLA's text form, such as {1,0}; empty where XLA has none
 
 
 class FunctionInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -389,7 +389,7 @@ class FunctionInfo(msgspec.Struct, frozen=True, array_like=True):
     name: str
     fingerprint: bytes
     parameter_shardings: tuple[bytes, ...] | None
-    parameter_layouts: tuple[bytes, ...]
+    parameter_layouts: tuple[bytes, ...]  # in XLA's text form; none where XLA tells none
     outputs: tuple[OutputInfo, ...]
     donated: tuple[int, ...]
     memory_stats: dict[str, int]

@@ -32,6 +32,9 @@ class Function:
             return keys.of(dtype, (shape,) * count, self.ordinals)
 
         self.input_keys = [key(dtype, shape) for dtype, shape in executable.parameters]
+        self.token_positions = frozenset(
+            position for position, (dtype, _) in enumerate(executable.parameters) if dtype == "token"
+        )
         self.output_keys = [key(dtype, shape) for dtype, shape in executable.outputs]
 
 

@@ -92,21 +92,21 @@ class Executable:
         stats = loaded.get_compiled_memory_stats()
         parameter_shardings = loaded.get_parameter_shardings()
         output_shardings = loaded.get_output_shardings()
-        layouts = loaded.get_output_layouts()
+        layouts = _layouts(loaded.get_output_layouts) or (b"",) * len(self.outputs)
         return FunctionInfo(
             name=loaded.hlo_modules()[0].name,
             fingerprint=loaded.fingerprint or b"",
             parameter_shardings=None
             if parameter_shardings is None
             else tuple(s.SerializeToString() for s in parameter_shardings),
-            parameter_layouts=tuple(_layout_text(each) for each in loaded.get_parameter_layouts()),
+            parameter_layouts=_layouts(loaded.get_parameter_layouts),
             outputs=tuple(
                 OutputInfo(
                     dtype,
                     shape,
                     None if output_shardings is None else output_shardings[i].SerializeToString(),
                     self.output_memory_kinds[i],
-                    _layout_text(layouts[i]),
+                    layouts[i],
                 )
                 for i, (dtype, shape) in enumerate(self.outputs)
             ),
@@ -377,29 +377,31 @@ def _dtype_and_shape(shape: Any) -> tuple[str, tuple[int, ...]]:
     return np.dtype(shape.numpy_dtype()).name, tuple(shape.dimensions())
 
 
-def _layout_text(layout: Any) -> bytes:
-    return str(layout).encode()
+def _layouts(get: Any) -> tuple[bytes, ...]:
+    try:
+        return tuple(str(layout).encode() for layout in get())
+    except jax.errors.JaxRuntimeError:  # XLA tells none where there are tokens among the arrays
+        return ()
 
 
 def _donated_inputs(text: str) -> tuple[int, ...]:
-    """Which parameters the module may write its outputs over; from the header of XLA's text."""
+    """Which parameters the module writes its outputs over; from the header of XLA's text.
+
+    Parameters that a caller offers but that no output fits stay the caller's.
+    """
     header = text[: text.find("\n")]
-    donated: set[int] = set()
-    for attribute in ("input_output_alias=", "buffer_donor="):
-        start = header.find(attribute)
-        if start < 0:
-            continue
-        depth, position = 0, header.index("{", start)
-        end = position
-        while True:
-            depth += (header[end] == "{") - (header[end] == "}")
-            if depth == 0:
-                break
-            end += 1
-        body = header[position + 1 : end]
-        for chunk in body.split("(")[1:]:
-            donated.add(int(chunk.split(",")[0].strip().rstrip(")")))
-    return tuple(sorted(donated))
+    start = header.find("input_output_alias=")
+    if start < 0:
+        return ()
+    depth, position = 0, header.index("{", start)
+    end = position
+    while True:
+        depth += (header[end] == "{") - (header[end] == "}")
+        if depth == 0:
+            break
+        end += 1
+    chunks = header[position + 1 : end].split("(")[1:]
+    return tuple(sorted({int(chunk.split(",")[0]) for chunk in chunks}))
 
 
 def self_test(backend: Backend) -> None:

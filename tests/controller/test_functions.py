@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from atoll.controller.functions import FunctionRegistry, Registration, function_name
+from atoll.errors import OK, Code, Status
+from atoll.ir.lowering import Seat
+from atoll.transport.messages import RegisterFunction
+
+BROKEN = Status(Code.INVALID_ARGUMENT, "no such custom call")
+SEATS = {10: Seat(0, 0, 0), 11: Seat(0, 0, 1), 12: Seat(1, 1, 0)}
+
+
+def name_of(assignment: tuple[tuple[int, ...], ...], content: str = "hash", function: int = 1) -> str:
+    return function_name(RegisterFunction(function, content, 5, assignment), SEATS)
+
+
+def test_a_name_is_the_program_and_where_it_runs_and_nothing_else():
+    assert name_of(((10, 11),)) == name_of(((10, 11),), function=2)
+    names = [name_of(((10, 11),)), name_of(((11, 10),)), name_of(((10,), (11,))), name_of(((12, 11),))]
+    assert len({*names, name_of(((10, 11),), content="other")}) == 5
+
+
+def test_the_same_seats_under_other_numbers_share_a_name():
+    placement = {3: SEATS[10], 4: SEATS[11]}
+    moved = function_name(RegisterFunction(1, "hash", 5, ((3, 4),)), placement)
+    assert moved == name_of(((10, 11),))
+
+
+def test_the_last_user_to_let_go_is_told():
+    registry = FunctionRegistry()
+    registry.acquire("f")
+    registry.acquire("f")
+    assert [registry.release("f"), registry.release("f")] == [False, True]
+    assert registry.users == {}
+
+
+def test_a_registration_is_answered_when_all_its_hosts_have_compiled():
+    registry = FunctionRegistry()
+    wish = Registration(1, 7, "f", {0, 1})
+    registry.expect(wish)
+    assert registry.settle("f", 0, OK, b"info") == []
+    assert registry.settle("f", 1, OK, b"other") == [wish]
+    assert (wish.failure, wish.info) == (None, b"info")
+    assert registry.waiting == {}
+
+
+def test_a_failure_on_one_host_waits_for_the_others_and_wins():
+    registry = FunctionRegistry()
+    wish = Registration(1, 7, "f", {0, 1})
+    registry.expect(wish)
+    assert registry.settle("f", 1, BROKEN, b"") == []
+    assert registry.settle("f", 0, OK, b"info") == [wish]
+    assert wish.failure == BROKEN
+
+
+def test_all_who_wish_for_a_function_are_answered_by_one_compilation():
+    registry = FunctionRegistry()
+    wishes = [Registration(session, 7, "f", {0}) for session in (1, 2)]
+    for wish in wishes:
+        registry.expect(wish)
+    assert registry.settle("f", 0, OK, b"info") == wishes
+    # The second answer of the host concerns nobody any more.
+    assert registry.settle("f", 0, OK, b"info") == []
+
+
+def test_answers_of_other_functions_and_hosts_change_nothing():
+    registry = FunctionRegistry()
+    registry.expect(Registration(1, 7, "f", {0}))
+    assert registry.settle("g", 0, OK, b"") == []
+    assert registry.settle("f", 1, OK, b"") == []
