@@ -320,7 +320,13 @@ def xla_layout(proto: Any) -> tuple[int, ...]:
 
 def spec_from(proto: Any) -> ArraySpec:
     shape = shape_from(proto.shape)
-    return ArraySpec(dtype_from(proto.dtype), shape, sharding_from(proto.sharding, shape), None)
+    layout = None
+    if proto.layout:
+        try:
+            layout = xla_layout(layout_proto_from_text(proto.layout.decode()))
+        except ValueError:
+            raise invalid(f"no layout: {proto.layout[:100]!r}") from None
+    return ArraySpec(dtype_from(proto.dtype), shape, sharding_from(proto.sharding, shape), layout)
 
 
 def layout_proto_from_text(text: str) -> Any:

@@ -91,7 +91,6 @@ class Executable:
     function: int
     info: FunctionInfo
     devices: tuple[int, ...]
-    default_memory_kind: str
     outputs: tuple[ArraySpec, ...] = ()
     donated: frozenset[int] = frozenset()
     # The registered programs that run it, by what the caller keeps and whether it asks for the run's status.

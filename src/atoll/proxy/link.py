@@ -179,8 +179,9 @@ class Link:
         """Calls `then` with the contents that a worker sends as `feed`."""
         self._feeds[feed] = then
 
-    def forget(self, feed: int) -> None:
-        self._feeds.pop(feed, None)
+    def forget(self, feed: int) -> bool:
+        """The contents will not come; True where they had not."""
+        return self._feeds.pop(feed, None) is not None
 
     def upload(self, hosts: Sequence[int], feed: int, contents: Sequence[Any]) -> None:
         """Sends buffers as one feed. They must not change any more."""

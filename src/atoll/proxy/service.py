@@ -16,6 +16,7 @@ from atoll.proxy.grpc import Call
 from atoll.proxy.host_buffers import Stored
 from atoll.proxy.link import Link
 from atoll.proxy.protos import transport_pb2
+from atoll.proxy.requests import HANDLERS
 from atoll.proxy.session import Session
 from atoll.transport.data import aligned
 
@@ -132,7 +133,9 @@ class Service:
             if call.ended:
                 link.close()
                 return
-            session = Session(link, call.send, call.pause, call.resume, secrets.randbits(62))
+            session = Session(
+                link, HANDLERS, secrets.randbits(62), call.send, call.pause, call.resume
+            )
 
             def lost(status: Status) -> None:
                 call.finish(status.code, status.message)

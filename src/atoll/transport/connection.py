@@ -142,9 +142,11 @@ class Connection(asyncio.BufferedProtocol):
             _log.exception("handling a message of %s failed", self.name)
             self._lose(f"handling a message of {self.name} failed: {error}")
             return
-        rest = bytearray(view[position:end])
-        view.release()
-        self._pending = rest
+        if data is self._pending:
+            view.release()
+            del self._pending[:position]
+        else:
+            self._pending = bytearray(view[position:end])
 
     def eof_received(self) -> bool:
         return False

@@ -187,9 +187,12 @@ class DataChannel:
             self._send_frame(Piece(session, feed, nbytes), [memoryview(buffer)])
             return
         segment = self._pool.take(nbytes)
-        view = memoryview(segment.memory)[:nbytes]
-        fill(view)
-        view.release()
+        try:
+            with memoryview(segment.memory)[:nbytes] as view:
+                fill(view)
+        except BaseException:
+            self._pool.give_back(segment.number)
+            raise
         with self._send_lock:
             first = segment.number not in self._sent_segments
             self._sent_segments.add(segment.number)
@@ -229,25 +232,38 @@ class DataChannel:
 
     def receive_open(self) -> Open:
         """The peer's first frame."""
-        frame, _ = self._read_header()
+        frame, descriptor = self._read_header()
+        if descriptor is not None:
+            os.close(descriptor)
         if not isinstance(frame, Open):
             raise ConnectError("the first frame on a data port must open it")
         return frame
 
     def receive(self, on_piece: OnPiece) -> None:
-        """Reads until the peer closes. Pieces are given to `on_piece` on this thread, in order."""
+        """Reads until the peer closes. Pieces are given to `on_piece` on this thread, in order.
+
+        Raises ConnectError where the peer sends what is no frame, or ends inside a piece.
+        """
         while True:
             try:
                 frame, descriptor = self._read_header()
-            except (ConnectionError, EOFError, OSError):
+            except ConnectError:
+                raise
+            except (EOFError, OSError):
                 return
-            match frame:
-                case Recycle(segment=segment):
-                    self._pool.give_back(segment)
-                case Piece():
-                    self._piece(frame, descriptor, on_piece)
-                case _:
-                    raise ConnectError("a data port is opened once")
+            try:
+                match frame:
+                    case Recycle(segment=segment):
+                        self._pool.give_back(segment)
+                    case Piece():
+                        self._piece(frame, descriptor, on_piece)
+                    case _:
+                        raise ConnectError("a data port is opened once")
+            except EOFError:
+                raise ConnectError("the connection ended inside a piece") from None
+            finally:
+                if descriptor is not None:
+                    os.close(descriptor)
 
     def _piece(self, frame: Piece, descriptor: int | None, on_piece: OnPiece) -> None:
         if not 0 <= frame.nbytes <= MAX_PIECE:
@@ -260,24 +276,18 @@ class DataChannel:
         if frame.segment == -2:
             if descriptor is None:
                 raise ConnectError("a file was announced without its descriptor")
-            try:
-                if os.fstat(descriptor).st_size < frame.nbytes:
-                    raise ConnectError("a file is shorter than announced")
-                # A private mapping: the array that is made of it may be written over without touching the file.
-                mapped: Any = b""
-                if frame.nbytes:
-                    mapped = mmap.mmap(descriptor, frame.nbytes, access=mmap.ACCESS_COPY)
-            finally:
-                os.close(descriptor)
+            if os.fstat(descriptor).st_size < frame.nbytes:
+                raise ConnectError("a file is shorter than announced")
+            # A private mapping: the array that is made of it may be written over without touching the file.
+            mapped: Any = b""
+            if frame.nbytes:
+                mapped = mmap.mmap(descriptor, frame.nbytes, access=mmap.ACCESS_COPY)
             on_piece(frame.session, frame.feed, np.frombuffer(mapped, np.uint8), frame.status, _nothing)
             return
         if descriptor is not None:
-            try:
-                if os.fstat(descriptor).st_size < frame.segment_bytes:
-                    raise ConnectError("a segment is shorter than announced")
-                self._peer_segments[frame.segment] = mmap.mmap(descriptor, frame.segment_bytes)
-            finally:
-                os.close(descriptor)
+            if not 0 < frame.segment_bytes <= os.fstat(descriptor).st_size:
+                raise ConnectError("a segment is shorter than announced")
+            self._peer_segments[frame.segment] = mmap.mmap(descriptor, frame.segment_bytes)
         memory = self._peer_segments.get(frame.segment)
         if memory is None or frame.nbytes > len(memory):
             raise ConnectError(f"segment {frame.segment} is not known, or too small")
@@ -331,6 +341,7 @@ class DataChannel:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         self._pool.close()
+        self._peer_segments.clear()  # those still read are kept by their readers
 
 
 def aligned(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -1,0 +1,206 @@
+"""Executables: compiled, asked about, run, dropped. Running one is the hot path of a session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from atoll.errors import OK, Code, Status, StatusError, invalid, unimplemented
+from atoll.proxy import codec
+from atoll.proxy.devices import cost_attributes
+from atoll.proxy.executables import CALLBACK_ADVICE, MPMD_ERROR, Executable, compile_job
+from atoll.proxy.session import Exchange, Handler
+from atoll.transport import messages as m
+from atoll.transport.messages import FunctionInfo
+
+_NOTHING_KEPT: frozenset[int] = frozenset()
+
+
+def _compile(exchange: Exchange, request: Any) -> None:
+    session = exchange.session
+    job = compile_job(request, len(session.link.welcome.devices))
+
+    async def work() -> Any:
+        feed = session.link.number()
+        session.link.upload(session.link.hosts_of(job.devices), feed, [job.source])
+        number, encoded = await session.link.register_function(job.content, feed, job.assignment)
+        handle = session.mint()
+        executable = Executable(number, msgspec.msgpack.decode(encoded, type=FunctionInfo), job.devices)
+        session.executables[handle] = executable
+        response = exchange.response()
+        response.compile.CopyFrom(executable.compile_reply(handle, session.add_future(OK)))
+        return response
+
+    exchange.later(work())
+
+
+def _metadata(exchange: Exchange, request: Any) -> None:
+    response = exchange.response()
+    response.executable_metadata.CopyFrom(exchange.session.executable(request.executable).metadata_reply())
+    exchange.reply(response)
+
+
+def _mpmd_metadata(exchange: Exchange, request: Any) -> None:
+    exchange.session.executable(request.executable)
+    response = exchange.response()
+    reply = response.executable_mpmd_metadata
+    reply.mpmd_compiled_memory_stats_error.CopyFrom(codec.status_to(MPMD_ERROR))
+    exchange.reply(response)
+
+
+def _mpmd_cost_analysis(exchange: Exchange, request: Any) -> None:
+    exchange.session.executable(request.executable)
+    response = exchange.response()
+    response.executable_mpmd_cost_analysis.status.CopyFrom(codec.status_to(MPMD_ERROR))
+    exchange.reply(response)
+
+
+def _cost_analysis(exchange: Exchange, request: Any) -> None:
+    executable = exchange.session.executable(request.executable)
+
+    async def work() -> Any:
+        response = exchange.response()
+        reply = response.executable_cost_analysis
+        try:
+            payload = await exchange.session.link.inquire("cost", executable.devices[0], executable.function)
+            reply.attributes.SetInParent()
+            cost_attributes(payload, reply)
+        except StatusError as error:
+            reply.status.CopyFrom(codec.status_to(error.status))
+        return response
+
+    exchange.later(work())
+
+
+def _program_text(exchange: Exchange, request: Any) -> None:
+    executable = exchange.session.executable(request.executable)
+
+    async def work() -> Any:
+        response = exchange.response()
+        reply = response.executable_program_text
+        try:
+            text = await exchange.session.link.inquire("text", executable.devices[0], executable.function)
+            reply.human_readable_program_text = text.decode()
+        except StatusError as error:
+            reply.status.CopyFrom(codec.status_to(error.status))
+        return response
+
+    exchange.later(work())
+
+
+def _delete(exchange: Exchange, request: Any) -> None:
+    exchange.session.executable(request.executable)
+    response = exchange.response()
+    unsupported = Status(Code.UNIMPLEMENTED, "executables are destructed, not deleted")
+    response.executable_delete.future = exchange.session.add_future(unsupported)
+    exchange.reply(response)
+
+
+def _is_deleted(exchange: Exchange, request: Any) -> None:
+    exchange.session.executable(request.executable)
+    response = exchange.response()
+    response.executable_is_deleted.is_deleted = False
+    exchange.reply(response)
+
+
+def _destruct(exchange: Exchange, request: Any) -> None:
+    session = exchange.session
+    executable = session.executable(request.executable)
+    del session.executables[request.executable]
+    for program in executable.programs.values():
+        session.link.send(m.ReleaseProgram(program))
+    session.link.send(m.ReleaseFunction(executable.function))
+    response = exchange.response()
+    response.executable_destruct.SetInParent()
+    exchange.reply(response)
+
+
+def _execute(exchange: Exchange, request: Any) -> None:
+    session = exchange.session
+    given = list(request.results)
+    try:
+        handles, status_handle, executable = _run(exchange, request, given)
+    except StatusError as error:
+        exchange.undefined(given, error)
+        if request.status_handle:
+            session.add_future(error.status, request.status_handle)
+        raise
+    response = exchange.response()
+    reply = response.execute
+    reply.SetInParent()
+    if status_handle:
+        reply.status_handle = status_handle
+    if not given:
+        reply.outputs.extend(executable.output_replies(handles))
+    session.send(response, 0 if handles else exchange.context)
+
+
+def _run(exchange: Exchange, request: Any, given: list[int]) -> tuple[list[int], int, Executable]:
+    session = exchange.session
+    executable = session.executable(request.executable)
+    arguments = list(request.arguments)
+    if len(arguments) != len(executable.info.parameters):
+        raise invalid(
+            f"{executable.info.name} takes {len(executable.info.parameters)} arguments, got {len(arguments)}"
+        )
+    if request.device_ids and tuple(request.device_ids) != executable.devices:
+        raise invalid("an executable runs on the devices that it was compiled for")
+    records = [session.arrays.get(handle) for handle in arguments]
+    options = request.options
+    preserved = _NOTHING_KEPT
+    if options.non_donatable_input_indices and executable.donated:
+        preserved = executable.donated & frozenset(options.non_donatable_input_indices)
+    key = (preserved, options.fill_status)
+    program = executable.programs.get(key)
+    if program is None:
+        program = executable.programs[key] = session.link.number()
+        session.link.send(m.RegisterProgram(program, executable.program(*key)))
+    handles = session.handles(given, len(executable.outputs))
+    status_handle = 0
+    if options.fill_status:
+        status_handle = session.add_future(handle=request.status_handle)
+        completion = session.mint()
+        session.launch(program, arguments, (*handles, completion))
+        session.link.wait((completion,), session.resolver(status_handle))
+        session.link.send(m.Release((completion,)))
+    else:
+        session.launch(program, arguments, handles)
+    for position in executable.donated:
+        if position not in preserved:
+            records[position].memory.delete()
+    session.define(handles, executable.outputs, exchange.context)
+    return handles, status_handle, executable
+
+
+def _fetch_execute_result(exchange: Exchange, request: Any) -> None:
+    future = exchange.session.take_future(request.status_handle)
+
+    async def work() -> Any:
+        (await future).raise_if_error()
+        response = exchange.response()
+        response.fetch_execute_result.SetInParent()
+        return response
+
+    exchange.later(work())
+
+
+def _host_callback(exchange: Exchange, request: Any) -> None:
+    raise unimplemented(CALLBACK_ADVICE)
+
+
+HANDLERS: dict[str, Handler] = {
+    "compile": _compile,
+    "executable_metadata": _metadata,
+    "executable_mpmd_metadata": _mpmd_metadata,
+    "executable_mpmd_cost_analysis": _mpmd_cost_analysis,
+    "executable_cost_analysis": _cost_analysis,
+    "executable_program_text": _program_text,
+    "executable_delete": _delete,
+    "executable_is_deleted": _is_deleted,
+    "executable_destruct": _destruct,
+    "execute": _execute,
+    "fetch_execute_result": _fetch_execute_result,
+    "host_callback_poll": _host_callback,
+    "host_callback_return": _host_callback,
+}

@@ -1,0 +1,163 @@
+"""Arrays from the client's memory and back: programs of one transfer with a host end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from atoll.errors import Status, StatusError, invalid, unimplemented
+from atoll.ir.program import DeviceToHost, HostBuffer, HostToDevice, single
+from atoll.ir.types import ArraySpec, Shape
+from atoll.proxy import codec
+from atoll.proxy.host_buffers import Stored
+from atoll.proxy.protos import values_pb2
+from atoll.proxy.session import Exchange, Handler, Session
+from atoll.transport import messages as m
+
+
+class _Source(NamedTuple):
+    """A host buffer of the client and what it holds; `positions` None: the whole array."""
+
+    handle: int
+    shape: Shape
+    strides: tuple[int, ...] | None
+    positions: tuple[int, ...] | None
+
+
+def _make_array(exchange: Exchange, request: Any) -> None:
+    session = exchange.session
+    given = [request.array] if request.HasField("array") else []
+    try:
+        shape = codec.shape_from(request.shape)
+        layout = codec.layout_from(request.layout) if request.HasField("layout") else None
+        sharding = codec.sharding_from(request.sharding, shape)
+        spec = ArraySpec(codec.dtype_from(request.dtype), shape, sharding, layout)
+        handles = session.handles(given, 1)
+        source = _Source(request.host_buffer, shape, codec.strides_from(request), None)
+        _put(session, spec, handles[0], [source])
+    except StatusError as error:
+        exchange.undefined(given, error)
+        session.buffers.consume(request.host_buffer, Stored.drop)
+        raise
+    session.define(handles, [spec], exchange.context)
+    exchange.made("make_array_from_host_buffer", handles, one=True)
+
+
+def _make_arrays(exchange: Exchange, request: Any) -> None:
+    session = exchange.session
+    given = list(request.arrays)
+    try:
+        specs = [codec.spec_from(each.array_spec) for each in request.specs]
+        sources = [_sources(each) for each in request.specs]
+        handles = session.handles(given, len(specs))
+        for spec, handle, buffers in zip(specs, handles, sources, strict=True):
+            _put(session, spec, handle, buffers)
+    except StatusError as error:
+        exchange.undefined(given, error)
+        for each in request.specs:
+            for buffer in each.host_buffers:
+                session.buffers.consume(buffer.host_buffer, Stored.drop)
+        raise
+    session.define(handles, specs, exchange.context)
+    exchange.made("make_arrays_from_host_buffer_shards", handles)
+
+
+def _sources(spec: Any) -> list[_Source]:
+    if len(spec.addressable_shard_indices) != len(spec.host_buffers):
+        raise invalid("as many host buffers as lists of shards are needed")
+    return [
+        _Source(
+            buffer.host_buffer,
+            codec.shape_from(buffer.shape),
+            codec.strides_from(buffer),
+            tuple(indices.indices),
+        )
+        for indices, buffer in zip(spec.addressable_shard_indices, spec.host_buffers, strict=True)
+    ]
+
+
+def _put(session: Session, spec: ArraySpec, handle: int, sources: Sequence[_Source]) -> None:
+    """Launches the transfer; its buffers go to the hosts when they come."""
+    hosts = session.link.hosts_of(spec.sharding.devices)
+    if spec.dtype in ("token", "opaque"):
+        raise unimplemented(f"arrays of dtype {spec.dtype} cannot be made from data")
+    node = HostToDevice(
+        tuple(HostBuffer(i, s.shape, s.strides, s.positions) for i, s in enumerate(sources)), (spec,)
+    )
+    program = session.program(
+        ("put", node), lambda: single("device_put", (), node, feeds=len(node.buffers))
+    )
+    feeds = [session.link.number() for _ in sources]
+    for source, feed in zip(sources, feeds, strict=True):
+        session.buffers.consume(source.handle, _uploader(session, feed, hosts, spec.dtype))
+    session.launch(program, (), (handle,), feeds)
+
+
+def _uploader(session: Session, feed: int, hosts: Sequence[int], dtype: str) -> Callable[[Stored], None]:
+    def upload(stored: Stored) -> None:
+        if stored.descriptor >= 0:
+            session.link.upload_file(hosts, feed, stored.nbytes, stored.descriptor)
+            return
+        contents = stored.contents
+        if dtype == "string":
+            data = b"".join(bytes(part) for part in contents)
+            texts = codec.parse(values_pb2.StringArrayContents, data)
+            contents = [msgspec.msgpack.encode(list(texts.strings))]
+        session.link.upload(hosts, feed, contents)
+
+    return upload
+
+
+def _copy_to_host_buffer(exchange: Exchange, request: Any) -> None:
+    session = exchange.session
+    spec = session.arrays.spec(request.array)
+    node = DeviceToHost((0,), 0, codec.strides_from(request))
+    program = session.program(("get", spec, node), lambda: single("copy to host", (spec,), node, feeds=1))
+    feed = session.link.number()
+    completion = session.mint()
+    buffer = request.host_buffer
+
+    def arrived(content: Any, status: Status, done: Callable[[], None]) -> None:
+        if not status.ok:
+            exchange.fail(status)
+            return
+        if spec.dtype == "string":
+            texts = msgspec.msgpack.decode(bytes(content), type=list[bytes])
+            content = values_pb2.StringArrayContents(strings=texts).SerializeToString()
+        try:
+            session.buffers.put(buffer, Stored([content], memoryview(content).nbytes, done=done))
+        except StatusError as error:
+            exchange.fail(error.status)
+            return
+        response = exchange.response()
+        response.copy_to_host_buffer.SetInParent()
+        exchange.reply(response)
+
+    def ended(status: Status) -> None:
+        # On success the contents have come, or will; a failure is answered once, whichever way it is learnt.
+        if not status.ok and session.link.forget(feed):
+            exchange.fail(status)
+
+    session.link.expect(feed, arrived)
+    session.launch(program, (request.array,), (completion,), (feed,))
+    session.link.wait((completion,), ended)
+    session.link.send(m.Release((completion,)))
+
+
+def _make_error_arrays(exchange: Exchange, request: Any) -> None:
+    session = exchange.session
+    specs = [codec.spec_from(each) for each in request.specs]
+    handles = session.handles(list(request.arrays), len(specs))
+    session.link.send(m.MakeError(tuple(handles), codec.status_from(request.error)))
+    session.define(handles, specs, exchange.context)
+    exchange.made("make_error_arrays", handles)
+
+
+HANDLERS: dict[str, Handler] = {
+    "make_array_from_host_buffer": _make_array,
+    "make_arrays_from_host_buffer_shards": _make_arrays,
+    "copy_to_host_buffer": _copy_to_host_buffer,
+    "make_error_arrays": _make_error_arrays,
+}

@@ -1,0 +1,833 @@
+"""The controller's state machine: tables of events in and messages out; and a play of random clients on model hosts."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.controller import core
+from atoll.controller.core import GANG_WINDOW, Controller
+from atoll.controller.resources import Topology
+from atoll.errors import OK, Code, Status, StatusError
+from atoll.ir import plan as p
+from atoll.ir.program import (
+    Call,
+    DeviceToHost,
+    HostBuffer,
+    HostToDevice,
+    Program,
+    Transfer,
+    single,
+)
+from atoll.ir.types import ArraySpec, Sharding, Tiled
+from atoll.transport import messages as m
+
+BROKEN = Status(Code.INTERNAL, "division by zero")
+
+
+def joined(topology: str) -> Controller:
+    """A controller whose workers have all joined, without what it told them."""
+    parsed = Topology.parse(topology)
+    controller = Controller(parsed)
+    for host in range(parsed.host_count):
+        devices = tuple(
+            m.DeviceInfo(i, "null", "cpu", ("device",), "device", (i, 0, 0), 0, i, 0) for i in range(parsed.devices)
+        )
+        ready = m.WorkerReady(parsed.island_of(host), host, devices, "cpu", "1", f"unix:/data-{host}")
+        controller.worker_joined(ready, 1000 + host)
+    controller.take_outbox()
+    return controller
+
+
+class Play:
+    """One session on a cluster, for tables: `tell` gives what one event makes the controller say."""
+
+    def __init__(self, topology: str = "1x1x2") -> None:
+        self.controller = joined(topology)
+        self.session = self.controller.open_session(42, "script.py").number
+        self.controller.take_outbox()
+
+    def say(self, message: Any) -> list[Any]:
+        """The session's proxy sends; the answer without destinations."""
+        self.controller.from_proxy(self.session, message)
+        return self.outbox()
+
+    def hear(self, host: int, message: Any) -> list[Any]:
+        """A worker sends."""
+        self.controller.from_worker(host, message)
+        return self.outbox()
+
+    def outbox(self) -> list[Any]:
+        return [message for _, message in self.controller.take_outbox()]
+
+    def sent(self) -> list[tuple[tuple[str, int], Any]]:
+        return self.controller.take_outbox()
+
+    def done(self, *sequences: int, host: int = 0) -> list[Any]:
+        return self.hear(host, m.Done(tuple((sequence, 0, 1) for sequence in sequences)))
+
+    # ---- programs, under fixed numbers
+
+    def with_function(self, function: int = 1, devices: tuple[int, ...] = (0,)) -> str:
+        """A compiled function; its name."""
+        self.say(m.RegisterFunction(function, f"content {function}", 900 + function, (devices,)))
+        hosts = sorted({self.controller.resources.seats[d].host for d in devices})
+        for host in hosts:
+            for message in self.hear(host, m.Arrived(self.session, (900 + function,))):
+                self.hear(host, m.Compiled(message.function, OK, b"info", 0.1, False))
+        return self.controller.sessions[self.session].functions[function]
+
+    def with_call(self, program: int = 1, *, name: str = "f", arguments: int = 1, **options: Any) -> int:
+        """A program that calls function 1 on device 0; its plan's number."""
+        if 1 not in self.controller.sessions[self.session].functions:
+            self.with_function()
+        call = Call(1, tuple(range(arguments)), (on(0),), (0,), **options)
+        (keep,) = self.say(m.RegisterProgram(program, single(name, (on(0),) * arguments, call)))
+        return int(keep.plan)
+
+    def with_put(self, program: int = 2, device: int = 0) -> None:
+        buffer = HostBuffer(0, (2,), None, None)
+        body = single("put", (), HostToDevice((buffer,), (on(device),)), feeds=1)
+        self.say(m.RegisterProgram(program, body))
+
+    def array(self, handle: int, device: int = 0) -> None:
+        """An array that is there, by way of program 2."""
+        if 2 not in self.controller.sessions[self.session].programs:
+            self.with_put()
+        feed = 10_000 + handle
+        self.hear(0, m.Arrived(self.session, (feed,)))
+        (run,) = self.say(m.Launch(2, (), (handle,), (feed,)))
+        self.done(run.sequence)
+
+
+def on(*devices: int) -> ArraySpec:
+    return ArraySpec("float32", (2,), Sharding(devices))
+
+
+def runs(messages: list[Any]) -> list[m.Run]:
+    return [message for message in messages if isinstance(message, m.Run)]
+
+
+# ---- sessions
+
+
+def test_a_session_opens_a_store_on_every_host_and_learns_of_all_devices():
+    controller = joined("2x1x2")
+    session = controller.open_session(42, "script.py")
+    *stores, (to, welcome) = controller.take_outbox()
+    assert stores == [(("host", host), m.OpenStore(session.number, session.secret)) for host in (0, 1)]
+    assert to == ("session", session.number)
+    assert [(device.id, device.island, device.host) for device in welcome.devices] == [
+        (0, 0, 0),
+        (1, 0, 0),
+        (2, 1, 1),
+        (3, 1, 1),
+    ]
+    assert welcome.hosts == ((0, "unix:/data-0"), (1, "unix:/data-1"))
+    assert welcome.secret == session.secret
+    assert len(session.secret) >= 32
+
+
+def test_sessions_have_secrets_of_their_own():
+    controller = joined("1x1x1")
+    assert len({controller.open_session(1, "").secret for _ in range(3)}) == 3
+
+
+def test_messages_of_a_session_that_is_over_are_ignored():
+    play = Play()
+    play.controller.close_session(play.session)
+    assert play.outbox() == [m.CloseStore(play.session)]
+    assert play.say(m.Launch(1, (), (5,), ())) == []
+    play.controller.close_session(play.session)
+    assert play.outbox() == []
+
+
+# ---- functions
+
+
+def test_a_function_is_compiled_once_its_program_has_arrived():
+    play = Play("2x1x2")
+    assert play.say(m.RegisterFunction(7, "hash", 90, ((3, 2),))) == []
+    (compile_,) = play.hear(1, m.Arrived(play.session, (90,)))
+    # In the words of the island: its hosts from 0, devices by their ordinals.
+    assert compile_ == m.Compile(compile_.function, play.session, 90, (((0, 1), (0, 0)),))
+    assert play.hear(1, m.Compiled(compile_.function, OK, b"info", 0.5, False)) == [
+        m.FunctionReady(7, OK, b"info")
+    ]
+
+
+def test_a_program_that_arrives_before_the_wish_is_compiled_at_once():
+    play = Play()
+    assert play.hear(0, m.Arrived(play.session, (90,))) == []
+    (compile_,) = play.say(m.RegisterFunction(7, "hash", 90, ((0,),)))
+    assert isinstance(compile_, m.Compile)
+
+
+def test_a_function_over_two_islands_is_refused_with_what_to_do_instead():
+    play = Play("2x1x1")
+    (ready,) = play.say(m.RegisterFunction(7, "hash", 90, ((0, 1),)))
+    assert ready.status.code == Code.INVALID_ARGUMENT
+    assert "2 islands" in ready.status.message
+    assert "jax.device_put" in ready.status.message
+
+
+def test_a_function_on_a_device_that_does_not_exist_is_refused():
+    (ready,) = Play().say(m.RegisterFunction(7, "hash", 90, ((0, 9),)))
+    assert ready.status.message == "device 9 does not exist"
+
+
+def test_a_function_that_does_not_compile_is_forgotten_and_its_error_told():
+    play = Play()
+    play.say(m.RegisterFunction(7, "hash", 90, ((0,),)))
+    (compile_,) = play.hear(0, m.Arrived(play.session, (90,)))
+    messages = play.hear(0, m.Compiled(compile_.function, BROKEN, b"", 0.5, False))
+    assert messages == [m.DropFunction(compile_.function), m.FunctionReady(7, BROKEN, b"")]
+    assert play.controller.functions.users == {}
+
+
+def test_a_function_lives_as_long_as_a_program_that_calls_it():
+    play = Play()
+    name = play.with_function()
+    play.with_call()
+    assert play.say(m.ReleaseFunction(1)) == []
+    *_, dropped = play.say(m.ReleaseProgram(1))
+    assert dropped == m.DropFunction(name)
+
+
+# ---- launches
+
+
+def test_a_launch_is_one_message_a_host_and_its_end_makes_room():
+    play = Play()
+    plan = play.with_call()
+    play.array(10)
+    (run,) = play.say(m.Launch(1, (10,), (11,), ()))
+    assert run == m.Run(run.sequence, play.session, plan, (10,), (11,), ())
+    assert play.say(m.Await(5, (11,))) == []
+    assert play.done(run.sequence) == [m.Awaited(5, OK), m.Retired(1)]
+    assert play.say(m.Await(6, (11,))) == [m.Awaited(6, OK)]
+
+
+def test_a_result_may_be_used_before_it_is_there():
+    play = Play()
+    play.with_call()
+    play.array(10)
+    (first,) = play.say(m.Launch(1, (10,), (11,), ()))
+    (second,) = play.say(m.Launch(1, (11,), (12,), ()))
+    assert second.arguments == first.results
+
+
+def test_a_launch_waits_for_its_feeds_and_holds_back_its_session():
+    play = Play()
+    play.with_call()
+    play.array(9)
+    assert play.say(m.Launch(2, (), (10,), (77,))) == []
+    assert play.say(m.Launch(1, (9,), (11,), ())) == []
+    assert [run.results for run in runs(play.hear(0, m.Arrived(play.session, (77,))))] == [(10,), (11,)]
+
+
+def test_a_gang_over_two_hosts_is_done_when_both_are():
+    play = Play("1x2x1")
+    play.with_function(1, (0, 1))
+    play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
+    first, second = play.say(m.Launch(1, (), (11,), ()))
+    assert first.sequence == second.sequence
+    assert play.done(first.sequence, host=1) == []
+    assert play.done(first.sequence, host=0) == [m.Retired(1)]
+
+
+def test_a_transfer_between_islands_sends_first_and_receives_when_the_bytes_are_there():
+    play = Play("2x1x1")
+    play.with_put()
+    play.array(10)
+    program = single("copy", (on(0),), Transfer((0,), (on(1),)))
+    send, receive = play.say(m.RegisterProgram(3, program))
+    (first,) = play.say(m.Launch(3, (10,), (11,), ()))
+    assert (first.plan, first.arguments, first.results) == (send.plan, (10,), ())
+    assert play.done(first.sequence) == []
+    (feed,) = first.feeds
+    assert feed >= core.OWN_NUMBERS, "proxies' own numbers are all below"
+    (second,) = play.hear(1, m.Arrived(play.session, (feed,)))
+    assert (second.plan, second.arguments, second.results) == (receive.plan, (), (11,))
+    assert second.sequence > first.sequence
+    assert play.done(second.sequence, host=1) == [m.Retired(1)]
+
+
+@pytest.mark.parametrize(
+    ("launch", "code", "text"),
+    [
+        (m.Launch(99, (), (11,), ()), Code.NOT_FOUND, "program 99"),
+        (m.Launch(1, (), (11,), ()), Code.INVALID_ARGUMENT, "f takes 1 arguments"),
+        (m.Launch(1, (10,), (11,), (5,)), Code.INVALID_ARGUMENT, "0 feeds"),
+        (m.Launch(1, (10,), (11, 12), ()), Code.INVALID_ARGUMENT, "gives 1 results"),
+        (m.Launch(1, (77,), (11,), ()), Code.NOT_FOUND, "array 77"),
+        (m.Launch(4, (), (11,), ()), Code.INVALID_ARGUMENT, "device 9"),
+    ],
+)
+def test_a_launch_that_cannot_be_makes_its_results_errors_and_room_for_the_next(launch, code, text):
+    play = Play()
+    play.with_call()
+    play.array(10)
+    play.say(m.RegisterProgram(4, single("far", (), Call(1, (), (on(9),), (9,)))))
+    assert play.say(launch) == [m.Retired(1)]
+    (awaited,) = play.say(m.Await(5, launch.results))
+    assert awaited.status.code == code
+    assert text in awaited.status.message
+
+
+def test_a_result_that_exists_already_ends_the_session():
+    play = Play()
+    play.with_call()
+    play.array(10)
+    with pytest.raises(StatusError, match="exists already"):
+        play.say(m.Launch(1, (10,), (10,), ()))
+
+
+def test_a_donated_array_cannot_be_used_again():
+    play = Play()
+    play.with_call(donated=(0,))
+    play.array(10)
+    play.say(m.Launch(1, (10,), (11,), ()))
+    play.say(m.Launch(1, (10,), (12,), ()))
+    (awaited,) = play.say(m.Await(5, (12,)))
+    assert "array 10 has been deleted or donated" in awaited.status.message
+
+
+def test_errors_that_the_client_made_are_errors_to_whatever_uses_them():
+    play = Play()
+    play.with_call()
+    assert play.say(m.MakeError((10,), BROKEN)) == []
+    play.say(m.Launch(1, (10,), (11,), ()))
+    assert play.say(m.Await(5, (11,))) == [m.Awaited(5, BROKEN)]
+
+
+# ---- memory
+
+
+def test_memory_goes_after_the_last_launch_that_uses_it():
+    play = Play()
+    play.with_call()
+    play.array(10)
+    play.controller.from_proxy(play.session, m.Launch(1, (10,), (11,), ()))
+    play.controller.from_proxy(play.session, m.Release((10, 11)))
+    run, free = play.outbox()
+    assert isinstance(run, m.Run)
+    assert free == m.Free(play.session, (10, 11))
+
+
+def test_memory_that_a_waiting_gang_needs_stays_until_it_starts():
+    play = Play()
+    play.with_call()
+    play.array(10)
+    play.say(m.Launch(2, (), (20,), (77,)))
+    play.say(m.Launch(1, (10,), (11,), ()))
+    assert play.say(m.Release((10,))) == []
+    *_, free = play.hear(0, m.Arrived(play.session, (77,)))
+    assert free == m.Free(play.session, (10,))
+
+
+def test_a_deleted_array_goes_at_once_and_cannot_be_used():
+    play = Play()
+    play.with_call()
+    play.array(10)
+    assert play.say(m.Release((10,), delete=True)) == [m.Free(play.session, (10,), True)]
+    play.say(m.Launch(1, (10,), (11,), ()))
+    (awaited,) = play.say(m.Await(5, (11,)))
+    assert "deleted" in awaited.status.message
+
+
+def test_a_deleted_array_that_a_waiting_gang_needs_goes_when_that_has_started():
+    play = Play()
+    play.with_call()
+    play.array(10)
+    play.say(m.Launch(2, (), (20,), (77,)))
+    play.say(m.Launch(1, (10,), (11,), ()))
+    assert play.say(m.Release((10,), delete=True)) == []
+    *_, free = play.hear(0, m.Arrived(play.session, (77,)))
+    assert free == m.Free(play.session, (10,), True)
+
+
+def test_a_released_programs_plan_stays_for_the_launches_before():
+    play = Play()
+    plan = play.with_call()
+    play.array(10)
+    play.say(m.Launch(2, (), (20,), (77,)))
+    play.say(m.Launch(1, (10,), (11,), ()))
+    assert play.say(m.ReleaseProgram(1)) == []
+    *_, run, drop = play.hear(0, m.Arrived(play.session, (77,)))
+    assert isinstance(run, m.Run)
+    assert drop == m.DropPlan(plan)
+
+
+# ---- failures
+
+
+def test_a_failure_reaches_its_results_and_what_is_made_of_them_and_nothing_else():
+    play = Play()
+    play.with_call()
+    play.array(10)
+    (bad,) = play.say(m.Launch(1, (10,), (11,), ()))
+    (good,) = play.say(m.Launch(1, (10,), (12,), ()))
+    messages = play.hear(0, m.Failed(bad.sequence, BROKEN))
+    assert messages == [m.Retired(1)]
+    play.done(good.sequence)
+    assert play.say(m.Launch(1, (11,), (13,), ())) == [m.Retired(1)]
+    statuses = [play.say(m.Await(handle, (handle,))) for handle in (11, 12, 13)]
+    assert statuses == [[m.Awaited(11, BROKEN)], [m.Awaited(12, OK)], [m.Awaited(13, BROKEN)]]
+
+
+def test_the_second_half_of_a_failed_transfer_is_dropped_and_what_stood_behind_it_runs():
+    play = Play("2x1x1")
+    play.with_put()
+    play.with_function(1, (1,))
+    play.say(m.RegisterProgram(3, single("copy", (on(0),), Transfer((0,), (on(1),)))))
+    play.say(m.RegisterProgram(4, single("f", (on(1),), Call(1, (0,), (on(1),), (1,)))))
+    play.say(m.RegisterProgram(5, single("g", (), Call(1, (), (on(1),), (1,)))))
+    play.array(10)
+    (send,) = play.say(m.Launch(3, (10,), (11,), ()))
+    assert play.say(m.Launch(4, (11,), (12,), ())) == []  # of the copy
+    assert play.say(m.Launch(5, (), (13,), ())) == []  # of nothing
+    play.say(m.Await(7, (12,)))
+    messages = play.hear(0, m.Failed(send.sequence, BROKEN))
+    # The copy's second half and its user are gone, by their cause's name; the one behind starts.
+    assert [run.results for run in runs(messages)] == [(13,)]
+    assert m.Awaited(7, BROKEN) in messages
+    assert [x.launches for x in messages if isinstance(x, m.Retired)] == [2]
+    assert play.say(m.Await(8, (11,))) == [m.Awaited(8, BROKEN)]
+    assert play.controller.schedulers[1].statistics().waiting == 0
+
+
+def test_a_lost_host_fails_what_was_there_what_ran_there_and_what_stood_in_line():
+    play = Play("2x1x1")
+    play.with_put()
+    play.with_call()
+    play.array(10)
+    launches = 2 * GANG_WINDOW
+    for i in range(launches):
+        play.say(m.Launch(1, (10,), (100 + i,), ()))
+    play.say(m.Launch(2, (), (11,), (77,)))
+    for handle in (100, 100 + launches - 1, 11):
+        assert play.say(m.Await(handle, (handle,))) == []
+    play.say(m.Inquire(5, "layout", 0, -1, b""))
+    play.say(m.Inquire(6, "layout", 1, -1, b""))
+
+    play.controller.worker_lost(0, "killed")
+    messages = play.outbox()
+
+    assert runs(messages) == [], "nothing more is sent to it"
+    told = {x.wait: x.status for x in messages if isinstance(x, m.Awaited)}
+    assert set(told) == {100, 100 + launches - 1, 11}
+    for status in told.values():
+        assert status.code == Code.DATA_LOSS
+        assert "host 0 of island 0 is gone (worker 1000: killed)" in status.message
+    assert sum(x.launches for x in messages if isinstance(x, m.Retired)) == launches + 1
+    assert [(x.query, x.status.code) for x in messages if isinstance(x, m.Answered)] == [(5, Code.DATA_LOSS)]
+    statistics = play.controller.schedulers[0].statistics()
+    assert (statistics.waiting, statistics.in_flight) == (0, 0)
+    # What comes afterwards fails at once, also questions.
+    assert play.say(m.Launch(1, (10,), (12,), ())) == [m.Retired(1)]
+    (answered,) = play.say(m.Inquire(7, "layout", 0, -1, b""))
+    assert "host 0" in answered.status.message
+    (answered,) = play.hear(1, m.Answer(play.session, 2, OK, b"{0}"))
+    assert answered == m.Answered(6, OK, b"{0}")
+    # And to be told twice changes nothing.
+    play.controller.worker_lost(0, "again")
+    assert play.outbox() == []
+
+
+def test_the_loss_of_one_island_leaves_the_others_to_work():
+    play = Play("2x1x1")
+    play.with_function(1, (1,))
+    play.say(m.RegisterProgram(5, single("g", (), Call(1, (), (on(1),), (1,)))))
+    play.controller.worker_lost(0, "killed")
+    play.outbox()
+    (run,) = play.say(m.Launch(5, (), (13,), ()))
+    assert play.done(run.sequence, host=1) == [m.Retired(1)]
+    assert play.say(m.Await(7, (13,))) == [m.Awaited(7, OK)]
+
+
+def test_a_compilation_on_a_lost_host_fails():
+    play = Play()
+    play.say(m.RegisterFunction(7, "hash", 90, ((0,),)))
+    play.hear(0, m.Arrived(play.session, (90,)))
+    play.controller.worker_lost(0, "killed")
+    ready = [x for x in play.outbox() if isinstance(x, m.FunctionReady)]
+    assert [(x.function, x.status.code) for x in ready] == [(7, Code.DATA_LOSS)]
+    (ready_again,) = play.say(m.RegisterFunction(8, "hash", 91, ((0,),)))[-1:]
+    assert ready_again.status.code in (Code.DATA_LOSS, Code.UNAVAILABLE)
+
+
+def test_a_client_that_uploads_without_end_loses_its_own_session_and_nobody_elses(monkeypatch):
+    monkeypatch.setattr(core, "MAX_EARLY_FEEDS", 3)
+    play = Play()
+    other = play.controller.open_session(43, "other.py").number
+    play.outbox()
+    play.hear(0, m.Arrived(play.session, (1, 2, 3)))
+    closing, close = play.hear(0, m.Arrived(play.session, (4, 5)))
+    assert closing.status.code == Code.RESOURCE_EXHAUSTED
+    assert close == m.CloseStore(play.session)
+    assert list(play.controller.sessions) == [other]
+
+
+# ---- closing
+
+
+def test_a_closed_session_leaves_no_plan_no_function_and_no_gang_in_line():
+    play = Play()
+    name = play.with_function()
+    plan = play.with_call()
+    play.array(10)
+    play.say(m.Launch(2, (), (20,), (77,)))  # waits for ever
+    play.say(m.Launch(1, (10,), (11,), ()))
+    play.say(m.ReleaseProgram(1))
+    play.say(m.ReleaseFunction(1))
+    play.controller.close_session(play.session)
+    messages = play.outbox()
+    for message in (m.DropPlan(plan), m.DropFunction(name), m.CloseStore(play.session)):
+        assert message in messages
+    assert play.controller.functions.users == {}
+    assert play.controller.schedulers[0].statistics().waiting == 0
+
+
+def test_gangs_of_a_closed_session_keep_their_place_in_the_window_until_they_end():
+    play = Play()
+    play.with_call()
+    play.array(10)
+    (run,) = play.say(m.Launch(1, (10,), (11,), ()))
+    play.controller.close_session(play.session)
+    play.outbox()
+    assert play.controller.schedulers[0].statistics().in_flight == 1
+    assert play.done(run.sequence) == []
+    assert play.controller.schedulers[0].statistics().in_flight == 0
+
+
+# ---- a play of random clients on model hosts
+
+
+class ModelHost:
+    """A worker as the controller may take it to be: it takes messages in order and runs each plan when it ends it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.plans: dict[int, p.Plan] = {}
+        self.stores: dict[int, dict[int, Status | None]] = {}
+        self.freed: Counter[tuple[int, int]] = Counter()
+        self.sequences: list[tuple[int, int]] = []  # (session, sequence) as they came
+        self.running: list[tuple[m.Run, Status | None]] = []
+        self.sends: list[tuple[int, int, int]] = []  # (host, session, feed) that are to arrive
+        self.functions: set[str] = set()
+
+    def take(self, message: Any) -> None:
+        match message:
+            case m.OpenStore(session=session):
+                self.stores[session] = {}
+            case m.CloseStore(session=session):
+                del self.stores[session]
+            case m.KeepPlan(plan=plan, body=body):
+                self.plans[plan] = body
+            case m.DropPlan(plan=plan):
+                del self.plans[plan]
+            case m.Compile(function=function):
+                self.functions.add(function)
+            case m.DropFunction(function=function):
+                self.functions.discard(function)
+            case m.Free(session=session, handles=handles, delete=False):
+                for handle in handles:
+                    self.freed[session, handle] += 1
+                    self.stores[session].pop(handle, None)
+            case m.Run():
+                self._run(message)
+
+    def _run(self, run: m.Run) -> None:
+        plan = self.plans[run.plan]
+        store = self.stores[run.session]
+        self.sequences.append((run.session, run.sequence))
+        problem = None
+        for handle in run.arguments:
+            assert handle in store, "an argument has been freed before its use, or was never made"
+            problem = problem or store[handle]
+        if "doomed" in plan.name:
+            problem = problem or Status(Code.INTERNAL, plan.name)
+        for handle in run.results:
+            store[handle] = problem
+        if problem is None:
+            self.sends.extend(
+                (piece.host, run.session, run.feeds[piece.feed])
+                for step in plan.steps
+                if isinstance(step, p.Send)
+                for piece in step.pieces
+            )
+        self.running.append((run, problem))
+        assert len(self.running) <= GANG_WINDOW
+
+    def finish(self, index: int) -> Any:
+        run, problem = self.running.pop(index)
+        return m.Done(((run.sequence, 0, 1),)) if problem is None else m.Failed(run.sequence, problem)
+
+
+class Client:
+    """A session that does random things, and knows what must become of each of its handles."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.rng = world.rng
+        self.number = number
+        self.next = 1
+        self.launched = self.retired = 0
+        self.arrays: dict[int, ArraySpec] = {}  # live and usable
+        self.taint: dict[int, set[str]] = {}
+        self.unreleased: set[int] = set()
+        self.waits: dict[int, int] = {}  # wait -> handle
+        self.outcomes: dict[int, Status] = {}
+        self.programs: dict[Any, int] = {}
+        self.functions: dict[tuple[int, ...], int] = {}
+        self.uploads: list[tuple[int, int]] = []  # (host, feed)
+
+    def fresh(self) -> int:
+        self.next += 1
+        return self.next
+
+    def say(self, message: Any) -> None:
+        self.world.controller.from_proxy(self.number, message)
+
+    def hear(self, message: Any) -> None:
+        match message:
+            case m.Retired(launches=launches):
+                self.retired += launches
+            case m.Awaited(wait=wait, status=status):
+                assert wait not in self.outcomes, "each wait is answered once"
+                self.outcomes[wait] = status
+
+    def spec(self) -> ArraySpec:
+        """A sharding over some devices of the cluster."""
+        seats = self.world.controller.resources.seats
+        devices = tuple(self.rng.sample(sorted(seats), self.rng.randint(1, min(3, len(seats)))))
+        tiling = Tiled((len(devices),), tuple(range(len(devices))))
+        return ArraySpec("float32", (6,), Sharding(devices, tiling))
+
+    def island_spec(self) -> ArraySpec:
+        resources = self.world.controller.resources
+        island = self.rng.randrange(resources.topology.islands)
+        devices = [d for d, seat in resources.seats.items() if seat.island == island]
+        chosen = tuple(self.rng.sample(devices, self.rng.randint(1, len(devices))))
+        return ArraySpec("float32", (6,), Sharding(chosen, Tiled((len(chosen),), tuple(range(len(chosen))))))
+
+    def program(self, body: Program) -> int:
+        if body not in self.programs:
+            number = self.programs[body] = self.fresh()
+            self.say(m.RegisterProgram(number, body))
+        return self.programs[body]
+
+    def name(self, kind: str) -> str:
+        return f"{kind} doomed {self.fresh()}" if self.rng.random() < self.world.doom else kind
+
+    def launch(self, body: Program, arguments: tuple[int, ...], feeds: tuple[int, ...] = ()) -> list[int]:
+        number = self.program(body)
+        results = [self.fresh() for _ in body.results]
+        taint = set().union(*(self.taint[handle] for handle in arguments))
+        if "doomed" in body.name:
+            taint = taint | {body.name}
+        self.say(m.Launch(number, arguments, tuple(results), feeds))
+        self.launched += 1
+        for handle in results:
+            self.taint[handle] = taint
+            self.unreleased.add(handle)
+        if "doomed" in body.name or self.rng.random() < 0.1:
+            self.say(m.ReleaseProgram(self.programs.pop(body)))
+        return results
+
+    def some_array(self) -> int | None:
+        return self.rng.choice(sorted(self.arrays)) if self.arrays else None
+
+    def put(self) -> None:
+        spec = self.spec()
+        body = single(self.name("put"), (), HostToDevice((HostBuffer(0, (6,), None, None),), (spec,)), feeds=1)
+        feed = self.fresh()
+        seats = self.world.controller.resources.seats
+        self.uploads.extend((host, feed) for host in {seats[d].host for d in spec.sharding.devices})
+        (handle,) = self.launch(body, (), (feed,))
+        self.arrays[handle] = spec
+
+    def transfer(self) -> None:
+        handle = self.some_array()
+        if handle is None:
+            return
+        source, target = self.arrays[handle], self.spec()
+        donate = self.rng.random() < 0.2
+        body = single(self.name("transfer"), (source,), Transfer((0,), (target,), donate, reshard=True))
+        (result,) = self.launch(body, (handle,))
+        if donate:
+            del self.arrays[handle]
+        self.arrays[result] = target
+
+    def call(self) -> None:
+        spec = self.island_spec()
+        devices = spec.sharding.devices
+        if devices not in self.functions:
+            function = self.functions[devices] = self.fresh()
+            self.say(m.RegisterFunction(function, "content", self.fresh(), (devices,)))
+        fitting = [h for h, s in self.arrays.items() if s == spec]
+        arguments = tuple(self.rng.choices(fitting, k=self.rng.randint(0, 2))) if fitting else ()
+        call = Call(
+            self.functions[devices],
+            tuple(range(len(arguments))),
+            (spec, spec),
+            devices,
+            completion=self.rng.random() < 0.3,
+        )
+        results = self.launch(single(self.name("call"), (spec,) * len(arguments), call), arguments)
+        self.arrays.update((result, spec) for result in results[:2])
+
+    def get(self) -> None:
+        whole = [h for h, s in self.arrays.items() if len(s.sharding.devices) == 1]
+        if whole:
+            handle = self.rng.choice(whole)
+            body = single(self.name("get"), (self.arrays[handle],), DeviceToHost((0,), 0, None), feeds=1)
+            (completion,) = self.launch(body, (handle,), (self.fresh(),))
+            self.wait(completion)
+            self.release(completion)
+
+    def wait(self, handle: int | None = None) -> None:
+        if handle is None and self.unreleased:
+            handle = self.rng.choice(sorted(self.unreleased))
+        if handle is not None:
+            number = self.fresh()
+            self.waits[number] = handle
+            self.say(m.Await(number, (handle,)))
+
+    def release(self, handle: int | None = None) -> None:
+        if handle is None and self.unreleased:
+            handle = self.rng.choice(sorted(self.unreleased))
+        if handle is not None:
+            self.unreleased.remove(handle)
+            self.arrays.pop(handle, None)
+            self.say(m.Release((handle,)))
+
+    def upload(self) -> None:
+        if self.uploads:
+            host, feed = self.uploads.pop(self.rng.randrange(len(self.uploads)))
+            self.world.controller.from_worker(host, m.Arrived(self.number, (feed,)))
+
+    def act(self) -> None:
+        self.rng.choice(
+            [self.put, self.transfer, self.transfer, self.call, self.call, self.get, self.wait, self.release]
+            + [self.upload] * 4
+        )()
+
+
+class World:
+    """The controller with model hosts, random clients, and messages in between that keep their order."""
+
+    def __init__(self, rng: random.Random, topology: str, doom: float) -> None:
+        self.rng = rng
+        self.doom = doom
+        self.controller = joined(topology)
+        self.hosts = {number: ModelHost(number) for number in self.controller.resources.hosts}
+        self.clients: dict[int, Client] = {}
+
+    def open(self) -> Client:
+        number = self.controller.open_session(1, "").number
+        client = self.clients[number] = Client(self, number)
+        self.deliver()
+        return client
+
+    def deliver(self) -> None:
+        for (kind, number), message in self.controller.take_outbox():
+            if kind == "host":
+                self.hosts[number].take(message)
+            elif number in self.clients:
+                self.clients[number].hear(message)
+
+    def work(self) -> bool:
+        """One host ends one run, or one piece arrives. False where there is nothing to do."""
+        busy = [h for h in self.hosts.values() if h.running or h.sends]
+        if not busy:
+            return False
+        host = self.rng.choice(busy)
+        if host.sends and (not host.running or self.rng.random() < 0.5):
+            to, session, feed = host.sends.pop(self.rng.randrange(len(host.sends)))
+            self.controller.from_worker(to, m.Arrived(session, (feed,)))
+        else:
+            message = host.finish(self.rng.randrange(len(host.running)))
+            self.controller.from_worker(host.number, message)
+        self.deliver()
+        return True
+
+    def close(self, client: Client) -> None:
+        del self.clients[client.number]
+        self.controller.close_session(client.number)
+        self.deliver()
+
+    def settle(self) -> None:
+        """All uploads come, all work is done."""
+        for client in self.clients.values():
+            while client.uploads:
+                client.upload()
+        self.deliver()
+        while self.work():
+            pass
+
+
+@settings(max_examples=150)
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 120),
+    st.sampled_from(["1x1x2", "2x1x2", "1x2x2", "2x2x1", "3x1x1"]),
+    st.sampled_from([0.0, 0.15]),
+)
+def test_whatever_clients_do_all_ends_in_order_exactly_once_and_leaves_nothing(seed, steps, topology, doom):
+    world = World(random.Random(seed), topology, doom)
+    rng = world.rng
+    for _ in range(rng.randint(1, 3)):
+        world.open()
+    for _ in range(steps):
+        if world.clients and rng.random() < 0.75:
+            rng.choice(list(world.clients.values())).act()
+            world.deliver()
+        elif rng.random() < 0.02 and len(world.clients) > 1:
+            world.close(rng.choice(list(world.clients.values())))
+        else:
+            world.work()
+    world.settle()
+
+    for client in world.clients.values():
+        for handle in sorted(client.unreleased):
+            client.wait(handle)
+        world.deliver()
+        assert client.retired == client.launched, "each launch ends once"
+        assert set(client.outcomes) == set(client.waits), "each wait ends"
+        for wait, handle in client.waits.items():
+            status = client.outcomes[wait]
+            taint = client.taint[handle]
+            assert status.ok == (not taint), f"{status} although {handle} depends on {taint or 'no failure'}"
+            assert status.ok or status.message in taint, "an error names its cause"
+        for handle in sorted(client.unreleased):
+            client.release(handle)
+        world.deliver()
+        session = world.controller.sessions[client.number]
+        assert (session.directory.entries, session.directory.nbytes) == ({}, 0)
+        assert session.in_flight == 0
+        assert session.awaited_feeds == {}
+        for host in world.hosts.values():
+            assert host.stores[client.number] == {}, "all memory goes"
+    for host in world.hosts.values():
+        assert all(count == 1 for count in host.freed.values()), "nothing is freed twice"
+        last: dict[int, int] = defaultdict(int)
+        for session_number, sequence in host.sequences:
+            assert sequence > last[session_number], "a session's gangs keep their order"
+            last[session_number] = sequence
+    for scheduler in world.controller.schedulers.values():
+        statistics = scheduler.statistics()
+        assert (statistics.waiting, statistics.in_flight) == (0, 0)
+
+    for client in list(world.clients.values()):
+        world.close(client)
+    for host in world.hosts.values():
+        assert (host.plans, host.stores) == ({}, {})
+    assert world.controller.functions.users == {}
+    assert world.controller._in_flight == {}

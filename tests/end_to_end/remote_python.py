@@ -1,0 +1,127 @@
+"""A Python of its own in which functions of test modules run, with whatever backend its environment asks for.
+
+The child imports the test's module and calls the function by its name; arguments and results travel pickled. So the
+same function can run in the test's process, on stock JAX, and in the child, on Atoll.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+ROOT = Path(__file__).parents[2]
+CALL_SECONDS = 60.0
+_END_SECONDS = 30.0
+
+
+class RemoteError(Exception):
+    """A function raised in the child; `kind` is the name of its exception's class."""
+
+    def __init__(self, kind: str, text: str, trace: str) -> None:
+        super().__init__(f"{kind}: {text}")
+        self.kind = kind
+        self.text = text
+        self.add_note(trace)
+
+
+class RemotePython:
+    """The child, and the pipes to it. Ends with `close`, which returns what it wrote to standard error."""
+
+    def __init__(self, environment: dict[str, str], folder: Path) -> None:
+        ours, theirs = os.pipe(), os.pipe()
+        self._errors = folder / "stderr"
+        with open(self._errors, "wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(theirs[0]), str(ours[1])],
+                env=environment | {"PYTHONPATH": str(ROOT)},
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                pass_fds=(theirs[0], ours[1]),
+                start_new_session=True,
+            )
+        os.close(theirs[0])
+        os.close(ours[1])
+        self._answers = open(ours[0], "rb", buffering=0)  # noqa: SIM115
+        self._questions = open(theirs[1], "wb")  # noqa: SIM115
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def call(self, function: Callable[..., Any], *arguments: Any, seconds: float = CALL_SECONDS) -> Any:
+        """What `function(*arguments)` returns in the child. Raises RemoteError where it raises there."""
+        self.begin(function, *arguments)
+        return self.finish(seconds)
+
+    def begin(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Has the child call a function; `finish` waits for its end."""
+        pickle.dump((function, arguments), self._questions)
+        self._questions.flush()
+
+    def finish(self, seconds: float = CALL_SECONDS) -> Any:
+        kind, value = self._answer(time.monotonic() + seconds)
+        if kind == "value":
+            return value
+        raise RemoteError(*value)
+
+    def _answer(self, deadline: float) -> Any:
+        data = b""
+        wanted = 8
+        while len(data) < wanted:
+            if not select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise AssertionError(f"no answer from the child in time\n{self.errors()}")
+            part = self._answers.read(1 << 20)
+            if not part:
+                raise AssertionError(f"the child ended with status {self.process.wait(5)}\n{self.errors()}")
+            data += part
+            if wanted == 8 and len(data) >= 8:
+                wanted = 8 + int.from_bytes(data[:8], "little")
+        return pickle.loads(data[8:])
+
+    def errors(self) -> str:
+        """What the child wrote to standard output and error so far."""
+        return self._errors.read_text(errors="replace")
+
+    def close(self) -> str:
+        with contextlib.suppress(BrokenPipeError):
+            self._questions.close()
+        try:
+            self.process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(f"the child does not end\n{self.errors()}") from None
+        finally:
+            self._answers.close()
+        return self.errors()
+
+
+def _serve(questions: BinaryIO, answers: BinaryIO) -> None:
+    while True:
+        try:
+            function, arguments = pickle.load(questions)
+        except EOFError:
+            return
+        answer: tuple[str, Any]
+        try:
+            answer = ("value", function(*arguments))
+        except BaseException as error:
+            answer = ("error", (type(error).__name__, str(error), traceback.format_exc()))
+        data = pickle.dumps(answer)
+        answers.write(len(data).to_bytes(8, "little") + data)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    _serve(open(int(sys.argv[1]), "rb"), open(int(sys.argv[2]), "wb"))

@@ -1,0 +1,113 @@
+"""A cluster that stays while tests come and go, and proxies that listen for clients of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from atoll.engines.local import EngineOptions, Started
+from atoll.operate.question import ask_for_report
+from atoll.proxy.main import ProxyOptions, Ready
+from atoll.transport.address import parse_address
+from atoll.transport.process import command
+
+START_SECONDS = 60.0
+_END_SECONDS = 15.0
+
+
+class StandingCluster:
+    """The processes of one cluster, in a folder of its own. `environment` is what its engine is started with."""
+
+    def __init__(
+        self,
+        folder: Path,
+        environment: dict[str, str],
+        *,
+        islands: str = "1x1x4",
+        listen: str = "",
+        token: str = "",
+        max_sessions: int = 256,
+    ) -> None:
+        self.directory = folder / "cluster"
+        self.directory.mkdir(mode=0o700)
+        self.token = token
+        options = EngineOptions(
+            islands,
+            str(self.directory),
+            listen=listen,
+            parent=os.getpid(),
+            cache_directory=environment.get("ATOLL_CACHE_DIR", ""),
+            max_sessions=max_sessions,
+        )
+        self.address = options.controller_address
+        self._environment = environment | ({"ATOLL_TOKEN": token} if token else {})
+        self._children: list[subprocess.Popen[bytes]] = []
+        started = self._start("atoll.engines.local", options, Started)
+        assert not started.error, started.error
+
+    def _start(self, module: str, options: Any, kind: type[Any]) -> Any:
+        readable, writable = os.pipe()
+        process = subprocess.Popen(
+            command(module, msgspec.structs.replace(options, ready_fd=writable)),
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            pass_fds=(writable,),
+        )
+        self._children.append(process)
+        os.close(writable)
+        with open(readable, "rb") as lines:
+            assert select.select([lines], [], [], START_SECONDS)[0], f"{module} is not up in time"
+            line = lines.readline()
+        assert line, f"{module} ended before it was up"
+        return msgspec.json.decode(line, type=kind)
+
+    def start_proxy(self, path: Path, transfer_directory: Path | None = None) -> psutil.Process:
+        """A proxy that listens at a unix socket for any number of clients."""
+        options = ProxyOptions(
+            f"unix:{path}", self.address, os.getpid(), transfer_directory=str(transfer_directory or "")
+        )
+        ready = self._start("atoll.proxy.main", options, Ready)
+        assert not ready.error, ready.message
+        return psutil.Process(self._children[-1].pid)
+
+    def report(self) -> dict[str, Any]:
+        """What `atoll status --json` prints."""
+        report: dict[str, Any] = json.loads(ask_for_report(parse_address(self.address), self.token))
+        return report
+
+    def until(self, holds: Callable[[dict[str, Any]], bool], seconds: float) -> dict[str, Any]:
+        """The report, once `holds(report)`; fails the test where that takes longer."""
+        deadline = time.monotonic() + seconds
+        while True:
+            report = self.report()
+            if holds(report):
+                return report
+            assert time.monotonic() < deadline, f"after {seconds} s still: {json.dumps(report['sessions'])}"
+            time.sleep(0.01)
+
+    def processes(self) -> dict[str, psutil.Process]:
+        """The controller and the workers, by module and pid."""
+        return {
+            f"{each.cmdline()[3]} {each.pid}": each
+            for each in psutil.Process(self._children[0].pid).children()
+        }
+
+    def stop(self) -> None:
+        for process in reversed(self._children):
+            process.terminate()
+        for process in reversed(self._children):
+            try:
+                process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                raise AssertionError(f"{process.args} does not end") from None
