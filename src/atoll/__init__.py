@@ -2,8 +2,8 @@
 
     JAX_PLATFORMS=atoll python train.py
 
-runs any JAX script on an embedded cluster. `connect` does the same from Python; the command `atoll` starts clusters that
-stay.
+runs any JAX script on an embedded cluster. `connect` does the same from Python; the command `atoll` starts
+clusters that stay.
 """
 
 from atoll import errors

@@ -1,7 +1,7 @@
 """The entry point through which JAX finds Atoll; named in pyproject.toml, called by JAX at its first use.
 
-A script that does not ask for Atoll must notice nothing of its being installed: registering a factory is all that happens
-here, and its priority is below that of every backend of JAX's own.
+A script that does not ask for Atoll must notice nothing of its being installed: registering a factory is all that
+happens here, and its priority is below that of every backend of JAX's own.
 """
 
 from __future__ import annotations

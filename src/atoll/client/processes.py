@@ -1,7 +1,7 @@
 """The processes that belong to a client: its proxy, and its cluster where that is embedded.
 
-They are children of this process in sessions of their own, so that Ctrl-C reaches the script and not them; and they watch
-this process, so that they end with it however it ends.
+They are children of this process in sessions of their own, so that Ctrl-C reaches the script and not them; and
+they watch this process, so that they end with it however it ends.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Keeps jaxlib's client from reporting ordinary events as if they were errors.
 
-Its C++ half writes to file descriptor 2 at levels that JAX leaves on: that a local channel is not encrypted, and that the
-connection has ended, with a stack trace, when it was we who ended it. While `filtered` is open, the lines that say so are
-left out and all others pass.
+Its C++ half writes to file descriptor 2 at levels that JAX leaves on: that a local channel is not encrypted, and
+that the connection has ended, with a stack trace, when it was we who ended it. While `filtered` is open, the
+lines that say so are left out and all others pass.
 """
 
 from __future__ import annotations

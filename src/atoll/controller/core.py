@@ -1,8 +1,8 @@
 """The controller's state machine: messages of proxies and workers in, messages to them out.
 
-No I/O and no clock: every event appends to `outbox`, which the shell sends. The path of a request is: register a program
-once (it is lowered to one plan a host); launch it (its gangs join their islands' lines); dispatch (one message per host);
-completion (results become ready, memory goes, the client gets room for more).
+No I/O and no clock: every event appends to `outbox`, which the shell sends. The path of a request is: register a
+program once (it is lowered to one plan a host); launch it (its gangs join their islands' lines); dispatch (one
+message per host); completion (results become ready, memory goes, the client gets room for more).
 """
 
 from __future__ import annotations

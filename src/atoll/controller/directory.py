@@ -1,8 +1,9 @@
 """The object directory: every logical buffer of one session.
 
-One entry a logical buffer, whatever its number of shards: who holds it, whether it is ready, who waits for it, and how
-many gangs that have not started yet still need it. An entry's memory may go once the client has released it and the last
-of those gangs has started: messages to a host arrive in order, so a `Free` sent then comes after its last use.
+One entry a logical buffer, whatever its number of shards: who holds it, whether it is ready, who waits for it,
+and how many gangs that have not started yet still need it. An entry's memory may go once the client has released
+it and the last of those gangs has started: messages to a host arrive in order, so a `Free` sent then comes after
+its last use.
 """
 
 from __future__ import annotations

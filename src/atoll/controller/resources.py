@@ -90,7 +90,7 @@ class ResourceManager:
         return self.hosts[host].state == "lost"
 
     def _number_devices(self) -> None:
-        virtual = []
+        virtual: list[VirtualDevice] = []
         for number in sorted(self.hosts):
             host = self.hosts[number]
             for info in host.devices:

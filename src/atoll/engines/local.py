@@ -1,7 +1,7 @@
 """The local engine: a cluster of processes on this machine.
 
-It starts the controller and one worker a host, ends when told to, when a process that it must not outlive has ended, or
-when the controller has; and takes everything with it: processes, sockets, folders.
+It starts the controller and one worker a host, ends when told to, when a process that it must not outlive has
+ended, or when the controller has; and takes everything with it: processes, sockets, folders.
 """
 
 from __future__ import annotations
@@ -112,6 +112,7 @@ class LocalEngine:
         self.stop = stop
         self.topology = read_topology(options.topology)
         self.processes: list[subprocess.Popen[bytes]] = []
+        self.modules: dict[int, str] = {}
 
     def start(self) -> int:
         """Starts all processes; returns a descriptor that tells when the controller has everything it needs."""
@@ -143,20 +144,18 @@ class LocalEngine:
     def _start(
         self, module: str, options: msgspec.Struct, env: dict[str, str], descriptors: tuple[int, ...]
     ) -> None:
-        self.processes.append(
-            subprocess.Popen(
-                command(module, options),
-                stdin=subprocess.DEVNULL,
-                env=env,
-                pass_fds=descriptors,
-            )
+        process = subprocess.Popen(
+            command(module, options), stdin=subprocess.DEVNULL, env=env, pass_fds=descriptors
         )
+        self.processes.append(process)
+        self.modules[process.pid] = module
 
     def first_death(self) -> str:
         """Which process has ended already, or ""."""
         for process in self.processes:
             if process.poll() is not None:
-                return f"{process.args[3] if isinstance(process.args, list) else process.args} ended with status {process.returncode}"
+                module = self.modules[process.pid]
+                return f"{module} ended with status {process.returncode}"
         return ""
 
     def end(self) -> None:

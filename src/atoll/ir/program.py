@@ -1,8 +1,9 @@
 """The program: a dataflow graph over virtual devices, one node per sharded computation.
 
-Values are numbered: the arguments first, then the outputs of the nodes in order. A node stands once whatever its number
-of shards. A single `jit` call is a program of one `Call`; a `device_put` to other devices is a program of one `Transfer`.
-*Feeds* are the program's host ends: numbered buffers that the client's proxy and a worker exchange past the controller.
+Values are numbered: the arguments first, then the outputs of the nodes in order. A node stands once whatever its
+number of shards. A single `jit` call is a program of one `Call`; a `device_put` to other devices is a program of
+one `Transfer`. *Feeds* are the program's host ends: numbered buffers that the client's proxy and a worker
+exchange past the controller.
 """
 
 from __future__ import annotations

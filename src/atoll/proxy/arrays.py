@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from atoll.errors import Status, StatusError, not_found, Code
+from atoll.errors import Code, Status, StatusError, not_found
 from atoll.ir.types import ArraySpec
 
 

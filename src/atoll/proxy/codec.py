@@ -6,6 +6,7 @@ Everything a client sends is checked here: what cannot be understood raises INVA
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 from google.protobuf.message import DecodeError, Message
@@ -239,7 +240,7 @@ def _named(sharding: Any, devices: int) -> Tiling:
     axes: list[tuple[int, int, int]] = []  # (mesh axis, elements before it, size), major to minor
     for number, points in enumerate(cuts):
         ordered = sorted(points)
-        axes.extend((number, low, high // low) for low, high in zip(ordered, ordered[1:], strict=False))
+        axes.extend((number, low, high // low) for low, high in pairwise(ordered))
 
     def pieces(ref: Any) -> list[int]:
         low, high = 1, sizes[ref.mesh_axis_index]

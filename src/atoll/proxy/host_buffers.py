@@ -1,7 +1,7 @@
 """The host buffer store: bytes on their way between the client and the workers.
 
-Buffers may come before or after the request that uses them. A request says where its buffer is to go; whichever of the two
-comes second sends it on, so that a slow buffer delays nobody but its own array.
+Buffers may come before or after the request that uses them. A request says where its buffer is to go; whichever
+of the two comes second sends it on, so that a slow buffer delays nobody but its own array.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.errors import StatusError, Code, not_found
+from atoll.errors import Code, StatusError, not_found
 
 MAX_STORED_BYTES = 16 << 30
 

@@ -138,7 +138,7 @@ class Link:
         self._connection.send(m.Inquire(number, what, device, function, payload))
         answer = await future
         answer.status.raise_if_error()
-        return answer.payload
+        return bytes(answer.payload)
 
     def _message(self, message: Any) -> None:
         match message:

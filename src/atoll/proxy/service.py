@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import os
@@ -9,6 +10,8 @@ import secrets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from atoll.errors import AtollError, Code, Status, StatusError, invalid, not_found, status_of
 from atoll.proxy import codec
@@ -111,6 +114,10 @@ class Service:
             if session is not None:
                 self._end(session)
 
+        def finished() -> None:
+            call.finish()
+            ended()
+
         def on_message(data: bytes | memoryview) -> None:
             try:
                 state["session"].on_request(data)
@@ -121,7 +128,7 @@ class Service:
 
         call.on_message = on_message
         call.on_closed = ended
-        call.on_half_close = lambda: (call.finish(), ended())[1]  # type: ignore[assignment]
+        call.on_half_close = finished
 
         async def open_session() -> None:
             try:
@@ -191,7 +198,7 @@ class Service:
                 call.finish(int(Code.INVALID_ARGUMENT), f"over {size} bytes came for a buffer of that size")
                 return
             copy = aligned(len(part))
-            memoryview(copy)[:] = part
+            copy[:] = np.frombuffer(part, np.uint8)
             parts.append(copy)
 
         def on_half_close() -> None:
@@ -267,8 +274,6 @@ class Service:
         return method
 
     def _spawn(self, work: Any) -> None:
-        import asyncio
-
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

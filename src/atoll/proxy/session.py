@@ -1,8 +1,8 @@
 """A session: one client's stream of requests, each answered once.
 
-Requests are taken in order. One that makes arrays is answered at once: the client has numbered the results itself, and a
-failure is told by whatever uses them. What waits for the cluster answers later, by itself. What each request does is in
-`atoll.proxy.requests`; here is what they have in common.
+Requests are taken in order. One that makes arrays is answered at once: the client has numbered the results
+itself, and a failure is told by whatever uses them. What waits for the cluster answers later, by itself. What
+each request does is in `atoll.proxy.requests`; here is what they have in common.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ Handler = Callable[[Exchange, Any], None]
 class Session:
     """What a client owns, and the ways to the cluster. `number` names it to the client's side channels.
 
-    `write(bytes)` carries responses; `pause` and `resume` hold back the client's requests while too many of its launches
-    are in the system.
+    `write(bytes)` carries responses; `pause` and `resume` hold back the client's requests while too many of its
+    launches are in the system.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """A control connection on a blocking socket, for a process whose work is done by threads.
 
-The same frames as `transport.connection`. Any thread may send, at once and without a detour over an event loop, which would
-cost a worker two thread switches a message; one thread receives.
+The same frames as `transport.connection`. Any thread may send, at once and without a detour over an event loop,
+which would cost a worker two thread switches a message; one thread receives.
 """
 
 from __future__ import annotations

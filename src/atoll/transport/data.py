@@ -1,9 +1,9 @@
 """The data port's protocol: bulk bytes between two processes, past the controller, on blocking sockets.
 
-A frame is a length-prefixed `Piece` and then its bytes, unless these are in memory that both sides share. On one machine
-large pieces go through pooled memory files: the first use of a segment passes its descriptor along the unix socket, later
-ones its number alone, and the receiver sends it back when it has read it. Nothing in the file system names these segments,
-so that nothing is left behind whatever process is killed.
+A frame is a length-prefixed `Piece` and then its bytes, unless these are in memory that both sides share. On one
+machine large pieces go through pooled memory files: the first use of a segment passes its descriptor along the
+unix socket, later ones its number alone, and the receiver sends it back when it has read it. Nothing in the file
+system names these segments, so that nothing is left behind whatever process is killed.
 
 Bounded: a sender waits for a free segment once its pool is in use, and for the socket otherwise.
 """
@@ -270,7 +270,7 @@ class DataChannel:
             raise ConnectError(f"a piece of {frame.nbytes} bytes")
         if frame.segment == -1:
             content = aligned(frame.nbytes)
-            self._read_into(memoryview(content))
+            self._read_into(content.data)
             on_piece(frame.session, frame.feed, content, frame.status, _nothing)
             return
         if frame.segment == -2:

@@ -29,7 +29,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
 # ---- opening a connection
 
 
-class Hello(Message, tag=1):
+class Hello(Message, frozen=True, tag=1):
     """The first message on any connection to the controller."""
 
     protocol: int
@@ -41,7 +41,7 @@ class Hello(Message, tag=1):
     label: str = ""
 
 
-class Refused(Message, tag=2):
+class Refused(Message, frozen=True, tag=2):
     """The answer to a Hello that is not let in; the connection then closes."""
 
     status: Status
@@ -73,7 +73,7 @@ class VirtualDevice(msgspec.Struct, frozen=True, array_like=True):
 # ---- worker -> controller
 
 
-class WorkerReady(Message, tag=10):
+class WorkerReady(Message, frozen=True, tag=10):
     """A worker's devices, and where its data port listens."""
 
     island: int
@@ -84,7 +84,7 @@ class WorkerReady(Message, tag=10):
     data_address: str
 
 
-class Compiled(Message, tag=11):
+class Compiled(Message, frozen=True, tag=11):
     """A function can run here, or the status says why not. `info` is a `FunctionInfo`, opaque to the controller."""
 
     function: str
@@ -94,27 +94,27 @@ class Compiled(Message, tag=11):
     cached: bool
 
 
-class Done(Message, tag=12):
+class Done(Message, frozen=True, tag=12):
     """Plans that are finished: (sequence number, start, end), times in nanoseconds of the host's clock."""
 
     runs: tuple[tuple[int, int, int], ...]
 
 
-class Failed(Message, tag=13):
+class Failed(Message, frozen=True, tag=13):
     """A plan failed; its results hold the status from now on."""
 
     sequence: int
     status: Status
 
 
-class Arrived(Message, tag=14):
+class Arrived(Message, frozen=True, tag=14):
     """Feeds of a session that are now complete at this worker's data port."""
 
     session: int
     feeds: tuple[int, ...]
 
 
-class Answer(Message, tag=15):
+class Answer(Message, frozen=True, tag=15):
     """The answer to a Query."""
 
     session: int
@@ -126,7 +126,7 @@ class Answer(Message, tag=15):
 # ---- controller -> worker
 
 
-class Compile(Message, tag=20):
+class Compile(Message, frozen=True, tag=20):
     """Compile the program that arrived as `feed` of `session`, for these local devices, under the name `function`."""
 
     function: str
@@ -136,22 +136,22 @@ class Compile(Message, tag=20):
     assignment: tuple[tuple[tuple[int, int], ...], ...]
 
 
-class DropFunction(Message, tag=21):
+class DropFunction(Message, frozen=True, tag=21):
     function: str
 
 
-class KeepPlan(Message, tag=22):
+class KeepPlan(Message, frozen=True, tag=22):
     """Remember a plan under this number."""
 
     plan: int
     body: Plan
 
 
-class DropPlan(Message, tag=23):
+class DropPlan(Message, frozen=True, tag=23):
     plan: int
 
 
-class Run(Message, tag=24):
+class Run(Message, frozen=True, tag=24):
     """Run a plan. `feeds[i]` is the data port's number for the plan's feed i."""
 
     sequence: int
@@ -162,7 +162,7 @@ class Run(Message, tag=24):
     feeds: tuple[int, ...]
 
 
-class Free(Message, tag=25):
+class Free(Message, frozen=True, tag=25):
     """Forget these handles. With `delete` the memory goes at once, whoever else refers to it."""
 
     session: int
@@ -170,20 +170,20 @@ class Free(Message, tag=25):
     delete: bool = False
 
 
-class OpenStore(Message, tag=26):
+class OpenStore(Message, frozen=True, tag=26):
     """A session begins; `secret` opens the data port for it."""
 
     session: int
     secret: str
 
 
-class CloseStore(Message, tag=27):
+class CloseStore(Message, frozen=True, tag=27):
     """A session has ended: all it owned goes."""
 
     session: int
 
 
-class Query(Message, tag=29):
+class Query(Message, frozen=True, tag=29):
     """Something only a worker knows: `what` is one of "layout", "cost", "text"."""
 
     session: int
@@ -193,21 +193,21 @@ class Query(Message, tag=29):
     payload: bytes
 
 
-class Peers(Message, tag=30):
+class Peers(Message, frozen=True, tag=30):
     """Where the other hosts' data ports are: (host, address), and the cluster's own secret for them."""
 
     hosts: tuple[tuple[int, str], ...]
     secret: str
 
 
-class Stop(Message, tag=31):
+class Stop(Message, frozen=True, tag=31):
     """End, in good order."""
 
 
 # ---- proxy -> controller
 
 
-class RegisterFunction(Message, tag=40):
+class RegisterFunction(Message, frozen=True, tag=40):
     """Compile `content` (the hash of what was sent as `feed` to each host) for these virtual devices."""
 
     function: int
@@ -217,20 +217,20 @@ class RegisterFunction(Message, tag=40):
     assignment: tuple[tuple[int, ...], ...]
 
 
-class ReleaseFunction(Message, tag=41):
+class ReleaseFunction(Message, frozen=True, tag=41):
     function: int
 
 
-class RegisterProgram(Message, tag=42):
+class RegisterProgram(Message, frozen=True, tag=42):
     program: int
     body: Program
 
 
-class ReleaseProgram(Message, tag=43):
+class ReleaseProgram(Message, frozen=True, tag=43):
     program: int
 
 
-class Launch(Message, tag=44):
+class Launch(Message, frozen=True, tag=44):
     """Run a program. Results are numbered by the sender, who may use them at once."""
 
     program: int
@@ -239,28 +239,28 @@ class Launch(Message, tag=44):
     feeds: tuple[int, ...]
 
 
-class Release(Message, tag=45):
+class Release(Message, frozen=True, tag=45):
     """The client needs these handles no more; with `delete`, nobody may use their memory either."""
 
     handles: tuple[int, ...]
     delete: bool = False
 
 
-class Await(Message, tag=46):
+class Await(Message, frozen=True, tag=46):
     """Tell me when all of these handles are ready, or the first error."""
 
     wait: int
     handles: tuple[int, ...]
 
 
-class MakeError(Message, tag=47):
+class MakeError(Message, frozen=True, tag=47):
     """These handles stand for an error from now on."""
 
     handles: tuple[int, ...]
     status: Status
 
 
-class Inquire(Message, tag=48):
+class Inquire(Message, frozen=True, tag=48):
     """A question for the worker that holds `device`; `function` is the session's number or -1."""
 
     query: int
@@ -273,7 +273,7 @@ class Inquire(Message, tag=48):
 # ---- controller -> proxy
 
 
-class Welcome(Message, tag=60):
+class Welcome(Message, frozen=True, tag=60):
     """A session is open. `hosts` are (host, data address); `secret` opens their data ports."""
 
     session: int
@@ -285,30 +285,30 @@ class Welcome(Message, tag=60):
     launch_window: int
 
 
-class FunctionReady(Message, tag=61):
+class FunctionReady(Message, frozen=True, tag=61):
     function: int
     status: Status
     info: bytes
 
 
-class Awaited(Message, tag=62):
+class Awaited(Message, frozen=True, tag=62):
     wait: int
     status: Status
 
 
-class Retired(Message, tag=63):
+class Retired(Message, frozen=True, tag=63):
     """`launches` of this session left the system since the last such message: room for as many new ones."""
 
     launches: int
 
 
-class Answered(Message, tag=64):
+class Answered(Message, frozen=True, tag=64):
     query: int
     status: Status
     payload: bytes
 
 
-class Closing(Message, tag=65):
+class Closing(Message, frozen=True, tag=65):
     """The session is over, by no wish of the client."""
 
     status: Status
@@ -317,21 +317,21 @@ class Closing(Message, tag=65):
 # ---- operators
 
 
-class AskStatus(Message, tag=80):
+class AskStatus(Message, frozen=True, tag=80):
     pass
 
 
-class AskStop(Message, tag=81):
+class AskStop(Message, frozen=True, tag=81):
     pass
 
 
-class Report(Message, tag=82):
+class Report(Message, frozen=True, tag=82):
     """The answer to AskStatus: JSON."""
 
     body: bytes
 
 
-class Stopping(Message, tag=83):
+class Stopping(Message, frozen=True, tag=83):
     """The answer to AskStop."""
 
 

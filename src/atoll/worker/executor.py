@@ -1,8 +1,8 @@
 """The executor: walks plans in the order in which the controller sent them.
 
-One thread enqueues; nothing in it waits for data. Small programs may run inside the call that enqueues them, and may wait
-there for a peer: that is why this thread reads no messages. A second thread learns from XLA when runs have ended, and a
-pool of threads reads results for clients and other hosts.
+One thread enqueues; nothing in it waits for data. Small programs may run inside the call that enqueues them, and
+may wait there for a peer: that is why this thread reads no messages. A second thread learns from XLA when runs
+have ended, and a pool of threads reads results for clients and other hosts.
 
 Every argument is checked here before XLA sees it, since XLA ends the process over a bad one.
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.errors import Code, Status, StatusError, invalid, status_of
+from atoll.errors import Code, Status, invalid, status_of
 from atoll.ir import plan as p
 from atoll.transport import messages as m
 from atoll.worker import host_data
@@ -421,5 +421,5 @@ def _named(status: Status, program: str) -> Status:
 
 
 def _as_bytes(array: np.ndarray[Any, Any]) -> Any:
-    return memoryview(array.reshape(-1).view(np.uint8)) if array.size else b""
+    return array.reshape(-1).view(np.uint8).data if array.size else b""
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from atoll.errors import OK, Status, StatusError, not_found, status_of
+from atoll.errors import OK, StatusError, not_found, status_of
 from atoll.transport.messages import Compile, Compiled, FunctionSource
 from atoll.worker.data_port import Inbox
 from atoll.worker.store import TypeKeys

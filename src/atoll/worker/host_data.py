@@ -1,7 +1,7 @@
 """Bytes from and for the client, as arrays: dtypes, strides, and the boxes that shards are of a whole.
 
-The client's buffers are minimal: from the lowest to the highest byte that belongs to an element. Elements of less than a
-byte travel as one byte each.
+The client's buffers are minimal: from the lowest to the highest byte that belongs to an element. Elements of less
+than a byte travel as one byte each.
 """
 
 from __future__ import annotations

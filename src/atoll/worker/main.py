@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import msgspec
 

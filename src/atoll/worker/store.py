@@ -1,7 +1,7 @@
 """The object store: the local shards of every session's logical buffers.
 
-One record a logical buffer. Only the executor's thread adds and removes; other threads hold on to a record's array by an
-ordinary reference while they read it, so memory goes when the last reader is done.
+One record a logical buffer. Only the executor's thread adds and removes; other threads hold on to a record's
+array by an ordinary reference while they read it, so memory goes when the last reader is done.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """All of jaxlib's private interface that a worker uses, in one place, checked when a worker starts.
 
 Nothing else in the worker touches `jax._src` or `jaxlib._jax`. Traps that this module keeps shut (jaxlib 0.10.2):
-a deleted buffer, a wrong count, shape or device order given to an executable over two or more devices ends the process,
-so `Executable.execute` must only be called with what `worker.executor` has checked; more than 32 executions in flight
-can deadlock XLA's thread pool, which the controller's window prevents. (A larger pool, by NPROC, would too, but results
-then differ from stock JAX's in their last bits: XLA cuts matrix products by the number of threads.)
+a deleted buffer, a wrong count, shape or device order given to an executable over two or more devices ends the
+process, so `Executable.execute` must only be called with what `worker.executor` has checked; more than 32
+executions in flight can deadlock XLA's thread pool, which the controller's window prevents. (A larger pool, by
+NPROC, would too, but results then differ from stock JAX's in their last bits: XLA cuts matrix products by the
+number of threads.)
 
-A local array is kept *stacked*: one jax array over the local devices whose first dimension counts the shards. Executables
-look at the shards alone, so a worker needs to know nothing of how the client laid an array out globally.
+A local array is kept *stacked*: one jax array over the local devices whose first dimension counts the shards.
+Executables look at the shards alone, so a worker needs to know nothing of how the client laid an array out
+globally.
 """
 
 from __future__ import annotations
