@@ -11,6 +11,7 @@ from typing import Any
 from atoll.client.processes import ClientProcesses
 from atoll.client.quiet import filtered
 from atoll.client.settings import Settings
+from atoll.client.strides import send_any_strides
 
 # From this size on, arrays reach the proxy through files in shared memory.
 _LARGE_TRANSFER_BYTES = 256 * 1024
@@ -41,6 +42,7 @@ def make_client() -> Any:
     # jaxlib's client reads its environment when it first connects.
     from jax.extend.backend import ifrt_proxy
 
+    send_any_strides()
     options = ifrt_proxy.ClientConnectionOptions()
     options.connection_timeout_in_seconds = _CONNECT_SECONDS
     with filtered():

@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import logging
 import os
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from atoll._version import __version__
 from atoll.controller.core import Controller
 from atoll.controller.report import report
 from atoll.controller.resources import Topology
-from atoll.errors import Code, Status, StatusError
+from atoll.errors import AtollError, Code, Status, StatusError
 from atoll.transport import messages as m
 from atoll.transport.address import check_may_listen, parse_address
 from atoll.transport.connection import Connection, listen
@@ -231,7 +232,10 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
 def main() -> None:
     options = read_options(ControllerOptions)
     start_logging("controller")
-    run_loop(lambda stop: serve(options, stop))
+    try:
+        run_loop(lambda stop: serve(options, stop))
+    except AtollError as error:
+        sys.exit(f"atoll: {error}")
 
 
 if __name__ == "__main__":

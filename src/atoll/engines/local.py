@@ -21,7 +21,7 @@ import msgspec
 from atoll.controller.main import ControllerOptions
 from atoll.controller.resources import Topology
 from atoll.errors import AtollError, ClusterError
-from atoll.transport.address import check_may_listen, parse_address
+from atoll.transport.address import Address, check_may_listen, parse_address
 from atoll.transport.lifeline import watch_in_loop
 from atoll.transport.messages import DEFAULT_TOKEN_VARIABLE
 from atoll.transport.process import command, read_options, run_loop, start_logging
@@ -130,7 +130,7 @@ class LocalEngine:
         for host in range(self.topology.host_count):
             worker = WorkerOptions(
                 str(address),
-                f"unix:{options.directory}/data-{host}.sock",
+                self._data_address(address, host),
                 self.topology.island_of(host),
                 host,
                 self.topology.devices,
@@ -140,6 +140,12 @@ class LocalEngine:
             self._start("atoll.worker.main", worker, env, ())
         watch_in_loop(self.processes[0].pid, self.stop.set)
         return readable
+
+    def _data_address(self, controller: Address, host: int) -> str:
+        """Where a worker's data port listens: wherever the controller's clients can come from."""
+        if controller.is_local:
+            return f"unix:{self.options.directory}/data-{host}.sock"
+        return str(Address(host=controller.host, port=0))
 
     def _start(
         self, module: str, options: msgspec.Struct, env: dict[str, str], descriptors: tuple[int, ...]

@@ -113,9 +113,13 @@ class NewCluster:
             )
             output = self._log.fileno() if self._log else 2
             self.child = Child("atoll.engines.local", options, "the cluster", output)
-            self.registration = registrations.register(
-                name, str(address), islands, platform, self.child.process.pid
-            )
+            pid = self.child.process.pid
+            try:
+                self.registration = registrations.register(name, str(address), islands, platform, pid)
+            except BaseException:
+                self.child.end()
+                shutil.rmtree(self._directory, ignore_errors=True)
+                raise
 
     def wait(self) -> None:
         """Returns once the cluster is up. Raises ClusterError where it does not, with nothing left of it."""

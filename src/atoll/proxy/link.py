@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from atoll._version import __version__
@@ -27,6 +28,7 @@ _log = logging.getLogger(__name__)
 # Pieces up to this size are written to the socket on the loop's thread; its buffer holds many of them.
 _DIRECT_BYTES = 16 * 1024
 _WELCOME_SECONDS = 60.0
+_EVERYWHERE = ("0.0.0.0", "::")
 
 OnData = Callable[[Any, Status, Callable[[], None]], None]
 
@@ -70,7 +72,9 @@ class Link:
             ) from None
         secret = self.welcome.secret
         for host, address in self.welcome.hosts:
-            channel = await self.loop.run_in_executor(None, _open_channel, address, self.welcome.session, secret)
+            channel = await self.loop.run_in_executor(
+                None, _open_channel, _reachable(address, controller), self.welcome.session, secret
+            )
             self._channels[host] = channel
             threading.Thread(target=self._receive, args=(channel,), name="atoll-download", daemon=True).start()
 
@@ -241,8 +245,14 @@ class Link:
             then(content, status, done)
 
 
-def _open_channel(address: str, session: int, secret: str) -> DataChannel:
-    channel = DataChannel(dial(parse_address(address)))
+def _reachable(data_address: str, controller: Address) -> Address:
+    """A data port's address as seen from here: one that listens everywhere is where its controller is."""
+    address = parse_address(data_address)
+    return replace(address, host=controller.host) if address.host in _EVERYWHERE else address
+
+
+def _open_channel(address: Address, session: int, secret: str) -> DataChannel:
+    channel = DataChannel(dial(address))
     channel.open(session, secret)
     return channel
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.errors import AtollError, ConnectError
+from atoll.errors import AddressError, AtollError, ConnectError
 from atoll.transport.address import Address
 
 _log = logging.getLogger(__name__)
@@ -221,12 +221,18 @@ def _reason(error: OSError) -> str:
 
 
 async def listen(address: Address, factory: Callable[[], Connection]) -> tuple[asyncio.Server, Address]:
-    """Serves connections at `address` (port 0: any free port). Returns the server and where it listens."""
+    """Serves connections at `address` (port 0: any free port). Returns the server and where it listens.
+
+    Raises AddressError that names the address.
+    """
     loop = asyncio.get_running_loop()
-    if address.is_unix:
-        server = await loop.create_unix_server(factory, sock=bind_unix(address.path))
-        return server, address
-    server = await loop.create_server(factory, address.host, address.port)
+    try:
+        if address.is_unix:
+            server = await loop.create_unix_server(factory, sock=bind_unix(address.path))
+            return server, address
+        server = await loop.create_server(factory, address.host, address.port)
+    except OSError as error:
+        raise AddressError(f"cannot listen at {address}: {_reason(error)}") from None
     return server, Address(host=address.host, port=server.sockets[0].getsockname()[1])
 
 

@@ -78,7 +78,7 @@ class DataPort:
             self._socket = bind_unix(address.path)
             self.address = address
         else:
-            self._socket = socket.create_server((address.host, address.port))
+            self._socket = socket.create_server((address.host, address.port), family=address.family)
             self.address = Address(host=address.host, port=self._socket.getsockname()[1])
         self._socket.listen(128)
         threading.Thread(target=self._accept, name="atoll-data-port", daemon=True).start()

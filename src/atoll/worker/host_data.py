@@ -67,10 +67,13 @@ def fill(
 
 
 def _strings(content: Any, shape: Shape) -> np.ndarray[Any, Any]:
-    texts = msgspec.msgpack.decode(bytes(content), type=list[bytes])
+    try:
+        texts = [text.decode() for text in msgspec.msgpack.decode(bytes(content), type=list[bytes])]
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise invalid(f"a host buffer that holds no UTF-8 strings: {error}") from None
     if len(texts) != math.prod(shape):
         raise invalid(f"{len(texts)} strings for an array of shape {list(shape)}")
-    flat = np.array([text.decode() for text in texts], dtype=np.dtypes.StringDType())
+    flat = np.array(texts, dtype=np.dtypes.StringDType())
     return flat.reshape(shape)
 
 

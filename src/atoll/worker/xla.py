@@ -350,7 +350,10 @@ def _stacked_handler(dtype: str, shape: tuple[int, ...], devices: tuple[Any, ...
     if dtype == "token":
         dtype, shape = "bool", (0,)
     aval, sharding = _stacked_type(numpy_dtype(dtype), shape, devices, memory_kind)
-    return _jax.array_result_handler(aval, sharding, committed=True, _skip_checks=True)
+    try:
+        return _jax.array_result_handler(aval, sharding, committed=True, _skip_checks=True)
+    except TypeError:  # jaxlib >= 0.12 checks nothing to begin with
+        return _jax.array_result_handler(aval, sharding, committed=True)
 
 
 def _bitcast(shard: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
@@ -374,7 +377,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def _dtype_and_shape(shape: Any) -> tuple[str, tuple[int, ...]]:
-    if str(shape.xla_element_type()).endswith("TOKEN"):
+    if shape.is_token():
         return "token", ()
     return np.dtype(shape.numpy_dtype()).name, tuple(shape.dimensions())
 
@@ -413,5 +416,6 @@ def self_test(backend: Backend) -> None:
     ones = backend.put(array, [np.ones((1,), np.float32)] * len(ordinals))
     shards = shards_of(backend.stack(array, list(shards_of(ones))))
     moved = backend.move(backend.stack(array, list(shards)), array, donate=False)
+    _stacked_handler("float32", (1,), tuple(backend.devices[i] for i in ordinals), "")
     if [float(np.asarray(shard)[0]) for shard in shards_of(moved)] != [1.0] * len(ordinals):
         raise RuntimeError(f"jaxlib {jax.lib.__version__} does not do what this worker expects of it")

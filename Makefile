@@ -1,0 +1,47 @@
+# `make` lists the targets. A fresh machine needs python 3.11 or newer and make, nothing else.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# More arguments for the tool behind a target, for example: make test ARGS="-k cli -x"
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench conformance protos clean
+
+help:  ## List the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
+
+demo: $(VENV)/.demo  ## Train a small GPT on the 8 devices of an embedded cluster
+	JAX_PLATFORMS=atoll $(BIN)/python examples/gpt.py $(ARGS)
+
+test: $(VENV)/.test  ## Run the test suite
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.test  ## Check style and types
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+bench: $(VENV)/.bench  ## Measure Atoll beside stock JAX: a table, and JSON in bench/results
+	$(BIN)/python -m bench $(ARGS)
+
+conformance: $(VENV)/.test  ## Run JAX's own tests: make conformance JAX=<a JAX source checkout>
+	@test -n "$(JAX)" || { echo "say where JAX's sources are: make conformance JAX=<checkout at the installed version's tag>" >&2; exit 2; }
+	$(BIN)/python -m scripts.conformance --jax "$(JAX)" $(ARGS)
+
+protos: $(VENV)/.dev  ## Write the protocol's Python modules anew from the .proto files
+	$(BIN)/python scripts/generate_protos.py
+
+clean:  ## Remove the environment and all that tools have left
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Atoll needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp an extra: installed once, and again when pyproject.toml changes.
+$(VENV)/.%: pyproject.toml | $(BIN)/python
+	$(INSTALL) --editable '.[$*]'
+	@touch $@
