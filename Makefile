@@ -11,7 +11,7 @@ ARGS ?=
 .PHONY: help demo test check bench conformance protos clean
 
 help:  ## List the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.demo  ## Train a small GPT on the 8 devices of an embedded cluster
 	JAX_PLATFORMS=atoll $(BIN)/python examples/gpt.py $(ARGS)

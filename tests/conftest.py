@@ -23,7 +23,7 @@ from pathlib import Path
 
 # Before anything imports JAX: its backend reads these once.
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["JAX_NUM_CPU_DEVICES"] = "4"
+os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 os.environ["JAX_ENABLE_X64"] = "1"
 os.environ["NPROC"] = "16"  # XLA's CPU client deadlocks with fewer threads than executions in flight
 

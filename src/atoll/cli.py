@@ -173,6 +173,7 @@ def up(
     """
     from atoll.operate.child import wait_for_any
     from atoll.operate.clusters import NewCluster
+    from atoll.transport.address import parse_address
 
     cluster = NewCluster(
         name=name,
@@ -194,6 +195,8 @@ def up(
     print(address, flush=True)
     _tell(f"cluster {name} is up: {islands} on {platform}")
     _tell(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={address} python train.py")
+    if not parse_address(address).is_local:
+        _tell("         (elsewhere: with this machine's name in the address, and the same ATOLL_TOKEN)")
     if not foreground:
         chosen = "" if name == DEFAULT_NAME else f" --name {name}"
         _tell(f"  look:  atoll status{chosen}")

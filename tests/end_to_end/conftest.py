@@ -1,19 +1,21 @@
-"""What the end-to-end tests share: children with JAX on Atoll, and clusters that stay for a whole module."""
+"""What the end-to-end tests share: children with JAX on Atoll, and clusters that stay for a whole module.
+
+Test modules must not import this one, or `tests.conftest`: children import them.
+"""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.conftest import script_environment
-from tests.end_to_end.remote_python import RemotePython
-from tests.end_to_end.standing_cluster import StandingCluster
-
-StartPython = Callable[..., RemotePython]
+from tests.end_to_end.remote_python import RemotePython, StartPython
+from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,8 @@ def start_python(module_directory: Path, program_cache: Path) -> Iterator[StartP
         return started[-1]
 
     yield start
-    for python in started:
+    # Those that were started last may use clusters of the others.
+    for python in reversed(started):
         if python.process.poll() is None:
             python.close()
 
@@ -55,8 +58,23 @@ def two_islands_python(start_python: StartPython) -> RemotePython:
 
 
 @pytest.fixture(scope="module")
-def cluster(module_directory: Path, program_cache: Path) -> Iterator[StandingCluster]:
+def start_cluster(module_directory: Path, program_cache: Path) -> Iterator[StartCluster]:
+    """Starts a cluster that stays: `start_cluster(environment={}, islands="1x1x4", **options)`."""
+    started: list[StandingCluster] = []
+
+    def start(environment: dict[str, str] | None = None, **options: Any) -> StandingCluster:
+        folder = module_directory / f"cluster-{len(started)}"
+        folder.mkdir(mode=0o700)
+        base = script_environment(folder, program_cache)
+        started.append(StandingCluster(folder, base | (environment or {}), **options))
+        return started[-1]
+
+    yield start
+    for standing in started:
+        standing.stop()
+
+
+@pytest.fixture(scope="module")
+def cluster(start_cluster: StartCluster) -> StandingCluster:
     """A cluster that stays, of one island with four devices."""
-    standing = StandingCluster(module_directory, script_environment(module_directory, program_cache))
-    yield standing
-    standing.stop()
+    return start_cluster()

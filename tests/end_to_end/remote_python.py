@@ -38,6 +38,7 @@ class RemotePython:
 
     def __init__(self, environment: dict[str, str], folder: Path) -> None:
         ours, theirs = os.pipe(), os.pipe()
+        self.folder = folder
         self._errors = folder / "stderr"
         with open(self._errors, "wb") as errors:
             self.process = subprocess.Popen(
@@ -105,6 +106,9 @@ class RemotePython:
         finally:
             self._answers.close()
         return self.errors()
+
+
+StartPython = Callable[..., RemotePython]
 
 
 def _serve(questions: BinaryIO, answers: BinaryIO) -> None:

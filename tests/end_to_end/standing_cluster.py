@@ -39,6 +39,7 @@ class StandingCluster:
     ) -> None:
         self.directory = folder / "cluster"
         self.directory.mkdir(mode=0o700)
+        self._stopped = False
         self.token = token
         options = EngineOptions(
             islands,
@@ -102,6 +103,10 @@ class StandingCluster:
         }
 
     def stop(self) -> None:
+        """Ends the cluster and its proxies, once."""
+        if self._stopped:
+            return
+        self._stopped = True
         for process in reversed(self._children):
             process.terminate()
         for process in reversed(self._children):
@@ -111,3 +116,6 @@ class StandingCluster:
                 process.kill()
                 process.wait()
                 raise AssertionError(f"{process.args} does not end") from None
+
+
+StartCluster = Callable[..., StandingCluster]

@@ -4,7 +4,7 @@ import pytest
 
 from atoll.errors import Code, Status, StatusError
 from atoll.ir.plan import LocalArray
-from atoll.worker.store import Buffer, Store, TypeKeys
+from atoll.worker.store import Buffer, Readers, Store, TypeKeys
 
 SPEC = LocalArray("float32", (2,), ((2,),), (0,), (0,))
 LOST = Status(Code.DATA_LOSS, "gone", {"why": b"x"})
@@ -18,9 +18,9 @@ class FakeArray:
         self.deleted = True
 
 
-def stored(**options: object) -> tuple[Store, FakeArray, Buffer]:
+def stored() -> tuple[Store, FakeArray, Buffer]:
     store, array = Store(), FakeArray()
-    buffer = Buffer(array, 0, SPEC, **options)  # type: ignore[arg-type]
+    buffer = Buffer(array, 0, SPEC)
     store.set(7, buffer)
     return store, array, buffer
 
@@ -37,6 +37,8 @@ def test_equal_types_have_equal_keys_and_others_have_others():
         ("float32", ((2,), (2,)), (1, 0)),  # executables care for the order of devices
         ("float32", ((2,),), (0,)),
         ("float32", ((),), (0,)),
+        ("float32", ((2, 3),), (0,), None),
+        ("float32", ((2, 3),), (0,), (1, 0)),
     ]
     numbers = [keys.of(*each) for each in types]
     assert len(set(numbers)) == len(types)
@@ -49,6 +51,35 @@ def test_a_type_is_described_in_a_users_words():
     uneven = keys.of("int8", ((2,), (3,)), (0, 1))
     assert keys.describe(even) == "float32[2, 3] on local devices [0, 1]"
     assert "(2,), (3,)" in keys.describe(uneven)
+    turned = keys.of("int8", ((2, 3),), (0,), (1, 0))
+    assert keys.describe(turned) == "int8[2, 3] with dimensions in the order [1, 0] on local devices [0]"
+    assert keys.layout(turned) == (1, 0)
+
+
+# ---- readers
+
+
+def test_buffers_that_share_memory_are_read_together():
+    whole, first, second, other = (Buffer(None, 0, SPEC) for _ in range(4))
+    first.readers.join(whole.readers)
+    whole.readers.add(1)
+    second.readers.join(whole.readers)
+    assert [b.is_read for b in (whole, first, second, other)] == [True, True, True, False]
+    second.readers.add(1)
+    whole.readers.add(-1)
+    assert first.is_read
+    first.readers.add(-1)
+    assert not any(b.is_read for b in (whole, first, second))
+
+
+def test_readers_that_joined_while_they_read_are_all_counted():
+    a, b = Readers(), Readers()
+    a.add(1)
+    b.add(2)
+    a.join(b)
+    b.join(a)
+    a.add(-2)
+    assert (a.count, b.count) == (1, 1)
 
 
 # ---- buffers
@@ -87,7 +118,8 @@ def test_deleted_memory_goes_at_once():
 
 
 def test_memory_under_a_reader_is_let_go_instead_of_deleted():
-    store, array, _ = stored(readers=1)
+    store, array, buffer = stored()
+    buffer.readers.add(1)
     store.free(7, delete=True)
     assert not array.deleted
     assert len(store) == 0

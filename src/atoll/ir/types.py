@@ -154,6 +154,8 @@ DTYPE_BITS = {
     "float8_e5m2fnuz": 8,
     "float8_e8m0fnu": 8,
     "float4_e2m1fn": 4,
+    "float6_e2m3fn": 8,
+    "float6_e3m2fn": 8,
     "token": 0,
     "opaque": 0,
     "string": 0,

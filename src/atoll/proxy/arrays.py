@@ -49,6 +49,7 @@ class ArrayRecord:
     memory: Memory
     origin: Origin | None = None
     error: Status | None = None
+    ready: bool = False  # known to hold its value: reading it cannot meet a failed computation
 
 
 @dataclass

@@ -164,10 +164,16 @@ def _param(message: Any, shape: Shape) -> tuple[tuple[int, ...], Tiling]:
     devices = tuple(message.devices.device_ids)
     param = message.sharding_param
     counts, permutation, sizes = tuple(param.dim_shards), tuple(param.permutation), tuple(param.axis_sizes)
-    if len(counts) != len(shape) or math.prod(sizes) != len(devices) or sorted(permutation) != list(range(len(sizes))):
+    if (
+        len(counts) != len(shape)
+        or min((*counts, *sizes), default=1) < 1
+        or math.prod(sizes) != len(devices)
+        or len(devices) % math.prod(counts)
+        or sorted(permutation) != list(range(len(sizes)))
+    ):
         raise invalid("a sharding's axes do not fit its devices")
     # Devices count up over the axes from minor to major; the dimensions take the axes in permuted order.
-    replicas = len(devices) // max(1, math.prod(counts))
+    replicas = len(devices) // math.prod(counts)
     order = _transposed(tuple(reversed(sizes)), tuple(len(sizes) - 1 - p for p in reversed(permutation)))
     return devices, Tiled((*counts, replicas), order) if math.prod(counts) > 1 else Replicated()
 
@@ -194,19 +200,19 @@ def tiling_from(op: Any, devices: int, shape: Shape | None) -> Tiling:
     if op.type != kind.OTHER:
         return Opaque()
     dims = tuple(op.tile_assignment_dimensions)
-    if math.prod(dims) != devices:
+    if math.prod(dims) != devices or min(dims, default=1) < 1:
         raise invalid(f"a tile assignment {list(dims)} over {devices} devices")
     if op.tile_assignment_devices:
         order = tuple(op.tile_assignment_devices)
     elif op.iota_reshape_dims:
-        if math.prod(op.iota_reshape_dims) != devices:
-            raise invalid("a tile assignment that does not count its devices")
-        order = _transposed(tuple(op.iota_reshape_dims), tuple(op.iota_transpose_perm))
+        order = _iota(tuple(op.iota_reshape_dims), tuple(op.iota_transpose_perm), devices)
     else:
         order = tuple(range(devices))
     if sorted(order) != list(range(devices)):
         raise invalid("a tile assignment names a device twice, or one that it lacks")
     replicas = 1 if op.replicate_on_last_tile_dim else len(op.last_tile_dims)
+    if shape is not None and len(dims) - replicas != len(shape):
+        raise invalid(f"a tile assignment {list(dims)} for an array of {len(shape)} dimensions")
     if math.prod(dims[: len(dims) - replicas]) == 1:
         return Replicated()
     return Tiled(dims, order)
@@ -223,11 +229,18 @@ def _transposed(sizes: tuple[int, ...], permutation: tuple[int, ...]) -> tuple[i
     return tuple(order)
 
 
+def _iota(sizes: tuple[int, ...], permutation: tuple[int, ...], devices: int) -> tuple[int, ...]:
+    """All of `devices` in the order of such an array."""
+    if math.prod(sizes) != devices or min(sizes, default=1) < 1:
+        raise invalid(f"{list(sizes)} does not count {devices} devices")
+    return _transposed(sizes, permutation)
+
+
 def _named(sharding: Any, devices: int) -> Tiling:
     """Mesh axes by name. Sub-axes are axes of their own once the mesh is cut along them."""
     mesh = sharding.mesh
     sizes = [axis.size for axis in mesh.axes]
-    if math.prod(sizes) != devices:
+    if math.prod(sizes) != devices or min(sizes, default=1) < 1:
         raise invalid(f"a mesh of {sizes} over {devices} devices")
     cuts: list[set[int]] = [{1, size} for size in sizes]
     groups = [list(dim.axes) for dim in sharding.dim_shardings]
@@ -236,10 +249,14 @@ def _named(sharding: Any, devices: int) -> Tiling:
             raise invalid("a sharding names an axis that its mesh lacks")
         if ref.HasField("sub_axis_info"):
             info = ref.sub_axis_info
+            if info.pre_size < 1 or info.size < 1 or sizes[ref.mesh_axis_index] % (info.pre_size * info.size):
+                raise invalid(f"an axis of {sizes[ref.mesh_axis_index]} has no part {info.pre_size}:{info.size}")
             cuts[ref.mesh_axis_index] |= {info.pre_size, info.pre_size * info.size}
     axes: list[tuple[int, int, int]] = []  # (mesh axis, elements before it, size), major to minor
     for number, points in enumerate(cuts):
         ordered = sorted(points)
+        if any(high % low for low, high in pairwise(ordered)):
+            raise invalid(f"an axis cannot be cut at all of {ordered}")
         axes.extend((number, low, high // low) for low, high in pairwise(ordered))
 
     def pieces(ref: Any) -> list[int]:
@@ -262,9 +279,11 @@ def _named(sharding: Any, devices: int) -> Tiling:
         ids = tuple(mesh.device_ids)
     elif mesh.HasField("iota_transform"):
         transform = mesh.iota_transform
-        ids = _transposed(tuple(transform.reshape_dims), tuple(transform.transpose_perm))
+        ids = _iota(tuple(transform.reshape_dims), tuple(transform.transpose_perm), devices)
     else:
         ids = tuple(range(devices))
+    if sorted(ids) != list(range(devices)):
+        raise invalid("a mesh names a device twice, or one that it lacks")
     return Tiled((*dims, devices // math.prod(dims)), tuple(ids[i] for i in order))
 
 
@@ -332,7 +351,13 @@ def spec_from(proto: Any) -> ArraySpec:
 
 def layout_proto_from_text(text: str) -> Any:
     """XLA's layout message for its text form, such as {1,0:T(8,128)(2,1)E(4)S(5)}."""
-    body = text.strip().removeprefix("{").removesuffix("}")
+    try:
+        return _layout_proto(text.strip().removeprefix("{").removesuffix("}"))
+    except ValueError:
+        raise invalid(f"no layout: {text[:100]!r}") from None
+
+
+def _layout_proto(body: str) -> Any:
     order, _, rest = body.partition(":")
     proto = xla_pb2.XlaLayout(minor_to_major=[int(part) for part in order.split(",") if part])
     position = 0

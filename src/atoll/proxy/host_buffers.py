@@ -6,30 +6,64 @@ of the two comes second sends it on, so that a slow buffer delays nobody but its
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from atoll.errors import Code, StatusError, not_found
+from atoll.errors import OK, Code, Status, StatusError, not_found
 
 MAX_STORED_BYTES = 16 << 30
 
 
-@dataclass(slots=True)
 class Stored:
-    """A buffer: bytes in memory, or `nbytes` of a file. `done` is called when its memory may be used again."""
+    """A buffer: parts in memory, or `nbytes` of a file. It may still be growing, and end with an error instead.
 
-    contents: Sequence[Any]
-    nbytes: int
-    descriptor: int = -1
-    done: Callable[[], None] | None = None
+    Each part comes with what to call when its memory may be used again.
+    """
+
+    __slots__ = ("_changed", "_dones", "complete", "contents", "descriptor", "nbytes", "status")
+
+    def __init__(self, contents: Sequence[Any], nbytes: int, descriptor: int = -1, *, complete: bool = True) -> None:
+        self.contents: list[Any] = list(contents)
+        self.nbytes = nbytes
+        self.descriptor = descriptor
+        self.complete = complete
+        self.status = OK
+        self._dones: list[Callable[[], None]] = []
+        self._changed = asyncio.Event()
+
+    def add(self, content: Any, done: Callable[[], None]) -> None:
+        self.contents.append(content)
+        self._dones.append(done)
+        self._changed.set()
+
+    def finish(self, status: Status = OK) -> None:
+        """There will be no more parts."""
+        self.complete = True
+        self.status = status
+        self._changed.set()
+
+    async def part(self, index: int) -> Any | None:
+        """Part number `index`, when it has come; None after the last. Raises the error that the buffer ended with."""
+        while index >= len(self.contents):
+            if self.complete:
+                self.status.raise_if_error()
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        return self.contents[index]
 
     def drop(self) -> None:
         if self.descriptor >= 0:
             os.close(self.descriptor)
-        if self.done is not None:
-            self.done()
+            self.descriptor = -1
+        dones, self._dones = self._dones, []
+        self.contents = []
+        self.complete = True
+        self._changed.set()
+        for done in dones:
+            done()
 
 
 class HostBuffers:

@@ -21,7 +21,7 @@ from atoll.errors import AccessError, AtollError, Code, ConnectError, Status, St
 from atoll.transport import messages as m
 from atoll.transport.address import Address, parse_address
 from atoll.transport.connection import Connection, connect
-from atoll.transport.data import DataChannel, dial
+from atoll.transport.data import DataChannel, Piece, dial
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,8 @@ _DIRECT_BYTES = 16 * 1024
 _WELCOME_SECONDS = 60.0
 _EVERYWHERE = ("0.0.0.0", "::")
 
-OnData = Callable[[Any, Status, Callable[[], None]], None]
+# Contents, whether more will follow, and what to call when they have been read.
+OnData = Callable[[Any, bool, Callable[[], None]], None]
 
 
 class Link:
@@ -225,8 +226,8 @@ class Link:
                 self.loop.call_soon_threadsafe(self._lose, Status(Code.UNAVAILABLE, text))
 
     def _receive(self, channel: DataChannel) -> None:
-        def on_piece(_: int, feed: int, content: Any, status: Status, done: Callable[[], None]) -> None:
-            self.loop.call_soon_threadsafe(self._arrived, feed, content, status, done)
+        def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
+            self.loop.call_soon_threadsafe(self._arrived, piece, content, done)
 
         with contextlib.suppress(RuntimeError):  # the loop has ended
             try:
@@ -237,12 +238,14 @@ class Link:
             text = f"a worker's data port is gone: {reason}"
             self.loop.call_soon_threadsafe(self._lose, Status(Code.UNAVAILABLE, text))
 
-    def _arrived(self, feed: int, content: Any, status: Status, done: Callable[[], None]) -> None:
-        then = self._feeds.pop(feed, None)
+    def _arrived(self, piece: Piece, content: Any, done: Callable[[], None]) -> None:
+        then = self._feeds.get(piece.feed)
         if then is None:
             done()
-        else:
-            then(content, status, done)
+            return
+        if not piece.more:
+            del self._feeds[piece.feed]
+        then(content, piece.more, done)
 
 
 def _reachable(data_address: str, controller: Address) -> Address:

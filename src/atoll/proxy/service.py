@@ -222,13 +222,12 @@ class Service:
                 request = codec.parse(transport_pb2.HostBufferLookup, bytes(data))
                 session = self._get_session(request.session_id)
                 stored = session.buffers.read(request.handle)
-                contents = stored.contents
                 if stored.descriptor >= 0:
-                    contents = [os.pread(stored.descriptor, stored.nbytes, 0)]
+                    stored = Stored([os.pread(stored.descriptor, stored.nbytes, 0)], stored.nbytes)
             except StatusError as error:
                 call.finish(error.status.code, error.status.message)
                 return
-            self._spawn(_send_chunks(call, contents))
+            self._spawn(_send_chunks(call, stored))
 
         call.on_message = on_message
 
@@ -279,15 +278,22 @@ class Service:
         task.add_done_callback(self._tasks.discard)
 
 
-async def _send_chunks(call: Call, contents: Any) -> None:
-    for part in contents:
-        view = memoryview(part).cast("B")
-        for start in range(0, view.nbytes, _CHUNK):
-            chunk = view[start : start + _CHUNK]
-            call.send((b"\x0a" + _varint(chunk.nbytes), chunk))
-            await call.drained()
-            if call.ended:
-                return
+async def _send_chunks(call: Call, stored: Stored) -> None:
+    """Sends a buffer's parts as they come."""
+    index = 0
+    try:
+        while (part := await stored.part(index)) is not None:
+            index += 1
+            view = memoryview(part).cast("B")
+            for start in range(0, view.nbytes, _CHUNK):
+                chunk = view[start : start + _CHUNK]
+                call.send((b"\x0a" + _varint(chunk.nbytes), chunk))
+                await call.drained()
+                if call.ended:
+                    return
+    except StatusError as error:
+        call.finish(error.status.code, error.status.message)
+        return
     call.finish()
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from atoll.errors import OK, ConnectError, Status
+from atoll.errors import ConnectError
 from atoll.transport.address import Address
 
 _HEADER = struct.Struct("<I")
@@ -32,6 +32,7 @@ MAX_PIECE = 1 << 40
 
 # Pieces from this size on go through shared memory where both sides are on one machine.
 SHARED_THRESHOLD = 256 * 1024
+PART_BYTES = 8 << 20
 _POOL_BYTES = 1 << 30
 _SEGMENT_WAIT_SECONDS = 60.0
 
@@ -52,7 +53,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, tag="p"):
     nbytes: int
     segment: int = -1
     segment_bytes: int = 0
-    status: Status = OK
+    more: bool = False  # further pieces of the same feed will follow
 
 
 class Recycle(msgspec.Struct, frozen=True, array_like=True, tag="r"):
@@ -133,8 +134,8 @@ class SegmentPool:
             self._used.clear()
 
 
-# What a receiver is told: session, feed, the bytes, the sender's status, and what to call when it has read them.
-OnPiece = Callable[[int, int, Any, Status, Callable[[], None]], None]
+# What a receiver is told: the piece, its bytes, and what to call when it has read them.
+OnPiece = Callable[[Piece, Any, Callable[[], None]], None]
 
 
 def _nothing() -> None:
@@ -170,14 +171,27 @@ class DataChannel:
         if not self._is_unix or nbytes < SHARED_THRESHOLD:
             self._send_frame(Piece(session, feed, nbytes), views)
             return
+        self._send_shared(Piece(session, feed, nbytes), views)
 
+    def send_in_parts(self, session: int, feed: int, content: Any) -> None:
+        """Sends one buffer, in several pieces where it is large: the receiver works on one while the next is copied."""
+        view = memoryview(content).cast("B") if memoryview(content).nbytes else memoryview(b"")
+        for start in range(0, max(1, view.nbytes), PART_BYTES):
+            part = view[start : start + PART_BYTES]
+            piece = Piece(session, feed, part.nbytes, more=start + PART_BYTES < view.nbytes)
+            if not self._is_unix or part.nbytes < SHARED_THRESHOLD:
+                self._send_frame(piece, [part])
+            else:
+                self._send_shared(piece, [part])
+
+    def _send_shared(self, piece: Piece, views: Sequence[memoryview]) -> None:
         def fill(target: memoryview) -> None:
             position = 0
             for view in views:
                 target[position : position + view.nbytes] = view
                 position += view.nbytes
 
-        self.send_filled(session, feed, nbytes, fill)
+        self._fill_segment(piece, fill)
 
     def send_filled(self, session: int, feed: int, nbytes: int, fill: Callable[[memoryview], None]) -> None:
         """Sends one piece whose bytes `fill` writes straight into the memory they travel in."""
@@ -186,26 +200,26 @@ class DataChannel:
             fill(memoryview(buffer))
             self._send_frame(Piece(session, feed, nbytes), [memoryview(buffer)])
             return
-        segment = self._pool.take(nbytes)
+        self._fill_segment(Piece(session, feed, nbytes), fill)
+
+    def _fill_segment(self, piece: Piece, fill: Callable[[memoryview], None]) -> None:
+        segment = self._pool.take(piece.nbytes)
         try:
-            with memoryview(segment.memory)[:nbytes] as view:
+            with memoryview(segment.memory)[: piece.nbytes] as view:
                 fill(view)
         except BaseException:
             self._pool.give_back(segment.number)
             raise
+        shared = msgspec.structs.replace(piece, segment=segment.number, segment_bytes=segment.size)
         with self._send_lock:
             first = segment.number not in self._sent_segments
             self._sent_segments.add(segment.number)
-            piece = Piece(session, feed, nbytes, segment.number, segment.size)
-            self._send_locked(piece, [], segment.descriptor if first else None)
+            self._send_locked(shared, [], segment.descriptor if first else None)
 
     def send_file(self, session: int, feed: int, nbytes: int, descriptor: int) -> None:
         """Hands over a file's contents by its descriptor; unix sockets only."""
         with self._send_lock:
             self._send_locked(Piece(session, feed, nbytes, -2), [], descriptor)
-
-    def send_failure(self, session: int, feed: int, status: Status) -> None:
-        self._send_frame(Piece(session, feed, 0, status=status))
 
     @property
     def passes_files(self) -> bool:
@@ -271,7 +285,7 @@ class DataChannel:
         if frame.segment == -1:
             content = aligned(frame.nbytes)
             self._read_into(content.data)
-            on_piece(frame.session, frame.feed, content, frame.status, _nothing)
+            on_piece(frame, content, _nothing)
             return
         if frame.segment == -2:
             if descriptor is None:
@@ -282,7 +296,7 @@ class DataChannel:
             mapped: Any = b""
             if frame.nbytes:
                 mapped = mmap.mmap(descriptor, frame.nbytes, access=mmap.ACCESS_COPY)
-            on_piece(frame.session, frame.feed, np.frombuffer(mapped, np.uint8), frame.status, _nothing)
+            on_piece(frame, np.frombuffer(mapped, np.uint8), _nothing)
             return
         if descriptor is not None:
             if not 0 < frame.segment_bytes <= os.fstat(descriptor).st_size:
@@ -297,7 +311,7 @@ class DataChannel:
             with contextlib.suppress(OSError):
                 self._send_frame(Recycle(number))
 
-        on_piece(frame.session, frame.feed, memoryview(memory)[: frame.nbytes], frame.status, done)
+        on_piece(frame, memoryview(memory)[: frame.nbytes], done)
 
     def _read_header(self) -> tuple[Any, int | None]:
         descriptor = None

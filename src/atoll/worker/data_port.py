@@ -14,10 +14,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from atoll.errors import AtollError, Code, Status, StatusError
+from atoll.errors import AtollError, Code, StatusError
 from atoll.transport.address import Address, parse_address
 from atoll.transport.connection import bind_unix
-from atoll.transport.data import DataChannel, dial
+from atoll.transport.data import DataChannel, Piece, dial
 
 _log = logging.getLogger(__name__)
 
@@ -126,8 +126,8 @@ class DataPort:
                     self._channels[session] = channel
                     self._opened.notify_all()
 
-            def on_piece(owner: int, feed: int, content: Any, status: Status, done: Callable[[], None]) -> None:
-                self.inbox.put(owner if session == 0 else session, feed, content, done)
+            def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
+                self.inbox.put(session or piece.session, piece.feed, content, done)
 
             channel.receive(on_piece)
         except (AtollError, EOFError, OSError) as error:

@@ -167,9 +167,9 @@ class Executor:
         elif type(step) is p.Move:
             for source, target, array in zip(step.inputs, step.outputs, step.arrays, strict=True):
                 buffer = values[source]
-                donate = step.donate and not buffer.readers
+                donate = step.donate and not buffer.is_read
                 moved = self._backend.move(_alive(buffer), array, donate)
-                values[target] = self._buffer(moved, array)
+                values[target] = self._buffer(moved, array, self._keys.layout(buffer.key))
                 waits.append(moved)
         elif type(step) is p.Select:
             values[step.output] = self._select(step, values)
@@ -193,7 +193,7 @@ class Executor:
         for position in step.preserved:
             arguments[position] = self._backend.copy(arguments[position])
         for position in step.donated:
-            if buffers[position].readers:
+            if buffers[position].is_read:
                 arguments[position] = self._backend.copy(arguments[position])
         if len(step.donated) > 0:
             _check_donation(step.donated, buffers)
@@ -222,9 +222,20 @@ class Executor:
 
     def _put(self, step: p.Put, run: m.Run) -> Buffer:
         contents: dict[int, tuple[Any, Callable[[], None]]] = {}
-        for piece in step.pieces:
-            if piece.feed not in contents:
-                contents[piece.feed] = self._inbox.take(run.session, run.feeds[piece.feed])
+        try:
+            for piece in step.pieces:
+                if piece.feed not in contents:
+                    contents[piece.feed] = self._inbox.take(run.session, run.feeds[piece.feed])
+            array = self._backend.put(step.array, self._shards(step, contents))
+        finally:
+            for _, done in contents.values():
+                done()
+        return self._buffer(array, step.array, _unusual_layout(step.array))
+
+    def _shards(
+        self, step: p.Put, contents: dict[int, tuple[Any, Callable[[], None]]]
+    ) -> list[np.ndarray[Any, Any]]:
+        """What each local shard is to hold. Raises INVALID_ARGUMENT where the bytes do not fit."""
         shards = []
         for piece in step.pieces:
             content, _ = contents[piece.feed]
@@ -235,10 +246,7 @@ class Executor:
                 raise invalid(f"a shard of shape {list(shape)} was given contents of shape {list(shard.shape)}")
         if any(isinstance(content, memoryview) for content, _ in contents.values()):
             shards = [np.array(shard) for shard in shards]  # the segment is the sender's: take the bytes along
-        array = self._backend.put(step.array, shards)
-        for _, done in contents.values():
-            done()
-        return self._buffer(array, step.array)
+        return shards
 
     def _receive(self, step: p.Receive, run: m.Run) -> Buffer:
         array = step.array
@@ -247,25 +255,37 @@ class Executor:
         for piece in step.pieces:
             content, done = self._inbox.take(run.session, run.feeds[piece.feed])
             shape = tuple(stop - start for start, stop in piece.box)
-            shards[piece.shard][tuple(slice(a, b) for a, b in piece.box)] = host_data.view(
-                content, array.dtype, shape, None
-            )
-            done()
-        return self._buffer(self._backend.put(array, shards), array)
+            try:
+                shards[piece.shard][tuple(slice(a, b) for a, b in piece.box)] = host_data.view(
+                    content, array.dtype, shape, None
+                )
+            finally:
+                done()
+        return self._buffer(self._backend.put(array, shards), array, _unusual_layout(array))
 
     def _select(self, step: p.Select, values: dict[int, Buffer]) -> Buffer:
         shards = []
-        for i, take in enumerate(step.takes):
-            shard = shards_of(_alive(values[step.inputs[take.input]]))[take.shard]
+        sources = [values[step.inputs[take.input]] for take in step.takes]
+        for i, (take, source) in enumerate(zip(step.takes, sources, strict=True)):
+            shard = shards_of(_alive(source))[take.shard]
             if step.bitcast:
                 shard = self._backend.bitcast(shard, step.array.dtype, step.array.shard_shapes[i])
             elif shard.shape != step.array.shard_shapes[i]:
                 raise invalid(f"a shard of shape {list(shard.shape)} cannot be one of {step.array.shard_shapes[i]}")
             shards.append(shard)
-        return self._buffer(self._backend.stack(step.array, shards), step.array)
+        array = self._backend.stack(step.array, shards)
+        if step.bitcast:  # a copy, in the default layout
+            return self._buffer(array, step.array)
+        layouts = {self._keys.layout(source.key) for source in sources}
+        if len(layouts) > 1:
+            raise invalid("shards of different layouts cannot be one array")
+        buffer = self._buffer(array, step.array, layouts.pop())
+        for source in sources:
+            buffer.readers.join(source.readers)
+        return buffer
 
-    def _buffer(self, array: Any, spec: p.LocalArray) -> Buffer:
-        return Buffer(array, self._keys.of(spec.dtype, spec.shard_shapes, spec.devices), spec)
+    def _buffer(self, array: Any, spec: p.LocalArray, layout: tuple[int, ...] | None = None) -> Buffer:
+        return Buffer(array, self._keys.of(spec.dtype, spec.shard_shapes, spec.devices, layout), spec)
 
     # ---- data out
 
@@ -286,7 +306,7 @@ class Executor:
                     return
                 whole = tuple((0, size) for size in step.shape)
                 if step.strides is None and step.boxes == (whole,) and arrays[0].flags.c_contiguous:
-                    channel.send(run.session, feed, [_as_bytes(arrays[0])])
+                    channel.send_in_parts(run.session, feed, _as_bytes(arrays[0]))
                     return
                 size, _ = host_data.region_bytes(dtype.itemsize, step.shape, step.strides)
                 channel.send_filled(
@@ -322,11 +342,11 @@ class Executor:
 
     def _hold(self, buffer: Buffer) -> None:
         with self._readers_lock:
-            buffer.readers += 1
+            buffer.readers.add(1)
 
     def _let_go(self, buffer: Buffer) -> None:
         with self._readers_lock:
-            buffer.readers -= 1
+            buffer.readers.add(-1)
 
     def _read(self, run: m.Run, waits: list[Any], reads: list[Callable[[], None]]) -> None:
         failure: Status | None = None
@@ -398,6 +418,12 @@ def _is_small_and_ready(buffer: Buffer) -> bool:
 
 # What a computed buffer is made of is known to its function, not kept with each buffer.
 _COMPUTED = p.LocalArray("", (), (), (), ())
+
+
+def _unusual_layout(array: p.LocalArray) -> tuple[int, ...] | None:
+    """The layout that `Backend.put` makes the array with; None for the default."""
+    layout = array.layout
+    return None if layout is None or layout == tuple(range(len(layout))) else layout
 
 
 def _alive(buffer: Buffer) -> Any:

@@ -28,14 +28,19 @@ class Function:
         self.ordinals = executable.ordinals
         count = len(self.ordinals)
 
-        def key(dtype: str, shape: tuple[int, ...]) -> int:
-            return keys.of(dtype, (shape,) * count, self.ordinals)
+        def key(dtype: str, shape: tuple[int, ...], layout: tuple[int, ...] | None) -> int:
+            return keys.of(dtype, (shape,) * count, self.ordinals, layout)
 
-        self.input_keys = [key(dtype, shape) for dtype, shape in executable.parameters]
+        self.input_keys = [
+            key(*each, layout)
+            for each, layout in zip(executable.parameters, executable.parameter_layouts, strict=True)
+        ]
         self.token_positions = frozenset(
             position for position, (dtype, _) in enumerate(executable.parameters) if dtype == "token"
         )
-        self.output_keys = [key(dtype, shape) for dtype, shape in executable.outputs]
+        self.output_keys = [
+            key(*each, layout) for each, layout in zip(executable.outputs, executable.output_layouts, strict=True)
+        ]
 
 
 class Functions:

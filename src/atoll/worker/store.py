@@ -13,6 +13,35 @@ from atoll.errors import Code, Status, StatusError
 from atoll.ir.plan import LocalArray
 
 
+class Readers:
+    """How many threads still read some memory, which must be neither donated nor deleted under them.
+
+    Buffers that share shards share one of these: `join` makes two count as one from then on.
+    """
+
+    __slots__ = ("_count", "_joined")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._joined: Readers | None = None
+
+    def _root(self) -> Readers:
+        return self if self._joined is None else self._joined._root()
+
+    def add(self, change: int) -> None:
+        self._root()._count += change
+
+    @property
+    def count(self) -> int:
+        return self._root()._count
+
+    def join(self, other: Readers) -> None:
+        mine, theirs = self._root(), other._root()
+        if mine is not theirs:
+            mine._count += theirs._count
+            theirs._joined = mine
+
+
 @dataclass(slots=True)
 class Buffer:
     """A stacked array (see `worker.xla`) and the key of its type: equal keys may be given to the same function.
@@ -23,27 +52,53 @@ class Buffer:
     array: Any
     key: int
     spec: LocalArray | None
-    # Threads that still read the memory: it must be neither donated nor deleted under them.
-    readers: int = 0
+    shared: Readers | None = None  # made when first needed
+
+    @property
+    def readers(self) -> Readers:
+        if self.shared is None:
+            self.shared = Readers()
+        return self.shared
+
+    @property
+    def is_read(self) -> bool:
+        return self.shared is not None and self.shared.count > 0
 
 
 class TypeKeys:
-    """Small numbers for (dtype, shard shapes, devices): comparing two numbers checks an argument."""
+    """Small numbers for (dtype, shard shapes, devices, layout): comparing two numbers checks an argument.
+
+    A layout is major-to-minor, or None for the platform's default.
+    """
 
     def __init__(self) -> None:
         self._keys: dict[Any, int] = {}
+        self._types: list[Any] = []
 
-    def of(self, dtype: str, shard_shapes: tuple[tuple[int, ...], ...], devices: tuple[int, ...]) -> int:
-        description = (dtype, shard_shapes, devices)
+    def of(
+        self,
+        dtype: str,
+        shard_shapes: tuple[tuple[int, ...], ...],
+        devices: tuple[int, ...],
+        layout: tuple[int, ...] | None = None,
+    ) -> int:
+        description = (dtype, shard_shapes, devices, layout)
         key = self._keys.get(description)
         if key is None:
-            key = self._keys[description] = len(self._keys)
+            key = len(self._types)
+            self._types.append(description)
+            self._keys[description] = key  # last: other threads look here first
         return key
 
+    def layout(self, key: int) -> tuple[int, ...] | None:
+        layout: tuple[int, ...] | None = self._types[key][3]
+        return layout
+
     def describe(self, key: int) -> str:
-        dtype, shapes, devices = list(self._keys)[key]
+        dtype, shapes, devices, layout = self._types[key]
         shape = shapes[0] if len(set(shapes)) == 1 else shapes
-        return f"{dtype}{list(shape)} on local devices {list(devices)}"
+        order = "" if layout is None else f" with dimensions in the order {list(layout)}"
+        return f"{dtype}{list(shape)}{order} on local devices {list(devices)}"
 
 
 class Store:
@@ -70,7 +125,7 @@ class Store:
             return
         record = self._records.get(handle)
         if isinstance(record, Buffer) and record.spec is not None:
-            if record.readers:
+            if record.is_read:
                 self._records.pop(handle)
             else:
                 record.array.delete()

@@ -70,6 +70,8 @@ class Executable:
         self.ordinals = ordinals
         self.parameters = tuple(_dtype_and_shape(shape) for shape in program.parameter_shapes())
         self.outputs = tuple(_dtype_and_shape(shape) for shape in outputs)
+        self.parameter_layouts = _unusual(loaded.get_parameter_layouts, self.parameters, devices[0])
+        self.output_layouts = _unusual(loaded.get_output_layouts, self.outputs, devices[0])
         kinds = loaded.get_output_memory_kinds()
         default = devices[0].default_memory().kind
         self.output_memory_kinds = tuple(kinds[0]) if kinds else (default,) * len(self.outputs)
@@ -387,6 +389,30 @@ def _layouts(get: Any) -> tuple[bytes, ...]:
         return tuple(str(layout).encode() for layout in get())
     except jax.errors.JaxRuntimeError:  # XLA tells none where there are tokens among the arrays
         return ()
+
+
+def _unusual(
+    get: Any, types: tuple[tuple[str, tuple[int, ...]], ...], device: Any
+) -> tuple[tuple[int, ...] | None, ...]:
+    """The arrays' layouts, major to minor; None where it is the platform's default."""
+    texts = _layouts(get)
+    if len(texts) != len(types):
+        return (None,) * len(types)
+    unusual: list[tuple[int, ...] | None] = []
+    for text, (dtype, shape) in zip(texts, types, strict=True):
+        if len(shape) < 2:
+            unusual.append(None)
+            continue
+        order = _major_to_minor(text.decode())
+        default = _major_to_minor(str(device.client.get_default_layout(numpy_dtype(dtype), shape, device)))
+        unusual.append(None if order == default else order)
+    return tuple(unusual)
+
+
+def _major_to_minor(text: str) -> tuple[int, ...]:
+    """Of XLA's text of a layout, such as {1,0:T(8,128)}."""
+    order = text.strip("{}").partition(":")[0]
+    return tuple(int(part) for part in reversed(order.split(",")) if part)
 
 
 def _donated_inputs(text: str) -> tuple[int, ...]:

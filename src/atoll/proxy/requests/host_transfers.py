@@ -9,7 +9,7 @@ import msgspec
 
 from atoll.errors import Status, StatusError, invalid, unimplemented
 from atoll.ir.program import DeviceToHost, HostBuffer, HostToDevice, single
-from atoll.ir.types import ArraySpec, Shape
+from atoll.ir.types import ArraySpec, Shape, nbytes
 from atoll.proxy import codec
 from atoll.proxy.host_buffers import Stored
 from atoll.proxy.protos import values_pb2
@@ -42,6 +42,7 @@ def _make_array(exchange: Exchange, request: Any) -> None:
         session.buffers.consume(request.host_buffer, Stored.drop)
         raise
     session.define(handles, [spec], exchange.context)
+    session.arrays.records[handles[0]].ready = True  # what comes from the client fails with the request, or not at all
     exchange.made("make_array_from_host_buffer", handles, one=True)
 
 
@@ -117,29 +118,36 @@ def _copy_to_host_buffer(exchange: Exchange, request: Any) -> None:
     program = session.program(("get", spec, node), lambda: single("copy to host", (spec,), node, feeds=1))
     feed = session.link.number()
     completion = session.mint()
-    buffer = request.host_buffer
+    stored = Stored((), nbytes(spec), complete=False)
+    answered = False
 
-    def arrived(content: Any, status: Status, done: Callable[[], None]) -> None:
-        if not status.ok:
-            exchange.fail(status)
-            return
+    def answer() -> None:
+        nonlocal answered
+        if not answered:
+            answered = True
+            session.buffers.put(request.host_buffer, stored)
+            response = exchange.response()
+            response.copy_to_host_buffer.SetInParent()
+            exchange.reply(response)
+
+    def arrived(content: Any, more: bool, done: Callable[[], None]) -> None:
         if spec.dtype == "string":
             texts = msgspec.msgpack.decode(bytes(content), type=list[bytes])
             content = values_pb2.StringArrayContents(strings=texts).SerializeToString()
-        try:
-            session.buffers.put(buffer, Stored([content], memoryview(content).nbytes, done=done))
-        except StatusError as error:
-            exchange.fail(error.status)
-            return
-        response = exchange.response()
-        response.copy_to_host_buffer.SetInParent()
-        exchange.reply(response)
+        stored.add(content, done)
+        if not more:
+            stored.finish()
+        answer()
 
     def ended(status: Status) -> None:
-        # On success the contents have come, or will; a failure is answered once, whichever way it is learnt.
+        # On success the contents have come, or will; a failure is told once, by whichever answer is still open.
         if not status.ok and session.link.forget(feed):
-            exchange.fail(status)
+            stored.finish(status)
+            if not answered:
+                exchange.fail(status)
 
+    if session.arrays.get(request.array).ready:
+        answer()  # nothing but the reading can fail now: the client may come for the contents while they travel
     session.link.expect(feed, arrived)
     session.launch(program, (request.array,), (completion,), (feed,))
     session.link.wait((completion,), ended)

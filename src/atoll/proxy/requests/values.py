@@ -36,13 +36,14 @@ def _check_future(exchange: Exchange, request: Any) -> None:
 def _check_value_ready(exchange: Exchange, request: Any) -> None:
     session = exchange.session
     handles = list(request.values)
-    for handle in handles:
-        session.arrays.get(handle)
+    records = [session.arrays.get(handle) for handle in handles]
 
     def ready(status: Status) -> None:
         if not status.ok:
             exchange.fail(status)
             return
+        for record in records:
+            record.ready = True
         response = exchange.response()
         response.check_value_ready.SetInParent()
         exchange.reply(response)

@@ -1,0 +1,142 @@
+"""Runs the command `atoll` as a user does, in real processes, with a runtime folder of the test's own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+COMMAND = [sys.executable, "-m", "atoll.cli"]
+DEADLINE = 90.0  # seconds, for any one command
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+    def check(self) -> Result:
+        """Itself; fails the test where the command failed."""
+        assert self.returncode == 0, f"status {self.returncode}\n{self.stdout}\n{self.stderr}"
+        return self
+
+    @property
+    def error(self) -> str:
+        """What it said in failing with status 1, in one line; fails the test where it did anything else."""
+        assert self.returncode == 1, f"status {self.returncode}\n{self.stdout}\n{self.stderr}"
+        assert not self.stdout, self.stdout
+        assert self.stderr.count("\n") == 1, self.stderr
+        return self.stderr.strip()
+
+
+class User:
+    """Somebody with a runtime folder, an environment, and no cluster yet."""
+
+    def __init__(self, runtime: Path, program_cache: Path, **env: str) -> None:
+        self.runtime = runtime
+        settings = ("JAX_", "ATOLL_ISLANDS", "ATOLL_ADDRESS", "ATOLL_TOKEN", "ATOLL_PLATFORM", "IFRT_PROXY_")
+        self.env = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(settings) and name not in ("NPROC", "XLA_FLAGS")
+        }
+        self.env.update(XDG_RUNTIME_DIR=str(runtime), TMPDIR=str(runtime), ATOLL_CACHE_DIR=str(program_cache), **env)
+
+    def start(self, *command: str, **env: str) -> subprocess.Popen[str]:
+        """Starts any command, in a process group of its own."""
+        return subprocess.Popen(
+            command,
+            env=self.env | env,
+            cwd=self.runtime,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            # Where the test run itself is a background job, SIGINT would be ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+
+    def start_atoll(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
+        return self.start(*COMMAND, *arguments, **env)
+
+    def atoll(self, *arguments: str, **env: str) -> Result:
+        """Runs `atoll` to its end."""
+        return finish(self.start_atoll(*arguments, **env))
+
+    def script(self, code: str, **env: str) -> Result:
+        """Runs a Python script to its end; nothing but `env` says where."""
+        return finish(self.start(sys.executable, "-c", textwrap.dedent(code), **env))
+
+    def processes(self) -> list[psutil.Process]:
+        """The live processes that have this runtime folder in their environment."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                here = process.environ().get("XDG_RUNTIME_DIR") == str(self.runtime)
+                if here and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (psutil.Error, OSError):
+                continue
+        return found
+
+    def process(self, module: str) -> psutil.Process:
+        """The one process of this user's that runs `module`."""
+        (found,) = [each for each in self.processes() if module in each.cmdline()]
+        return found
+
+    def leftovers(self) -> list[str]:
+        """Processes, and whatever is in the runtime folder but the empty one for clusters."""
+        paths = [path for path in self.runtime.rglob("*") if path != self.runtime / "atoll"]
+        return [f"process {' '.join(process.cmdline())}" for process in self.processes()] + [
+            str(path) for path in paths
+        ]
+
+
+def finish(process: subprocess.Popen[str]) -> Result:
+    """The end of a process, which it reaches within the deadline."""
+    try:
+        stdout, stderr = process.communicate(timeout=DEADLINE)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        stdout, stderr = process.communicate()
+        raise AssertionError(f"{process.args} ran for over {DEADLINE:.0f} s\n{stdout}\n{stderr}") from None
+    return Result(process.returncode, stdout, stderr)
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    """What a process that goes on running prints first; waits for it."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, f"{process.args} ended without a word\n{finish(process).stderr}"
+    return line.strip()
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Whether `holds` becomes true in time."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def free_port() -> int:
+    """A TCP port of the loopback device that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port

@@ -1,0 +1,233 @@
+"""Compiled functions on Atoll: what JAX tells of them, what they refuse, and how often they are compiled.
+
+Each function named without `test_` runs twice, here on stock JAX and in a child on Atoll.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from atoll.operate.question import ask_for_report
+from atoll.transport.address import Address
+from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPython
+from tests.end_to_end.same import assert_same
+from tests.end_to_end.standing_cluster import StartCluster
+
+
+@pytest.fixture
+def same_as_stock(atoll_python: RemotePython) -> Callable[..., None]:
+    """Runs a function on Atoll and on stock JAX, and compares what it returns."""
+
+    def check(function: Callable[..., Any], *arguments: Any) -> None:
+        assert_same(atoll_python.call(function, *arguments), function(*arguments))
+
+    return check
+
+
+def compiled_step() -> Any:
+    """A compiled function with two sharded arguments, one of them donated, and two results."""
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+    rows, columns = NamedSharding(mesh, P("x", "y")), NamedSharding(mesh, P(None, "y"))
+    step = jax.jit(
+        lambda a, b: (a * 2, (a @ b.T).sum()),
+        in_shardings=(rows, columns),
+        out_shardings=(rows, NamedSharding(mesh, P())),
+        donate_argnums=0,
+    )
+    return step.lower(jax.ShapeDtypeStruct((8, 4), jnp.float32), jax.ShapeDtypeStruct((4, 4), jnp.float32)).compile()
+
+
+def text() -> str:
+    """The program's text without the tables of stack frames, in which the caller stands."""
+    lines = re.sub(r", metadata={[^}]*}", "", compiled_step().as_text()).splitlines()
+    return "\n".join(line for line in lines if not re.match(r"[0-9]+ |$", line))
+
+
+def test_the_text_is_that_of_stock_jax(same_as_stock: Any) -> None:
+    same_as_stock(text)
+
+
+def cost() -> dict[str, float]:
+    return dict(sorted(compiled_step().cost_analysis().items()))
+
+
+def test_the_cost_is_that_of_stock_jax(same_as_stock: Any) -> None:
+    same_as_stock(cost)
+
+
+def memory() -> dict[str, int]:
+    analysis = compiled_step().memory_analysis()
+    return {
+        name: int(getattr(analysis, name))
+        for name in sorted(dir(analysis))
+        if name.endswith("_in_bytes")
+    }
+
+
+def test_the_memory_needs_are_those_of_stock_jax(same_as_stock: Any) -> None:
+    same_as_stock(memory)
+
+
+def placements() -> Any:
+    compiled = compiled_step()
+    arguments, _ = compiled.input_shardings
+    formats, _ = compiled.input_formats
+    return (
+        [(str(each.spec), dict(each.mesh.shape)) for each in (*arguments, *compiled.output_shardings)],
+        [str(each.layout) for each in (*formats, *compiled.output_formats)],
+        [each.memory_kind for each in compiled.output_shardings],
+    )
+
+
+def test_shardings_and_layouts_are_those_of_stock_jax(same_as_stock: Any) -> None:
+    same_as_stock(placements)
+
+
+def fingerprints() -> Any:
+    first = compiled_step().runtime_executable().fingerprint
+    other = jax.jit(lambda x: x + 1).lower(1.0).compile().runtime_executable().fingerprint
+    again = compiled_step().runtime_executable().fingerprint
+    return first, other, again
+
+
+def test_a_fingerprint_is_that_of_the_program(atoll_python: RemotePython) -> None:
+    first, other, again = atoll_python.call(fingerprints)
+    assert first
+    assert first == again != other
+
+
+def donations() -> Any:
+    whole, row, unused = jnp.ones((4, 4)), jnp.ones((4,)), jnp.ones((2,), jnp.int8)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        out = jax.jit(lambda a, b, c: a + b, donate_argnums=(0, 1, 2))(whole, row, unused)
+    return [a.is_deleted() for a in (whole, row, unused)], np.array(out), [str(w.message) for w in told]
+
+
+def test_what_is_donated_but_cannot_be_used_is_kept_as_in_stock_jax(same_as_stock: Any) -> None:
+    same_as_stock(donations)
+
+
+# ---- what is refused
+
+
+def error_of(function: Callable[[], Any]) -> tuple[str, str]:
+    try:
+        function()
+    except Exception as error:
+        # The client adds the number of the request's stack to what the server says.
+        return type(error).__name__, re.sub(r" \[type\.googleapis\.com/ifrt\.UserContext='\d+'\]", "", str(error))
+    raise AssertionError("nothing was raised")
+
+
+def unknown_custom_call() -> Any:
+    call = jax.ffi.ffi_call("no_such_target", jax.ShapeDtypeStruct((4,), jnp.float32))
+    return error_of(lambda: jax.jit(call)(jnp.ones(4, jnp.float32)))
+
+
+def impossible_sharding() -> Any:
+    mesh = Mesh(np.array(jax.devices()[:4]), ("x",))
+    array = jax.device_put(np.ones(8), NamedSharding(mesh, P("x")))
+    return error_of(lambda: jax.jit(lambda x: x, compiler_options={"xla_no_such_option": True})(array))
+
+
+def wrong_arguments() -> Any:
+    compiled = compiled_step()
+    good = jnp.ones((8, 4), jnp.float32)
+    device = jax.device_put(np.ones(3), jax.devices()[1])
+    return [
+        error_of(lambda: compiled(good)),
+        error_of(lambda: compiled(good, jnp.ones((4, 4), jnp.int32))),
+        error_of(lambda: compiled(good, jnp.ones((4, 5), jnp.float32))),
+        error_of(lambda: device + jax.device_put(np.ones(3), jax.devices()[2])),
+    ]
+
+
+@pytest.mark.parametrize("failure", [unknown_custom_call, impossible_sharding, wrong_arguments])
+def test_what_cannot_be_compiled_or_called_fails_as_in_stock_jax(same_as_stock: Any, failure: Any) -> None:
+    same_as_stock(failure)
+
+
+def pure_callback() -> Any:
+    shape = jax.ShapeDtypeStruct((4,), jnp.float32)
+    return np.array(jax.jit(lambda x: jax.pure_callback(np.sin, shape, x))(jnp.ones(4, jnp.float32)))
+
+
+def debug_print() -> Any:
+    def noisy(x: Any) -> Any:
+        jax.debug.print("{}", x)
+        return x + 1
+
+    return np.array(jax.jit(noisy)(jnp.ones(4, jnp.float32)))
+
+
+def quiet() -> Any:
+    return np.array(jax.jit(lambda x: x + 1)(jnp.ones(4, jnp.float32)))
+
+
+@pytest.mark.parametrize("function", [pure_callback, debug_print])
+def test_host_callbacks_are_refused_and_the_session_goes_on(
+    atoll_python: RemotePython, same_as_stock: Any, function: Any
+) -> None:
+    with pytest.raises(RemoteError, match="UNIMPLEMENTED.*callback"):
+        atoll_python.call(function)
+    same_as_stock(quiet)
+
+
+# ---- how often
+
+STEPS = (lambda x: x.sum(), lambda x: x * 3, lambda x: x[::-1])
+
+
+def several_functions() -> Any:
+    mesh = Mesh(np.array(jax.devices()[:4]), ("x",))
+    value = jax.device_put(np.arange(8.0), NamedSharding(mesh, P("x")))
+    return [np.array(jax.jit(step)(value)) for step in STEPS]
+
+
+def compilations(python: RemotePython) -> dict[str, int]:
+    """How often the embedded cluster of the child has compiled."""
+    (socket,) = python.folder.glob("atoll-client-*/cluster/controller.sock")
+    counts: dict[str, int] = json.loads(ask_for_report(Address(path=str(socket)), ""))["functions"]
+    return counts
+
+
+def test_a_second_run_compiles_nothing(start_python: StartPython, tmp_path: Path) -> None:
+    counts = []
+    for _ in range(2):
+        python = start_python(ATOLL_CACHE_DIR=str(tmp_path))
+        assert_same(python.call(several_functions), several_functions())
+        counts.append(compilations(python))
+        python.close()
+    first, second = counts
+    assert first["compiled"] >= len(STEPS)
+    assert (second["compiled"], second["cached"]) == (0, first["compiled"] + first["cached"])
+
+
+def test_a_program_that_two_sessions_send_is_compiled_once(
+    start_python: StartPython, start_cluster: StartCluster
+) -> None:
+    cluster = start_cluster({"ATOLL_CACHE_DIR": ""})
+    pythons = [start_python(ATOLL_ADDRESS=cluster.address) for _ in range(2)]
+    for python in pythons:
+        python.begin(several_functions)
+    one, other = (python.finish() for python in pythons)
+    assert_same(one, other)
+    report = cluster.report()
+    held = [session["functions"] for session in report["sessions"]]
+    assert held[0] == held[1] >= len(STEPS)
+    assert report["functions"]["compiled"] == held[0]
+    for python in pythons:
+        python.close()

@@ -1,0 +1,91 @@
+"""Registrations against real processes that are no clusters."""
+
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from atoll.errors import ClusterError
+from atoll.operate.registrations import Registrations
+
+
+@pytest.fixture
+def registrations(short_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Registrations:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_directory))
+    return Registrations()
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that leads a session, with a child in it, as an engine does."""
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(60)'])"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def _register(registrations: Registrations, name: str, pid: int) -> None:
+    with registrations.locked():
+        registrations.directory(name).mkdir()
+        registrations.register(name, registrations.address(name), "1x1x1", "cpu", pid)
+
+
+def test_a_live_cluster_is_found_with_all_its_processes(
+    registrations: Registrations, sleeper: subprocess.Popen[bytes]
+) -> None:
+    _register(registrations, "one", sleeper.pid)
+    (found,) = registrations.all()
+    assert found.name == "one"
+    assert found.is_alive
+    assert len(found.pids()) == 2
+    assert sleeper.pid in found.pids()
+    assert len(found.kill()) == 2
+    sleeper.wait()
+    assert not found.is_alive
+    assert registrations.all() == []
+
+
+def test_what_a_dead_engine_left_behind_is_killed_and_removed(
+    registrations: Registrations, sleeper: subprocess.Popen[bytes]
+) -> None:
+    _register(registrations, "one", sleeper.pid)
+    (found,) = registrations.all()
+    (child,) = [pid for pid in found.pids() if pid != sleeper.pid]
+    descriptor = os.pidfd_open(child)
+    sleeper.kill()
+    sleeper.wait()
+    assert registrations.all() == []
+    assert not Path(found.directory).exists()
+    assert select.select([descriptor], [], [], 10.0)[0], "the child still runs"
+    os.close(descriptor)
+
+
+def test_a_number_that_another_process_has_now_is_not_taken_for_the_engine(
+    registrations: Registrations, sleeper: subprocess.Popen[bytes]
+) -> None:
+    _register(registrations, "one", sleeper.pid)
+    (found,) = registrations.all()
+    earlier = msgspec.structs.replace(found, began=found.began - 1)
+    assert not earlier.is_alive
+    assert earlier.pids() == []
+
+
+def test_a_folder_without_a_registration_is_removed(registrations: Registrations) -> None:
+    (registrations.folder / "half").mkdir()
+    assert registrations.all() == []
+    assert not (registrations.folder / "half").exists()
+
+
+def test_a_runtime_folder_that_others_can_enter_is_refused(registrations: Registrations) -> None:
+    registrations.folder.chmod(0o755)
+    with pytest.raises(ClusterError, match="0700"):
+        Registrations()
