@@ -52,13 +52,6 @@ def owner(program_cache: Path) -> Iterator[tuple[User, str]]:
 # ---- a cluster that stays
 
 
-def test_up_prints_the_address_alone(user: User) -> None:
-    ended = user.atoll("up", "--islands", "1x1x1").check()
-    assert ended.stdout == f"unix:{user.runtime}/atoll/default/controller.sock\n"
-    assert f"ATOLL_ADDRESS={ended.stdout.strip()} python" in ended.stderr
-    assert user.atoll("down").check().stdout.endswith("has ended: 3 processes\n")
-
-
 def test_status_as_json_has_islands_hosts_devices_and_sessions(owner: tuple[User, str]) -> None:
     report = json.loads(owner[0].atoll("status", "--json").check().stdout)
     assert report["sessions"] == []
@@ -101,11 +94,12 @@ def test_a_stranger_finds_no_cluster_by_name_but_by_address(owner: tuple[User, s
     assert json.loads(user.atoll("status", "--json", ATOLL_ADDRESS=owner[1]).check().stdout)["islands"]
 
 
-def test_down_leaves_no_process_socket_or_folder(user: User) -> None:
-    user.atoll("up", "--islands", "1x1x1", "--name", "mine").check()
+def test_up_prints_the_address_alone_and_down_leaves_no_process_socket_or_folder(user: User) -> None:
+    ended = user.atoll("up", "--islands", "1x1x1", "--name", "mine").check()
+    assert ended.stdout == f"unix:{user.runtime}/atoll/mine/controller.sock\n"
+    assert f"ATOLL_ADDRESS={ended.stdout.strip()} python" in ended.stderr
     assert len(user.processes()) == 3
-    assert (user.runtime / "atoll" / "mine" / "controller.sock").is_socket()
-    user.atoll("down", "--name", "mine").check()
+    assert user.atoll("down", "--name", "mine").check().stdout.endswith("has ended: 3 processes\n")
     assert user.leftovers() == []
     assert "no cluster mine is up" in user.atoll("down", "--name", "mine").error
 

@@ -34,7 +34,7 @@ def percent(score: float) -> str:
 
 
 def render(report: Report) -> str:
-    return "\n".join(_lines(report)).rstrip() + "\n"
+    return "\n".join(_lines(report)) + "\n"
 
 
 def embed(report: Report, page: Path) -> None:
@@ -94,7 +94,7 @@ def _explained(report: Report) -> Iterator[str]:
             if difference.reason is not None:
                 by_reason[difference.reason].append(difference.test)
     if by_reason:
-        yield from ("", "Differences with a known reason:", "")
+        yield from ("", "Differences with a known reason:")
     for reason, tests in sorted(by_reason.items(), key=lambda item: -len(item[1])):
         yield from _folded(reason, tests)
 
@@ -102,13 +102,12 @@ def _explained(report: Report) -> Iterator[str]:
 def _unexplained(report: Report) -> Iterator[str]:
     groups = alike(report.unexplained())
     if groups:
-        yield from ("", "**UNEXPLAINED** differences:", "")
+        yield from ("", "**UNEXPLAINED** differences:")
     for account, tests in groups:
         yield from _folded(f"<code>{html.escape(account)}</code>", tests)
 
 
 def _folded(summary: str, tests: list[str]) -> Iterator[str]:
-    yield f"<details><summary>{summary} ({len(tests)} tests)</summary>"
-    yield ""
+    yield from ("", f"<details><summary>{summary} ({len(tests)} tests)</summary>", "")
     yield from (f"- `{test}`" for test in tests)
-    yield from ("", "</details>", "")
+    yield from ("", "</details>")

@@ -6,8 +6,32 @@ runs any JAX script on an embedded cluster. `connect` does the same from Python;
 clusters that stay.
 """
 
-from atoll import errors
-from atoll._version import __version__
-from atoll.client.connect import connect
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from atoll import errors as errors
+    from atoll._version import __version__ as __version__
+    from atoll.client.connect import connect as connect
 
 __all__ = ["__version__", "connect", "errors"]
+
+# Each is imported at its first use: JAX imports this package in every script, for the plug-in below it.
+_PLACES = {
+    "__version__": "atoll._version",
+    "connect": "atoll.client.connect",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return importlib.import_module("atoll.errors")
+    if name in _PLACES:
+        return getattr(importlib.import_module(_PLACES[name]), name)
+    raise AttributeError(f"module 'atoll' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

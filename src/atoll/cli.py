@@ -51,9 +51,7 @@ def _check_islands(text: str | None) -> str | None:
 
 def _check_one_of(islands: str | None, address: str) -> None:
     if islands is not None and address:
-        raise typer.BadParameter(
-            "--islands is for an embedded cluster, --address for one that is up: give one"
-        )
+        raise typer.BadParameter("--islands is for an embedded cluster, --address for one that is up: give one")
 
 
 _ISLANDS_HELP = (
@@ -111,12 +109,8 @@ def atoll(
 
 @app.command(context_settings={"allow_interspersed_args": False}, no_args_is_help=True)
 def run(
-    command: Annotated[
-        list[str], typer.Argument(help="The command and its arguments.", metavar="COMMAND")
-    ],
-    islands: Annotated[
-        str | None, typer.Option(help=_ISLANDS_HELP, callback=_check_islands, metavar="IxHxD")
-    ] = None,
+    command: Annotated[list[str], typer.Argument(help="The command and its arguments.", metavar="COMMAND")],
+    islands: Annotated[str | None, typer.Option(help=_ISLANDS_HELP, callback=_check_islands, metavar="IxHxD")] = None,
     platform: Annotated[str | None, typer.Option(help=_PLATFORM_HELP)] = None,
     address: Annotated[str, typer.Option(help="Run on the cluster at this address instead.")] = "",
 ) -> None:
@@ -262,9 +256,7 @@ def down(address: ClusterAddress = "", name: ClusterName = "") -> None:
 
 @app.command()
 def proxy(
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes any free port.")
-    ] = 29000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes any free port.")] = 29000,
     host: Annotated[
         str, typer.Option(help="On which address; one that is not loopback needs ATOLL_TOKEN.")
     ] = "127.0.0.1",

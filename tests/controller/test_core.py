@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.controller import core
-from atoll.controller.core import GANG_WINDOW, Controller
+from atoll.controller import core, launcher
+from atoll.controller.core import Controller
+from atoll.controller.launcher import GANG_WINDOW
 from atoll.controller.resources import Topology
 from atoll.errors import OK, Code, Status, StatusError
 from atoll.ir import plan as p
@@ -156,9 +157,7 @@ def test_a_function_is_compiled_once_its_program_has_arrived():
     (compile_,) = play.hear(1, m.Arrived(play.session, (90,)))
     # In the words of the island: its hosts from 0, devices by their ordinals.
     assert compile_ == m.Compile(compile_.function, play.session, 90, (((0, 1), (0, 0)),))
-    assert play.hear(1, m.Compiled(compile_.function, OK, b"info", 0.5, False)) == [
-        m.FunctionReady(7, OK, b"info")
-    ]
+    assert play.hear(1, m.Compiled(compile_.function, OK, b"info", 0.5, False)) == [m.FunctionReady(7, OK, b"info")]
 
 
 def test_a_program_that_arrives_before_the_wish_is_compiled_at_once():
@@ -251,7 +250,7 @@ def test_a_transfer_between_islands_sends_first_and_receives_when_the_bytes_are_
     assert (first.plan, first.arguments, first.results) == (send.plan, (10,), ())
     assert play.done(first.sequence) == []
     (feed,) = first.feeds
-    assert feed >= core.OWN_NUMBERS, "proxies' own numbers are all below"
+    assert feed >= launcher.OWN_NUMBERS, "proxies' own numbers are all below"
     (second,) = play.hear(1, m.Arrived(play.session, (feed,)))
     assert (second.plan, second.arguments, second.results) == (receive.plan, (), (11,))
     assert second.sequence > first.sequence
@@ -830,4 +829,4 @@ def test_whatever_clients_do_all_ends_in_order_exactly_once_and_leaves_nothing(s
     for host in world.hosts.values():
         assert (host.plans, host.stores) == ({}, {})
     assert world.controller.functions.users == {}
-    assert world.controller._in_flight == {}
+    assert world.controller._launcher._in_flight == {}

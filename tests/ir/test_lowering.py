@@ -83,9 +83,7 @@ class Machine:
 
     def run(self, lowered: Lowered) -> None:
         """Runs each host's segments in order, each as soon as what it awaits is here. All must get to run."""
-        waiting = {
-            host: [plans[host] for plans in lowered.segments if host in plans] for host in self.stores
-        }
+        waiting = {host: [plans[host] for plans in lowered.segments if host in plans] for host in self.stores}
         moved = True
         while moved:
             moved = False
@@ -212,9 +210,7 @@ def test_a_copy_to_other_devices_keeps_shard_i_shard_i(data, placement, shape):
     machine.load(0, source, contents(source, counting(shape)))
     machine.run(lowered)
 
-    for got, want in zip(
-        machine.shards(1, target), contents(source, counting(shape)), strict=True
-    ):
+    for got, want in zip(machine.shards(1, target), contents(source, counting(shape)), strict=True):
         np.testing.assert_array_equal(got, want)
     on_one_host = all(
         placement[a].host == placement[b].host for a, b in zip(source.sharding.devices, devices, strict=True)
@@ -362,8 +358,7 @@ def test_rearranged_shards_are_the_very_shards_that_the_mappings_name(data, plac
         devices = tuple(inputs[i].sharding.devices[s] for i, s in picks)
         outputs.append(ArraySpec("int64", (2 * len(picks),), Sharding(devices, Even(shape))))
         mappings.extend(
-            Mapping(i, o, (s, s + 1, 1), (position, position + 1, 1))
-            for position, (i, s) in enumerate(picks)
+            Mapping(i, o, (s, s + 1, 1), (position, position + 1, 1)) for position, (i, s) in enumerate(picks)
         )
         wanted.append([10 * i + s for i, s in picks])
     program = single(

@@ -1,9 +1,10 @@
 """Registrations against real processes that are no clusters."""
 
+import contextlib
 import os
 import select
+import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,12 +24,14 @@ def registrations(short_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Reg
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     """A process that leads a session, with a child in it, as an engine does."""
-    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(60)'])"
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    process = subprocess.Popen(
+        ["sh", "-c", "sleep 60 & echo started; wait"], stdout=subprocess.PIPE, start_new_session=True
+    )
     assert process.stdout is not None
     process.stdout.readline()
     yield process
-    process.kill()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     process.stdout.close()
 

@@ -70,7 +70,7 @@ LIFETIMES = {
 }
 
 # Messages of which we declare only what we read or replace.
-PARTIAL = {"CompileOptions", "ExecutableBuildOptions", "OpMetadata"}
+PARTIAL = {"CompileOptions", "DebugOptions", "ExecutableBuildOptions", "OpMetadata"}
 
 # Fields and enum values that we leave out, by their names in jaxlib: why.  Those of a jaxlib newer than the
 # ones we support may wait here until somebody needs them.

@@ -285,9 +285,7 @@ def test_two_processes_talk_over_a_socket(kind, short_directory: Path):
             served.append(Connection(Note | Count, heard.put_nowait, gone.put_nowait))
             return served[-1]
 
-        wanted = (
-            Address(path=str(short_directory / "s")) if kind == "unix" else Address(host="127.0.0.1", port=0)
-        )
+        wanted = Address(path=str(short_directory / "s")) if kind == "unix" else Address(host="127.0.0.1", port=0)
         server, address = await listen(wanted, accept)
         assert kind == "unix" or address.port > 0
         answers: asyncio.Queue[Any] = asyncio.Queue()
@@ -308,9 +306,7 @@ def test_two_processes_talk_over_a_socket(kind, short_directory: Path):
 def test_nobody_at_an_address_is_told_with_the_address(short_directory: Path):
     async def main() -> None:
         with pytest.raises(ConnectError, match=f"cannot reach the controller at unix:{short_directory}/none"):
-            await connect(
-                Address(path=f"{short_directory}/none"), Note, print, print, name="the controller"
-            )
+            await connect(Address(path=f"{short_directory}/none"), Note, print, print, name="the controller")
 
     on_a_loop(main)
 

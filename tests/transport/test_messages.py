@@ -63,9 +63,7 @@ def members(union: Any) -> tuple[type[Any], ...]:
     return typing.get_args(union)
 
 
-@pytest.mark.parametrize(
-    ("union", "kind"), [(name, kind) for name, union in UNIONS.items() for kind in members(union)]
-)
+@pytest.mark.parametrize(("union", "kind"), [(name, kind) for name, union in UNIONS.items() for kind in members(union)])
 def test_every_message_survives_its_connection(union, kind):
     message = sample_message(kind)
     encoded = msgspec.msgpack.encode(message)

@@ -30,9 +30,13 @@ Message = TypeVar("Message")
 
 
 class ClientProcesses:
-    """A proxy, and perhaps a cluster. Raises AtollError from the constructor where they do not start."""
+    """A proxy, and perhaps a cluster. Raises AtollError from the constructor where they do not start.
 
-    def __init__(self, settings: Settings) -> None:
+    `cache_directory` is where the user wants the embedded cluster to keep compiled programs; ATOLL_CACHE_DIR goes
+    first.
+    """
+
+    def __init__(self, settings: Settings, cache_directory: str = "") -> None:
         from atoll.engines.local import (
             EngineOptions,
             Started,
@@ -56,7 +60,7 @@ class ClientProcesses:
                     str(cluster),
                     platform=settings.platform,
                     parent=os.getpid(),
-                    cache_directory=default_cache_directory(),
+                    cache_directory=default_cache_directory(cache_directory),
                 )
                 controller = engine.controller_address
                 started = self._start("atoll.engines.local", engine)
@@ -84,11 +88,11 @@ class ClientProcesses:
             raise
 
     def _start(self, module: str, options: msgspec.Struct) -> int:
-        from atoll.transport.process import command
+        from atoll.transport.process import command, own_environment
 
         readable, writable = os.pipe()
         os.set_inheritable(writable, True)
-        env = {**os.environ, DEFAULT_TOKEN_VARIABLE: self._settings.token}
+        env = {**own_environment(), DEFAULT_TOKEN_VARIABLE: self._settings.token}
         env.pop("JAX_PLATFORMS", None)
         options = msgspec.structs.replace(options, ready_fd=writable)
         process = subprocess.Popen(

@@ -49,13 +49,14 @@ def filtered() -> Iterator[None]:
 
 
 def _pump(readable: int, original: int) -> None:
-    tracing = False
+    tracing = dropped = False
     with open(readable, "rb") as lines:
         for line in lines:
             if tracing:
                 tracing = _TRACE_ENDS not in line
-                continue
-            if _ORDINARY.search(line):
+            elif _ORDINARY.search(line):
                 tracing = b"*** Begin stack trace" in line
-                continue
-            os.write(original, line)
+                dropped = True
+            elif not (dropped and line == b"\n"):  # the end of the message that was dropped
+                dropped = False
+                os.write(original, line)

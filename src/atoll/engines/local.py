@@ -63,13 +63,13 @@ def make_directory(kind: str) -> Path:
     return Path(tempfile.mkdtemp(prefix=f"atoll-{kind}-", dir=base))
 
 
-def default_cache_directory() -> str:
-    """Where compiled programs are kept: $ATOLL_CACHE_DIR, or a folder of the user's cache; "off" keeps none."""
+def default_cache_directory(wanted: str = "") -> str:
+    """Where compiled programs are kept: $ATOLL_CACHE_DIR ("off" keeps none), or `wanted`, or a folder of the user's."""
     chosen = os.environ.get("ATOLL_CACHE_DIR", "")
     if chosen == "off":
         return ""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return chosen or str(base / "atoll" / "programs")
+    return chosen or wanted or str(base / "atoll" / "programs")
 
 
 def worker_environment(platform: str) -> dict[str, str]:

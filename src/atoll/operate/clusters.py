@@ -85,9 +85,7 @@ class NewCluster:
     parent to standard error.
     """
 
-    def __init__(
-        self, *, name: str, islands: str, platform: str, listen: str, token: str, parent: int = 0
-    ) -> None:
+    def __init__(self, *, name: str, islands: str, platform: str, listen: str, token: str, parent: int = 0) -> None:
         registrations = Registrations()
         self._directory = registrations.directory(name)
         address = _listening_address(listen or registrations.address(name), token)

@@ -54,9 +54,7 @@ async def _ask(address: Address, token: str, question: m.AskStatus | m.AskStop) 
         async with asyncio.timeout(ANSWER_SECONDS):
             return await answer
     except TimeoutError:
-        raise ConnectError(
-            f"the controller at {address} did not answer within {ANSWER_SECONDS:.0f} s"
-        ) from None
+        raise ConnectError(f"the controller at {address} did not answer within {ANSWER_SECONDS:.0f} s") from None
     finally:
         connection.close()
 

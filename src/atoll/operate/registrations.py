@@ -50,11 +50,7 @@ class Registration(msgspec.Struct, frozen=True):
         """The cluster's processes that still run: all are in the session that the engine leads."""
         if _began(self.pid) not in (None, self.began):
             return []  # another process has this number now, so nobody is left of the old session
-        return [
-            int(entry)
-            for entry in os.listdir("/proc")
-            if entry.isdigit() and _session(int(entry)) == self.pid
-        ]
+        return [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and _session(int(entry)) == self.pid]
 
     def kill(self) -> list[int]:
         """Ends by force what still runs, and removes the folder; returns the pids."""

@@ -14,9 +14,7 @@ from atoll.proxy.main import ProxyOptions, Ready
 from atoll.transport.address import Address
 
 
-def serve_proxy(
-    listen: Address, cluster: str, islands: str, platform: str, on_up: Callable[[str], None]
-) -> None:
+def serve_proxy(listen: Address, cluster: str, islands: str, platform: str, on_up: Callable[[str], None]) -> None:
     """Runs a proxy until it ends, or a signal's exception comes through here; ends what it started.
 
     `cluster` "" starts a cluster of `islands`, which ends with the proxy. `on_up(address)` is called once the

@@ -33,9 +33,7 @@ def status_tables(report: dict[str, Any], address: str) -> RenderableType:
 
 
 def _islands(islands: list[dict[str, Any]]) -> Table:
-    table = Table(
-        "island", "state", "host", "worker", "devices", "kind", title="Islands", title_justify="left"
-    )
+    table = Table("island", "state", "host", "worker", "devices", "kind", title="Islands", title_justify="left")
     for column in ("memory of each", "in flight", "waiting", "gangs started"):
         table.add_column(column, justify="right")
     for island in islands:

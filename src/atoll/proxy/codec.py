@@ -6,6 +6,7 @@ Everything a client sends is checked here: what cannot be understood raises INVA
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -191,7 +192,7 @@ _SHARDINGS: dict[str, tuple[Any, Any]] = {
 def tiling_from(op: Any, devices: int, shape: Shape | None) -> Tiling:
     """XLA's own form. Computed here: XLA's helpers end the process at forms that they do not know."""
     if op.HasField("named_sharding"):
-        return _named(op.named_sharding, devices)
+        return _named(op.named_sharding, devices, shape)
     kind = xla_pb2.OpSharding
     if op.type in (kind.REPLICATED, kind.MAXIMAL) or devices == 1:
         return Replicated()
@@ -211,7 +212,7 @@ def tiling_from(op: Any, devices: int, shape: Shape | None) -> Tiling:
     if sorted(order) != list(range(devices)):
         raise invalid("a tile assignment names a device twice, or one that it lacks")
     replicas = 1 if op.replicate_on_last_tile_dim else len(op.last_tile_dims)
-    if shape is not None and len(dims) - replicas != len(shape):
+    if shape is not None and len(dims) - replicas < len(shape):
         raise invalid(f"a tile assignment {list(dims)} for an array of {len(shape)} dimensions")
     if math.prod(dims[: len(dims) - replicas]) == 1:
         return Replicated()
@@ -236,7 +237,7 @@ def _iota(sizes: tuple[int, ...], permutation: tuple[int, ...], devices: int) ->
     return _transposed(sizes, permutation)
 
 
-def _named(sharding: Any, devices: int) -> Tiling:
+def _named(sharding: Any, devices: int, shape: Shape | None) -> Tiling:
     """Mesh axes by name. Sub-axes are axes of their own once the mesh is cut along them."""
     mesh = sharding.mesh
     sizes = [axis.size for axis in mesh.axes]
@@ -272,6 +273,10 @@ def _named(sharding: Any, devices: int) -> Tiling:
         raise invalid("a sharding uses an axis twice")
     rest = [i for i in range(len(axes)) if i not in flat]
     dims = tuple(math.prod(axes[i][2] for i in group) for group in used)
+    if shape is not None:
+        dims += (1,) * (len(shape) - len(dims))
+        if len(dims) > len(shape):
+            raise invalid(f"a sharding of {len(dims)} dimensions for an array of {len(shape)}")
     if math.prod(dims) == 1:
         return Replicated()
     order = _transposed(tuple(size for _, _, size in axes), tuple(flat + rest))
@@ -322,7 +327,7 @@ def layout_from(proto: Any) -> tuple[int, ...] | None:
     """Major-to-minor of an optional layout message; None stands for the default."""
     serialized = proto.serialized_layout
     if serialized.type_name.endswith("CompactLayout"):
-        return tuple(parse(shardings_pb2.CompactLayout, serialized.data).major_to_minor)
+        return _order_of_dimensions(parse(shardings_pb2.CompactLayout, serialized.data).major_to_minor)
     if serialized.type_name.endswith("PjRtLayout"):
         return xla_layout(parse(shardings_pb2.PjRtLayout, serialized.data).xla_layout)
     raise invalid(f"unknown kind of layout {serialized.type_name[:100]!r}")
@@ -332,7 +337,11 @@ def xla_layout(proto: Any) -> tuple[int, ...]:
     """Major-to-minor of XLA's layout."""
     if proto.tiles:
         raise unimplemented("arrays cannot be put with a tiled layout; leave the layout to the platform")
-    order = tuple(reversed(proto.minor_to_major))
+    return _order_of_dimensions(reversed(proto.minor_to_major))
+
+
+def _order_of_dimensions(dimensions: Iterable[int]) -> tuple[int, ...]:
+    order = tuple(dimensions)
     if sorted(order) != list(range(len(order))):
         raise invalid("a layout that is no order of the dimensions")
     return order

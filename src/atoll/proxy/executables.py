@@ -70,7 +70,8 @@ def compile_job(request: Any, device_count: int) -> CompileJob:
 def _assignment(proto: Any) -> tuple[tuple[int, ...], ...]:
     replicas, partitions = proto.replica_count, proto.computation_count
     rows = proto.computation_devices
-    if min(replicas, partitions) < 1 or len(rows) != partitions or any(len(r.replica_device_ids) != replicas for r in rows):
+    agree = len(rows) == partitions and all(len(row.replica_device_ids) == replicas for row in rows)
+    if min(replicas, partitions) < 1 or not agree:
         raise invalid("a device assignment whose counts do not agree")
     return tuple(
         tuple(int(rows[p].replica_device_ids[r]) for p in range(partitions)) for r in range(replicas)

@@ -20,6 +20,15 @@ def read_options(kind: type[Options]) -> Options:
     return msgspec.json.decode(sys.argv[1].encode(), type=kind)
 
 
+# What a user sets for the Python of a script, and not for that of a process of ours.
+_OF_THE_SCRIPT = ("PYTHONWARNINGS", "PYTHONDEVMODE", "PYTHONASYNCIODEBUG", "PYTHONINSPECT", "PYTHONPROFILEIMPORTTIME")
+
+
+def own_environment() -> dict[str, str]:
+    """This process's environment, for one of Atoll's own that it starts."""
+    return {name: value for name, value in os.environ.items() if name not in _OF_THE_SCRIPT}
+
+
 def command(module: str, options: msgspec.Struct) -> list[str]:
     """The command line that starts `module` with `options`."""
     return [sys.executable, "-P", "-m", module, msgspec.json.encode(options).decode()]

@@ -27,7 +27,7 @@ from atoll.proxy.protos import xla_pb2 as atoll_dot_proxy_dot_protos_dot_xla__pb
 from google.protobuf import any_pb2 as google_dot_protobuf_dot_any__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n atoll/proxy/protos/compile.proto\x12\natoll.ifrt\x1a\x1f\x61toll/proxy/protos/values.proto\x1a\x1c\x61toll/proxy/protos/xla.proto\x1a\x19google/protobuf/any.proto\"\x84\x01\n\x11XlaCompileOptions\x12\x16\n\x0eversion_number\x18\x03 \x01(\x05\x12\x33\n\x0f\x63ompile_options\x18\x01 \x01(\x0b\x32\x1a.atoll.ifrt.CompileOptions\x12\"\n\x1aoutputs_bundle_slice_sizes\x18\x02 \x03(\x05\"\xfb\x02\n\x0e\x43ompileOptions\x12.\n\x10\x61rgument_layouts\x18\x01 \x03(\x0b\x32\x14.atoll.ifrt.XlaShape\x12%\n\x1dparameter_is_tupled_arguments\x18\x02 \x01(\x08\x12\x44\n\x18\x65xecutable_build_options\x18\x03 \x01(\x0b\x32\".atoll.ifrt.ExecutableBuildOptions\x12#\n\x1b\x63ompile_portable_executable\x18\x04 \x01(\x08\x12P\n\x14\x65nv_option_overrides\x18\x07 \x03(\x0b\x32\x32.atoll.ifrt.CompileOptions.EnvOptionOverridesEntry\x1aU\n\x17\x45nvOptionOverridesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12)\n\x05value\x18\x02 \x01(\x0b\x32\x1a.atoll.ifrt.OptionOverride:\x02\x38\x01\"t\n\x0eOptionOverride\x12\x16\n\x0cstring_field\x18\x01 \x01(\tH\x00\x12\x14\n\nbool_field\x18\x02 \x01(\x08H\x00\x12\x13\n\tint_field\x18\x03 \x01(\x03H\x00\x12\x16\n\x0c\x64ouble_field\x18\x04 \x01(\x01H\x00\x42\x07\n\x05value\"\xdb\x03\n\x16\x45xecutableBuildOptions\x12\x16\n\x0e\x64\x65vice_ordinal\x18\x01 \x01(\x03\x12+\n\rresult_layout\x18\x02 \x01(\x0b\x32\x14.atoll.ifrt.XlaShape\x12\x14\n\x0cnum_replicas\x18\x04 \x01(\x03\x12\x16\n\x0enum_partitions\x18\x05 \x01(\x03\x12\x1d\n\x15use_spmd_partitioning\x18\x06 \x01(\x08\x12\"\n\x1ause_auto_spmd_partitioning\x18\x07 \x01(\x08\x12\x37\n\x11\x64\x65vice_assignment\x18\t \x01(\x0b\x32\x1c.atoll.ifrt.DeviceAssignment\x12\x35\n-allow_spmd_sharding_propagation_to_parameters\x18\x12 \x03(\x08\x12\x31\n)allow_spmd_sharding_propagation_to_output\x18\x0c \x03(\x08\x12\x1a\n\x12\x64\x65vice_memory_size\x18\x0f \x01(\x03\x12\x1e\n\x16use_shardy_partitioner\x18\x13 \x01(\x08\x12\x15\n\rprocess_index\x18\x16 \x01(\x03\x12\x15\n\rprocess_count\x18\x17 \x01(\x03\"\xea\x01\n\x11\x43ustomCallProgram\x12\x16\n\x0eversion_number\x18\x07 \x01(\x05\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x1f\n\x17serialized_program_text\x18\x03 \x01(\x0c\x12\'\n\x07\x64\x65vices\x18\x04 \x01(\x0b\x32\x16.atoll.ifrt.DeviceList\x12*\n\x0binput_specs\x18\x05 \x03(\x0b\x32\x15.atoll.ifrt.ArraySpec\x12+\n\x0coutput_specs\x18\x06 \x03(\x0b\x32\x15.atoll.ifrt.ArraySpec\"V\n\x18\x43ustomCallCompileOptions\x12\x16\n\x0eversion_number\x18\x01 \x01(\x05\x12\"\n\x1aoutputs_bundle_slice_sizes\x18\x02 \x03(\x05\"\x96\x02\n\x0cHostCallback\x12.\n\x08operands\x18\x01 \x03(\x0b\x32\x1c.atoll.ifrt.HostCallback.Arg\x12-\n\x07results\x18\x02 \x03(\x0b\x32\x1c.atoll.ifrt.HostCallback.Arg\x12\x31\n\x13serialized_callback\x18\x03 \x01(\x0b\x32\x14.google.protobuf.Any\x12\x34\n,use_major_to_minor_data_layout_for_callbacks\x18\x04 \x01(\x08\x1a>\n\x03\x41rg\x12\x12\n\nchannel_id\x18\x01 \x01(\r\x12#\n\x05shape\x18\x02 \x01(\x0b\x32\x14.atoll.ifrt.XlaShape\"\"\n\x0ePyHostCallback\x12\x10\n\x08\x63\x61llable\x18\x01 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n atoll/proxy/protos/compile.proto\x12\natoll.ifrt\x1a\x1f\x61toll/proxy/protos/values.proto\x1a\x1c\x61toll/proxy/protos/xla.proto\x1a\x19google/protobuf/any.proto\"\x84\x01\n\x11XlaCompileOptions\x12\x16\n\x0eversion_number\x18\x03 \x01(\x05\x12\x33\n\x0f\x63ompile_options\x18\x01 \x01(\x0b\x32\x1a.atoll.ifrt.CompileOptions\x12\"\n\x1aoutputs_bundle_slice_sizes\x18\x02 \x03(\x05\"\xfb\x02\n\x0e\x43ompileOptions\x12.\n\x10\x61rgument_layouts\x18\x01 \x03(\x0b\x32\x14.atoll.ifrt.XlaShape\x12%\n\x1dparameter_is_tupled_arguments\x18\x02 \x01(\x08\x12\x44\n\x18\x65xecutable_build_options\x18\x03 \x01(\x0b\x32\".atoll.ifrt.ExecutableBuildOptions\x12#\n\x1b\x63ompile_portable_executable\x18\x04 \x01(\x08\x12P\n\x14\x65nv_option_overrides\x18\x07 \x03(\x0b\x32\x32.atoll.ifrt.CompileOptions.EnvOptionOverridesEntry\x1aU\n\x17\x45nvOptionOverridesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12)\n\x05value\x18\x02 \x01(\x0b\x32\x1a.atoll.ifrt.OptionOverride:\x02\x38\x01\"t\n\x0eOptionOverride\x12\x16\n\x0cstring_field\x18\x01 \x01(\tH\x00\x12\x14\n\nbool_field\x18\x02 \x01(\x08H\x00\x12\x13\n\tint_field\x18\x03 \x01(\x03H\x00\x12\x16\n\x0c\x64ouble_field\x18\x04 \x01(\x01H\x00\x42\x07\n\x05value\"\x8c\x04\n\x16\x45xecutableBuildOptions\x12\x16\n\x0e\x64\x65vice_ordinal\x18\x01 \x01(\x03\x12+\n\rresult_layout\x18\x02 \x01(\x0b\x32\x14.atoll.ifrt.XlaShape\x12/\n\rdebug_options\x18\x03 \x01(\x0b\x32\x18.atoll.ifrt.DebugOptions\x12\x14\n\x0cnum_replicas\x18\x04 \x01(\x03\x12\x16\n\x0enum_partitions\x18\x05 \x01(\x03\x12\x1d\n\x15use_spmd_partitioning\x18\x06 \x01(\x08\x12\"\n\x1ause_auto_spmd_partitioning\x18\x07 \x01(\x08\x12\x37\n\x11\x64\x65vice_assignment\x18\t \x01(\x0b\x32\x1c.atoll.ifrt.DeviceAssignment\x12\x35\n-allow_spmd_sharding_propagation_to_parameters\x18\x12 \x03(\x08\x12\x31\n)allow_spmd_sharding_propagation_to_output\x18\x0c \x03(\x08\x12\x1a\n\x12\x64\x65vice_memory_size\x18\x0f \x01(\x03\x12\x1e\n\x16use_shardy_partitioner\x18\x13 \x01(\x08\x12\x15\n\rprocess_index\x18\x16 \x01(\x03\x12\x15\n\rprocess_count\x18\x17 \x01(\x03\"\xd5\x04\n\x0c\x44\x65\x62ugOptions\x12|\n,xla_gpu_analytical_latency_estimator_options\x18\xe5\x02 \x03(\x0b\x32\x45.atoll.ifrt.DebugOptions.XlaGpuAnalyticalLatencyEstimatorOptionsEntry\x12\x88\x01\n3xla_gpu_experimental_cost_model_gemm_tiling_options\x18\xda\x03 \x03(\x0b\x32J.atoll.ifrt.DebugOptions.XlaGpuExperimentalCostModelGemmTilingOptionsEntry\x12X\n\x19xla_backend_extra_options\x18\xf4\x03 \x03(\x0b\x32\x34.atoll.ifrt.DebugOptions.XlaBackendExtraOptionsEntry\x1aN\n,XlaGpuAnalyticalLatencyEstimatorOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1aS\n1XlaGpuExperimentalCostModelGemmTilingOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a=\n\x1bXlaBackendExtraOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xea\x01\n\x11\x43ustomCallProgram\x12\x16\n\x0eversion_number\x18\x07 \x01(\x05\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x1f\n\x17serialized_program_text\x18\x03 \x01(\x0c\x12\'\n\x07\x64\x65vices\x18\x04 \x01(\x0b\x32\x16.atoll.ifrt.DeviceList\x12*\n\x0binput_specs\x18\x05 \x03(\x0b\x32\x15.atoll.ifrt.ArraySpec\x12+\n\x0coutput_specs\x18\x06 \x03(\x0b\x32\x15.atoll.ifrt.ArraySpec\"V\n\x18\x43ustomCallCompileOptions\x12\x16\n\x0eversion_number\x18\x01 \x01(\x05\x12\"\n\x1aoutputs_bundle_slice_sizes\x18\x02 \x03(\x05\"\x96\x02\n\x0cHostCallback\x12.\n\x08operands\x18\x01 \x03(\x0b\x32\x1c.atoll.ifrt.HostCallback.Arg\x12-\n\x07results\x18\x02 \x03(\x0b\x32\x1c.atoll.ifrt.HostCallback.Arg\x12\x31\n\x13serialized_callback\x18\x03 \x01(\x0b\x32\x14.google.protobuf.Any\x12\x34\n,use_major_to_minor_data_layout_for_callbacks\x18\x04 \x01(\x08\x1a>\n\x03\x41rg\x12\x12\n\nchannel_id\x18\x01 \x01(\r\x12#\n\x05shape\x18\x02 \x01(\x0b\x32\x14.atoll.ifrt.XlaShape\"\"\n\x0ePyHostCallback\x12\x10\n\x08\x63\x61llable\x18\x01 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,6 +36,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_COMPILEOPTIONS_ENVOPTIONOVERRIDESENTRY']._loaded_options = None
   _globals['_COMPILEOPTIONS_ENVOPTIONOVERRIDESENTRY']._serialized_options = b'8\001'
+  _globals['_DEBUGOPTIONS_XLAGPUANALYTICALLATENCYESTIMATOROPTIONSENTRY']._loaded_options = None
+  _globals['_DEBUGOPTIONS_XLAGPUANALYTICALLATENCYESTIMATOROPTIONSENTRY']._serialized_options = b'8\001'
+  _globals['_DEBUGOPTIONS_XLAGPUEXPERIMENTALCOSTMODELGEMMTILINGOPTIONSENTRY']._loaded_options = None
+  _globals['_DEBUGOPTIONS_XLAGPUEXPERIMENTALCOSTMODELGEMMTILINGOPTIONSENTRY']._serialized_options = b'8\001'
+  _globals['_DEBUGOPTIONS_XLABACKENDEXTRAOPTIONSENTRY']._loaded_options = None
+  _globals['_DEBUGOPTIONS_XLABACKENDEXTRAOPTIONSENTRY']._serialized_options = b'8\001'
   _globals['_XLACOMPILEOPTIONS']._serialized_start=139
   _globals['_XLACOMPILEOPTIONS']._serialized_end=271
   _globals['_COMPILEOPTIONS']._serialized_start=274
@@ -45,15 +51,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPTIONOVERRIDE']._serialized_start=655
   _globals['_OPTIONOVERRIDE']._serialized_end=771
   _globals['_EXECUTABLEBUILDOPTIONS']._serialized_start=774
-  _globals['_EXECUTABLEBUILDOPTIONS']._serialized_end=1249
-  _globals['_CUSTOMCALLPROGRAM']._serialized_start=1252
-  _globals['_CUSTOMCALLPROGRAM']._serialized_end=1486
-  _globals['_CUSTOMCALLCOMPILEOPTIONS']._serialized_start=1488
-  _globals['_CUSTOMCALLCOMPILEOPTIONS']._serialized_end=1574
-  _globals['_HOSTCALLBACK']._serialized_start=1577
-  _globals['_HOSTCALLBACK']._serialized_end=1855
-  _globals['_HOSTCALLBACK_ARG']._serialized_start=1793
-  _globals['_HOSTCALLBACK_ARG']._serialized_end=1855
-  _globals['_PYHOSTCALLBACK']._serialized_start=1857
-  _globals['_PYHOSTCALLBACK']._serialized_end=1891
+  _globals['_EXECUTABLEBUILDOPTIONS']._serialized_end=1298
+  _globals['_DEBUGOPTIONS']._serialized_start=1301
+  _globals['_DEBUGOPTIONS']._serialized_end=1898
+  _globals['_DEBUGOPTIONS_XLAGPUANALYTICALLATENCYESTIMATOROPTIONSENTRY']._serialized_start=1672
+  _globals['_DEBUGOPTIONS_XLAGPUANALYTICALLATENCYESTIMATOROPTIONSENTRY']._serialized_end=1750
+  _globals['_DEBUGOPTIONS_XLAGPUEXPERIMENTALCOSTMODELGEMMTILINGOPTIONSENTRY']._serialized_start=1752
+  _globals['_DEBUGOPTIONS_XLAGPUEXPERIMENTALCOSTMODELGEMMTILINGOPTIONSENTRY']._serialized_end=1835
+  _globals['_DEBUGOPTIONS_XLABACKENDEXTRAOPTIONSENTRY']._serialized_start=1837
+  _globals['_DEBUGOPTIONS_XLABACKENDEXTRAOPTIONSENTRY']._serialized_end=1898
+  _globals['_CUSTOMCALLPROGRAM']._serialized_start=1901
+  _globals['_CUSTOMCALLPROGRAM']._serialized_end=2135
+  _globals['_CUSTOMCALLCOMPILEOPTIONS']._serialized_start=2137
+  _globals['_CUSTOMCALLCOMPILEOPTIONS']._serialized_end=2223
+  _globals['_HOSTCALLBACK']._serialized_start=2226
+  _globals['_HOSTCALLBACK']._serialized_end=2504
+  _globals['_HOSTCALLBACK_ARG']._serialized_start=2442
+  _globals['_HOSTCALLBACK_ARG']._serialized_end=2504
+  _globals['_PYHOSTCALLBACK']._serialized_start=2506
+  _globals['_PYHOSTCALLBACK']._serialized_end=2540
 # @@protoc_insertion_point(module_scope)

@@ -1,0 +1,55 @@
+"""What the controller has decided to send, in order.
+
+Memory that goes is named last, once a host and session: messages to a host arrive in order, so a `Free` comes after the
+last run that uses it. So is the room for more launches, once a session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from atoll.transport import messages as m
+
+# ("host", number) or ("session", number)
+Destination = tuple[str, int]
+
+
+class Outbox:
+    """Messages for hosts and sessions; the shell takes and sends them after each batch of events."""
+
+    def __init__(self) -> None:
+        self._messages: list[tuple[Destination, Any]] = []
+        self._frees: dict[tuple[int, int, bool], list[int]] = {}
+        self._retired: dict[int, int] = {}
+
+    def to_host(self, host: int, message: Any) -> None:
+        self._messages.append((("host", host), message))
+
+    def to_session(self, session: int, message: Any) -> None:
+        self._messages.append((("session", session), message))
+
+    def free(self, hosts: Iterable[int], session: int, handles: Iterable[int], *, delete: bool = False) -> None:
+        """The hosts may forget these buffers; with `delete`, their memory goes whoever else refers to it."""
+        for host in hosts:
+            self._frees.setdefault((host, session, delete), []).extend(handles)
+
+    def retire(self, session: int) -> None:
+        """One of the session's launches has left the system."""
+        self._retired[session] = self._retired.get(session, 0) + 1
+
+    def forget_session(self, session: int) -> None:
+        """The session is over: nothing more need be freed or told."""
+        self._retired.pop(session, None)
+        for key in [key for key in self._frees if key[1] == session]:
+            del self._frees[key]
+
+    def take(self) -> list[tuple[Destination, Any]]:
+        for (host, session, delete), handles in self._frees.items():
+            self.to_host(host, m.Free(session, tuple(handles), delete))
+        self._frees.clear()
+        for session, count in self._retired.items():
+            self.to_session(session, m.Retired(count))
+        self._retired.clear()
+        messages, self._messages = self._messages, []
+        return messages

@@ -1,0 +1,54 @@
+"""A session as the controller keeps it: one client connection and all it owns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from atoll.controller.directory import Directory
+from atoll.controller.programs import RegisteredProgram
+from atoll.controller.scheduler import Gang
+from atoll.errors import Status
+from atoll.transport import messages as m
+
+
+@dataclass(slots=True)
+class Launch:
+    """One run of a program. `pending` counts the gangs that have not ended."""
+
+    session: int
+    program: RegisteredProgram
+    results: tuple[int, ...]
+    temporaries: tuple[int, ...]
+    pending: int
+    gangs: list[Gang[Work]]
+    error: Status | None = None
+
+
+@dataclass(slots=True)
+class Work:
+    """What a gang does: one run a host. `handles` are the arguments and results, each once."""
+
+    launch: Launch
+    island: int
+    runs: tuple[tuple[int, m.Run], ...] = ()
+    handles: tuple[int, ...] = ()
+    hosts_left: int = 0
+    started: bool = False
+
+
+@dataclass
+class Session:
+    """One client connection and all it owns."""
+
+    number: int
+    pid: int
+    label: str
+    secret: str
+    directory: Directory = field(default_factory=Directory)
+    programs: dict[int, RegisteredProgram | Status] = field(default_factory=dict)  # or why it cannot be lowered
+    functions: dict[int, str] = field(default_factory=dict)
+    awaited_feeds: dict[tuple[int, int], Gang[Work]] = field(default_factory=dict)  # (host, feed)
+    early_feeds: set[tuple[int, int]] = field(default_factory=set)
+    in_flight: int = 0
+    launches: int = 0
+    has_errors: bool = False  # some buffer of it stands for an error
