@@ -17,14 +17,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.errors import OK, Code, ConnectError, Status
+from atoll.errors import ConnectError
 from atoll.transport import data
 from atoll.transport.address import Address
 from atoll.transport.data import SHARED_THRESHOLD, DataChannel, Open, Piece, Recycle, aligned, dial
 from atoll.worker.data_port import DataPort, Inbox
 from tests.conftest import gone as still_there
 
-SECONDS = 10.0
+SECONDS = 5.0
 Ends = tuple[DataChannel, DataChannel]
 
 
@@ -82,7 +82,8 @@ class Receiver:
     def __init__(self, channel: DataChannel, recycle: bool = True) -> None:
         self.channel = channel
         self.recycle = recycle
-        self.pieces: list[tuple[int, int, bytes, Status]] = []
+        self.pieces: list[tuple[int, int, bytes]] = []
+        self.more: list[bool] = []
         self.held: list[Callable[[], None]] = []
         self.error: BaseException | None = None
         self._changed = threading.Condition()
@@ -95,16 +96,17 @@ class Receiver:
         except Exception as error:
             self.error = error.with_traceback(None)  # or its frames keep what they held
 
-    def _take(self, session: int, feed: int, content: Any, status: Status, done: Callable[[], None]) -> None:
+    def _take(self, piece: Piece, content: Any, done: Callable[[], None]) -> None:
         with self._changed:
-            self.pieces.append((session, feed, bytes(content), status))
+            self.pieces.append((piece.session, piece.feed, bytes(content)))
+            self.more.append(piece.more)
             if self.recycle:
                 done()
             else:
                 self.held.append(done)
             self._changed.notify()
 
-    def wait(self, count: int) -> list[tuple[int, int, bytes, Status]]:
+    def wait(self, count: int) -> list[tuple[int, int, bytes]]:
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.pieces) >= count, SECONDS)
             return self.pieces
@@ -143,7 +145,7 @@ def test_a_piece_arrives_with_its_bytes_whatever_way_it_takes(ends, nbytes):
     sender, receiver = ends[0], Receiver(ends[1])
     sent = content(nbytes)
     sender.send(3, 17, [sent])
-    assert receiver.wait(1) == [(3, 17, sent.tobytes(), OK)]
+    assert receiver.wait(1) == [(3, 17, sent.tobytes())]
     sender.close()
     assert receiver.join() is None
 
@@ -170,11 +172,18 @@ def test_bytes_are_written_straight_into_what_they_travel_in(ends, nbytes):
     assert receiver.wait(1)[0][2] == sent.tobytes()
 
 
-def test_a_failure_travels_in_a_pieces_place(ends):
+@pytest.mark.parametrize("nbytes", [0, 1, 1000, 1001, 900_000])
+def test_a_large_buffer_travels_in_parts_of_which_the_last_says_so(ends, monkeypatch, nbytes):
+    monkeypatch.setattr(data, "PART_BYTES", 1000 if nbytes < 10_000 else 300_000)
     sender, receiver = ends[0], Receiver(ends[1])
-    status = Status(Code.DATA_LOSS, "gone", {"why": b"\x00"})
-    sender.send_failure(1, 2, status)
-    assert receiver.wait(1) == [(1, 2, b"", status)]
+    sent = content(nbytes)
+    sender.send_in_parts(1, 2, sent)
+    sender.send(1, 3, [b"next"])
+    count = max(1, -(-nbytes // data.PART_BYTES))
+    pieces = receiver.wait(count + 1)
+    assert b"".join(body for _, feed, body in pieces if feed == 2) == sent.tobytes()
+    assert receiver.more == [True] * (count - 1) + [False, False]
+    assert pieces[-1] == (1, 3, b"next")
 
 
 def test_both_ends_send_at_the_same_time(ends):
@@ -206,7 +215,7 @@ def test_many_threads_may_send_on_one_channel(ends):
     threads = [threading.Thread(target=send, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
-    for session, feed, got, _ in receiver.wait(60):
+    for session, feed, got in receiver.wait(60):
         assert got == content(sizes[(session + feed) % 3], 100 * session + feed).tobytes()
     for thread in threads:
         thread.join(SECONDS)
@@ -221,7 +230,7 @@ def test_pieces_keep_their_order_whatever_their_sizes(sizes):
         for feed, size in enumerate(sizes):
             a.send(1, feed, [bytes([feed]) * size])
         got = receiver.wait(len(sizes))
-        assert [(feed, len(body), set(body)) for _, feed, body, _ in got] == [
+        assert [(feed, len(body), set(body)) for _, feed, body in got] == [
             (feed, size, {feed} if size else set()) for feed, size in enumerate(sizes)
         ]
     finally:
@@ -305,7 +314,7 @@ def test_a_file_goes_by_its_descriptor_and_stays_as_it_is(unix_ends, short_direc
     taken = []
     done = threading.Event()
 
-    def take(session: int, feed: int, got: Any, status: Status, finish: Callable[[], None]) -> None:
+    def take(piece: Piece, got: Any, finish: Callable[[], None]) -> None:
         if nbytes:
             got[0] += 1  # a private mapping: the array of it may be written over
         taken.append(bytes(got))
@@ -351,7 +360,7 @@ def test_a_peer_that_goes_between_pieces_or_inside_a_header_has_just_gone(raw, c
     whole = frame(Piece(1, 1, 2), b"ok")
     receiver = received(raw, whole, frame(Piece(1, 2, 5))[:cut])
     assert receiver.error is None
-    assert receiver.pieces == [(1, 1, b"ok", OK)]
+    assert receiver.pieces == [(1, 1, b"ok")]
 
 
 @pytest.mark.parametrize(

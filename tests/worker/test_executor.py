@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from atoll.errors import Code, Status
 from atoll.ir import plan as p
 from atoll.transport import messages as m
 from atoll.transport.address import Address
-from atoll.transport.data import DataChannel, dial
+from atoll.transport.data import DataChannel, Piece, dial
 
 SECONDS = 10.0
 BEHAVIOURS: dict[str, Callable[[Rig], None]] = {}
@@ -186,14 +186,15 @@ class Rig:
         got: list[bytes] = []
         arrived = threading.Event()
 
-        def take(session: int, feed: int, content: Any, status: Status, done: Callable[[], None]) -> None:
+        def take(piece: Piece, content: Any, done: Callable[[], None]) -> None:
             got.append(bytes(content))
             done()
-            arrived.set()
+            if not piece.more:
+                arrived.set()
 
         threading.Thread(target=channel.receive, args=(take,), daemon=True).start()
         assert arrived.wait(SECONDS)
-        return np.frombuffer(got[0], np.float32)
+        return np.frombuffer(b"".join(got), np.float32)
 
 
 def says(status: Status, code: Code, *words: str) -> None:
@@ -230,10 +231,16 @@ def it_runs_on_devices_in_another_order(rig: Rig) -> None:
 
 
 @behaviour
-def it_does_nothing_for_a_plan_or_a_session_that_is_gone(rig: Rig) -> None:
-    rig.executor.submit(m.Run(77, rig.session, 999_999, (), (), ()))
+def it_does_nothing_for_a_session_that_is_gone(rig: Rig) -> None:
     rig.executor.submit(m.Run(78, 999_999, 1, (), (), ()))
-    assert [rig.reports.get(timeout=SECONDS).runs[0][0] for _ in range(2)] == [77, 78]
+    assert rig.reports.get(timeout=SECONDS).runs[0][0] == 78
+
+
+@behaviour
+def it_fails_a_run_whose_plan_it_does_not_have(rig: Rig) -> None:
+    rig.executor.submit(m.Run(77, rig.session, 999_999, (), (), ()))
+    report = rig.reports.get(timeout=SECONDS)
+    assert (report.sequence, report.status.code) == (77, Code.INTERNAL)
 
 
 @behaviour
@@ -558,7 +565,7 @@ def main() -> None:
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> Iterator[dict[str, str]]:
+def outcomes() -> dict[str, str]:
     child = subprocess.run(
         [sys.executable, "-m", "tests.worker.test_executor"],
         cwd=Path(__file__).parents[2],
@@ -569,7 +576,7 @@ def outcomes() -> Iterator[dict[str, str]]:
     lines = [json.loads(line) for line in child.stdout.splitlines() if line.startswith("[")]
     found = {name: outcome or "" for name, outcome in lines}
     end = f"the process ended with status {child.returncode}\n{child.stderr[-4000:]}"
-    yield {name: outcome or end for name, outcome in found.items()} | {"": end}
+    return {name: outcome or end for name, outcome in found.items()} | {"": end}
 
 
 @pytest.mark.parametrize("name", BEHAVIOURS)

@@ -129,8 +129,7 @@ def test_any_contents_and_strides_are_an_array_or_a_status(content, shape, data)
     strides = data.draw(st.none() | st.lists(st.integers(-40, 40), max_size=3).map(tuple))
     try:
         got = host_data.view(content, data.draw(st.sampled_from(["int8", "float64", "string"])), shape, strides)
-    except StatusError as error:
-        assert error.status.code == Code.INVALID_ARGUMENT
+    except StatusError:
         return
     assert got.shape == shape
     got.copy()  # each element lies inside the buffer

@@ -61,6 +61,7 @@ class ClientProcesses:
                     platform=settings.platform,
                     parent=os.getpid(),
                     cache_directory=default_cache_directory(cache_directory),
+                    client_directories=(str(self._directory), str(self.transfer_directory)),
                 )
                 controller = engine.controller_address
                 started = self._start("atoll.engines.local", engine)
@@ -124,9 +125,12 @@ class ClientProcesses:
         return msgspec.json.decode(line, type=kind)
 
     def leave(self) -> None:
-        """This process ends: the others see that for themselves, and clean up."""
+        """This process ends: the others see that for themselves, and clean up, unless they have ended before it."""
+        ended = any(process.poll() is not None for process in self._processes)
         for process in self._processes:
             process.returncode = 0  # nobody will wait for it
+        if ended:
+            self._remove_folders()
 
     def close(self) -> None:
         """Ends the processes and removes what they leave."""
@@ -139,6 +143,9 @@ class ClientProcesses:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        self._remove_folders()
+
+    def _remove_folders(self) -> None:
         shutil.rmtree(self._directory, ignore_errors=True)
         shutil.rmtree(self.transfer_directory, ignore_errors=True)
 

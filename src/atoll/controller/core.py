@@ -121,6 +121,10 @@ class Controller:
                 self._to_host(host, compile_)
                 break
             else:
+                if key in session.unwanted_feeds:
+                    session.unwanted_feeds.discard(key)
+                    self._to_host(host, m.DropFeed(number, feed))
+                    continue
                 island = self._launcher.feed_arrived(session, host, feed)
                 if island is not None:
                     islands.add(island)

@@ -97,7 +97,7 @@ class Directory:
     def wait(self, number: int, handles: tuple[int, ...]) -> Status | None:
         """Waits for all handles; returns the outcome at once where nothing is pending.
 
-        With errors among them the first in order of the handles wins, as soon as all have settled.
+        With errors among them the first to be known wins, once all have settled.
         """
         pending = 0
         status = OK

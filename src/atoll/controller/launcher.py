@@ -60,6 +60,8 @@ class Launcher:
             session.has_errors = True
             for handle in message.results:
                 directory.add(handle, Entry((), 0, ready=True, error=problem))
+            if isinstance(program, RegisteredProgram):
+                self._refuse_feeds(session, program, message.feeds)
             self._outbox.retire(session.number)
             return
         session.launches += 1
@@ -287,9 +289,25 @@ class Launcher:
             if session is not None:
                 for key in [k for k, g in session.awaited_feeds.items() if g is other]:
                     del session.awaited_feeds[key]
+                    session.unwanted_feeds.add(key)
                 for handle in other.work.handles:
                     self._used(session, handle)
             self._launch_part_done(launch)
+
+    def _refuse_feeds(self, session: Session, program: RegisteredProgram, feeds: tuple[int, ...]) -> None:
+        """Bytes on their way for a launch that will not be."""
+        for _, runs in program.gangs:
+            for run in runs:
+                for feed in run.awaited:
+                    if feed < len(feeds):
+                        self._unwanted(session, run.host, feeds[feed])
+
+    def _unwanted(self, session: Session, host: int, feed: int) -> None:
+        if (host, feed) in session.early_feeds:
+            session.early_feeds.discard((host, feed))
+            self._outbox.to_host(host, m.DropFeed(session.number, feed))
+        else:
+            session.unwanted_feeds.add((host, feed))
 
     def _gang_left(self, program: RegisteredProgram) -> None:
         """A gang has started, or never will."""
@@ -298,13 +316,14 @@ class Launcher:
             self._on_program_idle(program)
 
     def _used(self, session: Session, handle: int) -> None:
-        entry = session.directory.used(handle)
-        if entry is not None:
-            self._free(session, handle, entry)
-            return
         entry = session.directory.entries.get(handle)
-        if entry is not None and entry.delete and entry.uses <= 0:
+        if entry is None:
+            return
+        unneeded = session.directory.used(handle) is not None
+        if entry.delete and entry.uses <= 0:
             self._free(session, handle, entry, delete=True)
+        if unneeded:
+            self._free(session, handle, entry)
 
     def _free(self, session: Session, handle: int, entry: Entry, delete: bool = False) -> None:
         self._outbox.free(entry.hosts, session.number, (handle,), delete=delete)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import os
@@ -141,6 +142,10 @@ class ControllerServer:
 
     def _worker_ready(self, peer: _Peer, message: m.WorkerReady) -> None:
         assert peer.hello is not None
+        topology = self.controller.resources.topology
+        if message.host in self.controller.resources.hosts or not 0 <= message.host < topology.host_count:
+            self._refuse(peer, Status(Code.ALREADY_EXISTS, f"host {message.host} of {topology} is not expected"))
+            return
         host = self.controller.worker_joined(message, peer.hello.pid)
         peer.host = host.number
         peer.connection.name = f"the worker of host {host.number}"
@@ -227,6 +232,9 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
     server.close()
     controller.stop_workers()
     await asyncio.sleep(0)
+    if address.is_unix:
+        with contextlib.suppress(OSError):
+            os.unlink(address.path)
 
 
 def main() -> None:

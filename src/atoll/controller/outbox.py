@@ -45,7 +45,8 @@ class Outbox:
             del self._frees[key]
 
     def take(self) -> list[tuple[Destination, Any]]:
-        for (host, session, delete), handles in self._frees.items():
+        # What is to be deleted first: a handle that is forgotten cannot be deleted any more.
+        for (host, session, delete), handles in sorted(self._frees.items(), key=lambda item: not item[0][2]):
             self.to_host(host, m.Free(session, tuple(handles), delete))
         self._frees.clear()
         for session, count in self._retired.items():

@@ -49,6 +49,7 @@ class Session:
     functions: dict[int, str] = field(default_factory=dict)
     awaited_feeds: dict[tuple[int, int], Gang[Work]] = field(default_factory=dict)  # (host, feed)
     early_feeds: set[tuple[int, int]] = field(default_factory=set)
+    unwanted_feeds: set[tuple[int, int]] = field(default_factory=set)  # of launches that will not be
     in_flight: int = 0
     launches: int = 0
     has_errors: bool = False  # some buffer of it stands for an error

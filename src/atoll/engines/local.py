@@ -42,6 +42,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     cache_directory: str = ""
     ready_fd: int = -1
     max_sessions: int = 256
+    client_directories: tuple[str, ...] = ()  # of its client, which the proxy removes unless it was killed
 
     @property
     def controller_address(self) -> str:
@@ -194,7 +195,8 @@ async def serve(options: EngineOptions, stop: asyncio.Event) -> None:
     finally:
         if engine is not None:
             engine.end()
-        shutil.rmtree(options.directory, ignore_errors=True)
+        for folder in (options.directory, *options.client_directories):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 async def _until_ready(engine: LocalEngine, descriptor: int, stop: asyncio.Event) -> None:

@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from atoll.errors import ClusterError
-from atoll.transport.process import command
+from atoll.transport.process import command, own_environment
 
 Message = TypeVar("Message")
 
@@ -31,7 +31,8 @@ class Child:
         self.who = who
         self._readable, writable = os.pipe()
         # The user's choice of JAX platforms is for the user's own scripts.
-        env = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+        env = own_environment()
+        env.pop("JAX_PLATFORMS", None)
         try:
             self.process = subprocess.Popen(
                 command(module, msgspec.structs.replace(options, ready_fd=writable)),

@@ -340,6 +340,12 @@ def xla_layout(proto: Any) -> tuple[int, ...]:
     return _order_of_dimensions(reversed(proto.minor_to_major))
 
 
+def order_of_layout(text: str) -> tuple[int, ...] | None:
+    """Major-to-minor of the layout in XLA's text form; None where it is row by row."""
+    order = tuple(reversed(layout_proto_from_text(text).minor_to_major))
+    return None if order == tuple(range(len(order))) else order
+
+
 def _order_of_dimensions(dimensions: Iterable[int]) -> tuple[int, ...]:
     order = tuple(dimensions)
     if sorted(order) != list(range(len(order))):

@@ -114,7 +114,8 @@ class Executable:
                 shape = tuple(
                     size * parts for size, parts in zip(output.shape, tiling.dims, strict=False)
                 )
-        return ArraySpec(output.dtype, shape, Sharding(self.devices, tiling, output.memory_kind))
+        layout = codec.order_of_layout(output.layout.decode()) if output.layout else None
+        return ArraySpec(output.dtype, shape, Sharding(self.devices, tiling, output.memory_kind), layout)
 
     def program(self, preserved: frozenset[int], completion: bool) -> Program:
         """The program of one node that runs this executable."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.errors import AtollError, Code, Status, StatusError, invalid, not_found, status_of
+from atoll.errors import AccessError, AtollError, Code, Status, StatusError, invalid, not_found, status_of
 from atoll.proxy import codec
 from atoll.proxy.grpc import Call
 from atoll.proxy.host_buffers import Stored
@@ -37,7 +37,7 @@ MAX_HOST_BUFFER = 1 << 38
 
 
 class Service:
-    """Serves clients; `open_link(label, pid)` opens a session with the cluster for each."""
+    """Serves clients; `open_link()` opens a session with the cluster for each."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Service:
             try:
                 link = await self._open_link()
             except AtollError as error:
-                code = Code.UNAUTHENTICATED if "token" in str(error) else Code.UNAVAILABLE
+                code = Code.UNAUTHENTICATED if isinstance(error, AccessError) else Code.UNAVAILABLE
                 call.finish(int(code), str(error))
                 return
             if call.ended:

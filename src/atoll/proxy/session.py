@@ -67,24 +67,24 @@ class Exchange:
             reply.arrays.extend(handles)
         self.session.send(response, 0 if handles else self.context)
 
-    def fail(self, status: Status) -> None:
-        """Answers with an error, which the client shows beside the stack of the request."""
+    def fail(self, status: Status, *, placed: bool = True) -> None:
+        """Answers with an error; where it is `placed`, the client shows it beside the stack of the request."""
         response = self.response()
-        response.meta.status.CopyFrom(codec.status_to(self._placed(status)))
+        response.meta.status.CopyFrom(codec.status_to(self._placed(status) if placed else status))
         self.session.send_failure(response, self.context)
 
-    def later(self, work: Coroutine[Any, Any, Any]) -> None:
+    def later(self, work: Coroutine[Any, Any, Any], *, placed: bool = True) -> None:
         """Answers when `work` is done, with the response that it returns or the error that it raises."""
-        self.session.spawn(self._answer(work))
+        self.session.spawn(self._answer(work, placed))
 
-    async def _answer(self, work: Coroutine[Any, Any, Any]) -> None:
+    async def _answer(self, work: Coroutine[Any, Any, Any], placed: bool) -> None:
         try:
             self.reply(await work)
         except StatusError as error:
-            self.fail(error.status)
+            self.fail(error.status, placed=placed)
         except Exception as error:
             _log.exception("a request failed")
-            self.fail(status_of(error))
+            self.fail(status_of(error), placed=placed)
 
     @contextlib.contextmanager
     def defining(self, given: Sequence[int]) -> Iterator[None]:

@@ -56,13 +56,19 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, tag="p"):
     more: bool = False  # further pieces of the same feed will follow
 
 
+class Unmap(msgspec.Struct, frozen=True, array_like=True, tag="u"):
+    """A segment of the sender's pool is no more."""
+
+    segment: int
+
+
 class Recycle(msgspec.Struct, frozen=True, array_like=True, tag="r"):
     """The receiver is done with a segment of the sender's pool."""
 
     segment: int
 
 
-_decoder = msgspec.msgpack.Decoder(Open | Piece | Recycle)
+_decoder = msgspec.msgpack.Decoder(Open | Piece | Recycle | Unmap)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -77,7 +83,8 @@ class _Segment:
 class SegmentPool:
     """Shared-memory segments of one channel's sender, reused: fresh memory costs more than the copy into it."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_drop: Callable[[int], None]) -> None:
+        self._on_drop = on_drop
         self._free: list[_Segment] = []
         self._used: dict[int, _Segment] = {}
         self._next = 0
@@ -125,6 +132,7 @@ class SegmentPool:
         with contextlib.suppress(BufferError):
             segment.memory.close()
         os.close(segment.descriptor)
+        self._on_drop(segment.number)
 
     def close(self) -> None:
         with self._available:
@@ -154,7 +162,7 @@ class DataChannel:
             for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 sock.setsockopt(socket.SOL_SOCKET, option, 1 << 20)
         self._send_lock = threading.Lock()
-        self._pool = SegmentPool()
+        self._pool = SegmentPool(self._dropped)
         self._sent_segments: set[int] = set()
         self._peer_segments: dict[int, mmap.mmap] = {}
         self.is_closed = False
@@ -241,6 +249,12 @@ class DataChannel:
         self._socket.sendall(head)
         for part in payload:
             self._socket.sendall(part)
+
+    def _dropped(self, segment: int) -> None:
+        if not self.is_closed and segment in self._sent_segments:
+            self._sent_segments.discard(segment)
+            with contextlib.suppress(OSError):
+                self._send_frame(Unmap(segment))
 
     # ---- receiving
 

@@ -183,6 +183,13 @@ class CloseStore(Message, frozen=True, tag=27):
     session: int
 
 
+class DropFeed(Message, frozen=True, tag=28):
+    """A feed that has arrived, or will, is for nobody."""
+
+    session: int
+    feed: int
+
+
 class Query(Message, frozen=True, tag=29):
     """Something only a worker knows: `what` is one of "layout", "cost", "text"."""
 
@@ -365,6 +372,7 @@ ToWorker = (
     | Free
     | OpenStore
     | CloseStore
+    | DropFeed
     | Query
     | Peers
     | Stop

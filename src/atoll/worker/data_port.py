@@ -22,6 +22,7 @@ from atoll.transport.data import DataChannel, Piece, dial
 _log = logging.getLogger(__name__)
 
 _OPEN_SECONDS = 10.0
+# That one session may have waiting here.
 MAX_INBOX_BYTES = 8 << 30
 
 
@@ -32,14 +33,15 @@ class Inbox:
         self._on_arrival = on_arrival
         self._feeds: dict[int, dict[int, tuple[Any, Callable[[], None]]]] = {}
         self._lock = threading.Lock()
-        self._bytes = 0
+        self._bytes: dict[int, int] = {}  # by session
 
     def put(self, session: int, feed: int, content: Any, done: Callable[[], None] = lambda: None) -> None:
         with self._lock:
-            if self._bytes > MAX_INBOX_BYTES:
-                raise StatusError(Code.RESOURCE_EXHAUSTED, "too many bytes wait at this data port")
+            held = self._bytes.get(session, 0)
+            if held > MAX_INBOX_BYTES:
+                raise StatusError(Code.RESOURCE_EXHAUSTED, f"{held} bytes of session {session} wait at this data port")
             self._feeds.setdefault(session, {})[feed] = (content, done)
-            self._bytes += memoryview(content).nbytes
+            self._bytes[session] = held + memoryview(content).nbytes
         self._on_arrival(session, feed)
 
     def take(self, session: int, feed: int) -> tuple[Any, Callable[[], None]]:
@@ -49,18 +51,27 @@ class Inbox:
                 content, done = self._feeds[session].pop(feed)
             except KeyError:
                 raise StatusError(Code.INTERNAL, f"feed {feed} of session {session} is not here") from None
-            self._bytes -= memoryview(content).nbytes
+            self._bytes[session] -= memoryview(content).nbytes
             return content, done
+
+    def drop(self, session: int, feed: int) -> None:
+        """The feed is for nobody."""
+        try:
+            _, done = self.take(session, feed)
+        except StatusError:
+            return  # its session has ended
+        done()
 
     def drop_session(self, session: int) -> None:
         with self._lock:
-            for content, done in self._feeds.pop(session, {}).values():
-                self._bytes -= memoryview(content).nbytes
-                done()
+            feeds = self._feeds.pop(session, {})
+            self._bytes.pop(session, None)
+        for _, done in feeds.values():
+            done()
 
     @property
     def nbytes(self) -> int:
-        return self._bytes
+        return sum(self._bytes.values())
 
 
 class DataPort:
@@ -91,9 +102,10 @@ class DataPort:
             self._opened.notify_all()
 
     def close_session(self, session: int) -> None:
-        with self._lock:
+        with self._opened:
             self._secrets.pop(session, None)
             channel = self._channels.pop(session, None)
+            self._opened.notify_all()
         if channel is not None:
             channel.close()
         self.inbox.drop_session(session)

@@ -24,13 +24,15 @@ from atoll.ir import plan as p
 from atoll.transport import messages as m
 from atoll.worker import host_data
 from atoll.worker.data_port import DataPort
+from atoll.worker.ends import Ends, RunToken, is_ready
 from atoll.worker.functions import Function, Functions
 from atoll.worker.store import Buffer, Store, TypeKeys
 from atoll.worker.xla import Backend, numpy_dtype, shards_of
 
 _log = logging.getLogger(__name__)
 
-READ_THREADS = 8
+# Each may wait for a client that does not read; there are enough for the others.
+READ_THREADS = 64
 
 
 class _Completion:
@@ -41,22 +43,6 @@ class _Completion:
 
     def delete(self) -> None:
         return None
-
-
-class _Token:
-    """The end of one run. XLA's token waits and fails; the first output, while it lives, tells without waiting."""
-
-    __slots__ = ("_output", "_token")
-
-    def __init__(self, token: Any, outputs: list[Any]) -> None:
-        self._token = token
-        self._output = outputs[0] if outputs else None
-
-    def is_ready(self) -> bool:
-        return self._output is not None and self._output.is_ready()
-
-    def block_until_ready(self) -> None:
-        self._token.block_until_ready()
 
 
 class Executor:
@@ -81,15 +67,10 @@ class Executor:
         self._stores: dict[int, Store] = {}
         self._plans: dict[int, p.Plan] = {}
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._ends: queue.SimpleQueue[_End] = queue.SimpleQueue()
+        self._ends = Ends(report)
         self._readers = ThreadPoolExecutor(READ_THREADS, "atoll-read")
         self._readers_lock = threading.Lock()
-        self._threads = [
-            threading.Thread(target=self._work, name="atoll-executor", daemon=True),
-            threading.Thread(target=self._await_ends, name="atoll-ends", daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
+        threading.Thread(target=self._work, name="atoll-executor", daemon=True).start()
 
     def submit(self, message: Any) -> None:
         """Takes one of Run, Free, KeepPlan, DropPlan, OpenStore, CloseStore; they are done in order."""
@@ -104,10 +85,7 @@ class Executor:
                 if type(message) is m.Run:
                     self._run(message)
                 elif type(message) is m.Free:
-                    store = self._stores.get(message.session)
-                    if store is not None:
-                        for handle in message.handles:
-                            store.free(handle, message.delete)
+                    self._free(message)
                 elif type(message) is m.KeepPlan:
                     self._plans[message.plan] = message.body
                 elif type(message) is m.DropPlan:
@@ -120,12 +98,21 @@ class Executor:
                 _log.exception("the executor failed at %s", type(message).__name__)
             del message  # or the last run's arguments live until the next message
 
+    def _free(self, message: m.Free) -> None:
+        store = self._stores.get(message.session)
+        if store is not None:
+            for handle in message.handles:
+                store.free(handle, message.delete)
+
     def _run(self, run: m.Run) -> None:
         started = time.monotonic_ns()
         store = self._stores.get(run.session)
         plan = self._plans.get(run.plan)
-        if store is None or plan is None:
+        if store is None:  # its session has ended
             self._report(m.Done(((run.sequence, started, started),)))
+            return
+        if plan is None:
+            self._report(m.Failed(run.sequence, Status(Code.INTERNAL, f"plan {run.plan} is not on this host")))
             return
         waits: list[Any] = []
         reads: list[Callable[[], None]] = []
@@ -143,11 +130,11 @@ class Executor:
             self._report(m.Failed(run.sequence, status))
             return
         if not reads:
-            self._ends.put((run.sequence, started, waits))
+            self._ends.expect(self._device_of(plan), run.sequence, started, waits)
         elif all(_is_small_and_ready(values[value]) for value in plan.arguments):
-            self._read(run, waits, reads)  # a hand-over to another thread would take longer
+            self._read(run, reads)  # a hand-over to another thread would take longer
         else:
-            self._readers.submit(self._read, run, waits, reads)
+            self._readers.submit(self._read, run, reads)
 
     def _step(
         self,
@@ -179,6 +166,15 @@ class Executor:
             values[step.output] = self._receive(step, run)
             waits.append(values[step.output].array)
 
+    def _device_of(self, plan: p.Plan) -> int:
+        """A device that the plan's last step keeps busy: its runs' ends are awaited in that device's line."""
+        step = plan.steps[-1]
+        if type(step) is p.Execute:
+            return self._functions.get(step.function).ordinals[0]
+        if type(step) is p.Move:
+            return step.arrays[0].devices[0]
+        return step.array.devices[0] if isinstance(step, p.Put | p.Receive | p.Select) else 0
+
     # ---- compute
 
     def _execute(self, step: p.Execute, run: m.Run, values: dict[int, Buffer], waits: list[Any]) -> None:
@@ -204,7 +200,7 @@ class Executor:
             value += 1
         if step.completion:
             values[value] = Buffer(_Completion(), -1, None)
-        waits.append(_Token(token, outputs))
+        waits.append(RunToken(token, outputs))
 
     def _check_arguments(self, function: Function, buffers: list[Buffer]) -> None:
         """Raises INVALID_ARGUMENT that says which argument is wrong, unless all differ in tokens alone."""
@@ -348,7 +344,7 @@ class Executor:
         with self._readers_lock:
             buffer.readers.add(-1)
 
-    def _read(self, run: m.Run, waits: list[Any], reads: list[Callable[[], None]]) -> None:
+    def _read(self, run: m.Run, reads: list[Callable[[], None]]) -> None:
         failure: Status | None = None
         started = time.monotonic_ns()
         for read in reads:
@@ -358,62 +354,16 @@ class Executor:
                 failure = failure or status_of(error)
         if failure is not None:
             self._report(m.Failed(run.sequence, failure))
-        elif waits:
-            self._ends.put((run.sequence, started, waits))
         else:
             self._report(m.Done(((run.sequence, started, time.monotonic_ns()),)))
 
-    # ---- the thread that learns of ends
 
-    def _await_ends(self) -> None:
-        """Reports ends in the order of starts, many in one message where they come quickly."""
-        ended: list[tuple[int, int, int]] = []
-        while True:
-            if ended and self._ends.empty():
-                self._report(m.Done(tuple(ended)))
-                ended = []
-            sequence, started, waits = self._ends.get()
-            if ended and not all(_is_ready(waited) for waited in waits):
-                self._report(m.Done(tuple(ended)))
-                ended = []
-                if self._ends.qsize() >= _BUSY_ENDS:
-                    time.sleep(_BUSY_PAUSE_SECONDS)
-            failure: Status | None = None
-            for waited in waits:
-                try:
-                    waited.block_until_ready()
-                except Exception as error:
-                    if getattr(waited, "is_deleted", bool)():
-                        continue  # a later run has consumed it, and so has it been ready
-                    failure = failure or status_of(error)
-            if failure is not None:
-                self._report(m.Done(tuple(ended)), m.Failed(sequence, failure))
-                ended = []
-            else:
-                ended.append((sequence, started, time.monotonic_ns()))
-            del waits
-
-
-# A run that waits for its end: sequence number, start in nanoseconds, and what XLA tells its end by.
-_End = tuple[int, int, list[Any]]
-# With so many runs behind the next one, its end can be learnt a little later, together with that of others: each waking
-# of a thread costs the others the interpreter's lock.
-_BUSY_ENDS = 12
-_BUSY_PAUSE_SECONDS = 5e-4
 _SMALL_BYTES = 64 * 1024
-
-
-def _is_ready(waited: Any) -> bool:
-    """Whether waiting would not block; tokens cannot say, the arrays beside them can."""
-    try:
-        return bool(waited.is_ready())
-    except (AttributeError, RuntimeError):
-        return False
 
 
 def _is_small_and_ready(buffer: Buffer) -> bool:
     nbytes = getattr(buffer.array, "nbytes", None)  # a completion has none
-    return nbytes is not None and nbytes <= _SMALL_BYTES and _is_ready(buffer.array)
+    return nbytes is not None and nbytes <= _SMALL_BYTES and is_ready(buffer.array)
 
 
 # What a computed buffer is made of is known to its function, not kept with each buffer.

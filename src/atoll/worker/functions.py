@@ -59,14 +59,16 @@ class Functions:
         self._info: dict[str, bytes] = {}
         self._compiling: dict[str, list[Compile]] = {}
         self._idle: OrderedDict[str, None] = OrderedDict()
+        self._dropped: set[str] = set()  # while they were being compiled
 
     def compile(self, message: Compile) -> None:
         """Compiles what has arrived, unless the function is here already; reports in either case."""
         with self._lock:
             self._idle.pop(message.function, None)
+            self._dropped.discard(message.function)
             if message.function in self._functions:
                 info = self._info[message.function]
-                self._discard(message)
+                self._inbox.drop(message.session, message.feed)
                 self._report(Compiled(message.function, OK, info, 0.0, True))
                 return
             waiting = self._compiling.get(message.function)
@@ -80,12 +82,8 @@ class Functions:
         status, info, seconds, cached = OK, b"", 0.0, False
         function: Function | None = None
         try:
-            content, done = self._inbox.take(message.session, message.feed)
-            source = msgspec.msgpack.decode(content, type=FunctionSource)
-            done()
-            executable, cached, seconds = self._backend.compile(
-                source.program, source.options, message.assignment
-            )
+            source = self._source(message)
+            executable, cached, seconds = self._backend.compile(source.program, source.options, message.assignment)
             info = msgspec.msgpack.encode(executable.info())
             function = Function(executable, self._keys)
         except Exception as error:
@@ -95,16 +93,29 @@ class Functions:
             if function is not None:
                 self._functions[message.function] = function
                 self._info[message.function] = info
-            for other in others:
-                self._discard(other)
+            if message.function in self._dropped:
+                self._dropped.discard(message.function)
+                self._make_idle(message.function)
+        for other in others:
+            self._inbox.drop(other.session, other.feed)
         self._report(Compiled(message.function, status, info, seconds, cached))
 
-    def _discard(self, message: Compile) -> None:
-        try:
-            _, done = self._inbox.take(message.session, message.feed)
-            done()
-        except StatusError:
-            pass  # its session has ended
+    def _source(self, message: Compile) -> FunctionSource:
+        """What to compile: as the first session sent it, or another that waits for the same, if the first has ended."""
+        while True:
+            try:
+                content, done = self._inbox.take(message.session, message.feed)
+            except StatusError:
+                with self._lock:
+                    waiting = self._compiling[message.function]
+                    if not waiting:
+                        raise
+                    message = waiting.pop(0)
+                continue
+            try:
+                return msgspec.msgpack.decode(content, type=FunctionSource)
+            finally:
+                done()
 
     def get(self, name: str) -> Function:
         function = self._functions.get(name)
@@ -115,13 +126,19 @@ class Functions:
     def drop(self, name: str) -> None:
         """Nobody refers to the function now; it stays until many others have been dropped after it."""
         with self._lock:
-            if name not in self._functions:
-                return
-            self._idle[name] = None
-            self._idle.move_to_end(name)
-            while len(self._idle) > IDLE_FUNCTIONS:
-                oldest, _ = self._idle.popitem(last=False)
-                del self._functions[oldest], self._info[oldest]
+            if name in self._compiling:
+                self._dropped.add(name)
+            elif name in self._functions:
+                self._make_idle(name)
+
+    def _make_idle(self, name: str) -> None:
+        if name not in self._functions:  # it could not be compiled
+            return
+        self._idle[name] = None
+        self._idle.move_to_end(name)
+        while len(self._idle) > IDLE_FUNCTIONS:
+            oldest, _ = self._idle.popitem(last=False)
+            del self._functions[oldest], self._info[oldest]
 
     def answer(self, what: str, name: str) -> bytes:
         """The cost analysis (JSON) or the text of a function."""

@@ -82,6 +82,8 @@ class Worker:
                 case m.CloseStore():
                     self.executor.submit(message)
                     self.data_port.close_session(message.session)
+                case m.DropFeed(session=session, feed=feed):
+                    self.data_port.inbox.drop(session, feed)
                 case m.Compile():
                     self.functions.compile(message)
                 case m.DropFunction(function=function):

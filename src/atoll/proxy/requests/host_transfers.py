@@ -53,6 +53,8 @@ def _make_arrays(exchange: Exchange, request: Any) -> None:
         specs = [codec.spec_from(each.array_spec) for each in request.specs]
         sources = [_sources(each) for each in request.specs]
         handles = session.handles(given, len(specs))
+        for spec in specs:  # all before the first is launched: the request succeeds or fails as a whole
+            _check(session, spec)
         for spec, handle, buffers in zip(specs, handles, sources, strict=True):
             _put(session, spec, handle, buffers)
     except StatusError as error:
@@ -81,9 +83,7 @@ def _sources(spec: Any) -> list[_Source]:
 
 def _put(session: Session, spec: ArraySpec, handle: int, sources: Sequence[_Source]) -> None:
     """Launches the transfer; its buffers go to the hosts when they come."""
-    hosts = session.link.hosts_of(spec.sharding.devices)
-    if spec.dtype in ("token", "opaque"):
-        raise unimplemented(f"arrays of dtype {spec.dtype} cannot be made from data")
+    hosts = _check(session, spec)
     node = HostToDevice(
         tuple(HostBuffer(i, s.shape, s.strides, s.positions) for i, s in enumerate(sources)), (spec,)
     )
@@ -94,6 +94,13 @@ def _put(session: Session, spec: ArraySpec, handle: int, sources: Sequence[_Sour
     for source, feed in zip(sources, feeds, strict=True):
         session.buffers.consume(source.handle, _uploader(session, feed, hosts, spec.dtype))
     session.launch(program, (), (handle,), feeds)
+
+
+def _check(session: Session, spec: ArraySpec) -> list[int]:
+    """The hosts of such an array. Raises where it cannot be made from data."""
+    if spec.dtype in ("token", "opaque"):
+        raise unimplemented(f"arrays of dtype {spec.dtype} cannot be made from data")
+    return session.link.hosts_of(spec.sharding.devices)
 
 
 def _uploader(session: Session, feed: int, hosts: Sequence[int], dtype: str) -> Callable[[Stored], None]:
