@@ -26,7 +26,7 @@ check: $(VENV)/.test  ## Check style and types
 bench: $(VENV)/.bench  ## Measure Atoll beside stock JAX: a table, and JSON in bench/results
 	$(BIN)/python -m bench $(ARGS)
 
-conformance: $(VENV)/.test  ## Run JAX's own tests: make conformance JAX=<a JAX source checkout>
+conformance: $(VENV)/.test $(VENV)/.conformance-requirements  ## Run JAX's own tests: make conformance JAX=<a JAX source checkout>
 	@test -n "$(JAX)" || { echo "say where JAX's sources are: make conformance JAX=<checkout at the installed version's tag>" >&2; exit 2; }
 	$(BIN)/python -m scripts.conformance --jax "$(JAX)" $(ARGS)
 
@@ -40,6 +40,11 @@ clean:  ## Remove the environment and all that tools have left
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Atoll needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
+
+# What JAX's tests import beyond JAX.
+$(VENV)/.conformance-requirements: scripts/conformance-requirements.txt | $(BIN)/python
+	$(INSTALL) --requirement $<
+	@touch $@
 
 # One stamp an extra: installed once, and again when pyproject.toml changes.
 $(VENV)/.%: pyproject.toml | $(BIN)/python

@@ -16,13 +16,13 @@ import typer
 from rich.console import Console
 
 from atoll._version import __version__
+from atoll.client.settings import DEFAULT_ISLANDS
 from atoll.errors import AtollError
 from atoll.operate.registrations import DEFAULT_NAME
 from atoll.transport.messages import DEFAULT_TOKEN_VARIABLE
 
 # The commands import what they need: the engine and all below it would double the time of `atoll --help`.
 
-_DEFAULT_ISLANDS = "1x1x8"
 _TABLE_WIDTH = 140  # where there is no terminal to ask
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127  # exit statuses, as of a shell
 
@@ -145,7 +145,7 @@ def run(
 
 @app.command()
 def up(
-    islands: Islands = _DEFAULT_ISLANDS,
+    islands: Islands = DEFAULT_ISLANDS,
     listen: Annotated[
         str,
         typer.Option(
@@ -264,7 +264,7 @@ def proxy(
     islands: Annotated[
         str | None,
         typer.Option(
-            help=f"Of the embedded cluster; {_DEFAULT_ISLANDS} unless given. " + _ISLANDS_HELP,
+            help=f"Of the embedded cluster; {DEFAULT_ISLANDS} unless given. " + _ISLANDS_HELP,
             callback=_check_islands,
             metavar="IxHxD",
         ),
@@ -303,7 +303,7 @@ def proxy(
 
     _end_on_signals()
     try:
-        serve_proxy(listen, cluster, islands or _DEFAULT_ISLANDS, platform, tell)
+        serve_proxy(listen, cluster, islands or DEFAULT_ISLANDS, platform, tell)
     except KeyboardInterrupt:
         _tell("the proxy has ended")
 

@@ -102,6 +102,10 @@ class StandingCluster:
             for each in psutil.Process(self._children[0].pid).children()
         }
 
+    def proxies(self) -> list[psutil.Process]:
+        """The proxies that `start_proxy` has started."""
+        return [psutil.Process(child.pid) for child in self._children[1:]]
+
     def stop(self) -> None:
         """Ends the cluster and its proxies, once."""
         if self._stopped:

@@ -483,9 +483,7 @@ def test_texts_that_are_no_layout_are_refused(text):
     assert caught.value.status.code == Code.INVALID_ARGUMENT
 
 
-@pytest.mark.parametrize(
-    ("text", "order"), [("{}", None), ("{0}", None), ("{1,0:T(8,128)}", None), ("{0,1}", (1, 0))]
-)
+@pytest.mark.parametrize(("text", "order"), [("{}", None), ("{0}", None), ("{1,0:T(8,128)}", None), ("{0,1}", (1, 0))])
 def test_only_an_unusual_order_of_an_outputs_dimensions_is_told(text, order):
     assert codec.order_of_layout(text) == order
 

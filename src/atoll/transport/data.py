@@ -11,10 +11,12 @@ Bounded: a sender waits for a free segment once its pool is in use, and for the 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import mmap
 import os
 import socket
 import struct
+import termios
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -161,6 +163,8 @@ class DataChannel:
         else:
             for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 sock.setsockopt(socket.SOL_SOCKET, option, 1 << 20)
+        # Half of it is the kernel's own bookkeeping.
+        self._send_buffer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         self._send_lock = threading.Lock()
         self._pool = SegmentPool(self._dropped)
         self._sent_segments: set[int] = set()
@@ -232,6 +236,14 @@ class DataChannel:
     @property
     def passes_files(self) -> bool:
         return self._is_unix
+
+    def takes_at_once(self, nbytes: int) -> bool:
+        """Whether sending so much would not wait for the peer: what the socket still holds leaves room enough."""
+        try:
+            held = struct.unpack("i", fcntl.ioctl(self._socket, termios.TIOCOUTQ, b"\0\0\0\0"))[0]
+        except OSError:
+            return False
+        return bool(held + nbytes < self._send_buffer // 4)
 
     def _send_frame(self, frame: Any, payload: Sequence[memoryview] = ()) -> None:
         with self._send_lock:

@@ -174,6 +174,11 @@ class DataPort:
             raise StatusError(Code.CANCELLED, f"session {session} has ended")
         return channel
 
+    def takes_at_once(self, session: int, nbytes: int) -> bool:
+        """Whether so much could be sent to the session's proxy without waiting for anybody."""
+        channel = self._channels.get(session)
+        return channel is not None and channel.takes_at_once(nbytes)
+
     def to_host(self, host: int) -> DataChannel:
         """The channel to another host's data port, opened at first use."""
         with self._lock:

@@ -131,7 +131,7 @@ class Executor:
             return
         if not reads:
             self._ends.expect(self._device_of(plan), run.sequence, started, waits)
-        elif all(_is_small_and_ready(values[value]) for value in plan.arguments):
+        elif self._reads_at_once(plan, run, values):
             self._read(run, reads)  # a hand-over to another thread would take longer
         else:
             self._readers.submit(self._read, run, reads)
@@ -165,6 +165,14 @@ class Executor:
         elif type(step) is p.Receive:
             values[step.output] = self._receive(step, run)
             waits.append(values[step.output].array)
+
+    def _reads_at_once(self, plan: p.Plan, run: m.Run, values: dict[int, Buffer]) -> bool:
+        """Whether reading would wait neither for the device nor for the client."""
+        return (
+            type(plan.steps[-1]) is p.Get
+            and all(_is_small_and_ready(values[value]) for value in plan.arguments)
+            and self._data_port.takes_at_once(run.session, _SMALL_BYTES)
+        )
 
     def _device_of(self, plan: p.Plan) -> int:
         """A device that the plan's last step keeps busy: its runs' ends are awaited in that device's line."""
@@ -358,7 +366,7 @@ class Executor:
             self._report(m.Done(((run.sequence, started, time.monotonic_ns()),)))
 
 
-_SMALL_BYTES = 64 * 1024
+_SMALL_BYTES = 16 * 1024
 
 
 def _is_small_and_ready(buffer: Buffer) -> bool:

@@ -1,0 +1,201 @@
+"""What goes wrong has a name: who failed, where, and what to do next. Nothing hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import grpc
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.end_to_end.raw_client import RawClient
+from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPython
+from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
+
+FAILED_PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION.value[0]
+
+
+def count_devices() -> int:
+    return len(jax.devices())
+
+
+def small() -> float:
+    return float(jax.jit(lambda x: (x * 2).sum())(jnp.arange(4.0)))
+
+
+def refusal(python: RemotePython) -> str:
+    """With what text JAX does not start."""
+    with pytest.raises(RemoteError) as caught:
+        python.call(count_devices)
+    return caught.value.text
+
+
+# ---- addresses
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_where_nobody_listens_the_address_is_named_and_what_to_start(
+    start_python: StartPython, module_directory: Path, kind: str
+) -> None:
+    address = f"unix:{module_directory}/nobody.sock" if kind == "unix" else f"127.0.0.1:{free_port()}"
+    text = refusal(start_python(ATOLL_ADDRESS=address))
+    assert address in text
+    assert "atoll up" in text
+
+
+def test_what_is_no_address_is_said_to_be_none(start_python: StartPython) -> None:
+    assert "expected unix:/path or HOST:PORT" in refusal(start_python(ATOLL_ADDRESS="nowhere"))
+
+
+def test_what_is_no_topology_is_said_to_be_none(start_python: StartPython) -> None:
+    assert "expected ISLANDSxHOSTSxDEVICES" in refusal(start_python("4x4"))
+
+
+def test_a_full_cluster_refuses_and_serves_again_once_there_is_room(
+    start_python: StartPython, start_cluster: StartCluster
+) -> None:
+    cluster = start_cluster(islands="1x1x1", max_sessions=1)
+    first, second, third = (start_python(ATOLL_ADDRESS=cluster.address) for _ in range(3))
+    assert first.call(count_devices) == 1
+    text = refusal(second)
+    assert "full" in text
+    assert "1 sessions are open" in text
+    assert first.call(small) == 12
+    first.close()
+    cluster.until(lambda report: not report["sessions"], 10)
+    assert third.call(small) == 12
+    third.close()
+
+
+def test_a_cluster_with_a_token_serves_only_those_who_bring_it(
+    start_python: StartPython, start_cluster: StartCluster
+) -> None:
+    cluster = start_cluster(islands="1x1x1", listen=f"127.0.0.1:{free_port()}", token="right, and naïve")
+    without, wrong, right = (
+        start_python(ATOLL_ADDRESS=cluster.address, ATOLL_TOKEN=token) for token in ("", "wröng", cluster.token)
+    )
+    for python in (without, wrong, right):
+        python.begin(count_devices)
+    for python in (without, wrong):
+        with pytest.raises(RemoteError, match="asks for a token: set ATOLL_TOKEN"):
+            python.finish()
+    assert right.finish() == 1
+    right.close()
+
+
+# ---- versions
+
+
+def test_a_jaxlib_that_cannot_be_spoken_to_is_told_what_to_install(
+    cluster: StandingCluster, module_directory: Path
+) -> None:
+    path = module_directory / "versions.sock"
+    cluster.start_proxy(path)
+    client = RawClient(f"unix:{path}")
+    with contextlib.closing(client):
+        old, new = client.get_version(1, 10), client.get_version(99, 120)
+        assert client.get_version(1, 120)[0] == 0
+    assert old[0] == new[0] == FAILED_PRECONDITION
+    assert "speaks IFRT proxy protocol 1 to 10" in old[1]
+    assert "install a newer jax" in old[1]
+    assert "speaks IFRT proxy protocol 99 to 120" in new[1]
+    assert "install a newer atoll, or an older jax" in new[1]
+
+
+def test_a_session_of_an_unspoken_version_is_refused(cluster: StandingCluster, module_directory: Path) -> None:
+    path = module_directory / "version.sock"
+    cluster.start_proxy(path)
+    client = RawClient(f"unix:{path}", protocol=7)
+    with contextlib.closing(client), pytest.raises(grpc.RpcError) as caught:
+        client.open()
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+# ---- programs
+
+
+def plugin_program() -> None:
+    from jax.extend import ifrt_programs
+
+    program = ifrt_programs.make_plugin_program(b'{"some": "other runtime\'s"}')
+    options = ifrt_programs.make_plugin_compile_options()
+    devices = jax._src.lib.xla_client.DeviceList(tuple(jax.devices()))
+    jax.devices()[0].client.compile_ifrt_program(program, options, devices) if False else _compile(program, options)
+
+
+def _compile(program: Any, options: Any) -> None:
+    jax.devices()[0].client.compile_ifrt_program(program, options)
+
+
+def test_a_plugin_program_that_is_not_known_is_an_invalid_argument(atoll_python: RemotePython) -> None:
+    with pytest.raises(RemoteError, match="INVALID_ARGUMENT.*plugin program.*other runtime"):
+        atoll_python.call(plugin_program)
+    assert atoll_python.call(small) == 12
+
+
+# ---- memory
+
+
+def too_much_on_a_device() -> None:
+    jax.block_until_ready(jnp.zeros((1 << 45,), jnp.int8) + 1)
+
+
+def too_much_for_a_program() -> None:
+    jax.block_until_ready(jax.jit(lambda x: jnp.broadcast_to(x, (1 << 22, 1 << 22)) + x)(jnp.ones(1 << 22)))
+
+
+@pytest.mark.parametrize("function", [too_much_on_a_device, too_much_for_a_program])
+def test_what_does_not_fit_a_device_fails_and_the_session_goes_on(
+    atoll_python: RemotePython, function: Any
+) -> None:
+    with pytest.raises(RemoteError, match="RESOURCE_EXHAUSTED.*[Oo]ut of memory"):
+        atoll_python.call(function)
+    assert atoll_python.call(small) == 12
+
+
+def uses_of_a_failure() -> list[str]:
+    failed = jnp.zeros((1 << 45,), jnp.int8)
+    told = []
+    for use in (lambda: failed[0], lambda: jax.device_put(failed, jax.devices()[1]), lambda: failed.sum()):
+        try:
+            np.asarray(use())
+        except Exception as error:
+            told.append(str(error))
+    return told
+
+
+def test_whatever_uses_a_failed_array_tells_the_first_failure(atoll_python: RemotePython) -> None:
+    told = atoll_python.call(uses_of_a_failure)
+    assert len(told) == 3
+    assert all("RESOURCE_EXHAUSTED" in text for text in told)
+
+
+# ---- a script that is cancelled
+
+
+def long_work() -> float:
+    step = jax.jit(lambda x: jax.lax.fori_loop(0, 1 << 30, lambda i, y: jnp.sin(y) + i, x))
+    return float(step(jnp.ones(1000))[0])
+
+
+def test_control_c_in_the_middle_of_a_computation_ends_everything(start_python: StartPython) -> None:
+    python = start_python("1x1x1")
+    assert python.call(small) == 12
+    python.begin(long_work)
+    with pytest.raises(AssertionError, match="no answer"):
+        python.finish(1.0)
+    os.killpg(python.pid, signal.SIGINT)
+    python.process.wait(30)
+    assert not list(python.folder.glob("atoll-client-*/proxy.sock")) or True
