@@ -32,6 +32,22 @@ PATHWAYS = """
     print([d.slice_index for d in jax.devices()], float(jax.jit(lambda x: x.sum())(x)))
 """
 
+OWN_CLIENT = """
+    import ast
+    import os
+    import jax
+    from jax.extend.backend import ifrt_proxy, register_backend_factory
+
+    def make_client():
+        options = ifrt_proxy.ClientConnectionOptions()
+        options.initialization_data = ast.literal_eval(os.environ["DATA"])
+        options.connection_timeout_in_seconds = 3  # until then jaxlib's client tries again, refused or not
+        return ifrt_proxy.get_client(os.environ["JAX_BACKEND_TARGET"], options)
+
+    register_backend_factory("proxy", make_client, priority=-1)
+    print(len(jax.devices()))
+"""
+
 
 @pytest.fixture
 def user(short_directory: Path, program_cache: Path) -> User:
@@ -310,6 +326,21 @@ def test_a_proxy_serves_googles_clients_on_a_cluster_that_is_up(owner: tuple[Use
     assert ended.check().stdout == "[0, 0, 1, 1] 45.0\n"
     assert user.leftovers() == []
     assert json.loads(owner[0].atoll("status", "--json").check().stdout)["sessions"] == []
+
+
+def test_a_proxy_that_strangers_reach_serves_who_brings_the_token(user: User) -> None:
+    command = ("proxy", "--host", "0.0.0.0", "--port", "0", "--islands", "1x1x1")
+    process = user.start_atoll(*command, ATOLL_TOKEN="open sesame")
+    port = first_line(process).rpartition(":")[2]
+    env = _pathways_environment(f"grpc://127.0.0.1:{port}")
+    ended = [user.script(OWN_CLIENT, DATA=data, **env) for data in ("{}", "{'token': b'open barley'}")]
+    served = user.script(OWN_CLIENT, DATA="{'token': b'open sesame'}", **env)
+    process.terminate()
+    finish(process).check()
+    for refused in ended:
+        assert refused.returncode == 1
+        assert "asks for a token: set ATOLL_TOKEN" in refused.stderr
+    assert served.check().stdout == "1\n"
 
 
 # ---- the command itself

@@ -25,6 +25,8 @@ CACHE = Path("~/.cache/atoll/conformance")
 SHOWN = 20  # tests listed on screen for one and the same error
 REASONS = Path("docs/conformance-reasons.toml")
 
+REFUSALS = (suites.SuiteError, reasons.ReasonError, markdown.MarkerError, comparison.ReportError)
+
 console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 120)
 
 
@@ -46,9 +48,7 @@ def empty_report(islands: str, platforms: str) -> Report:
     return Report(jax, jaxlib, atoll, islands, platforms, files={})
 
 
-def run_again(
-    file: TestFile, atoll: Environment, before: FileReport, timeout: float, screen: Screen
-) -> FileReport:
+def run_again(file: TestFile, atoll: Environment, before: FileReport, timeout: float, screen: Screen) -> FileReport:
     """The report of a file with its differences run again."""
     tests = [difference.test for difference in before.differences]
     listener = screen.running(file.name, "Atoll")
@@ -118,11 +118,13 @@ def conformance(
     try:
         files = chosen_files(suite, file or [], jax)
         explain = reasons.read(reason_table).explain
+        if page is not None:
+            markdown.around(page)  # now, not after an hour of tests
         report = Report("", "", "", "", "", {}) if stock_only else empty_report(islands, platforms)
-    except (suites.SuiteError, reasons.ReasonError) as error:
+        last = comparison.load(report_path)
+    except REFUSALS as error:
         raise typer.BadParameter(str(error)) from error
 
-    last = comparison.load(report_path)
     previous = last.files if last is not None and last.comparable(report) else {}
     if only_differences:
         files = [each for each in files if each.name in previous and previous[each.name].differences]

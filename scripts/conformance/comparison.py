@@ -15,6 +15,10 @@ import msgspec
 from .results import FileResults, Outcome, TestResult
 
 
+class ReportError(Exception):
+    """A file is not the report it was taken for."""
+
+
 class Difference(msgspec.Struct, frozen=True):
     """A test that passed on stock and not on Atoll. `reason` is None as long as nobody has explained it."""
 
@@ -75,9 +79,7 @@ class Report(msgspec.Struct, frozen=True):
 def compare(stock: FileResults, atoll: FileResults, within: Collection[str] | None = None) -> FileReport:
     """Compares two runs of a file; `within` restricts the comparison to these tests."""
     expected = sorted(stock.passed if within is None else stock.passed.intersection(within))
-    unseen = TestResult(
-        Outcome.ABSENT, atoll.troubles[0] if atoll.troubles else "not among the collected tests"
-    )
+    unseen = TestResult(Outcome.ABSENT, atoll.troubles[0] if atoll.troubles else "not among the collected tests")
     results = {test: atoll.tests.get(test, unseen) for test in expected}
     return FileReport(
         stock=Side(stock.counts(), stock.seconds, stock.troubles),
@@ -118,8 +120,7 @@ def explained(report: FileReport, reasons: Mapping[str, str | None]) -> FileRepo
     return msgspec.structs.replace(
         report,
         differences=[
-            msgspec.structs.replace(difference, reason=reasons[difference.test])
-            for difference in report.differences
+            msgspec.structs.replace(difference, reason=reasons[difference.test]) for difference in report.differences
         ],
     )
 
@@ -133,11 +134,13 @@ def alike(differences: Iterable[Difference]) -> list[tuple[str, list[str]]]:
 
 
 def load(path: Path) -> Report | None:
-    """The report kept at `path`; None if there is none."""
+    """The report kept at `path`; None if there is none. Raises `ReportError` if the file is something else."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Report)
     except FileNotFoundError:
         return None
+    except msgspec.DecodeError as error:
+        raise ReportError(f"{path} is not a conformance report ({error}): move it away") from error
 
 
 def save(report: Report, path: Path) -> None:

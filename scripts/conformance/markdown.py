@@ -39,12 +39,18 @@ def render(report: Report) -> str:
 
 def embed(report: Report, page: Path) -> None:
     """Puts the report between the page's markers. Raises `MarkerError` if it has none."""
+    before, after = around(page)
+    page.write_text(f"{before}{BEGIN}\n\n{render(report)}\n{END}{after}")
+
+
+def around(page: Path) -> tuple[str, str]:
+    """What stands before and after the markers; nothing if there is no page yet. Raises `MarkerError`."""
     text = page.read_text() if page.exists() else f"{BEGIN}\n{END}\n"
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise MarkerError(f"{page} lacks the markers {BEGIN} and {END}: add them where the tables belong")
-    page.write_text(f"{before}{BEGIN}\n\n{render(report)}\n{END}{after}")
+    return before, after
 
 
 def _lines(report: Report) -> Iterator[str]:

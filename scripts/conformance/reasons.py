@@ -30,9 +30,7 @@ class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     error: str = ""
 
     def applies(self, difference: Difference) -> bool:
-        return self.error in difference.message and any(
-            fnmatchcase(difference.test, pattern) for pattern in self.tests
-        )
+        return self.error in difference.message and any(fnmatchcase(difference.test, pattern) for pattern in self.tests)
 
 
 class ReasonTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,7 +53,5 @@ def read(path: Path) -> ReasonTable:
         raise ReasonError(f"{path}: {error}") from error
     for reason in table.reason:
         if reason.tests == ("*",) and not reason.error:
-            raise ReasonError(
-                f"{path}: the reason {reason.why!r} would explain everything: give tests or error"
-            )
+            raise ReasonError(f"{path}: the reason {reason.why!r} would explain everything: give tests or error")
     return table

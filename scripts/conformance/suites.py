@@ -71,9 +71,7 @@ def named_file(name: str, checkout: Path | None) -> TestFile:
     for file in optax_files():
         if file.name == name:
             return file
-    raise SuiteError(
-        f"optax has no test file {name}; it has {', '.join(file.name for file in optax_files())}"
-    )
+    raise SuiteError(f"optax has no test file {name}; it has {', '.join(file.name for file in optax_files())}")
 
 
 def jax_file(name: str, checkout: Path | None) -> TestFile:
@@ -88,9 +86,7 @@ def jax_file(name: str, checkout: Path | None) -> TestFile:
 def matching_checkout(checkout: Path | None) -> Path:
     installed = importlib.metadata.version("jax")
     if checkout is None:
-        raise SuiteError(
-            f"JAX's tests come from its source: give --jax a checkout at the tag jax-v{installed}"
-        )
+        raise SuiteError(f"JAX's tests come from its source: give --jax a checkout at the tag jax-v{installed}")
     root = checkout.resolve()
     try:
         found = re.search(r'^_version = "([^"]+)"', (root / "jax" / "version.py").read_text(), re.MULTILINE)
@@ -114,6 +110,5 @@ def optax_files() -> list[TestFile]:
     if not paths:
         raise SuiteError(f"optax {version} as installed has no tests in optax/_src: install optax >= 0.2.4")
     return [
-        TestFile(f"optax/{path.stem}", path, package.parent, Path(os.devnull), f"optax {version}")
-        for path in paths
+        TestFile(f"optax/{path.stem}", path, package.parent, Path(os.devnull), f"optax {version}") for path in paths
     ]

@@ -280,7 +280,8 @@ def proxy(
     `IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS=true JAX_PLATFORMS=proxy
     JAX_BACKEND_TARGET=grpc://127.0.0.1:29000 python train.py`
 
-    With a token, a client passes it on in `ClientConnectionOptions.initialization_data["token"]`.
+    On an address that is not loopback, a client must bring the token, which `pathwaysutils` cannot pass on: it makes
+    its own client, with `ClientConnectionOptions.initialization_data = {"token": b"..."}`.
     """
     from atoll.operate.clusters import Target, report_of
     from atoll.operate.serving import serve_proxy

@@ -41,8 +41,7 @@ def start_python(module_directory: Path, program_cache: Path) -> Iterator[StartP
     yield start
     # Those that were started last may use clusters of the others.
     for python in reversed(started):
-        if python.process.poll() is None:
-            python.close()
+        python.close()
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,6 @@ _LAST_WORDS_SECONDS = 0.2
 
 _chosen: Settings | None = None
 _processes: ClientProcesses | None = None
-_cache_was_on = True
 
 
 def choose(settings: Settings | None) -> None:
@@ -35,7 +34,7 @@ def make_client() -> Any:
     global _processes
     settings = _chosen or Settings.from_environment()
     disconnect()
-    _processes = ClientProcesses(settings, _hand_over_cache())
+    _processes = ClientProcesses(settings, _users_cache())
     atexit.register(_processes.leave)
     os.environ["IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS"] = "true"
     os.environ["IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY"] = str(_processes.transfer_directory)
@@ -53,28 +52,19 @@ def make_client() -> Any:
     return client
 
 
-def _hand_over_cache() -> str:
-    """The folder in which the user has JAX keep compiled programs, or "".
-
-    From now on the workers keep them there: this client has none to keep, and would warn about each.
-    """
-    global _cache_was_on
+def _users_cache() -> str:
+    """The folder in which the user has JAX keep compiled programs, or "": the workers keep them there."""
     import jax
 
-    _cache_was_on = bool(jax.config.jax_enable_compilation_cache)
-    jax.config.update("jax_enable_compilation_cache", False)
-    folder = jax.config.jax_compilation_cache_dir if _cache_was_on else None
+    folder = jax.config.jax_compilation_cache_dir if jax.config.jax_enable_compilation_cache else None
     return str(folder or "")
 
 
 def disconnect() -> None:
-    """Ends this client's processes, if there are any; JAX's own cache is what it was before them."""
+    """Ends this client's processes, if there are any."""
     global _processes
     processes, _processes = _processes, None
     if processes is not None:
-        import jax
-
-        jax.config.update("jax_enable_compilation_cache", _cache_was_on)
         atexit.unregister(processes.leave)
         with filtered():
             processes.close()

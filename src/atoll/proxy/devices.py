@@ -61,12 +61,17 @@ def init_reply(welcome: Welcome, session: int) -> Any:
         reply.primary_device_ids.append(device.id)
         reply.addressable_device_ids.append(device.id)
     _set(reply.client_attributes, "runtime", "atoll")
+    _set(reply.client_attributes, "serialize_with_sdy", True)  # jax.export asks; the workers' own clients say so
+    # Else JAX's persistent cache, which is the workers' affair, would try to store each program on the client's side.
+    _set(reply.client_attributes, "supports_executable_serialization", False)
     return reply
 
 
-def _set(attributes: Any, name: str, value: int | str | list[int]) -> None:
+def _set(attributes: Any, name: str, value: bool | int | str | list[int]) -> None:
     entry = attributes.attributes[name]
-    if isinstance(value, int):
+    if isinstance(value, bool):
+        entry.bool_value = value
+    elif isinstance(value, int):
         entry.int64_value = value
     elif isinstance(value, str):
         entry.string_value = value.encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import os
@@ -18,7 +19,7 @@ from atoll.proxy import codec
 from atoll.proxy.grpc import Call
 from atoll.proxy.host_buffers import Stored
 from atoll.proxy.link import Link
-from atoll.proxy.protos import transport_pb2
+from atoll.proxy.protos import session_pb2, transport_pb2
 from atoll.proxy.requests import HANDLERS
 from atoll.proxy.session import Session
 from atoll.transport.data import aligned
@@ -34,6 +35,8 @@ MAX_SERDES = 6
 # Host buffers go back to the client in messages of this size.
 _CHUNK = 1 << 20
 MAX_HOST_BUFFER = 1 << 38
+# How long a client that may not open a session has for the request that is answered so.
+_REFUSAL_SECONDS = 5.0
 
 
 class Service:
@@ -104,7 +107,7 @@ class Service:
                 )
             self._check_token(metadata.initialization_data)
         except StatusError as error:
-            call.finish(error.status.code, error.status.message)
+            _refuse(call, error.status)
             return
         call.pause()
         state: dict[str, Session] = {}
@@ -135,7 +138,8 @@ class Service:
                 link = await self._open_link()
             except AtollError as error:
                 code = Code.UNAUTHENTICATED if isinstance(error, AccessError) else Code.UNAVAILABLE
-                call.finish(int(code), str(error))
+                _refuse(call, Status(int(code), str(error)))
+                call.resume()
                 return
             if call.ended:
                 link.close()
@@ -276,6 +280,29 @@ class Service:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _refuse(call: Call, status: Status) -> None:
+    """Ends a session that may not open, with an answer to its first request.
+
+    jaxlib's client loses the status of a stream that ends unasked: it cancels the stream before it looks.
+    """
+
+    def finish() -> None:
+        call.finish(status.code, status.message)
+
+    def on_message(data: bytes | memoryview) -> None:
+        with contextlib.suppress(StatusError):
+            request = codec.parse(session_pb2.Request, bytes(data))
+            response = session_pb2.Response()
+            response.meta.op_id = request.meta.op_id
+            response.meta.status.CopyFrom(codec.status_to(status))
+            call.send(response.SerializeToString())
+        finish()
+
+    call.on_message = on_message
+    call.on_half_close = finish
+    asyncio.get_running_loop().call_later(_REFUSAL_SECONDS, finish)
 
 
 async def _send_chunks(call: Call, stored: Stored) -> None:

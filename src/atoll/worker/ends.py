@@ -9,16 +9,17 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from atoll.errors import Status, status_of
 from atoll.transport import messages as m
 
-# With so many runs behind the next one, its end can be learnt a little later, together with that of others: each waking
-# of a thread costs the others the interpreter's lock.
-_BUSY = 12
-_BUSY_PAUSE_SECONDS = 5e-4
+# With so many runs on their way the next end need not be known at once: ends are looked for now and then, without
+# waiting on any. To wait would cost XLA and the interpreter two thread switches a run, and the controller a message.
+_BUSY = 8
+_LOOK_SECONDS = 6e-4
 
 
 class RunToken:
@@ -31,10 +32,17 @@ class RunToken:
         self._output = outputs[0] if outputs else None
 
     def is_ready(self) -> bool:
-        return self._output is not None and bool(self._output.is_ready())
+        """Raises RuntimeError where only waiting can tell."""
+        if self._output is None:
+            raise RuntimeError("a run without outputs")
+        return bool(self._output.is_ready())
 
     def block_until_ready(self) -> None:
         self._token.block_until_ready()
+
+
+# Sequence number, start in nanoseconds, and what is ready once the run has ended.
+_Run = tuple[int, int, Sequence[Any]]
 
 
 class Ends:
@@ -42,7 +50,7 @@ class Ends:
 
     def __init__(self, report: Callable[..., None]) -> None:
         self._report = report
-        self._lines: dict[int, queue.SimpleQueue[tuple[int, int, Sequence[Any]]]] = {}
+        self._lines: dict[int, queue.SimpleQueue[_Run]] = {}
 
     def expect(self, device: int, sequence: int, started: int, waits: Sequence[Any]) -> None:
         """Run `sequence`, started at `started` nanoseconds, ends when all of `waits` are ready.
@@ -55,25 +63,43 @@ class Ends:
             threading.Thread(target=self._await, args=(line,), name=f"atoll-ends-{device}", daemon=True).start()
         line.put((sequence, started, waits))
 
-    def _await(self, line: queue.SimpleQueue[tuple[int, int, Sequence[Any]]]) -> None:
-        ended: list[tuple[int, int, int]] = []
+    def _await(self, line: queue.SimpleQueue[_Run]) -> None:
+        running: deque[_Run] = deque()
         while True:
-            if ended and line.empty():
-                self._report(m.Done(tuple(ended)))
-                ended = []
-            sequence, started, waits = line.get()
-            if ended and not all(is_ready(waited) for waited in waits):
-                self._report(m.Done(tuple(ended)))
-                ended = []
-                if line.qsize() >= _BUSY:
-                    time.sleep(_BUSY_PAUSE_SECONDS)
+            if not running:
+                running.append(line.get())
+            while not line.empty():
+                running.append(line.get())
+            if len(running) >= _BUSY and _is_running(running[0]):
+                time.sleep(_LOOK_SECONDS)
+                if _is_running(running[0]):
+                    continue
+            self._report_ended(running)
+
+    def _report_ended(self, running: deque[_Run]) -> None:
+        """Waits for the first run, and reports it with all that have ended since."""
+        ended: list[tuple[int, int, int]] = []
+        while running and not (ended and _is_running(running[0])):
+            sequence, started, waits = running.popleft()
             failure = _outcome(waits)
-            if failure is not None:
+            if failure is None:
+                ended.append((sequence, started, time.monotonic_ns()))
+            else:
                 self._report(m.Done(tuple(ended)), m.Failed(sequence, failure))
                 ended = []
-            else:
-                ended.append((sequence, started, time.monotonic_ns()))
-            del waits  # or the last run's outputs live until the next one
+        if ended:
+            self._report(m.Done(tuple(ended)))
+
+
+def _is_running(run: _Run) -> bool:
+    """Whether the run surely goes on; False where it has ended, or where only waiting can tell."""
+    for waited in run[2]:
+        try:
+            if not waited.is_ready():
+                return True
+        except (AttributeError, RuntimeError):
+            continue
+    return False
 
 
 def _outcome(waits: Sequence[Any]) -> Status | None:

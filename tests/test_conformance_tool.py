@@ -1,0 +1,304 @@
+"""The conformance runner survives whatever a test does to its process, and compares test by test."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from scripts.conformance import attempt, comparison, markdown, reasons
+from scripts.conformance.baseline import BaselineCache
+from scripts.conformance.comparison import Difference, Report
+from scripts.conformance.environments import Environment
+from scripts.conformance.results import FileResults, Outcome, TestResult
+from scripts.conformance.runner import run_file
+from scripts.conformance.suites import TestFile
+
+BARE = Environment("bare", {})
+
+
+def make_file(folder: Path, source: str) -> TestFile:
+    path = folder / "sample_test.py"
+    path.write_text(textwrap.dedent(source))
+    return TestFile("sample", path, folder, Path(os.devnull), "sample 1")
+
+
+def outcomes(results: FileResults) -> dict[str, str]:
+    return {test.rpartition("::")[2]: str(result.outcome) for test, result in results.tests.items()}
+
+
+def test_every_outcome_has_its_name(tmp_path: Path) -> None:
+    file = make_file(
+        tmp_path,
+        """
+        import unittest
+
+        class T(unittest.TestCase):
+            def test_passes(self): pass
+            def test_fails(self): self.assertEqual(1, 2)
+            def test_skips(self): self.skipTest("not here")
+            @unittest.expectedFailure
+            def test_xfails(self): self.fail()
+            def test_subtest_fails(self):
+                with self.subTest("a"): pass
+                with self.subTest("b"): raise ValueError("boom")
+            def test_subtest_skips(self):
+                with self.subTest("a"): self.skipTest("no")
+
+        class Broken(unittest.TestCase):
+            def setUp(self): raise RuntimeError("no set-up")
+            def test_errs(self): pass
+
+        class BrokenDown(unittest.TestCase):
+            def tearDown(self): raise RuntimeError("no tear-down")
+            def test_errs_after(self): pass
+        """,
+    )
+    results = run_file(file, BARE, timeout=30)
+    assert outcomes(results) == {
+        "test_passes": "passed",
+        "test_fails": "failed",
+        "test_skips": "skipped",
+        "test_xfails": "xfailed",
+        "test_subtest_fails": "failed",
+        "test_subtest_skips": "passed",
+        "test_errs": "failed",  # unittest runs setUp and tearDown inside the call phase
+        "test_errs_after": "failed",
+    }
+    assert results.tests["sample::T::test_fails"].message == "AssertionError: 1 != 2"
+    assert results.tests["sample::T::test_skips"].message == "not here"
+    assert results.tests["sample::T::test_subtest_fails"].message == "ValueError: boom"
+    assert results.processes == 1
+    assert results.troubles == []
+
+
+def test_a_crash_a_hang_and_an_exit_cost_one_test_each(tmp_path: Path) -> None:
+    file = make_file(
+        tmp_path,
+        """
+        import ctypes, os, time
+
+        def test_a(): pass
+        def test_crashes(): ctypes.string_at(0)
+        def test_b(): pass
+        def test_hangs(): time.sleep(1000)
+        def test_c(): assert 0
+        def test_exits(): os._exit(7)
+        def test_checks():
+            os.write(2, b"F0101 x.cc:1] Check failed: a == b\\n")
+            os.abort()
+        def test_d(): pass
+        """,
+    )
+    results = run_file(file, BARE, timeout=1)
+    assert outcomes(results) == {
+        "test_a": "passed",
+        "test_crashes": "crashed",
+        "test_b": "passed",
+        "test_hangs": "timeout",
+        "test_c": "failed",
+        "test_exits": "crashed",
+        "test_checks": "crashed",
+        "test_d": "passed",
+    }
+    assert results.processes == 5
+    assert "SIGSEGV" in results.tests["sample::test_crashes"].message
+    assert "test_hangs" in results.tests["sample::test_hangs"].message
+    assert "exit code 7" in results.tests["sample::test_exits"].message
+    assert "SIGABRT: F0101 x.cc:1] Check failed: a == b" in results.tests["sample::test_checks"].message
+
+
+def test_a_hang_that_holds_the_interpreter_lock_ends_too(tmp_path: Path) -> None:
+    file = make_file(
+        tmp_path,
+        """
+        import ctypes
+        def test_holds(): ctypes.PyDLL(None).sleep(1000)
+        def test_after(): pass
+        """,
+    )
+    assert outcomes(run_file(file, BARE, timeout=1)) == {"test_holds": "timeout", "test_after": "passed"}
+
+
+def test_a_hang_with_blocked_plugin_is_ended_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempt, "GRACE_SECONDS", 1.0)
+    file = make_file(
+        tmp_path,
+        """
+        import faulthandler, time
+        def test_hangs():
+            faulthandler.cancel_dump_traceback_later()
+            time.sleep(1000)
+        def test_after(): pass
+        """,
+    )
+    assert outcomes(run_file(file, BARE, timeout=1)) == {"test_hangs": "timeout", "test_after": "passed"}
+
+
+def test_a_process_that_hangs_or_dies_at_exit_keeps_its_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt, "EXIT_SECONDS", 1.0)
+    file = make_file(tmp_path, "import atexit, time\natexit.register(time.sleep, 1000)\ndef test_a(): pass\n")
+    results = run_file(file, BARE, timeout=5)
+    assert outcomes(results) == {"test_a": "passed"}
+    assert results.troubles == ["the process hung at its exit"]
+    file = make_file(tmp_path, "import atexit, os\natexit.register(os.abort)\ndef test_a(): pass\n")
+    results = run_file(file, BARE, timeout=5)
+    assert outcomes(results) == {"test_a": "passed"}
+    assert results.troubles == ["the process ended at its exit with SIGABRT: Fatal Python error: Aborted"]
+
+
+def test_what_the_tests_started_ends_with_them(tmp_path: Path) -> None:
+    file = make_file(
+        tmp_path,
+        f"""
+        import subprocess
+        def test_starts():
+            child = subprocess.Popen(["sleep", "1000"])
+            open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
+        """,
+    )
+    run_file(file, BARE, timeout=5)
+    pid = (tmp_path / "pid").read_text()
+    status = Path(f"/proc/{pid}/stat")
+    assert not status.exists() or status.read_text().split()[2] == "Z"
+
+
+def test_a_file_that_cannot_be_imported_says_why(tmp_path: Path) -> None:
+    results = run_file(make_file(tmp_path, "raise RuntimeError('no backend')\n"), BARE, timeout=5)
+    assert results.tests == {}
+    assert results.troubles == ["the file could not be collected: RuntimeError: no backend"]
+    results = run_file(make_file(tmp_path, "import os\nos.abort()\n"), BARE, timeout=5)
+    assert results.troubles == ["the process ended with SIGABRT: Fatal Python error: Aborted"]
+
+
+def test_a_file_that_always_crashes_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scripts.conformance.runner.MAX_PROCESSES", 2)
+    file = make_file(
+        tmp_path,
+        "import os\ndef setup_function(): os._exit(3)\n" + "".join(f"def test_{i}(): pass\n" for i in range(4)),
+    )
+    results = run_file(file, BARE, timeout=5)
+    assert outcomes(results) == {
+        "test_0": "crashed",
+        "test_1": "crashed",
+        "test_2": "not run",
+        "test_3": "not run",
+    }
+
+
+def test_only_and_keyword_restrict_a_run(tmp_path: Path) -> None:
+    file = make_file(tmp_path, "def test_a(): pass\ndef test_b(): pass\ndef test_ab(): pass\n")
+    assert outcomes(run_file(file, BARE, timeout=5, only=["sample::test_b", "sample::test_gone"])) == {
+        "test_b": "passed"
+    }
+    assert outcomes(run_file(file, BARE, timeout=5, keyword="b")) == {"test_b": "passed", "test_ab": "passed"}
+    assert run_file(file, BARE, timeout=5, keyword="zzz").troubles == []
+
+
+def test_a_checkout_on_the_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text("")
+    file = make_file(tmp_path, "def test_a(): pass\n")
+    file = TestFile(file.name, file.path, file.root, file.config, file.origin, foreign=tmp_path)
+    assert outcomes(run_file(file, BARE, timeout=5)) == {"test_a": "passed"}
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    results = run_file(file, BARE, timeout=5)
+    assert results.tests == {}
+    assert "jax would be imported from the checkout" in results.troubles[0]
+
+
+def results_of(**tests: Outcome) -> FileResults:
+    return FileResults({f"f::{name}": TestResult(outcome, f"{name}!") for name, outcome in tests.items()}, 1.0, 1)
+
+
+STOCK = results_of(a=Outcome.PASSED, b=Outcome.PASSED, c=Outcome.PASSED, d=Outcome.FAILED, e=Outcome.SKIPPED)
+ATOLL = results_of(a=Outcome.PASSED, b=Outcome.FAILED, d=Outcome.PASSED, e=Outcome.FAILED)
+
+
+def test_the_score_counts_what_stock_passes() -> None:
+    report = comparison.compare(STOCK, ATOLL)
+    assert (report.stock_passed, report.both_passed) == (3, 1)
+    assert report.differences == [
+        Difference("f::b", Outcome.FAILED, "b!"),
+        Difference("f::c", Outcome.ABSENT, "not among the collected tests"),
+    ]
+    assert report.only_on_atoll == ["f::d"]
+    assert comparison.compare(STOCK, ATOLL, within=["f::a", "f::e"]).score == 1.0
+
+
+def test_a_rerun_replaces_the_differences_and_their_counts() -> None:
+    before = comparison.compare(STOCK, ATOLL)
+    after = comparison.amend(before, results_of(b=Outcome.PASSED, c=Outcome.TIMEOUT))
+    assert after.differences == [Difference("f::c", Outcome.TIMEOUT, "c!")]
+    assert after.atoll.counts == {"passed": 3, "failed": 1, "timeout": 1}
+
+
+def test_reasons_match_tests_and_errors(tmp_path: Path) -> None:
+    path = tmp_path / "reasons.toml"
+    path.write_text('[[reason]]\nwhy = "w1"\nerror = "b!"\n[[reason]]\nwhy = "w2"\ntests = ["f::c*"]\n')
+    report = reasons.read(path).explain(comparison.compare(STOCK, ATOLL))
+    assert [difference.reason for difference in report.differences] == ["w1", "w2"]
+    assert Report("", "", "", "", "", {"f": report}).unexplained() == []
+    path.write_text('[[reason]]\nwhy = "w1"\n')
+    with pytest.raises(reasons.ReasonError, match="would explain everything"):
+        reasons.read(path)
+    path.write_text('[[reason]]\nwhy = "w1"\nmessage = "x"\n')
+    with pytest.raises(reasons.ReasonError, match="message"):
+        reasons.read(path)
+    assert reasons.read(tmp_path / "none").reason == []
+
+
+def test_the_page_keeps_what_stands_around_the_tables(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{markdown.BEGIN}\nold\n{markdown.END}\nafter\n")
+    report = Report("1", "1", "0", "1x1x8", "atoll,cpu", {"f": comparison.compare(STOCK, ATOLL)})
+    markdown.embed(report, page)
+    once = page.read_text()
+    markdown.embed(report, page)
+    assert page.read_text() == once
+    assert once.startswith("before\n")
+    assert once.endswith("after\n")
+    assert "old" not in once
+    assert "| `f` | 3 | 1 | 33.3 % | 0 | 2 | 1 | 1 |" in once
+    assert "<code>failed; b!</code> (1 tests)</summary>\n\n- `f::b`\n" in once
+    page.write_text("no markers")
+    with pytest.raises(markdown.MarkerError):
+        markdown.embed(report, page)
+
+
+def test_a_score_is_never_rounded_up_to_all() -> None:
+    assert markdown.percent(0.99999) == "99.9 %"
+    assert markdown.percent(1.0) == "100.0 %"
+
+
+def test_stock_results_are_kept_until_file_or_settings_change(tmp_path: Path) -> None:
+    cache = BaselineCache(tmp_path / "cache")
+    file = make_file(tmp_path, "1\n")
+    runs = []
+
+    def run() -> FileResults:
+        runs.append(1)
+        return STOCK
+
+    assert cache.get_or_run(file, BARE, run) == STOCK
+    assert cache.get_or_run(file, BARE, run) == STOCK
+    assert len(runs) == 1
+    cache.get_or_run(file, BARE, run, refresh=True)
+    assert len(runs) == 2
+    cache.get_or_run(file, Environment("bare", {"A": "1"}), run)
+    assert len(runs) == 3
+    cache.get_or_run(make_file(tmp_path, "2\n"), BARE, run)
+    assert len(runs) == 4
+
+
+def test_reports_of_other_settings_do_not_mix(tmp_path: Path) -> None:
+    report = Report("1", "1", "0", "1x1x8", "atoll,cpu", {"f": comparison.compare(STOCK, ATOLL)})
+    comparison.save(report, tmp_path / "r.json")
+    assert comparison.load(tmp_path / "r.json") == report
+    assert report.comparable(report.holding({}))
+    assert not report.comparable(Report("1", "1", "0", "2x1x4", "atoll,cpu", {}))
+    assert comparison.load(tmp_path / "none.json") is None
