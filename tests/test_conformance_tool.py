@@ -7,7 +7,6 @@ import textwrap
 from pathlib import Path
 
 import pytest
-
 from scripts.conformance import attempt, comparison, markdown, reasons
 from scripts.conformance.baseline import BaselineCache
 from scripts.conformance.comparison import Difference, Report

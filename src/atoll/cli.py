@@ -165,9 +165,9 @@ def up(
     The address alone goes to standard output: `export ATOLL_ADDRESS=$(atoll up --islands 1x1x8)`. The cluster
     runs until `atoll down`, whoever comes and goes; its messages are in the file `log` of its folder.
     """
-    from atoll.operate.child import wait_for_any
     from atoll.operate.clusters import NewCluster
     from atoll.transport.address import parse_address
+    from atoll.transport.child import wait_for_any
 
     cluster = NewCluster(
         name=name,

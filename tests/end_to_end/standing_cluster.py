@@ -51,18 +51,22 @@ class StandingCluster:
         )
         self.address = options.controller_address
         self._environment = environment | ({"ATOLL_TOKEN": token} if token else {})
+        self._log = folder / "log"
         self._children: list[subprocess.Popen[bytes]] = []
         started = self._start("atoll.engines.local", options, Started)
         assert not started.error, started.error
 
     def _start(self, module: str, options: Any, kind: type[Any]) -> Any:
         readable, writable = os.pipe()
-        process = subprocess.Popen(
-            command(module, msgspec.structs.replace(options, ready_fd=writable)),
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            pass_fds=(writable,),
-        )
+        with open(self._log, "ab") as log:
+            process = subprocess.Popen(
+                command(module, msgspec.structs.replace(options, ready_fd=writable)),
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(writable,),
+            )
         self._children.append(process)
         os.close(writable)
         with open(readable, "rb") as lines:
@@ -107,7 +111,7 @@ class StandingCluster:
         return [psutil.Process(child.pid) for child in self._children[1:]]
 
     def stop(self) -> None:
-        """Ends the cluster and its proxies, once."""
+        """Ends the cluster and its proxies, once; fails where any of them met an error that it did not expect."""
         if self._stopped:
             return
         self._stopped = True
@@ -120,6 +124,8 @@ class StandingCluster:
                 process.kill()
                 process.wait()
                 raise AssertionError(f"{process.args} does not end") from None
+        told = self._log.read_text(errors="replace")
+        assert "Traceback" not in told, told[-10000:]
 
 
 StartCluster = Callable[..., StandingCluster]

@@ -329,7 +329,7 @@ def test_a_hostile_request_gets_a_status_and_the_session_goes_on(client: RawClie
         assert client.store(buffer, bytes(16)) == (0, "")
     request, results = HOSTILE[name]()
     code = outcome(client, request, results)
-    assert code in REFUSED | {4711 if "unknown error" in name else Code.INVALID_ARGUMENT}, Code(code).name
+    assert code in REFUSED, code
     assert client.ask(lambda into: setattr(into.is_array_deleted, "array", 1)).is_array_deleted.deleted is False
     assert client.status(lambda into: into.check_value_ready.values.append(3)) == (0, "")
 
@@ -543,7 +543,7 @@ def mutated(data: bytes, seed: int, times: int) -> bytes:
     return bytes(out)
 
 
-@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     picks=st.lists(
         st.tuples(st.integers(0, RECORDED - 1), st.integers(0, 2**32 - 1), st.integers(1, 4)),

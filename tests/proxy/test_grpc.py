@@ -20,7 +20,8 @@ import pytest
 import uvloop
 
 from atoll.proxy import http2_frames as frames
-from atoll.proxy.grpc import Call, GrpcServer, Limits, StatusCode
+from atoll.errors import Code
+from atoll.proxy.grpc import Call, GrpcServer, Limits
 from atoll.proxy.http2_frames import ErrorCode
 from tests.proxy.http2_peer import DEADLINE_SECONDS, REQUEST, Peer, Serving, echo, frame, message, served
 
@@ -90,7 +91,7 @@ class Service:
         call.finish()
 
     def status(self, call: Call) -> None:
-        call.on_message = lambda content: call.finish(StatusCode.NOT_FOUND, bytes(content).decode())
+        call.on_message = lambda content: call.finish(Code.NOT_FOUND, bytes(content).decode())
 
     def raises(self, call: Call) -> None:
         raise RuntimeError("handler broke")

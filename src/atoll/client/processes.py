@@ -6,27 +6,18 @@ they watch this process, so that they end with it however it ends.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 import shutil
-import subprocess
 import tempfile
-import time
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
 from atoll import errors
 from atoll.client.settings import Settings, script_name
 from atoll.errors import AtollError, ClusterError
+from atoll.transport.child import Child
 from atoll.transport.messages import DEFAULT_TOKEN_VARIABLE
-
-_START_SECONDS = 150.0
-_END_SECONDS = 2.0
-
-Message = TypeVar("Message")
 
 
 class ClientProcesses:
@@ -47,7 +38,7 @@ class ClientProcesses:
 
         self._directory = make_directory("client")
         self.transfer_directory = Path(tempfile.mkdtemp(prefix="atoll-", dir=_shared_memory()))
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._children: list[Child] = []
         self._settings = settings
         try:
             started = None
@@ -64,7 +55,7 @@ class ClientProcesses:
                     client_directories=(str(self._directory), str(self.transfer_directory)),
                 )
                 controller = engine.controller_address
-                started = self._start("atoll.engines.local", engine)
+                started = self._start("atoll.engines.local", engine, "the embedded cluster")
             proxy = ProxyOptions(
                 f"unix:{self._directory}/proxy.sock",
                 controller,
@@ -75,12 +66,12 @@ class ClientProcesses:
                 transfer_directory=str(self.transfer_directory),
                 patience=60.0 if started is not None else 5.0,
             )
-            answer = self._start("atoll.proxy.main", proxy)
+            answer = self._start("atoll.proxy.main", proxy, "the proxy")
             if started is not None:
-                up = self._read(started, Started, "the embedded cluster")
+                up = started.read(Started)
                 if up.error:
                     raise ClusterError(up.error)
-            ready = self._read(answer, Ready, "the proxy")
+            ready = answer.read(Ready)
             if ready.error:
                 raise _raised(ready.error, ready.message, settings.address)
             self.proxy_address = ready.address
@@ -88,61 +79,23 @@ class ClientProcesses:
             self.close()
             raise
 
-    def _start(self, module: str, options: msgspec.Struct) -> int:
-        from atoll.transport.process import command, own_environment
-
-        readable, writable = os.pipe()
-        os.set_inheritable(writable, True)
-        env = {**own_environment(), DEFAULT_TOKEN_VARIABLE: self._settings.token}
-        env.pop("JAX_PLATFORMS", None)
-        options = msgspec.structs.replace(options, ready_fd=writable)
-        process = subprocess.Popen(
-            command(module, options),
-            stdin=subprocess.DEVNULL,
-            env=env,
-            pass_fds=(writable,),
-            start_new_session=True,
-        )
-        os.close(writable)
-        self._processes.append(process)
-        return readable
-
-    def _read(self, descriptor: int, kind: type[Message], who: str) -> Message:
-        """The one line that a process writes when it is up."""
-        deadline = time.monotonic() + _START_SECONDS
-        line = b""
-        try:
-            while not line.endswith(b"\n"):
-                ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
-                if not ready:
-                    raise ClusterError(f"{who} was not up within {_START_SECONDS:.0f} s")
-                part = os.read(descriptor, 65536)
-                if not part:
-                    raise ClusterError(f"{who} ended before it was up; its messages are above")
-                line += part
-        finally:
-            os.close(descriptor)
-        return msgspec.json.decode(line, type=kind)
+    def _start(self, module: str, options: msgspec.Struct, who: str) -> Child:
+        child = Child(module, options, who, environment={DEFAULT_TOKEN_VARIABLE: self._settings.token})
+        self._children.append(child)
+        return child
 
     def leave(self) -> None:
         """This process ends: the others see that for themselves, and clean up, unless they have ended before it."""
-        ended = any(process.poll() is not None for process in self._processes)
-        for process in self._processes:
-            process.returncode = 0  # nobody will wait for it
+        ended = any(child.process.poll() is not None for child in self._children)
+        for child in self._children:
+            child.leave()
         if ended:
             self._remove_folders()
 
     def close(self) -> None:
         """Ends the processes and removes what they leave."""
-        for process in reversed(self._processes):
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-        for process in self._processes:
-            try:
-                process.wait(_END_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        for child in reversed(self._children):
+            child.end()
         self._remove_folders()
 
     def _remove_folders(self) -> None:

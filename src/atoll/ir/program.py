@@ -13,6 +13,8 @@ import msgspec
 from atoll.errors import invalid
 from atoll.ir.types import ArraySpec, Shape
 
+MAX_SHARDS = 1 << 24  # of one array
+
 
 class Call(msgspec.Struct, frozen=True, array_like=True, tag="call"):
     """Runs a compiled function, as one gang on all devices of its assignment.
@@ -151,6 +153,8 @@ def check(program: Program) -> None:
             for mapping in node.mappings:
                 if not (0 <= mapping.input < len(node.inputs) and 0 <= mapping.output < len(node.outputs)):
                     raise invalid(f"program {program.name!r} rearranges an input or output that it lacks")
+                if not all(0 <= bound <= MAX_SHARDS for each in (mapping.source, mapping.target) for bound in each):
+                    raise invalid(f"program {program.name!r} rearranges shards that no array has")
                 if mapping.source[2] < 1 or mapping.target[2] < 1:
                     raise invalid(f"program {program.name!r} rearranges shards by a step below 1")
         defined += output_count(node)

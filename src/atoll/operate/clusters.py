@@ -16,10 +16,10 @@ import msgspec
 
 from atoll.engines.local import EngineOptions, Started, default_cache_directory
 from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError
-from atoll.operate.child import Child
 from atoll.operate.question import ask_for_report, ask_to_stop
 from atoll.operate.registrations import DEFAULT_NAME, Registration, Registrations
 from atoll.transport.address import Address, check_may_listen, parse_address
+from atoll.transport.child import Child
 
 END_SECONDS = 10.0
 _FORCE_SECONDS = 2.0

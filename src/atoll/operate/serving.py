@@ -9,9 +9,9 @@ from collections.abc import Callable
 from atoll import errors
 from atoll.engines.local import EngineOptions, Started, default_cache_directory, make_directory
 from atoll.errors import AtollError, ClusterError
-from atoll.operate.child import Child, wait_for_any
 from atoll.proxy.main import ProxyOptions, Ready
 from atoll.transport.address import Address
+from atoll.transport.child import Child, wait_for_any
 
 
 def serve_proxy(listen: Address, cluster: str, islands: str, platform: str, on_up: Callable[[str], None]) -> None:

@@ -22,14 +22,15 @@ import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from atoll.errors import Code
 from atoll.proxy.grpc_call import Call, Traffic
-from atoll.proxy.grpc_metadata import StatusCode, parse_metadata
+from atoll.proxy.grpc_metadata import parse_metadata
 from atoll.proxy.http2 import Http2Connection
 from atoll.proxy.http2_frames import ErrorCode, HeaderList
 from atoll.proxy.http2_limits import Limits
 from atoll.proxy.http2_stream import Stream
 
-__all__ = ["Call", "GrpcServer", "GrpcStatistics", "Handler", "Limits", "StatusCode"]
+__all__ = ["Call", "Code", "GrpcServer", "GrpcStatistics", "Handler", "Limits"]
 
 log = logging.getLogger(__name__)
 
@@ -191,9 +192,9 @@ class GrpcServer:
         stream.consumer = call
         handler = self._methods.get(path)
         if fault:
-            call.finish(StatusCode.INVALID_ARGUMENT, fault)
+            call.finish(Code.INVALID_ARGUMENT, fault)
         elif handler is None:
-            call.finish(StatusCode.UNIMPLEMENTED, f"no method {path}")
+            call.finish(Code.UNIMPLEMENTED, f"no method {path}")
         else:
             call.start(handler)
 

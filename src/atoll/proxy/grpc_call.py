@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from atoll.proxy.grpc_metadata import RESPONSE_HEADERS, StatusCode, encode_metadata, status_trailers
+from atoll.errors import Code
+from atoll.proxy.grpc_metadata import RESPONSE_HEADERS, encode_metadata, status_trailers
 from atoll.proxy.http2_stream import Buffer, Stream
 
 log = logging.getLogger(__name__)
@@ -296,7 +297,7 @@ class Call:
                 self._body = memoryview(np.empty(size, np.uint8))  # type: ignore[arg-type]
             except MemoryError:
                 self._fail(
-                    StatusCode.RESOURCE_EXHAUSTED, f"{self.path}: no memory for a message of {size} bytes"
+                    Code.RESOURCE_EXHAUSTED, f"{self.path}: no memory for a message of {size} bytes"
                 )
                 return
             if size <= SCRATCH_BYTES:
@@ -311,15 +312,15 @@ class Call:
 
     def _refuse(self, flag: int, size: int) -> None:
         if flag:
-            self._fail(StatusCode.UNIMPLEMENTED, f"{self.path}: compressed messages are not supported")
+            self._fail(Code.UNIMPLEMENTED, f"{self.path}: compressed messages are not supported")
         else:
             limit = self._max_message_bytes
             self._fail(
-                StatusCode.RESOURCE_EXHAUSTED,
+                Code.RESOURCE_EXHAUSTED,
                 f"{self.path}: message of {size} bytes, at most {limit} are taken",
             )
 
-    def _fail(self, code: StatusCode, message: str) -> None:
+    def _fail(self, code: Code, message: str) -> None:
         """End the call for the client's fault, and tell the handler."""
         on_closed = self.on_closed
         self.finish(code, message)
@@ -333,7 +334,7 @@ class Call:
 
     def _raised(self) -> None:
         log.exception("handler of %s raised", self.path)
-        self.finish(StatusCode.INTERNAL, f"{self.path}: internal error, see the server's log")
+        self.finish(Code.INTERNAL, f"{self.path}: internal error, see the server's log")
 
     def _hold(self, view: memoryview) -> None:
         """Keep bytes back. Small ones share a chunk, so that many of them cost no more than their size."""
@@ -366,7 +367,7 @@ class Call:
             return
         if self._body is not None or self._partial:
             self._guarded(
-                lambda: self._fail(StatusCode.INTERNAL, f"{self.path}: request ends inside a message")
+                lambda: self._fail(Code.INTERNAL, f"{self.path}: request ends inside a message")
             )
         else:
             self._guarded(lambda: self.on_half_close())

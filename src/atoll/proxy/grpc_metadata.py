@@ -9,34 +9,11 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
-from enum import IntEnum
 
 from atoll.proxy.http2_frames import HeaderList
 
 MAX_ENCODED_MESSAGE = 4096
 """Clients refuse trailers above 8 KiB by default, and then the status is lost with them."""
-
-
-class StatusCode(IntEnum):
-    """gRPC's status codes."""
-
-    OK = 0
-    CANCELLED = 1
-    UNKNOWN = 2
-    INVALID_ARGUMENT = 3
-    DEADLINE_EXCEEDED = 4
-    NOT_FOUND = 5
-    ALREADY_EXISTS = 6
-    PERMISSION_DENIED = 7
-    RESOURCE_EXHAUSTED = 8
-    FAILED_PRECONDITION = 9
-    ABORTED = 10
-    OUT_OF_RANGE = 11
-    UNIMPLEMENTED = 12
-    INTERNAL = 13
-    UNAVAILABLE = 14
-    DATA_LOSS = 15
-    UNAUTHENTICATED = 16
 
 
 RESPONSE_HEADERS: HeaderList = [

@@ -8,6 +8,7 @@ import hmac
 import logging
 import os
 import secrets
+import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -196,7 +197,11 @@ class Service:
 
         def on_message(data: bytes | memoryview) -> None:
             nonlocal received
-            part = _field_one(data)
+            try:
+                part = _field_one(data)
+            except StatusError as error:
+                call.finish(error.status.code, error.status.message)
+                return
             received += len(part)
             if received > size:
                 call.finish(int(Code.INVALID_ARGUMENT), f"over {size} bytes came for a buffer of that size")
@@ -247,14 +252,15 @@ class Service:
         # The client names its files by the handle, as a C++ int.
         handle = (metadata.handle + 2**31) % 2**32 - 2**31
         path = self._directory / f"lt_{handle}"
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            path.unlink()
+        try:  # without blocking, should somebody have put a pipe there
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             raise StatusError(Code.NOT_FOUND, f"no host buffer in the shared folder: {error.strerror}") from None
-        if os.fstat(descriptor).st_size != metadata.buffer_size:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size != metadata.buffer_size:
             os.close(descriptor)
-            raise invalid("a file in the shared folder has not the size that was announced")
+            raise invalid("a file in the shared folder is none, or has not the size that was announced")
+        path.unlink(missing_ok=True)
         session.buffers.put(metadata.handle, Stored((), metadata.buffer_size, descriptor))
         return transport_pb2.HostBufferReadFromDiskReply()
 

@@ -142,7 +142,7 @@ class DataPort:
                 self.inbox.put(session or piece.session, piece.feed, content, done)
 
             channel.receive(on_piece)
-        except (AtollError, EOFError, OSError) as error:
+        except (AtollError, EOFError, OSError, MemoryError) as error:
             _log.warning("data connection of session %d ends: %s", session, error)
         finally:
             with self._lock:
@@ -158,7 +158,7 @@ class DataPort:
                 # The controller tells the worker and the proxy at the same time; either may be first.
                 self._opened.wait_for(lambda: session in self._secrets, _OPEN_SECONDS)
                 expected = self._secrets.get(session, "")
-        return bool(expected) and hmac.compare_digest(expected, secret)
+        return bool(expected) and hmac.compare_digest(expected.encode(), secret.encode())
 
     # ---- sending
 

@@ -20,29 +20,77 @@ from atoll.transport import messages as m
 # waiting on any. To wait would cost XLA and the interpreter two thread switches a run, and the controller a message.
 _BUSY = 8
 _LOOK_SECONDS = 6e-4
+_POLL_SECONDS = 2e-4
 
 
-class RunToken:
-    """The end of one run. XLA's token waits and fails; the first output, while it lives, tells without waiting."""
+class Deletions:
+    """Keeps arrays from being deleted or donated while another thread asks about them.
 
-    __slots__ = ("_output", "_token")
+    jaxlib ends the process where a deleted array is asked whether it is ready. Whoever deletes holds `lock` meanwhile;
+    whoever asks does not wait for it.
+    """
 
-    def __init__(self, token: Any, outputs: Sequence[Any]) -> None:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def is_ready(self, array: Any) -> bool:
+        """Raises RuntimeError where that cannot be told: the array is gone, or just going."""
+        if not self.lock.acquire(blocking=False):
+            raise RuntimeError("arrays are being deleted")
+        try:
+            if array.is_deleted():
+                raise RuntimeError("the array is gone")
+            return bool(array.is_ready())
+        finally:
+            self.lock.release()
+
+
+class RunEnd:
+    """The end of a compiled function's run. XLA's token waits and fails; an output, while it lives, tells at once."""
+
+    __slots__ = ("_deletions", "_output", "_token")
+
+    def __init__(self, token: Any, outputs: Sequence[Any], deletions: Deletions) -> None:
         self._token = token
         self._output = outputs[0] if outputs else None
+        self._deletions = deletions
 
     def is_ready(self) -> bool:
         """Raises RuntimeError where only waiting can tell."""
         if self._output is None:
             raise RuntimeError("a run without outputs")
-        return bool(self._output.is_ready())
+        return self._deletions.is_ready(self._output)
 
     def block_until_ready(self) -> None:
         self._token.block_until_ready()
 
 
+class ArrayEnd:
+    """The end of what makes an array without a compiled function: a transfer, a copy."""
+
+    __slots__ = ("_array", "_deletions")
+
+    def __init__(self, array: Any, deletions: Deletions) -> None:
+        self._array = array
+        self._deletions = deletions
+
+    def is_ready(self) -> bool:
+        return self._deletions.is_ready(self._array)
+
+    def block_until_ready(self) -> None:
+        """Waits by asking now and then: a thread inside jaxlib would not notice that the array goes."""
+        while True:
+            with self._deletions.lock:
+                if self._array.is_deleted():
+                    return  # a later run has consumed it, and so has it been ready
+                if self._array.is_ready():
+                    self._array.block_until_ready()  # does not wait; raises what went wrong
+                    return
+            time.sleep(_POLL_SECONDS)
+
+
 # Sequence number, start in nanoseconds, and what is ready once the run has ended.
-_Run = tuple[int, int, Sequence[Any]]
+_Run = tuple[int, int, Sequence[RunEnd | ArrayEnd]]
 
 
 class Ends:
@@ -52,7 +100,7 @@ class Ends:
         self._report = report
         self._lines: dict[int, queue.SimpleQueue[_Run]] = {}
 
-    def expect(self, device: int, sequence: int, started: int, waits: Sequence[Any]) -> None:
+    def expect(self, device: int, sequence: int, started: int, waits: Sequence[RunEnd | ArrayEnd]) -> None:
         """Run `sequence`, started at `started` nanoseconds, ends when all of `waits` are ready.
 
         Called by one thread.
@@ -97,26 +145,16 @@ def _is_running(run: _Run) -> bool:
         try:
             if not waited.is_ready():
                 return True
-        except (AttributeError, RuntimeError):
+        except RuntimeError:
             continue
     return False
 
 
-def _outcome(waits: Sequence[Any]) -> Status | None:
+def _outcome(waits: Sequence[RunEnd | ArrayEnd]) -> Status | None:
     failure: Status | None = None
     for waited in waits:
         try:
             waited.block_until_ready()
         except Exception as error:
-            if getattr(waited, "is_deleted", bool)():
-                continue  # a later run has consumed it, and so has it been ready
             failure = failure or status_of(error)
     return failure
-
-
-def is_ready(waited: Any) -> bool:
-    """Whether waiting would not block; False where that cannot be told."""
-    try:
-        return bool(waited.is_ready())
-    except (AttributeError, RuntimeError):
-        return False

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from atoll.ir import plan as p
 from atoll.transport import messages as m
 from atoll.worker import host_data
 from atoll.worker.data_port import DataPort
-from atoll.worker.ends import Ends, RunToken, is_ready
+from atoll.worker.ends import ArrayEnd, Deletions, Ends, RunEnd
 from atoll.worker.functions import Function, Functions
 from atoll.worker.store import Buffer, Store, TypeKeys
 from atoll.worker.xla import Backend, numpy_dtype, shards_of
@@ -68,6 +69,7 @@ class Executor:
         self._plans: dict[int, p.Plan] = {}
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._ends = Ends(report)
+        self._deletions = Deletions()
         self._readers = ThreadPoolExecutor(READ_THREADS, "atoll-read")
         self._readers_lock = threading.Lock()
         threading.Thread(target=self._work, name="atoll-executor", daemon=True).start()
@@ -148,23 +150,24 @@ class Executor:
             self._execute(step, run, values, waits)
         elif type(step) is p.Put:
             values[step.output] = self._put(step, run)
-            waits.append(values[step.output].array)
+            waits.append(ArrayEnd(values[step.output].array, self._deletions))
         elif type(step) is p.Get:
             reads.append(self._get(step, run, values))
         elif type(step) is p.Move:
             for source, target, array in zip(step.inputs, step.outputs, step.arrays, strict=True):
                 buffer = values[source]
                 donate = step.donate and not buffer.is_read
-                moved = self._backend.move(_alive(buffer), array, donate)
+                with self._deletions.lock if donate else nullcontext():
+                    moved = self._backend.move(_alive(buffer), array, donate)
                 values[target] = self._buffer(moved, array, self._keys.layout(buffer.key))
-                waits.append(moved)
+                waits.append(ArrayEnd(moved, self._deletions))
         elif type(step) is p.Select:
             values[step.output] = self._select(step, values)
         elif type(step) is p.Send:
             reads.append(self._send(step, run, values))
         elif type(step) is p.Receive:
             values[step.output] = self._receive(step, run)
-            waits.append(values[step.output].array)
+            waits.append(ArrayEnd(values[step.output].array, self._deletions))
 
     def _reads_at_once(self, plan: p.Plan, run: m.Run, values: dict[int, Buffer]) -> bool:
         """Whether reading would wait neither for the device nor for the client."""
@@ -201,14 +204,15 @@ class Executor:
                 arguments[position] = self._backend.copy(arguments[position])
         if len(step.donated) > 0:
             _check_donation(step.donated, buffers)
-        outputs, token = function.executable.execute(arguments, run.sequence)
+        with self._deletions.lock if step.donated else nullcontext():
+            outputs, token = function.executable.execute(arguments, run.sequence)
         value = step.first_output
         for array, key in zip(outputs, function.output_keys, strict=True):
             values[value] = Buffer(array, key, _COMPUTED)
             value += 1
         if step.completion:
             values[value] = Buffer(_Completion(), -1, None)
-        waits.append(RunToken(token, outputs))
+        waits.append(RunEnd(token, outputs, self._deletions))
 
     def _check_arguments(self, function: Function, buffers: list[Buffer]) -> None:
         """Raises INVALID_ARGUMENT that says which argument is wrong, unless all differ in tokens alone."""
@@ -371,7 +375,7 @@ _SMALL_BYTES = 16 * 1024
 
 def _is_small_and_ready(buffer: Buffer) -> bool:
     nbytes = getattr(buffer.array, "nbytes", None)  # a completion has none
-    return nbytes is not None and nbytes <= _SMALL_BYTES and is_ready(buffer.array)
+    return nbytes is not None and nbytes <= _SMALL_BYTES and buffer.array.is_ready()
 
 
 # What a computed buffer is made of is known to its function, not kept with each buffer.

@@ -11,7 +11,7 @@ from atoll.errors import Status, StatusError, invalid, unimplemented
 from atoll.ir.program import DeviceToHost, HostBuffer, HostToDevice, single
 from atoll.ir.types import ArraySpec, Shape, nbytes
 from atoll.proxy import codec
-from atoll.proxy.host_buffers import Stored
+from atoll.proxy.host_buffers import MAX_STORED_BYTES, Stored
 from atoll.proxy.protos import values_pb2
 from atoll.proxy.session import Exchange, Handler, Session
 from atoll.transport import messages as m
@@ -121,7 +121,10 @@ def _uploader(session: Session, feed: int, hosts: Sequence[int], dtype: str) -> 
 def _copy_to_host_buffer(exchange: Exchange, request: Any) -> None:
     session = exchange.session
     spec = session.arrays.spec(request.array)
-    node = DeviceToHost((0,), 0, codec.strides_from(request))
+    strides = codec.strides_from(request)
+    if strides is not None:
+        _check_strides(spec, strides)
+    node = DeviceToHost((0,), 0, strides)
     program = session.program(("get", spec, node), lambda: single("copy to host", (spec,), node, feeds=1))
     feed = session.link.number()
     completion = session.mint()
@@ -144,7 +147,10 @@ def _copy_to_host_buffer(exchange: Exchange, request: Any) -> None:
         stored.add(content, done)
         if not more:
             stored.finish()
-        answer()
+        try:
+            answer()
+        except StatusError as error:  # the session holds too much
+            exchange.fail(error.status)
 
     def ended(status: Status) -> None:
         # On success the contents have come, or will; a failure is told once, by whichever answer is still open.
@@ -159,6 +165,15 @@ def _copy_to_host_buffer(exchange: Exchange, request: Any) -> None:
     session.launch(program, (request.array,), (completion,), (feed,))
     session.link.wait((completion,), ended)
     session.link.send(m.Release((completion,)))
+
+
+def _check_strides(spec: ArraySpec, strides: tuple[int, ...]) -> None:
+    """Raises INVALID_ARGUMENT where the array's contents cannot be laid out so."""
+    if len(strides) != len(spec.shape):
+        raise invalid(f"{len(strides)} byte strides for an array of {len(spec.shape)} dimensions")
+    reach = sum(abs(stride) * max(0, size - 1) for stride, size in zip(strides, spec.shape, strict=True))
+    if reach > MAX_STORED_BYTES:
+        raise invalid(f"byte strides that reach over {reach} bytes")
 
 
 def _make_error_arrays(exchange: Exchange, request: Any) -> None:

@@ -27,6 +27,8 @@ def _copy_arrays(exchange: Exchange, request: Any) -> None:
                 raise invalid(
                     f"an array on {len(source.sharding.devices)} devices cannot be copied to {len(devices)}"
                 )
+            if len(set(devices)) != len(devices):
+                raise invalid("an array is copied to each device once")
             kind = request.memory_kind if request.HasField("memory_kind") else source.sharding.memory_kind
             sharding = Sharding(devices, source.sharding.tiling, kind)
             targets.append(msgspec.structs.replace(source, sharding=sharding))

@@ -7,7 +7,7 @@ import os
 import select
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -24,14 +24,22 @@ END_SECONDS = 5.0
 class Child:
     """A process in a session of its own, so that Ctrl-C reaches the command and not it.
 
-    `who` names it in errors; all that it prints goes to the descriptor `output`.
+    `options` has a field `ready_fd`. `who` names the process in errors; all that it prints goes to the descriptor
+    `output`; `environment` is added to this process's own.
     """
 
-    def __init__(self, module: str, options: msgspec.Struct, who: str, output: int = 2) -> None:
+    def __init__(
+        self,
+        module: str,
+        options: msgspec.Struct,
+        who: str,
+        output: int = 2,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.who = who
         self._readable, writable = os.pipe()
         # The user's choice of JAX platforms is for the user's own scripts.
-        env = own_environment()
+        env = {**own_environment(), **(environment or {})}
         env.pop("JAX_PLATFORMS", None)
         try:
             self.process = subprocess.Popen(
@@ -50,18 +58,21 @@ class Child:
         """The line that the process writes once it is up. Raises ClusterError where none comes."""
         deadline = time.monotonic() + START_SECONDS
         line = b""
-        while not line.endswith(b"\n"):
-            ready, _, _ = select.select([self._readable], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                raise ClusterError(f"{self.who} was not up within {START_SECONDS:.0f} s")
-            part = os.read(self._readable, 65536)
-            if not part:
-                raise ClusterError(f"{self.who} ended before it was up; its messages are above")
-            line += part
+        try:
+            while not line.endswith(b"\n"):
+                ready, _, _ = select.select([self._readable], [], [], max(0.0, deadline - time.monotonic()))
+                if not ready:
+                    raise ClusterError(f"{self.who} was not up within {START_SECONDS:.0f} s")
+                part = os.read(self._readable, 65536)
+                if not part:
+                    raise ClusterError(f"{self.who} ended before it was up; its messages are above")
+                line += part
+        finally:
+            os.close(self._readable)
         return msgspec.json.decode(line, type=kind)
 
     def leave(self) -> None:
-        """The command ends, and the process stays."""
+        """This process ends before it, and does not wait for it."""
         self.process.returncode = 0  # nobody will wait for it
 
     def end(self) -> None:
