@@ -15,6 +15,7 @@ import pytest
 
 from tests.conftest import script_environment
 from tests.end_to_end.remote_python import RemotePython, StartPython
+from tests.end_to_end.script_process import Script, StartScript
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
 
@@ -77,3 +78,20 @@ def start_cluster(module_directory: Path, program_cache: Path) -> Iterator[Start
 def cluster(start_cluster: StartCluster) -> StandingCluster:
     """A cluster that stays, of one island with four devices."""
     return start_cluster()
+
+
+@pytest.fixture
+def start_script(program_cache: Path) -> Iterator[StartScript]:
+    """Starts a script on an embedded cluster: `start_script(code, islands="1x1x1", **environment)`."""
+    started: list[Script] = []
+
+    def start(code: str, islands: str = "1x1x1", **environment: str) -> Script:
+        folder = Path(tempfile.mkdtemp(prefix="at-"))
+        base = script_environment(folder, program_cache, islands)
+        started.append(Script(code, folder, base | environment))
+        return started[-1]
+
+    yield start
+    for script in started:
+        script.end()
+        shutil.rmtree(script.folder, ignore_errors=True)

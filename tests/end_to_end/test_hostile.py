@@ -25,7 +25,16 @@ from jax._src.lib import xla_client
 from atoll.errors import Code
 from atoll.ir.program import Call, Mapping, Program, Rearrange
 from atoll.ir.types import ArraySpec, Sharding
-from atoll.proxy.protos import arrays_pb2, shardings_pb2, transport_pb2, values_pb2, xla_pb2
+from atoll.proxy.protos import (
+    arrays_pb2,
+    compile_pb2,
+    executables_pb2,
+    session_pb2,
+    shardings_pb2,
+    transport_pb2,
+    values_pb2,
+    xla_pb2,
+)
 from atoll.transport import messages as m
 from atoll.transport.data import Open, Piece
 from tests.end_to_end.raw_client import RawClient, on_device, sharding
@@ -103,8 +112,6 @@ def preparation() -> list[Any]:
 
 
 def asking(kind: str, message: Any) -> Any:
-    from atoll.proxy.protos import session_pb2
-
     return session_pb2.Request(**{kind: message})
 
 
@@ -130,8 +137,6 @@ def program() -> bytes:
 
 
 def compile_request(program_bytes: bytes, options: bytes) -> Any:
-    from atoll.proxy.protos import executables_pb2
-
     return executables_pb2.Compile(
         program={"type_name": "xla::ifrt::XlaProgram", "data": program_bytes},
         compile_options={"type_name": "xla::ifrt::XlaCompileOptions", "data": options},
@@ -139,8 +144,6 @@ def compile_request(program_bytes: bytes, options: bytes) -> Any:
 
 
 def compile_options() -> bytes:
-    from atoll.proxy.protos import compile_pb2
-
     own = xla_client.CompileOptions().SerializeAsString()
     return bytes(
         compile_pb2.XlaCompileOptions(
@@ -384,8 +387,6 @@ def test_contents_are_not_laid_out_by_impossible_strides(client: RawClient, stri
 
 
 def assignment(replicas: int, partitions: int, rows: list[list[int]]) -> bytes:
-    from atoll.proxy.protos import compile_pb2
-
     options = compile_pb2.XlaCompileOptions()
     build = options.compile_options.executable_build_options
     build.num_replicas, build.num_partitions = max(replicas, 0), max(partitions, 0)
@@ -435,8 +436,6 @@ def test_a_function_is_not_run_with_what_does_not_fit(client: RawClient, name: s
     compiled = client.ask(lambda into: into.compile.CopyFrom(request))
     assert compiled.meta.status.code == 0, compiled.meta.status.message
     options = {"results": [30], **EXECUTIONS[name]}
-    from atoll.proxy.protos import executables_pb2
-
     execute = asking("execute", executables_pb2.Execute(executable=compiled.compile.executable, **options))
     assert outcome(client, execute, options["results"][:1] if options["results"] != [2] else []) in REFUSED
 
@@ -488,10 +487,9 @@ def test_calls_with_garbage_are_refused(client: RawClient, method: str) -> None:
 # ---- mutations of what is valid
 
 
+@functools.cache
 def recorded() -> list[bytes]:
     """One valid request of each kind that changes something, for the session of the fixture `client`."""
-    from atoll.proxy.protos import executables_pb2
-
     requests = [
         makes(20, buffer=50)[0],
         shards(21, [[0], [1]])[0],
@@ -543,7 +541,67 @@ def mutated(data: bytes, seed: int, times: int) -> bytes:
     return bytes(out)
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+EXTREMES = (0, 1, 2, 3, -1, -4, 7, 255, 1 << 20, 1 << 31, (1 << 31) - 1, -(1 << 31), 1 << 40, HUGE, (1 << 63) - 1)
+
+
+def twisted(data: bytes, seed: int, times: int) -> bytes:
+    """A valid message with the values of some fields changed, taken out or doubled; still well-formed."""
+    chance = random.Random(seed)
+    request = session_pb2.Request.FromString(data)
+    for _ in range(times):
+        message: Any = request
+        while True:
+            fields = [each for each in message.DESCRIPTOR.fields if each.number != 1 or message is not request]
+            given = [field for field, _ in message.ListFields() if field in fields]
+            if not fields:
+                break
+            field = chance.choice(given or fields)
+            value = getattr(message, field.name)
+            repeated = field.is_repeated
+            if repeated and len(value) and chance.random() < 0.3:
+                if chance.random() < 0.5:
+                    del value[chance.randrange(len(value))]
+                else:
+                    value.extend(list(value)[:1])
+                break
+            if field.message_type is None:
+                _twist(message, field, value, chance)
+                break
+            if field.message_type.GetOptions().map_entry or (repeated and not len(value)):
+                break
+            if chance.random() < 0.1:
+                message.ClearField(field.name)
+                break
+            message = value[chance.randrange(len(value))] if repeated else value
+    return bytes(request.SerializeToString())
+
+
+def _twist(message: Any, field: Any, value: Any, chance: random.Random) -> None:
+    kind = field.cpp_type
+    new: Any
+    if kind == field.CPPTYPE_STRING:
+        old = value[0] if field.is_repeated and len(value) else b"" if field.is_repeated else value
+        if isinstance(old, str):
+            new = chance.choice(("", "x", "xla::ifrt::SingleDeviceSharding", "xla::ifrt::HloSharding", "device"))
+        else:
+            new = mutated(bytes(old), chance.randrange(1 << 32), 2)
+    elif kind == field.CPPTYPE_BOOL:
+        new = True
+    elif kind in (field.CPPTYPE_FLOAT, field.CPPTYPE_DOUBLE):
+        new = chance.choice((0.0, float("inf"), -1.0))
+    else:
+        new = chance.choice(EXTREMES)
+    with contextlib.suppress(ValueError, TypeError):  # the field does not hold such a value
+        if not field.is_repeated:
+            setattr(message, field.name, new)
+        elif len(value):
+            value[chance.randrange(len(value))] = new
+        else:
+            value.append(new)
+
+
+@pytest.mark.parametrize("change", [mutated, twisted])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     picks=st.lists(
         st.tuples(st.integers(0, RECORDED - 1), st.integers(0, 2**32 - 1), st.integers(1, 4)),
@@ -551,7 +609,9 @@ def mutated(data: bytes, seed: int, times: int) -> bytes:
         max_size=8,
     )
 )
-def test_a_mutated_request_is_answered_or_ends_its_session(address: str, picks: list[Any]) -> None:
+def test_a_mutated_request_is_answered_or_ends_its_session(
+    address: str, change: Callable[[bytes, int, int], bytes], picks: list[Any]
+) -> None:
     with contextlib.closing(RawClient(address)) as client:
         client.open()
         for request in preparation():
@@ -559,7 +619,7 @@ def test_a_mutated_request_is_answered_or_ends_its_session(address: str, picks: 
             client.status(lambda into, request=request: into.MergeFrom(request))
         client.store(50, bytes(16))
         for which, seed, times in picks:
-            client.send(mutated(recorded()[which], seed, times))
+            client.send(change(recorded()[which], seed, times))
         # Whatever came of them, the session answers the next request, or has ended with a status.
         code, text = client.status(lambda into: setattr(into.is_array_deleted, "array", 1))
         assert code in (0, *REFUSED), text

@@ -1,0 +1,100 @@
+"""A user's script under way, and what is left of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+# What the project promises.
+GONE_SECONDS = 2.0
+# On top of it, for a machine that does other things at the same time. The tests' own looking around is in it.
+GRACE_SECONDS = 4.0
+
+
+class Script:
+    """A script under way, in a process group of its own, with everything temporary in `folder`."""
+
+    def __init__(self, code: str, folder: Path, environment: dict[str, str]) -> None:
+        self.folder = folder
+        self._shared_before = shared_memory()
+        path = folder / "script.py"
+        path.write_text(textwrap.dedent(code))
+        self._errors = folder / "stderr"
+        with open(self._errors, "wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, str(path)],
+                env=environment,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+            )
+
+    def line(self) -> str:
+        """The next line of its output; "" at the end."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().decode().rstrip("\n")
+
+    def errors(self) -> str:
+        return self._errors.read_text(errors="replace")
+
+    def processes(self) -> dict[str, psutil.Process]:
+        """Its descendants, by the module that each runs."""
+        found = {}
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            found[child.cmdline()[3]] = child
+        return found
+
+    def leftovers(self) -> list[str]:
+        """What there still is of it."""
+        variable = f"XDG_RUNTIME_DIR={self.folder}\0"
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != self.process.pid:
+                try:
+                    if variable in (entry / "environ").read_text(errors="replace"):
+                        found.append(f"process {entry.name}")
+                except OSError:
+                    pass
+        found += [str(path) for path in self.folder.glob("atoll*")]
+        found += [str(path) for path in shared_memory() - self._shared_before]
+        return found
+
+    def assert_gone(self) -> None:
+        """Fails unless nothing is left within the promised time."""
+        deadline = time.monotonic() + GONE_SECONDS + GRACE_SECONDS
+        while left := self.leftovers():
+            assert time.monotonic() < deadline, left
+            time.sleep(0.02)
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def shared_memory() -> set[Path]:
+    folder = Path("/dev/shm")
+    mine = os.getuid()
+    found = set()
+    for path in folder.glob("atoll-*") if folder.is_dir() else ():
+        try:
+            if path.stat().st_uid == mine:
+                found.add(path)
+        except OSError:
+            pass
+    return found
+
+
+StartScript = Callable[..., Script]
