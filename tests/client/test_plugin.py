@@ -173,5 +173,5 @@ def test_jax_keeps_its_own_cache_after_a_cluster_of_a_block(run_script: RunScrip
         """,
         env={"JAX_PLATFORMS": "cpu"},
     ).check()
-    assert result.stdout == "2 3.0 True False\nTrue 3.0 cpu\n"
+    assert result.stdout == "2 3.0 True True\nTrue 3.0 cpu\n"
     assert result.stderr == ""
