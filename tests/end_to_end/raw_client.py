@@ -39,16 +39,26 @@ class RawClient:
 
     def open(self) -> Any:
         """Opens a session; returns the answer to its first request."""
+        status, reply = self._begin()
+        assert status == (0, ""), status
+        self.session_id = reply.init.session_id
+        return reply.init
+
+    def begin(self) -> Status:
+        """The status with which a session opens."""
+        return self._begin()[0]
+
+    def _begin(self) -> tuple[Status, Any]:
         metadata = transport_pb2.SessionMetadata()
         metadata.version.protocol_version = self._protocol
         metadata.version.ifrt_serdes_version_number = self._serdes
         method = self.channel.stream_stream(SERVICE + "IfrtSession", _as_it_is, _as_it_is)
-        self._call = method(
-            iter(self._requests.get, None), metadata=((SESSION_HEADER, metadata.SerializeToString()),)
-        )
-        reply = self.ask(lambda request: request.init.SetInParent())
-        self.session_id = reply.init.session_id
-        return reply.init
+        self._call = method(iter(self._requests.get, None), metadata=((SESSION_HEADER, metadata.SerializeToString()),))
+        try:
+            reply = self.ask(lambda request: request.init.SetInParent())
+        except grpc.RpcError as error:
+            return (error.code().value[0], error.details()), None
+        return (reply.meta.status.code, reply.meta.status.message), reply
 
     def send(self, data: bytes) -> None:
         """Sends bytes as one message of the session's stream."""
@@ -129,9 +139,7 @@ class RawClient:
 
 def sharding(type_name: str, message: Any) -> Any:
     return values_pb2.Sharding(
-        serialized_sharding=values_pb2.Serialized(
-            type_name=f"xla::ifrt::{type_name}", data=message.SerializeToString()
-        )
+        serialized_sharding=values_pb2.Serialized(type_name=f"xla::ifrt::{type_name}", data=message.SerializeToString())
     )
 
 

@@ -128,4 +128,5 @@ def _serve(questions: BinaryIO, answers: BinaryIO) -> None:
 
 
 if __name__ == "__main__":
-    _serve(open(int(sys.argv[1]), "rb"), open(int(sys.argv[2]), "wb"))
+    with open(int(sys.argv[1]), "rb") as _questions, open(int(sys.argv[2]), "wb") as _answers:
+        _serve(_questions, _answers)

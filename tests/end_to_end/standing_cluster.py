@@ -101,10 +101,7 @@ class StandingCluster:
 
     def processes(self) -> dict[str, psutil.Process]:
         """The controller and the workers, by module and pid."""
-        return {
-            f"{each.cmdline()[3]} {each.pid}": each
-            for each in psutil.Process(self._children[0].pid).children()
-        }
+        return {f"{each.cmdline()[3]} {each.pid}": each for each in psutil.Process(self._children[0].pid).children()}
 
     def proxies(self) -> list[psutil.Process]:
         """The proxies that `start_proxy` has started."""

@@ -69,11 +69,7 @@ def test_the_cost_is_that_of_stock_jax(same_as_stock: Any) -> None:
 
 def memory() -> dict[str, int]:
     analysis = compiled_step().memory_analysis()
-    return {
-        name: int(getattr(analysis, name))
-        for name in sorted(dir(analysis))
-        if name.endswith("_in_bytes")
-    }
+    return {name: int(getattr(analysis, name)) for name in sorted(dir(analysis)) if name.endswith("_in_bytes")}
 
 
 def test_the_memory_needs_are_those_of_stock_jax(same_as_stock: Any) -> None:
@@ -192,7 +188,7 @@ def quiet() -> Any:
 def test_host_callbacks_are_refused_and_the_session_goes_on(
     atoll_python: RemotePython, same_as_stock: Any, function: Any
 ) -> None:
-    with pytest.raises(RemoteError, match="UNIMPLEMENTED.*callback"):
+    with pytest.raises(RemoteError, match=r"UNIMPLEMENTED.*callback"):
         atoll_python.call(function)
     same_as_stock(quiet)
 

@@ -121,9 +121,7 @@ def tiled(devices: list[int], dims: list[int], order: list[int] | None = None) -
         tile_assignment_dimensions=dims,
         tile_assignment_devices=range(len(devices)) if order is None else order,
     )
-    return sharding(
-        "HloSharding", shardings_pb2.HloSharding(devices={"device_ids": devices}, xla_op_sharding=op)
-    )
+    return sharding("HloSharding", shardings_pb2.HloSharding(devices={"device_ids": devices}, xla_op_sharding=op))
 
 
 def spec(where: Any, shape: tuple[int, ...] = (4,)) -> Any:
@@ -146,9 +144,7 @@ def compile_request(program_bytes: bytes, options: bytes) -> Any:
 def compile_options() -> bytes:
     own = xla_client.CompileOptions().SerializeAsString()
     return bytes(
-        compile_pb2.XlaCompileOptions(
-            compile_options=compile_pb2.CompileOptions.FromString(own)
-        ).SerializeToString()
+        compile_pb2.XlaCompileOptions(compile_options=compile_pb2.CompileOptions.FromString(own)).SerializeToString()
     )
 
 
@@ -362,9 +358,7 @@ def test_an_unknown_handle_is_not_found(client: RawClient, name: str) -> None:
 @pytest.mark.parametrize(
     ("replicas", "partitions"), [(0, 0), (0, 1), (1 << 30, 1 << 30), (5, 1)], ids=["none", "zero", "many", "five"]
 )
-def test_a_device_assignment_that_does_not_fit_is_refused(
-    client: RawClient, replicas: int, partitions: int
-) -> None:
+def test_a_device_assignment_that_does_not_fit_is_refused(client: RawClient, replicas: int, partitions: int) -> None:
     def fill(request: Any) -> None:
         request.get_default_device_assignment.num_replicas = replicas
         request.get_default_device_assignment.num_partitions = partitions

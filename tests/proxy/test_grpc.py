@@ -19,8 +19,8 @@ import grpc
 import pytest
 import uvloop
 
-from atoll.proxy import http2_frames as frames
 from atoll.errors import Code
+from atoll.proxy import http2_frames as frames
 from atoll.proxy.grpc import Call, GrpcServer, Limits
 from atoll.proxy.http2_frames import ErrorCode
 from tests.proxy.http2_peer import DEADLINE_SECONDS, REQUEST, Peer, Serving, echo, frame, message, served

@@ -33,9 +33,16 @@ class ClientProcesses:
             Started,
             default_cache_directory,
             make_directory,
+            read_topology,
         )
         from atoll.proxy.main import ProxyOptions, Ready
+        from atoll.transport.address import parse_address
 
+        # Before anything is made for them.
+        if settings.address:
+            parse_address(settings.address)
+        else:
+            read_topology(settings.islands)
         self._directory = make_directory("client")
         self.transfer_directory = Path(tempfile.mkdtemp(prefix="atoll-", dir=_shared_memory()))
         self._children: list[Child] = []

@@ -19,6 +19,7 @@ _ORDINARY = re.compile(
     rb"|IFRT proxy server disconnected"
     rb"|Connection to IFRT proxy server was terminated"
     rb"|Failed to destroy `LoadedExecutable`"
+    rb"|Failed to delete host buffer: UNAVAILABLE"
     rb"|Batched response from ifrt proxy server"
 )
 _TRACE_ENDS = b"*** End stack trace ***"

@@ -154,7 +154,7 @@ def check(program: Program) -> None:
                 if not (0 <= mapping.input < len(node.inputs) and 0 <= mapping.output < len(node.outputs)):
                     raise invalid(f"program {program.name!r} rearranges an input or output that it lacks")
                 if not all(0 <= bound <= MAX_SHARDS for each in (mapping.source, mapping.target) for bound in each):
-                    raise invalid(f"program {program.name!r} rearranges shards that no array has")
+                    raise invalid(f"program {program.name!r} rearranges shards that are not there")
                 if mapping.source[2] < 1 or mapping.target[2] < 1:
                     raise invalid(f"program {program.name!r} rearranges shards by a step below 1")
         defined += output_count(node)

@@ -12,7 +12,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
-from atoll.errors import Code, Status, invalid, unimplemented
+from atoll.errors import Status, invalid, unimplemented
 from atoll.ir.types import (
     ArraySpec,
     Even,
@@ -112,9 +112,6 @@ def status_to(status: Status) -> Any:
 
 
 def status_from(proto: Any) -> Status:
-    """An error that a client makes up. Raises INVALID_ARGUMENT for what is none."""
-    if not Code.OK < proto.code <= max(Code):
-        raise invalid(f"{proto.code} is no error's code")
     return Status(proto.code, proto.message, dict(proto.payload))
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from atoll.errors import Status, StatusError, invalid, unimplemented
+from atoll.errors import Code, Status, StatusError, invalid, unimplemented
 from atoll.ir.program import DeviceToHost, HostBuffer, HostToDevice, single
 from atoll.ir.types import ArraySpec, Shape, nbytes
 from atoll.proxy import codec
@@ -180,7 +180,10 @@ def _make_error_arrays(exchange: Exchange, request: Any) -> None:
     session = exchange.session
     specs = [codec.spec_from(each) for each in request.specs]
     handles = session.handles(list(request.arrays), len(specs))
-    session.link.send(m.MakeError(tuple(handles), codec.status_from(request.error)))
+    error = codec.status_from(request.error)
+    if not Code.OK < error.code <= max(Code):
+        raise invalid(f"{error.code} is no error's code")
+    session.link.send(m.MakeError(tuple(handles), error))
     session.define(handles, specs, exchange.context)
     exchange.made("make_error_arrays", handles)
 
