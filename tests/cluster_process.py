@@ -56,19 +56,22 @@ class User:
 
     def start(self, *command: str, **env: str) -> subprocess.Popen[str]:
         """Starts any command, in a process group of its own."""
-        return subprocess.Popen(
-            command,
-            env=self.env | env,
-            cwd=self.runtime,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-            # Where the test run itself is a background job, SIGINT would be ignored.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
+        # Where the test run itself is a background job, SIGINT is ignored, and children would inherit that.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            return subprocess.Popen(
+                command,
+                env=self.env | env,
+                cwd=self.runtime,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def start_atoll(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
         return self.start(*COMMAND, *arguments, **env)
