@@ -3,42 +3,38 @@
 python -m bench.markdown bench/results/NAME.json docs/performance.md
 """
 
-import json
 import sys
 from pathlib import Path
-from typing import Any
+
+import msgspec
+
+from bench.record import MetricRecord, RunRecord
+from bench.report import number
 
 BEGIN, END = "<!-- bench: begin (written by bench.markdown) -->", "<!-- bench: end -->"
 
 
-def figure(summary: dict[str, float] | None) -> str:
-    """Median and quartiles, to three digits."""
-    if not summary:
-        return ""
-    return f"{summary['median']:,.3g} ({summary['low']:,.3g}-{summary['high']:,.3g})"
+def figure(metric: MetricRecord, backend: str) -> str:
+    """Median and quartiles."""
+    summary = metric.summaries.get(backend)
+    return f"{number(summary.median)} ({number(summary.low)}-{number(summary.high)})" if summary else ""
 
 
-def render(result: dict[str, Any]) -> str:
+def render(run: RunRecord) -> str:
+    machine = run.machine
     lines = [
-        f"{result['started'][:10]}, {result['rounds']} rounds, load {result['load_before']:.2f} before the run, "
-        f"{machine(result['machine'])}. Medians, quartiles in brackets.",
+        f"{run.started[:10]}, {run.rounds} rounds, load {run.load_before:.2f} before the run; {machine.cpu}, "
+        f"{machine.cores} cores, Python {machine.python}, jax {machine.packages['jax']}. Medians, quartiles in brackets.",
         "",
         "| | | unit | Atoll | stock JAX |",
         "|---|---|---|---:|---:|",
     ]
-    for benchmark in result["benchmarks"]:
-        for i, metric in enumerate(benchmark["metrics"]):
-            sums = metric["summaries"]
-            key = benchmark["key"] if i == 0 else ""
-            lines.append(
-                f"| {key} | {metric['title']} | {metric['unit']} | {figure(sums.get('atoll'))} "
-                f"| {figure(sums.get('stock'))} |"
-            )
+    for benchmark in run.benchmarks:
+        for i, metric in enumerate(benchmark.metrics):
+            key = benchmark.key if i == 0 else ""
+            cells = f"{figure(metric, 'atoll')} | {figure(metric, 'stock')}"
+            lines.append(f"| {key} | {metric.title} | {metric.unit} | {cells} |")
     return "\n".join(lines)
-
-
-def machine(facts: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in facts.items() if isinstance(value, str | int | float))
 
 
 def main(source: str, page: str) -> None:
@@ -47,7 +43,7 @@ def main(source: str, page: str) -> None:
     _, end, after = rest.partition(END)
     if not begin or not end:
         sys.exit(f"{page} lacks the markers {BEGIN} and {END}")
-    table = render(json.loads(Path(source).read_text()))
+    table = render(msgspec.json.decode(Path(source).read_bytes(), type=RunRecord))
     Path(page).write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{after}")
 
 
