@@ -24,7 +24,8 @@ def render(run: RunRecord) -> str:
     machine = run.machine
     lines = [
         f"{run.started[:10]}, {run.rounds} rounds, load {run.load_before:.2f} before the run; {machine.cpu}, "
-        f"{machine.cores} cores, Python {machine.python}, jax {machine.packages['jax']}. Medians, quartiles in brackets.",
+        f"{machine.cores} cores, Python {machine.python}, jax {machine.packages['jax']}. Medians, quartiles in "
+        "brackets.",
         "",
         "| | | unit | Atoll | stock JAX |",
         "|---|---|---|---:|---:|",
