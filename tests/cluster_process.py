@@ -15,22 +15,15 @@ from pathlib import Path
 
 import psutil
 
+from tests.conftest import ScriptResult
+
 COMMAND = [sys.executable, "-m", "atoll.cli"]
 DEADLINE = 90.0  # seconds, for any one command
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(ScriptResult):
     """How a command ended."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-    def check(self) -> Result:
-        """Itself; fails the test where the command failed."""
-        assert self.returncode == 0, f"status {self.returncode}\n{self.stdout}\n{self.stderr}"
-        return self
 
     @property
     def error(self) -> str:

@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 # Before anything imports JAX: its backend reads these once.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -161,7 +162,7 @@ class ScriptResult:
     stdout: str
     stderr: str
 
-    def check(self) -> ScriptResult:
+    def check(self) -> Self:
         """Itself; fails the test where the script failed."""
         assert self.returncode == 0, f"status {self.returncode}\n{self.stdout}\n{self.stderr}"
         return self

@@ -107,6 +107,21 @@ def unimplemented(message: str) -> StatusError:
     return StatusError(Code.UNIMPLEMENTED, message)
 
 
+def refusal(status: Status, prefix: str = "") -> ConnectError:
+    """The error for a controller's refusal to talk to us."""
+    kinds: dict[int, type[ConnectError]] = {
+        Code.UNAUTHENTICATED: AccessError,
+        Code.FAILED_PRECONDITION: VersionError,
+    }
+    return kinds.get(status.code, ConnectError)(prefix + status.message)
+
+
+def error_kind(name: str) -> type[AtollError] | None:
+    """The class of this tree that another process named; None for a name that is none of ours."""
+    kind = globals().get(name)
+    return kind if isinstance(kind, type) and issubclass(kind, AtollError) else None
+
+
 def status_of(error: BaseException) -> Status:
     """The status for any exception; XLA's own errors begin with their code's name."""
     if isinstance(error, StatusError):

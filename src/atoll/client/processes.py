@@ -13,9 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from atoll import errors
 from atoll.client.settings import Settings, script_name
-from atoll.errors import AtollError, ClusterError
+from atoll.errors import AtollError, ClusterError, ConnectError, error_kind
 from atoll.transport.child import Child
 from atoll.transport.messages import DEFAULT_TOKEN_VARIABLE
 
@@ -116,10 +115,7 @@ def _shared_memory() -> str | None:
 
 def _raised(name: str, message: str, address: str) -> AtollError:
     """The error that a proxy named, as an exception here; says what to start."""
-    kind = getattr(errors, name, ClusterError)
-    if not (isinstance(kind, type) and issubclass(kind, AtollError)):
-        kind = ClusterError
-    if address and kind is errors.ConnectError and message.startswith("cannot reach"):
+    kind = error_kind(name) or ClusterError
+    if address and kind is ConnectError and message.startswith("cannot reach"):
         message += "; start a cluster with `atoll up`, or unset ATOLL_ADDRESS to get one of your own"
-    error: AtollError = kind(message)
-    return error
+    return kind(message)

@@ -38,7 +38,7 @@ class Controller:
         self._outbox = Outbox()
         self._launcher = Launcher(self.resources, self.sessions, self._outbox, self._release_program)
         self.schedulers = self._launcher.schedulers
-        self._compiles: dict[tuple[int, int, int], list[m.Compile]] = {}  # (session, host, feed)
+        self._compiles: dict[tuple[int, int, int], m.Compile] = {}  # (session, host, feed)
         self._next_session = 1
         self._next_plan = 1
         self._next_query = 1
@@ -117,24 +117,24 @@ class Controller:
         islands = set()
         for feed in feeds:
             key = (host, feed)
-            for compile_ in self._compiles.pop((number, host, feed), ()):
+            compile_ = self._compiles.pop((number, host, feed), None)
+            if compile_ is not None:
                 self._to_host(host, compile_)
-                break
+                continue
+            if key in session.unwanted_feeds:
+                session.unwanted_feeds.discard(key)
+                self._to_host(host, m.DropFeed(number, feed))
+                continue
+            island = self._launcher.feed_arrived(session, host, feed)
+            if island is not None:
+                islands.add(island)
+            elif len(session.early_feeds) < MAX_EARLY_FEEDS:
+                session.early_feeds.add(key)
             else:
-                if key in session.unwanted_feeds:
-                    session.unwanted_feeds.discard(key)
-                    self._to_host(host, m.DropFeed(number, feed))
-                    continue
-                island = self._launcher.feed_arrived(session, host, feed)
-                if island is not None:
-                    islands.add(island)
-                elif len(session.early_feeds) < MAX_EARLY_FEEDS:
-                    session.early_feeds.add(key)
-                else:
-                    text = f"this session has {MAX_EARLY_FEEDS} buffers uploaded that it does not use"
-                    self._to_session(number, m.Closing(Status(Code.RESOURCE_EXHAUSTED, text)))
-                    self.close_session(number)
-                    return
+                text = f"this session has {MAX_EARLY_FEEDS} buffers uploaded that it does not use"
+                self._to_session(number, m.Closing(Status(Code.RESOURCE_EXHAUSTED, text)))
+                self.close_session(number)
+                return
         for island in islands:
             self._launcher.pump(island)
 
@@ -245,7 +245,7 @@ class Controller:
                 session.early_feeds.discard((host, message.feed))
                 self._to_host(host, compile_)
             else:
-                self._compiles.setdefault((session.number, host, message.feed), []).append(compile_)
+                self._compiles.setdefault((session.number, host, message.feed), compile_)
 
     def _settle_function(self, name: str, host: int, status: Status, info: bytes) -> None:
         for done in self.functions.settle(name, host, status, info):

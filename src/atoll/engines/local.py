@@ -24,7 +24,7 @@ from atoll.errors import AtollError, ClusterError
 from atoll.transport.address import Address, check_may_listen, parse_address
 from atoll.transport.lifeline import watch_in_loop
 from atoll.transport.messages import DEFAULT_TOKEN_VARIABLE
-from atoll.transport.process import command, read_options, run_loop, start_logging
+from atoll.transport.process import command, read_options, run_loop, start_logging, tell
 from atoll.worker.main import WorkerOptions
 
 READY_SECONDS = 120.0
@@ -188,10 +188,10 @@ async def serve(options: EngineOptions, stop: asyncio.Event) -> None:
         engine = LocalEngine(options, stop)
         ready = engine.start()
         await _until_ready(engine, ready, stop)
-        _tell(options, Started(address=options.controller_address))
+        tell(options.ready_fd, Started(address=options.controller_address))
         await stop.wait()
     except AtollError as error:
-        _tell(options, Started(error=str(error)))
+        tell(options.ready_fd, Started(error=str(error)))
     finally:
         if engine is not None:
             engine.end()
@@ -218,13 +218,6 @@ async def _until_ready(engine: LocalEngine, descriptor: int, stop: asyncio.Event
     if not os.read(descriptor, 64) and not stop.is_set():
         raise ClusterError("the controller ended before the cluster was up; its messages are above")
     os.close(descriptor)
-
-
-def _tell(options: EngineOptions, started: Started) -> None:
-    if options.ready_fd >= 0:
-        with contextlib.suppress(OSError):
-            os.write(options.ready_fd, msgspec.json.encode(started) + b"\n")
-            os.close(options.ready_fd)
 
 
 def main() -> None:

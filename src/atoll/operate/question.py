@@ -7,17 +7,12 @@ import os
 from typing import Any
 
 from atoll._version import __version__
-from atoll.errors import AccessError, Code, ConnectError, Status, VersionError
+from atoll.errors import ConnectError, refusal
 from atoll.transport import messages as m
 from atoll.transport.address import Address
 from atoll.transport.connection import connect
 
 ANSWER_SECONDS = 10.0
-
-_REFUSALS: dict[int, type[ConnectError]] = {
-    Code.UNAUTHENTICATED: AccessError,
-    Code.FAILED_PRECONDITION: VersionError,
-}
 
 
 def ask_for_report(address: Address, token: str) -> bytes:
@@ -39,7 +34,7 @@ async def _ask(address: Address, token: str, question: m.AskStatus | m.AskStop) 
         if answer.done():
             return
         if isinstance(message, m.Refused):
-            answer.set_exception(_refusal(address, message.status))
+            answer.set_exception(refusal(message.status, f"the cluster at {address} refuses us: "))
         else:
             answer.set_result(message)
 
@@ -57,8 +52,3 @@ async def _ask(address: Address, token: str, question: m.AskStatus | m.AskStop) 
         raise ConnectError(f"the controller at {address} did not answer within {ANSWER_SECONDS:.0f} s") from None
     finally:
         connection.close()
-
-
-def _refusal(address: Address, status: Status) -> ConnectError:
-    kind = _REFUSALS.get(status.code, ConnectError)
-    return kind(f"the cluster at {address} refuses us: {status.message}")

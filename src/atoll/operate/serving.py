@@ -6,9 +6,8 @@ import os
 import shutil
 from collections.abc import Callable
 
-from atoll import errors
 from atoll.engines.local import EngineOptions, Started, default_cache_directory, make_directory
-from atoll.errors import AtollError, ClusterError
+from atoll.errors import AtollError, ClusterError, error_kind
 from atoll.proxy.main import ProxyOptions, Ready
 from atoll.transport.address import Address
 from atoll.transport.child import Child, wait_for_any
@@ -53,8 +52,7 @@ def serve_proxy(listen: Address, cluster: str, islands: str, platform: str, on_u
 
 
 def _error(ready: Ready, listen: Address) -> AtollError:
-    kind = getattr(errors, ready.error, None)
-    if isinstance(kind, type) and issubclass(kind, AtollError):
-        error: AtollError = kind(ready.message)
-        return error
+    kind = error_kind(ready.error)
+    if kind is not None:
+        return kind(ready.message)
     return ClusterError(f"the proxy cannot listen at {listen}: {ready.message}")

@@ -81,6 +81,7 @@ def _set(attributes: Any, name: str, value: bool | int | str | list[int]) -> Non
 
 def cost_attributes(payload: bytes, reply: Any) -> None:
     """Fills a cost analysis reply from a worker's JSON."""
+    reply.attributes.SetInParent()  # also where XLA knows no costs
     for name, value in json.loads(payload).items():
         reply.attributes.attributes[name].float_value = float(value)
 

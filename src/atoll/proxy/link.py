@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from atoll._version import __version__
-from atoll.errors import AccessError, AtollError, Code, ConnectError, Status, StatusError, VersionError
+from atoll.errors import AccessError, AtollError, Code, ConnectError, Status, StatusError, VersionError, refusal
 from atoll.transport import messages as m
 from atoll.transport.address import Address, parse_address
 from atoll.transport.connection import Connection, connect
@@ -164,7 +164,7 @@ class Link:
             case m.Welcome():
                 self._opening.set_result(message)
             case m.Refused(status=status):
-                self._opening.set_exception(_refusal(status))
+                self._opening.set_exception(refusal(status))
             case m.Closing(status=status):
                 self._lose(status)
 
@@ -258,14 +258,6 @@ def _open_channel(address: Address, session: int, secret: str) -> DataChannel:
     channel = DataChannel(dial(address))
     channel.open(session, secret)
     return channel
-
-
-def _refusal(status: Status) -> ConnectError:
-    if status.code == Code.UNAUTHENTICATED:
-        return AccessError(status.message)
-    if status.code == Code.FAILED_PRECONDITION:
-        return VersionError(status.message)
-    return ConnectError(status.message)
 
 
 async def open_link(controller: Address, token: str, label: str, pid: int, patience: float) -> Link:

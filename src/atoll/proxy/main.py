@@ -15,7 +15,7 @@ from atoll.proxy.service import Service
 from atoll.transport.address import Address, check_may_listen, parse_address
 from atoll.transport.lifeline import watch_in_loop
 from atoll.transport.messages import DEFAULT_TOKEN_VARIABLE
-from atoll.transport.process import read_options, run_loop, start_logging
+from atoll.transport.process import read_options, run_loop, start_logging, tell
 
 
 class ProxyOptions(msgspec.Struct, frozen=True):
@@ -74,18 +74,12 @@ async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:
             port = await server.listen_tcp(address.host, address.port)
             where = str(Address(host=address.host, port=port))
     except (AtollError, OSError) as error:
-        _tell(options, Ready(error=type(error).__name__, message=str(error)))
+        tell(options.ready_fd, Ready(error=type(error).__name__, message=str(error)))
         return
-    _tell(options, Ready(address=where))
+    tell(options.ready_fd, Ready(address=where))
     await stop.wait()
     service.close()
     await server.close()
-
-
-def _tell(options: ProxyOptions, ready: Ready) -> None:
-    if options.ready_fd >= 0:
-        os.write(options.ready_fd, msgspec.json.encode(ready) + b"\n")
-        os.close(options.ready_fd)
 
 
 def main() -> None:

@@ -77,6 +77,18 @@ class Exchange:
         """Answers when `work` is done, with the response that it returns or the error that it raises."""
         self.session.spawn(self._answer(work, placed))
 
+    def outcome(self, kind: str, handle: int) -> None:
+        """Answers when the future `handle` is resolved: with an empty `kind`, or with its error."""
+        future = self.session.take_future(handle)
+
+        async def work() -> Any:
+            (await future).raise_if_error()
+            response = self.response()
+            getattr(response, kind).SetInParent()
+            return response
+
+        self.later(work())
+
     async def _answer(self, work: Coroutine[Any, Any, Any], placed: bool) -> None:
         try:
             self.reply(await work)

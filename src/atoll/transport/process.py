@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -18,6 +19,14 @@ Options = TypeVar("Options")
 def read_options(kind: type[Options]) -> Options:
     """The process's options: one JSON argument, checked against `kind`."""
     return msgspec.json.decode(sys.argv[1].encode(), type=kind)
+
+
+def tell(descriptor: int, line: msgspec.Struct) -> None:
+    """Writes the one line that whoever started this process waits for, if anybody does: see `transport.child`."""
+    if descriptor >= 0:
+        with contextlib.suppress(OSError):
+            os.write(descriptor, msgspec.json.encode(line) + b"\n")
+            os.close(descriptor)
 
 
 # What a user sets for the Python of a script, and not for that of a process of ours.

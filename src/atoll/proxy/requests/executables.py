@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -58,31 +59,27 @@ def _mpmd_cost_analysis(exchange: Exchange, request: Any) -> None:
 
 
 def _cost_analysis(exchange: Exchange, request: Any) -> None:
-    executable = exchange.session.executable(request.executable)
-
-    async def work() -> Any:
-        response = exchange.response()
-        reply = response.executable_cost_analysis
-        try:
-            payload = await exchange.session.link.inquire("cost", executable.devices[0], executable.function)
-            reply.attributes.SetInParent()
-            cost_attributes(payload, reply)
-        except StatusError as error:
-            reply.status.CopyFrom(codec.status_to(error.status))
-        return response
-
-    exchange.later(work())
+    _inquire(exchange, request, "executable_cost_analysis", "cost", cost_attributes)
 
 
 def _program_text(exchange: Exchange, request: Any) -> None:
+    def fill(text: bytes, reply: Any) -> None:
+        reply.human_readable_program_text = text.decode()
+
+    _inquire(exchange, request, "executable_program_text", "text", fill)
+
+
+def _inquire(
+    exchange: Exchange, request: Any, kind: str, what: str, fill: Callable[[bytes, Any], None]
+) -> None:
+    """Asks a worker that holds the executable; both kinds of reply have a `status` of their own for a failure."""
     executable = exchange.session.executable(request.executable)
 
     async def work() -> Any:
         response = exchange.response()
-        reply = response.executable_program_text
+        reply = getattr(response, kind)
         try:
-            text = await exchange.session.link.inquire("text", executable.devices[0], executable.function)
-            reply.human_readable_program_text = text.decode()
+            fill(await exchange.session.link.inquire(what, executable.devices[0], executable.function), reply)
         except StatusError as error:
             reply.status.CopyFrom(codec.status_to(error.status))
         return response
@@ -175,15 +172,7 @@ def _run(exchange: Exchange, request: Any, given: list[int]) -> tuple[list[int],
 
 
 def _fetch_execute_result(exchange: Exchange, request: Any) -> None:
-    future = exchange.session.take_future(request.status_handle)
-
-    async def work() -> Any:
-        (await future).raise_if_error()
-        response = exchange.response()
-        response.fetch_execute_result.SetInParent()
-        return response
-
-    exchange.later(work())
+    exchange.outcome("fetch_execute_result", request.status_handle)
 
 
 def _host_callback(exchange: Exchange, request: Any) -> None:

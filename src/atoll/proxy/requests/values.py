@@ -22,15 +22,7 @@ def _init(exchange: Exchange, request: Any) -> None:
 
 
 def _check_future(exchange: Exchange, request: Any) -> None:
-    future = exchange.session.take_future(request.future)
-
-    async def work() -> Any:
-        (await future).raise_if_error()
-        response = exchange.response()
-        response.check_future.SetInParent()
-        return response
-
-    exchange.later(work())
+    exchange.outcome("check_future", request.future)
 
 
 def _check_value_ready(exchange: Exchange, request: Any) -> None:
