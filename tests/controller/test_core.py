@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.controller import core, launcher
+from atoll.controller import core
 from atoll.controller.core import Controller
 from atoll.controller.launcher import GANG_WINDOW
 from atoll.controller.resources import Topology
@@ -31,25 +32,28 @@ from atoll.transport import messages as m
 BROKEN = Status(Code.INTERNAL, "division by zero")
 
 
-def joined(topology: str) -> Controller:
+def joined(topology: str, sequential: bool = False) -> Controller:
     """A controller whose workers have all joined, without what it told them."""
     parsed = Topology.parse(topology)
-    controller = Controller(parsed)
+    controller = Controller(parsed, sequential)
     for host in range(parsed.host_count):
-        devices = tuple(
-            m.DeviceInfo(i, "null", "cpu", ("device",), "device", (i, 0, 0), 0, i, 0) for i in range(parsed.devices)
-        )
-        ready = m.WorkerReady(parsed.island_of(host), host, devices, "cpu", "1", f"unix:/data-{host}")
-        controller.worker_joined(ready, 1000 + host)
+        controller.worker_joined(ready(parsed, host, f"unix:/data-{host}"), 1000 + host)
     controller.take_outbox()
     return controller
+
+
+def ready(topology: Topology, host: int, address: str) -> m.WorkerReady:
+    devices = tuple(
+        m.DeviceInfo(i, "null", "cpu", ("device",), "device", (i, 0, 0), 0, i, 0) for i in range(topology.devices)
+    )
+    return m.WorkerReady(topology.island_of(host), host, devices, "cpu", "1", address)
 
 
 class Play:
     """One session on a cluster, for tables: `tell` gives what one event makes the controller say."""
 
-    def __init__(self, topology: str = "1x1x2") -> None:
-        self.controller = joined(topology)
+    def __init__(self, topology: str = "1x1x2", *, sequential: bool = False) -> None:
+        self.controller = joined(topology, sequential)
         self.session = self.controller.open_session(42, "script.py").number
         self.controller.take_outbox()
 
@@ -71,6 +75,13 @@ class Play:
 
     def done(self, *sequences: int, host: int = 0) -> list[Any]:
         return self.hear(host, m.Done(tuple((sequence, 0, 1) for sequence in sequences)))
+
+    def join_again(self, *hosts: int) -> list[Any]:
+        """Workers that were started anew join."""
+        for host in hosts:
+            again = ready(self.controller.resources.topology, host, f"unix:/data-{host}-again")
+            self.controller.worker_joined(again, 2000 + host)
+        return self.outbox()
 
     # ---- programs, under fixed numbers
 
@@ -240,21 +251,58 @@ def test_a_gang_over_two_hosts_is_done_when_both_are():
     assert play.done(first.sequence, host=0) == [m.Retired(1)]
 
 
-def test_a_transfer_between_islands_sends_first_and_receives_when_the_bytes_are_there():
+def test_both_ends_of_a_transfer_are_sent_at_once():
     play = Play("2x1x1")
     play.with_put()
     play.array(10)
     program = single("copy", (on(0),), Transfer((0,), (on(1),)))
     send, receive = play.say(m.RegisterProgram(3, program))
-    (first,) = play.say(m.Launch(3, (10,), (11,), ()))
+    first, second = play.say(m.Launch(3, (10,), (11,), ()))
     assert (first.plan, first.arguments, first.results) == (send.plan, (10,), ())
-    assert play.done(first.sequence) == []
-    (feed,) = first.feeds
-    assert feed >= launcher.OWN_NUMBERS, "proxies' own numbers are all below"
-    (second,) = play.hear(1, m.Arrived(play.session, (feed,)))
     assert (second.plan, second.arguments, second.results) == (receive.plan, (), (11,))
+    (feed,) = first.feeds
+    assert second.feeds == (feed,)
+    assert feed >= m.OWN_NUMBERS, "proxies' own numbers are all below"
     assert second.sequence > first.sequence
+    assert play.done(first.sequence) == []
     assert play.done(second.sequence, host=1) == [m.Retired(1)]
+
+
+def test_a_long_computation_is_followed_by_one_and_short_ones_by_many():
+    play = Play()
+    play.with_call()
+    play.array(10)
+    for i in range(20):
+        play.controller.from_proxy(play.session, m.Launch(1, (10,), (100 + i,), ()))
+    first = runs(play.outbox())
+    assert len(first) > 10
+    now = 0
+    in_flight = list(first)
+    while in_flight:  # each takes 50 ms, and so the controller learns
+        run = in_flight.pop(0)
+        in_flight += runs(play.hear(0, m.Done(((run.sequence, now, now + 50_000_000),))))
+        now += 50_000_000
+    for i in range(20):
+        play.controller.from_proxy(play.session, m.Launch(1, (10,), (200 + i,), ()))
+    assert len(runs(play.outbox())) == 2
+
+
+def test_dispatched_in_sequence_a_launch_waits_for_the_one_before_to_be_enqueued():
+    play = Play(sequential=True)
+    play.with_call()
+    play.array(10)
+    play.controller.take_outbox()
+    (first,) = play.say(m.Launch(1, (10,), (11,), ()))
+    assert first.acknowledge
+    assert play.say(m.Launch(1, (11,), (12,), ())) == []
+    (second,) = play.hear(0, m.Enqueued(first.sequence))
+    assert second.arguments == (11,)
+    assert play.say(m.Launch(1, (12,), (13,), ())) == []
+    # A failure is an end, too.
+    (third, *_) = runs(play.hear(0, m.Failed(second.sequence, BROKEN))) or [None]
+    assert third is None, "what it would have used is an error now"
+    (fourth,) = play.say(m.Launch(1, (10,), (14,), ()))
+    assert fourth.results == (14,)
 
 
 @pytest.mark.parametrize(
@@ -380,25 +428,15 @@ def test_a_failure_reaches_its_results_and_what_is_made_of_them_and_nothing_else
     assert statuses == [[m.Awaited(11, BROKEN)], [m.Awaited(12, OK)], [m.Awaited(13, BROKEN)]]
 
 
-def test_the_second_half_of_a_failed_transfer_is_dropped_and_what_stood_behind_it_runs():
+def test_the_other_end_of_a_failed_transfer_is_told_what_befell_it():
     play = Play("2x1x1")
     play.with_put()
-    play.with_function(1, (1,))
     play.say(m.RegisterProgram(3, single("copy", (on(0),), Transfer((0,), (on(1),)))))
-    play.say(m.RegisterProgram(4, single("f", (on(1),), Call(1, (0,), (on(1),), (1,)))))
-    play.say(m.RegisterProgram(5, single("g", (), Call(1, (), (on(1),), (1,)))))
     play.array(10)
-    (send,) = play.say(m.Launch(3, (10,), (11,), ()))
-    assert play.say(m.Launch(4, (11,), (12,), ())) == []  # of the copy
-    assert play.say(m.Launch(5, (), (13,), ())) == []  # of nothing
-    play.say(m.Await(7, (12,)))
-    messages = play.hear(0, m.Failed(send.sequence, BROKEN))
-    # The copy's second half and its user are gone, by their cause's name; the one behind starts.
-    assert [run.results for run in runs(messages)] == [(13,)]
-    assert m.Awaited(7, BROKEN) in messages
-    assert [x.launches for x in messages if isinstance(x, m.Retired)] == [2]
-    assert play.say(m.Await(8, (11,))) == [m.Awaited(8, BROKEN)]
-    assert play.controller.schedulers[1].statistics().waiting == 0
+    send, receive = play.say(m.Launch(3, (10,), (11,), ()))
+    assert play.hear(0, m.Failed(send.sequence, BROKEN)) == [m.FailFeeds(play.session, receive.feeds, BROKEN)]
+    assert play.say(m.Await(7, (11,))) == [m.Awaited(7, BROKEN)], "nobody waits for the other end to learn of it"
+    assert play.hear(1, m.Failed(receive.sequence, BROKEN)) == [m.Retired(1)]
 
 
 def test_a_lost_host_fails_what_was_there_what_ran_there_and_what_stood_in_line():
@@ -424,11 +462,14 @@ def test_a_lost_host_fails_what_was_there_what_ran_there_and_what_stood_in_line(
     for status in told.values():
         assert status.code == Code.DATA_LOSS
         assert "host 0 of island 0 is gone (worker 1000: killed)" in status.message
+    assert "(in f)" in told[100].message
+    assert "(in put)" in told[11].message
     assert sum(x.launches for x in messages if isinstance(x, m.Retired)) == launches + 1
     assert [(x.query, x.status.code) for x in messages if isinstance(x, m.Answered)] == [(5, Code.DATA_LOSS)]
-    statistics = play.controller.schedulers[0].statistics()
+    assert m.HostsLost((0,)) in messages
+    statistics = play.controller.scheduler.statistics(0)
     assert (statistics.waiting, statistics.in_flight) == (0, 0)
-    # What comes afterwards fails at once, also questions.
+    # What needs the lost array fails at once, and so do questions.
     assert play.say(m.Launch(1, (10,), (12,), ())) == [m.Retired(1)]
     (answered,) = play.say(m.Inquire(7, "layout", 0, -1, b""))
     assert "host 0" in answered.status.message
@@ -450,15 +491,141 @@ def test_the_loss_of_one_island_leaves_the_others_to_work():
     assert play.say(m.Await(7, (13,))) == [m.Awaited(7, OK)]
 
 
-def test_a_compilation_on_a_lost_host_fails():
+def test_the_loss_of_one_host_is_that_of_its_island():
+    play = Play("2x2x1")
+    play.controller.worker_lost(1, "killed")
+    assert m.HostsLost((0, 1)) in play.outbox()
+    assert [play.controller.resources.is_lost(host) for host in range(4)] == [True, True, False, False]
+
+
+def test_a_restarted_island_gets_back_what_it_had_and_runs_what_waited():
+    play = Play()
+    name = play.with_function()
+    plan = play.with_call(arguments=0)
+    play.controller.worker_lost(0, "killed")
+    play.outbox()
+    assert play.say(m.Launch(1, (), (11,), ())) == [], "it waits for the island"
+    play.say(m.LossSeen((0,)))
+
+    back = play.join_again(0)
+    secret = play.controller.sessions[play.session].secret
+    assert back[0] == m.OpenStore(play.session, secret)
+    assert [x.plan for x in back if isinstance(x, m.KeepPlan)] == [plan]
+    assert m.HostsBack(((0, "unix:/data-0-again"),)) in back
+    assert runs(back) == [], "the function is not there yet"
+
+    assert play.say(m.CompileAgain(1, 95)) == []
+    (compile_,) = play.hear(0, m.Arrived(play.session, (95,)))
+    assert compile_.function == name
+    ready, run = play.hear(0, m.Compiled(name, OK, b"info", 0.1, True))
+    assert ready == m.FunctionReady(1, OK, b"info")
+    assert (run.plan, run.results) == (plan, (11,))
+
+
+def test_bytes_sent_before_the_proxy_knew_of_a_loss_are_lost():
+    play = Play()
+    play.with_put()
+    play.controller.worker_lost(0, "killed")
+    play.outbox()
+    assert play.say(m.Launch(2, (), (11,), (77,))) == [m.Retired(1)]
+    (awaited,) = play.say(m.Await(5, (11,)))
+    assert awaited.status.code == Code.DATA_LOSS
+    play.say(m.LossSeen((0,)))
+    assert play.say(m.Launch(2, (), (12,), (78,))) == []
+    play.join_again(0)
+    (run,) = play.hear(0, m.Arrived(play.session, (78,)))
+    assert run.results == (12,)
+
+
+def test_a_compilation_goes_on_when_its_island_is_back():
     play = Play()
     play.say(m.RegisterFunction(7, "hash", 90, ((0,),)))
-    play.hear(0, m.Arrived(play.session, (90,)))
+    (compile_,) = play.hear(0, m.Arrived(play.session, (90,)))
     play.controller.worker_lost(0, "killed")
-    ready = [x for x in play.outbox() if isinstance(x, m.FunctionReady)]
-    assert [(x.function, x.status.code) for x in ready] == [(7, Code.DATA_LOSS)]
-    (ready_again,) = play.say(m.RegisterFunction(8, "hash", 91, ((0,),)))[-1:]
-    assert ready_again.status.code in (Code.DATA_LOSS, Code.UNAVAILABLE)
+    assert not any(isinstance(x, m.FunctionReady) for x in play.outbox())
+    play.say(m.LossSeen((0,)))
+    play.join_again(0)
+    play.say(m.CompileAgain(7, 91))
+    play.hear(0, m.Arrived(play.session, (91,)))
+    ready = play.hear(0, m.Compiled(compile_.function, OK, b"info", 0.1, False))
+    assert m.FunctionReady(7, OK, b"info") in ready
+
+
+def test_an_island_that_does_not_come_back_fails_all_that_waits_for_it():
+    play = Play()
+    play.with_call(arguments=0)
+    play.say(m.RegisterFunction(7, "hash", 90, ((0,),)))
+    play.controller.worker_lost(0, "killed")
+    play.say(m.Launch(1, (), (11,), ()))
+    play.say(m.Await(5, (11,)))
+    play.controller.tick(1000.0)
+    assert play.outbox() == []
+    play.controller.tick(1000.0 + core.RESTART_SECONDS + 1)
+    messages = play.outbox()
+    (awaited,) = [x for x in messages if isinstance(x, m.Awaited)]
+    assert "island 0 is gone for good: it was not up again within 120 s" in awaited.status.message
+    assert [x.function for x in messages if isinstance(x, m.FunctionReady)] == [7]
+    (awaited,) = [play.say(m.Launch(1, (), (12,), ())), play.say(m.Await(6, (12,)))][1]
+    assert awaited.status.code == Code.UNAVAILABLE
+
+
+def test_a_silent_host_is_named_and_its_island_restarted():
+    play = Play("1x2x1")
+    play.with_function(1, (0, 1))
+    play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
+    play.say(m.Launch(1, (), (11,), ()))
+    play.say(m.Await(5, (11,)))
+    leases = play.controller.leases
+    for now in range(100, 120):
+        leases.heard(0, now)
+        if now == 100:
+            leases.heard(1, now)
+        play.controller.tick(float(now))
+    messages = play.outbox()
+    (restart,) = [x for x in messages if isinstance(x, m.RestartIsland)]
+    assert "host 1 of island 0 has not answered for 10 s" in restart.reason
+    (awaited,) = [x for x in messages if isinstance(x, m.Awaited)]
+    assert awaited.status.code == Code.DEADLINE_EXCEEDED
+    assert "host 1 of island 0" in awaited.status.message
+
+
+def test_a_gang_that_failed_on_one_host_and_hangs_on_another_costs_the_island():
+    play = Play("1x2x1")
+    play.with_function(1, (0, 1))
+    play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
+    (run, _) = play.say(m.Launch(1, (), (11,), ()))
+    play.hear(0, m.Failed(run.sequence, BROKEN))
+    for now in range(100, 104):
+        play.controller.tick(float(now))
+    assert play.outbox() == []
+    play.controller.tick(106.0)
+    (restart,) = [x for x in play.outbox() if isinstance(x, m.RestartIsland)]
+    assert "hosts [1] of island 0 wait for another, where f failed: division by zero" in restart.reason
+
+
+def test_a_program_that_crashes_its_worker_is_refused_and_no_other():
+    play = Play()
+    play.with_call(arguments=0)
+    play.say(m.Launch(1, (), (11,), ()))
+    play.controller.worker_ended(m.WorkerEnded(0, 1000, -6, "killed by SIGABRT"))
+    play.outbox()
+    play.say(m.LossSeen((0,)))
+    assert play.say(m.Launch(1, (), (12,), ())) == [m.Retired(1)]
+    (awaited,) = play.say(m.Await(5, (12,)))
+    assert awaited.status.code == Code.ABORTED
+    assert "killed by SIGABRT" in awaited.status.message
+    (ready,) = play.say(m.RegisterFunction(8, "content 1", 91, ((0,),)))
+    assert ready.status.code == Code.ABORTED, "not even when it is compiled anew"
+    assert play.say(m.RegisterFunction(9, "another", 92, ((0,),))) == []
+
+
+def test_a_program_whose_worker_was_killed_is_not_to_blame():
+    play = Play()
+    play.with_call(arguments=0)
+    play.say(m.Launch(1, (), (11,), ()))
+    play.controller.worker_ended(m.WorkerEnded(0, 1000, -9, "killed by SIGKILL"))
+    assert play.controller.blame.refused == {}
+    assert play.controller.blame.suspects == set()
 
 
 def test_a_client_that_uploads_without_end_loses_its_own_session_and_nobody_elses(monkeypatch):
@@ -490,7 +657,7 @@ def test_a_closed_session_leaves_no_plan_no_function_and_no_gang_in_line():
     for message in (m.DropPlan(plan), m.DropFunction(name), m.CloseStore(play.session)):
         assert message in messages
     assert play.controller.functions.users == {}
-    assert play.controller.schedulers[0].statistics().waiting == 0
+    assert play.controller.scheduler.statistics(0).waiting == 0
 
 
 def test_gangs_of_a_closed_session_keep_their_place_in_the_window_until_they_end():
@@ -500,16 +667,16 @@ def test_gangs_of_a_closed_session_keep_their_place_in_the_window_until_they_end
     (run,) = play.say(m.Launch(1, (10,), (11,), ()))
     play.controller.close_session(play.session)
     play.outbox()
-    assert play.controller.schedulers[0].statistics().in_flight == 1
+    assert play.controller.scheduler.statistics(0).in_flight == 1
     assert play.done(run.sequence) == []
-    assert play.controller.schedulers[0].statistics().in_flight == 0
+    assert play.controller.scheduler.statistics(0).in_flight == 0
 
 
 # ---- a play of random clients on model hosts
 
 
 class ModelHost:
-    """A worker as the controller may take it to be: it takes messages in order and runs each plan when it ends it."""
+    """A worker as the controller may take it to be: it walks a session's plans in order, and parks what lacks bytes."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -517,6 +684,9 @@ class ModelHost:
         self.stores: dict[int, dict[int, Status | None]] = {}
         self.freed: Counter[tuple[int, int]] = Counter()
         self.sequences: list[tuple[int, int]] = []  # (session, sequence) as they came
+        self.lines: dict[int, deque[Any]] = defaultdict(deque)  # of each session: runs and frees in order
+        self.walks: dict[int, tuple[Iterator[int], p.Plan]] = {}  # by sequence
+        self.inbox: dict[tuple[int, int], Status | None] = {}
         self.running: list[tuple[m.Run, Status | None]] = []
         self.sends: list[tuple[int, int, int]] = []  # (host, session, feed) that are to arrive
         self.functions: set[str] = set()
@@ -527,6 +697,9 @@ class ModelHost:
                 self.stores[session] = {}
             case m.CloseStore(session=session):
                 del self.stores[session]
+                for item in self.lines.pop(session, ()):
+                    if isinstance(item, m.Run):
+                        self.running.append((item, None))
             case m.KeepPlan(plan=plan, body=body):
                 self.plans[plan] = body
             case m.DropPlan(plan=plan):
@@ -535,34 +708,55 @@ class ModelHost:
                 self.functions.add(function)
             case m.DropFunction(function=function):
                 self.functions.discard(function)
-            case m.Free(session=session, handles=handles, delete=False):
-                for handle in handles:
+            case m.FailFeeds(session=session, feeds=feeds, status=status):
+                self.inbox.update(((session, feed), status) for feed in feeds)
+                self.go_on(session)
+            case m.Free(session=session, delete=False) | m.Run(session=session):
+                if isinstance(message, m.Run):
+                    self.sequences.append((session, message.sequence))
+                    plan = self.plans[message.plan]
+                    self.walks[message.sequence] = (self.walk(message, plan), plan)
+                self.lines[session].append(message)
+                self.go_on(session)
+
+    def arrive(self, session: int, feed: int) -> None:
+        if session in self.stores:
+            self.inbox.setdefault((session, feed), None)
+            self.go_on(session)
+
+    def go_on(self, session: int) -> None:
+        line = self.lines[session]
+        while line:
+            if isinstance(line[0], m.Free):
+                for handle in line[0].handles:
                     self.freed[session, handle] += 1
                     self.stores[session].pop(handle, None)
-            case m.Run():
-                self._run(message)
+            elif next(self.walks[line[0].sequence][0], None) is not None:
+                return
+            line.popleft()
 
-    def _run(self, run: m.Run) -> None:
-        plan = self.plans[run.plan]
+    def walk(self, run: m.Run, plan: p.Plan) -> Iterator[int]:
+        """Yields while bytes are missing."""
         store = self.stores[run.session]
-        self.sequences.append((run.session, run.sequence))
         problem = None
         for handle in run.arguments:
             assert handle in store, "an argument has been freed before its use, or was never made"
             problem = problem or store[handle]
         if "doomed" in plan.name:
             problem = problem or Status(Code.INTERNAL, plan.name)
+        for step in plan.steps:
+            if problem is not None:
+                break
+            if isinstance(step, p.Send):
+                self.sends.extend((piece.host, run.session, run.feeds[piece.feed]) for piece in step.pieces)
+            if isinstance(step, p.Receive):
+                for piece in step.pieces:
+                    while (run.session, run.feeds[piece.feed]) not in self.inbox:
+                        yield piece.feed
+                    problem = problem or self.inbox[run.session, run.feeds[piece.feed]]
         for handle in run.results:
             store[handle] = problem
-        if problem is None:
-            self.sends.extend(
-                (piece.host, run.session, run.feeds[piece.feed])
-                for step in plan.steps
-                if isinstance(step, p.Send)
-                for piece in step.pieces
-            )
         self.running.append((run, problem))
-        assert len(self.running) <= GANG_WINDOW
 
     def finish(self, index: int) -> Any:
         run, problem = self.running.pop(index)
@@ -750,7 +944,7 @@ class World:
         host = self.rng.choice(busy)
         if host.sends and (not host.running or self.rng.random() < 0.5):
             to, session, feed = host.sends.pop(self.rng.randrange(len(host.sends)))
-            self.controller.from_worker(to, m.Arrived(session, (feed,)))
+            self.hosts[to].arrive(session, feed)
         else:
             message = host.finish(self.rng.randrange(len(host.running)))
             self.controller.from_worker(host.number, message)
@@ -820,13 +1014,14 @@ def test_whatever_clients_do_all_ends_in_order_exactly_once_and_leaves_nothing(s
         for session_number, sequence in host.sequences:
             assert sequence > last[session_number], "a session's gangs keep their order"
             last[session_number] = sequence
-    for scheduler in world.controller.schedulers.values():
-        statistics = scheduler.statistics()
+    for island in world.controller.resources.islands:
+        statistics = world.controller.scheduler.statistics(island)
         assert (statistics.waiting, statistics.in_flight) == (0, 0)
 
     for client in list(world.clients.values()):
         world.close(client)
     for host in world.hosts.values():
         assert (host.plans, host.stores) == ({}, {})
+        assert not any(host.lines.values())
     assert world.controller.functions.users == {}
     assert world.controller._launcher._in_flight == {}

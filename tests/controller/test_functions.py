@@ -3,26 +3,19 @@ from __future__ import annotations
 from atoll.controller.functions import FunctionRegistry, Registration, function_name
 from atoll.errors import OK, Code, Status
 from atoll.ir.lowering import Seat
-from atoll.transport.messages import RegisterFunction
 
 BROKEN = Status(Code.INVALID_ARGUMENT, "no such custom call")
 SEATS = {10: Seat(0, 0, 0), 11: Seat(0, 0, 1), 12: Seat(1, 1, 0)}
 
 
-def name_of(assignment: tuple[tuple[int, ...], ...], content: str = "hash", function: int = 1) -> str:
-    return function_name(RegisterFunction(function, content, 5, assignment), SEATS)
+def name_of(assignment: tuple[tuple[int, ...], ...], content: str = "hash") -> str:
+    return function_name(content, tuple(tuple(SEATS[device] for device in row) for row in assignment))
 
 
-def test_a_name_is_the_program_and_where_it_runs_and_nothing_else():
-    assert name_of(((10, 11),)) == name_of(((10, 11),), function=2)
+def test_a_name_is_the_program_and_where_it_runs():
     names = [name_of(((10, 11),)), name_of(((11, 10),)), name_of(((10,), (11,))), name_of(((12, 11),))]
     assert len({*names, name_of(((10, 11),), content="other")}) == 5
-
-
-def test_the_same_seats_under_other_numbers_share_a_name():
-    placement = {3: SEATS[10], 4: SEATS[11]}
-    moved = function_name(RegisterFunction(1, "hash", 5, ((3, 4),)), placement)
-    assert moved == name_of(((10, 11),))
+    assert name_of(((10, 11),)) == names[0]
 
 
 def test_the_last_user_to_let_go_is_told():

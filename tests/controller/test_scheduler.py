@@ -8,44 +8,69 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.controller.scheduler import Gang, IslandScheduler
+from atoll.controller.scheduler import UNKNOWN_NS, Gang, Scheduler, Ticket
+
+MS = 1_000_000
 
 
-def gang(sequence: int, session: int = 1, missing: int = 0) -> Gang[str]:
-    return Gang(sequence, session, f"work {sequence}", missing)
+def launch(
+    number: int,
+    *,
+    session: int = 1,
+    islands: tuple[int, ...] = (0,),
+    missing: int = 0,
+    estimate: int = UNKNOWN_NS,
+    alone: bool = False,
+) -> Ticket[str]:
+    ticket = Ticket[str](number, session, missing)
+    ticket.gangs = tuple(
+        Gang(10 * number + island, island, ticket, f"work {number}", estimate, alone) for island in islands
+    )
+    return ticket
 
 
-def started(scheduler: IslandScheduler[str]) -> list[int]:
-    """Everything that may start now, in order."""
-    sequences = []
-    while (next_gang := scheduler.next()) is not None:
-        sequences.append(next_gang.sequence)
-    return sequences
+def started(scheduler: Scheduler[str], island: int = 0) -> list[int]:
+    """The numbers of all launches whose gangs may start now, in order."""
+    return [gang.ticket.number for gang in gangs(scheduler, island)]
 
 
-def scheduler_with(*gangs: Gang[str], window: int = 8) -> IslandScheduler[str]:
-    scheduler = IslandScheduler[str](window)
-    for each in gangs:
-        scheduler.enqueue(each)
+def gangs(scheduler: Scheduler[str], island: int = 0) -> list[Gang[str]]:
+    found = []
+    while (gang := scheduler.next(island)) is not None:
+        found.append(gang)
+    return found
+
+
+def scheduler_with(*tickets: Ticket[str], islands: int = 1, window: int = 8) -> Scheduler[str]:
+    scheduler = Scheduler[str](islands, window)
+    for ticket in tickets:
+        scheduler.enqueue(ticket)
     return scheduler
 
 
-def test_ready_gangs_start_first_in_first_out_over_all_sessions():
-    scheduler = scheduler_with(gang(1, session=7), gang(2, session=5), gang(3, session=7), gang(4, session=6))
+def test_ready_launches_start_first_in_first_out_over_all_sessions():
+    scheduler = scheduler_with(
+        launch(1, session=7), launch(2, session=5), launch(3, session=7), launch(4, session=6)
+    )
     # By age and not session by session: 3 is older than 4 although its session had a turn already.
     assert started(scheduler) == [1, 2, 3, 4]
 
 
-def test_a_gang_that_waits_holds_back_its_own_session_and_nobody_else():
-    waiting = gang(1, session=1, missing=1)
-    scheduler = scheduler_with(waiting, gang(2, session=1), gang(3, session=2))
+def test_a_launch_that_waits_holds_back_its_own_session_and_nobody_else():
+    waiting = launch(1, missing=1)
+    scheduler = scheduler_with(waiting, launch(2), launch(3, session=2))
     assert started(scheduler) == [3]
     scheduler.arrived(waiting)
     assert started(scheduler) == [1, 2]
 
 
-def test_a_gang_starts_with_the_last_of_what_it_waits_for():
-    waiting = gang(1, missing=3)
+def test_a_launch_that_waits_holds_back_its_session_on_its_own_islands_alone():
+    scheduler = scheduler_with(launch(1, islands=(0,), missing=1), launch(2, islands=(1,)), islands=2)
+    assert started(scheduler, 1) == [2]
+
+
+def test_a_launch_starts_with_the_last_of_what_it_waits_for():
+    waiting = launch(1, missing=3)
     scheduler = scheduler_with(waiting)
     for _ in range(2):
         scheduler.arrived(waiting)
@@ -54,8 +79,8 @@ def test_a_gang_starts_with_the_last_of_what_it_waits_for():
     assert started(scheduler) == [1]
 
 
-def test_arrivals_for_a_gang_behind_another_are_remembered():
-    first, second = gang(1, missing=1), gang(2, missing=1)
+def test_arrivals_for_a_launch_behind_another_are_remembered():
+    first, second = launch(1, missing=1), launch(2, missing=1)
     scheduler = scheduler_with(first, second)
     scheduler.arrived(second)
     assert started(scheduler) == []
@@ -63,47 +88,153 @@ def test_arrivals_for_a_gang_behind_another_are_remembered():
     assert started(scheduler) == [1, 2]
 
 
+# ---- several islands
+
+
+def test_all_parts_of_a_launch_start_at_once():
+    scheduler = scheduler_with(launch(1, islands=(0, 2)), islands=3)
+    assert (started(scheduler, 0), started(scheduler, 1), started(scheduler, 2)) == ([1], [], [1])
+
+
+def test_a_launch_takes_its_place_on_all_islands_when_the_first_of_them_starts_it():
+    scheduler = scheduler_with(
+        launch(1, session=1, islands=(0, 1)), launch(2, session=2, islands=(0, 1)), islands=2, window=1
+    )
+    assert started(scheduler, 0) == [1]
+    # Island 1 has not been asked before; it follows.
+    (first,) = gangs(scheduler, 1)
+    assert first.ticket.number == 1
+    scheduler.finished(first)
+    assert started(scheduler, 1) == [2]
+    assert started(scheduler, 0) == []
+
+
+def test_a_committed_launch_goes_before_an_older_one_that_becomes_ready_later():
+    late = launch(1, session=1, islands=(1,), missing=1)
+    both = launch(2, session=2, islands=(0, 1))
+    scheduler = scheduler_with(late, both, islands=2)
+    assert started(scheduler, 0) == [2]
+    scheduler.arrived(late)
+    assert started(scheduler, 1) == [2, 1]
+
+
+# ---- bounds
+
+
 def test_no_more_than_the_window_is_in_flight():
-    scheduler = scheduler_with(*(gang(i) for i in range(1, 11)), window=4)
-    assert started(scheduler) == [1, 2, 3, 4]
-    scheduler.finished(4)
+    scheduler = scheduler_with(*(launch(i) for i in range(1, 11)), window=4)
+    first = gangs(scheduler)
+    assert [gang.ticket.number for gang in first] == [1, 2, 3, 4]
+    for gang in first:
+        scheduler.finished(gang)
     assert started(scheduler) == [5, 6, 7, 8]
 
 
-@pytest.mark.parametrize("window", [1, 2, 3, 24])
-def test_a_full_window_opens_again_when_enough_has_finished(window):
-    scheduler = scheduler_with(*(gang(i) for i in range(100)), window=window)
-    assert started(scheduler) == list(range(window))
-    scheduler.finished(window - window // 2)
+@pytest.mark.parametrize("window", [2, 3, 24])
+def test_a_full_window_opens_again_when_half_of_it_has_finished(window):
+    scheduler = scheduler_with(*(launch(i, estimate=1) for i in range(100)), window=window)
+    first = gangs(scheduler)
+    assert len(first) == window
+    for gang in first[: window - window // 2]:
+        scheduler.finished(gang)
     assert started(scheduler) == list(range(window, 2 * window - window // 2))
 
 
+def test_work_in_flight_is_bounded_by_the_time_it_takes():
+    scheduler = scheduler_with(*(launch(i, estimate=MS) for i in range(20)), window=24)
+    first = gangs(scheduler)
+    assert len(first) == 4
+    scheduler.finished(first[0])
+    assert started(scheduler) == [], "not before half of it is done"
+    scheduler.finished(first[1])
+    assert started(scheduler) == [4, 5]
+
+
+def test_one_waits_behind_the_one_that_runs_however_long_they_take():
+    scheduler = scheduler_with(*(launch(i, estimate=500 * MS) for i in range(4)))
+    first = gangs(scheduler)
+    assert len(first) == 2
+    scheduler.finished(first[0])
+    assert started(scheduler) == [2]
+
+
+def test_a_newcomer_gets_in_behind_what_is_in_flight_and_not_behind_what_waits():
+    long = [launch(i, estimate=10 * MS) for i in range(2, 12)]
+    scheduler = scheduler_with(*long)
+    first = gangs(scheduler)
+    newcomer = launch(1, session=2)  # the policy's order is by age, and this one is old
+    scheduler.enqueue(newcomer)
+    scheduler.finished(first[0])
+    assert started(scheduler)[0] == 1
+
+
+def test_a_gang_that_runs_alone_waits_for_the_others_and_holds_them_back():
+    scheduler = scheduler_with(launch(1), launch(2, alone=True), launch(3))
+    (first,) = gangs(scheduler)
+    assert first.ticket.number == 1
+    scheduler.finished(first)
+    (second,) = gangs(scheduler)
+    assert second.ticket.number == 2
+    scheduler.finished(second)
+    assert started(scheduler) == [3]
+
+
+# ---- drops, pauses, ends
+
+
 def test_a_dropped_head_lets_the_next_one_through_and_takes_no_place():
-    waiting = gang(1, missing=1)
-    scheduler = scheduler_with(waiting, gang(2), window=1)
+    waiting = launch(1, missing=1)
+    scheduler = scheduler_with(waiting, launch(2), window=1)
     scheduler.drop(waiting)
     assert started(scheduler) == [2]
-    assert scheduler.statistics().in_flight == 1
+    assert scheduler.statistics(0).in_flight == 1
 
 
-def test_a_gang_dropped_behind_another_is_passed_over():
-    second = gang(2, missing=1)
-    scheduler = scheduler_with(gang(1), second, gang(3))
+def test_a_launch_dropped_behind_another_is_passed_over():
+    second = launch(2, missing=1)
+    scheduler = scheduler_with(launch(1), second, launch(3))
     scheduler.drop(second)
     assert started(scheduler) == [1, 3]
 
 
-def test_what_a_dropped_gang_waited_for_may_still_come():
-    waiting = gang(1, missing=1)
-    scheduler = scheduler_with(waiting, gang(2))
+def test_what_a_dropped_launch_waited_for_may_still_come():
+    waiting = launch(1, missing=1)
+    scheduler = scheduler_with(waiting, launch(2))
     scheduler.drop(waiting)
     scheduler.arrived(waiting)
     assert started(scheduler) == [2]
     assert started(scheduler) == []
 
 
-def test_a_closed_session_leaves_the_line_with_all_its_gangs():
-    mine, other = [gang(1), gang(3)], gang(2, session=2)
+def test_the_rest_of_a_dropped_launch_does_not_start():
+    ticket = launch(1, islands=(0, 1))
+    scheduler = scheduler_with(ticket, islands=2)
+    assert started(scheduler, 0) == [1]
+    scheduler.drop(ticket)
+    assert started(scheduler, 1) == []
+
+
+def test_a_paused_island_holds_what_needs_it_and_nothing_else():
+    scheduler = scheduler_with(
+        launch(1, session=1, islands=(0, 1)), launch(2, session=2, islands=(1,)), islands=2
+    )
+    scheduler.pause(0)
+    assert started(scheduler, 1) == [2]
+    scheduler.resume(0)
+    assert started(scheduler, 0) == [1]
+    assert started(scheduler, 1) == [1]
+
+
+def test_an_excluded_session_waits_until_it_is_admitted():
+    scheduler = scheduler_with(launch(1, session=1), launch(2, session=2))
+    scheduler.exclude(0, 1)
+    assert started(scheduler) == [2]
+    scheduler.admit(0, 1)
+    assert started(scheduler) == [1]
+
+
+def test_a_closed_session_leaves_the_lines_with_all_its_launches():
+    mine, other = [launch(1), launch(3)], launch(2, session=2)
     scheduler = scheduler_with(mine[0], other, mine[1])
     assert scheduler.drop_session(1) == mine
     assert scheduler.drop_session(1) == []
@@ -111,80 +242,132 @@ def test_a_closed_session_leaves_the_line_with_all_its_gangs():
 
 
 def test_statistics_count_what_waits_what_flies_and_what_started():
-    scheduler = scheduler_with(gang(1), gang(2), gang(3, session=2, missing=1), window=8)
-    assert scheduler.next() is not None
-    scheduler.finished()
-    assert scheduler.next() is not None
-    stats = scheduler.statistics()
-    assert (stats.waiting, stats.in_flight, stats.started, stats.window) == (1, 1, 2, 8)
+    scheduler = scheduler_with(launch(1), launch(2), launch(3, session=2, missing=1), window=8)
+    first = scheduler.next(0)
+    assert first is not None
+    scheduler.finished(first)
+    assert scheduler.next(0) is not None
+    stats = scheduler.statistics(0)
+    assert (stats.waiting, stats.in_flight, stats.busy_ns, stats.started, stats.window) == (1, 1, UNKNOWN_NS, 2, 8)
 
 
-@given(st.integers(0, 2**32), st.integers(1, 150), st.integers(1, 5))
-def test_every_gang_starts_once_in_its_sessions_order_whatever_happens(seed, steps, window):
-    """A random play of all events, watched by the simplest model: one list a session."""
+@given(st.integers(0, 2**32), st.integers(1, 150), st.integers(1, 6), st.integers(1, 3))
+def test_whatever_happens_islands_agree_and_all_starts_once(seed, steps, window, islands):
+    """A random play of all events.
+
+    Each gang starts once; a session's launches keep their order; no two islands start two launches in different orders,
+    nor do the orders of three of them make a circle; bounds are kept; and all that was not dropped starts in the end.
+    """
     rng = random.Random(seed)
-    scheduler = IslandScheduler[str](window)
-    lines: dict[int, list[Gang[str]]] = {}
-    missing: dict[int, int] = {}  # by sequence
-    waited: list[Gang[str]] = []  # one entry for each thing that a gang waits for
-    in_flight = sequence = 0
-
-    def is_ready(session: int) -> bool:
-        return bool(lines[session]) and missing[lines[session][0].sequence] == 0
-
-    def start_all() -> int:
-        count = 0
-        for session in list(lines):
-            lines[session] = [each for each in lines[session] if not each.dropped]
-        while (next_gang := scheduler.next()) is not None:
-            ready = {s: lines[s][0].sequence for s in lines if is_ready(s)}
-            assert next_gang.sequence == min(ready.values()), "the oldest ready head goes first"
-            lines[next_gang.session].pop(0)
-            count += 1
-            assert in_flight + count <= window
-        return count
-
+    scheduler = Scheduler[str](islands, window)
+    order: list[list[Ticket[str]]] = [[] for _ in range(islands)]
+    flying: list[list[Gang[str]]] = [[] for _ in range(islands)]
+    waited: list[Ticket[str]] = []
+    tickets: list[Ticket[str]] = []
+    paused: set[int] = set()
+    absent: set[tuple[int, int]] = set()
     closed: set[int] = set()
-    for _ in range(steps):
-        event = rng.choice(["enqueue"] * 4 + ["arrive"] * 3 + ["finish"] * 3 + ["drop", "close"])
-        if event == "enqueue":
-            session = rng.randrange(4)
-            if session in closed:
-                continue
-            sequence += 1
-            new = gang(sequence, session, rng.choice([0, 0, 1, 2]))
-            missing[sequence] = new.missing
-            waited.extend([new] * new.missing)
-            lines.setdefault(session, []).append(new)
-            scheduler.enqueue(new)
-        elif event == "arrive" and waited:
-            arrived = waited.pop(rng.randrange(len(waited)))
-            missing[arrived.sequence] -= 1
-            scheduler.arrived(arrived)
-        elif event == "finish" and in_flight:
-            in_flight -= 1
-            scheduler.finished()
-        elif event == "drop":
-            queued = [each for line in lines.values() for each in line]
-            if queued:
-                scheduler.drop(rng.choice(queued))
-        elif event == "close" and rng.random() < 0.2:
-            session = rng.randrange(4)
-            closed.add(session)
-            assert [g for g in scheduler.drop_session(session) if not g.dropped] == [
-                g for g in lines.pop(session, []) if not g.dropped
-            ]
-        in_flight += start_all()
-        assert scheduler.statistics().in_flight == in_flight
 
-    for arrived in waited:
-        missing[arrived.sequence] -= 1
-        scheduler.arrived(arrived)
-    while True:
-        in_flight += start_all()
-        if not in_flight:
-            break
-        scheduler.finished()
-        in_flight -= 1
-    assert not any(lines.values()), "all that was not dropped has started"
-    assert scheduler.statistics().waiting == 0
+    def start(island: int) -> None:
+        for gang in gangs(scheduler, island):
+            assert island not in paused
+            assert not gang.ticket.dropped
+            order[island].append(gang.ticket)
+            flying[island].append(gang)
+            assert len(flying[island]) <= window
+            busy = sum(each.estimate for each in flying[island][:-1])
+            assert busy < 4 * MS or len(flying[island]) <= 2
+
+    def finish(island: int) -> None:
+        if flying[island]:
+            scheduler.finished(flying[island].pop(rng.randrange(len(flying[island]))))
+
+    for number in range(1, steps):
+        island = rng.randrange(islands)
+        event = rng.choice(["enqueue"] * 5 + ["arrive"] * 3 + ["finish"] * 4 + ["drop", "pause", "exclude", "close"])
+        session = rng.randrange(4)
+        if event == "enqueue" and session not in closed:
+            places = tuple(sorted(rng.sample(range(islands), rng.randint(1, islands))))
+            missing = rng.choice([0, 0, 1, 2])
+            estimate = rng.choice([1, UNKNOWN_NS, 3 * MS, 50 * MS])
+            ticket = launch(
+                number, session=session, islands=places, missing=missing, estimate=estimate, alone=rng.random() < 0.1
+            )
+            tickets.append(ticket)
+            waited.extend([ticket] * missing)
+            scheduler.enqueue(ticket)
+        elif event == "arrive" and waited:
+            scheduler.arrived(waited.pop(rng.randrange(len(waited))))
+        elif event == "finish":
+            finish(island)
+        elif event == "drop" and tickets:
+            scheduler.drop(rng.choice(tickets))
+        elif event == "pause":
+            if island in paused:
+                paused.discard(island)
+                scheduler.resume(island)
+            else:
+                paused.add(island)
+                scheduler.pause(island)
+        elif event == "exclude":
+            if (island, session) in absent:
+                absent.discard((island, session))
+                scheduler.admit(island, session)
+            else:
+                absent.add((island, session))
+                scheduler.exclude(island, session)
+        elif event == "close" and rng.random() < 0.2:
+            closed.add(session)
+            scheduler.drop_session(session)
+        if rng.random() < 0.7:
+            start(rng.randrange(islands))
+
+    for island in list(paused):
+        paused.discard(island)
+        scheduler.resume(island)
+    for island, session in absent:
+        scheduler.admit(island, session)
+    for ticket in waited:
+        scheduler.arrived(ticket)
+    while scheduler.touched or any(flying):
+        touched, scheduler.touched = scheduler.touched, set()
+        for island in range(islands):
+            if island in touched:
+                start(island)
+            elif not touched:
+                finish(island)
+
+    for ticket in tickets:
+        for gang in ticket.gangs:
+            count = order[gang.island].count(ticket)
+            assert count <= 1
+            assert count == 1 or ticket.dropped, "nothing is forgotten"
+    for island, line in enumerate(order):
+        for session in range(4):
+            numbers = [ticket.number for ticket in line if ticket.session == session]
+            assert numbers == sorted(numbers)
+        assert scheduler.statistics(island).waiting == 0
+        assert scheduler.statistics(island).in_flight == 0
+    assert agree(order)
+
+
+def agree(order: list[list[Ticket[str]]]) -> bool:
+    """Whether one total order has all these orders in it: takes away, again and again, what is first wherever it is."""
+    lines = [list(line) for line in order]
+    while any(lines):
+        for line in lines:
+            if line and all(other[0] is line[0] for other in lines if line[0] in other):
+                first = line[0]
+                for other in lines:
+                    if first in other:
+                        other.pop(0)
+                break
+        else:
+            return False
+    return True
+
+
+def test_the_check_of_agreement_can_fail():
+    first, second = launch(1), launch(2)
+    assert agree([[first, second], [first, second], [second]])
+    assert not agree([[first, second], [second, first]])

@@ -25,7 +25,10 @@ _END_SECONDS = 15.0
 
 
 class StandingCluster:
-    """The processes of one cluster, in a folder of its own. `environment` is what its engine is started with."""
+    """The processes of one cluster, in a folder of its own.
+
+    `environment` is what its engine is started with, `engine` further options of it.
+    """
 
     def __init__(
         self,
@@ -35,7 +38,7 @@ class StandingCluster:
         islands: str = "1x1x4",
         listen: str = "",
         token: str = "",
-        max_sessions: int = 256,
+        **engine: Any,
     ) -> None:
         self.directory = folder / "cluster"
         self.directory.mkdir(mode=0o700)
@@ -47,7 +50,7 @@ class StandingCluster:
             listen=listen,
             parent=os.getpid(),
             cache_directory=environment.get("ATOLL_CACHE_DIR", ""),
-            max_sessions=max_sessions,
+            **engine,
         )
         self.address = options.controller_address
         self._environment = environment | ({"ATOLL_TOKEN": token} if token else {})
@@ -102,6 +105,11 @@ class StandingCluster:
     def processes(self) -> dict[str, psutil.Process]:
         """The controller and the workers, by module and pid."""
         return {f"{each.cmdline()[3]} {each.pid}": each for each in psutil.Process(self._children[0].pid).children()}
+
+    def worker(self, host: int) -> psutil.Process:
+        """The worker of that host, as the controller knows it."""
+        hosts = (each for island in self.report()["islands"] for each in island["hosts"])
+        return psutil.Process(next(each["pid"] for each in hosts if each["id"] == host))
 
     def proxies(self) -> list[psutil.Process]:
         """The proxies that `start_proxy` has started."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -82,25 +83,31 @@ class Machine:
         return found
 
     def run(self, lowered: Lowered) -> None:
-        """Runs each host's segments in order, each as soon as what it awaits is here. All must get to run."""
-        waiting = {host: [plans[host] for plans in lowered.segments if host in plans] for host in self.stores}
+        """Walks each host's plan, each step that receives as soon as its feeds are here. All must get to their ends."""
+        waiting = {host: self._walk(host, plan) for host, plan in lowered.plans.items()}
+        missing = {host: set(next(walk, ())) for host, walk in waiting.items()}
         moved = True
         while moved:
             moved = False
-            for host, plans in waiting.items():
-                if plans and all((host, feed) in self.feeds for feed in plans[0].awaited):
-                    self._walk(host, plans.pop(0))
-                    moved = True
-        assert not any(waiting.values()), "plans wait for feeds that nobody sends before them"
+            for host, feeds in list(missing.items()):
+                if all((host, feed) in self.feeds for feed in feeds):
+                    moved = bool(feeds) or moved
+                    missing[host] = set(next(waiting[host], ()))
+                    if not missing[host]:
+                        del missing[host]
+        assert not missing, "plans wait for feeds that nobody sends before them"
         assert self.sent == self.received, "each feed is sent once and used once"
         assert all(count == 1 for count in self.sent.values())
         assert all(0 <= feed < lowered.feeds for _, feed in self.sent)
 
-    def _walk(self, host: int, plan: p.Plan) -> None:
+    def _walk(self, host: int, plan: p.Plan) -> Iterator[set[int]]:
+        """Yields the feeds that the next step waits for."""
         store = self.stores[host]
         values = {value: store[value] for value in plan.arguments}
         available = set(plan.awaited)
         for step in plan.steps:
+            if isinstance(step, p.Receive) and step.pieces:
+                yield {piece.feed for piece in step.pieces}
             self._step(host, step, values, available)
         store.update((value, values[value]) for value in plan.results)
 
@@ -215,7 +222,7 @@ def test_a_copy_to_other_devices_keeps_shard_i_shard_i(data, placement, shape):
     on_one_host = all(
         placement[a].host == placement[b].host for a, b in zip(source.sharding.devices, devices, strict=True)
     )
-    kinds = {type(step) for plans in lowered.segments for plan in plans.values() for step in plan.steps}
+    kinds = {type(step) for plan in lowered.plans.values() for step in plan.steps}
     assert kinds == ({p.Move} if on_one_host else {p.Send, p.Receive})
 
 
@@ -238,10 +245,9 @@ def test_a_reshard_takes_replicas_from_its_own_host_and_else_from_all_alike():
     everywhere = ArraySpec("int64", (4,), Sharding((0, 2)))
     here = ArraySpec("int64", (4,), Sharding((1, 3, 4, 5)))
     lowered = lower(single("f", (everywhere,), Transfer((0,), (here,), reshard=True)), placement, {})
-    (first, *_) = lowered.segments
     senders = Counter(
         (host, piece.host)
-        for host, plan in first.items()
+        for host, plan in lowered.plans.items()
         for step in plan.steps
         if isinstance(step, p.Send)
         for piece in step.pieces
@@ -249,14 +255,15 @@ def test_a_reshard_takes_replicas_from_its_own_host_and_else_from_all_alike():
     assert senders == {(0, 0): 1, (1, 1): 1, (0, 2): 1, (1, 2): 1}
 
 
-def test_a_host_waits_for_its_own_bytes_in_a_second_segment_only():
+def test_a_host_waits_for_another_when_it_has_sent_what_that_waits_for():
     placement = cluster(2, 1, 1)
     source = ArraySpec("int64", (4,), Sharding((0, 1), Tiled((2,), (0, 1))))
     target = ArraySpec("int64", (4,), Sharding((1, 0), Tiled((2,), (0, 1))))
     program = single("swap", (source,), Transfer((0,), (target,), reshard=True))
     lowered = lower(program, placement, {})
-    # Each sends first: neither may wait inside the plan in which it sends, or both would wait for ever.
-    assert [sorted(plans) for plans in lowered.segments] in ([[0, 1]], [[0, 1], [0, 1]])
+    # Each sends first: neither may wait before it has sent, or both would wait for ever.
+    for plan in lowered.plans.values():
+        assert [type(step) for step in plan.steps] == [p.Send, p.Receive]
     machine = Machine(placement)
     machine.load(0, source, contents(source, counting((4,))))
     machine.run(lowered)
@@ -433,8 +440,8 @@ def test_a_call_becomes_the_same_step_on_each_of_its_hosts():
     placement = cluster(2, 2, 2)
     lowered = lower(call((4, 5, 6, 7), donated=(1,), preserved=(0,), completion=True), placement, {7: "abc"})
     step = p.Execute("abc", (0, 1), 2, (1,), (0,), True)
-    plan = p.Plan("train_step", (0, 1), (step,), (2, 3), ())
-    assert lowered.segments == ({2: plan, 3: plan},)
+    plan = p.Plan("train_step", (0, 1), (step,), (2, 3), (), together=True)
+    assert lowered.plans == {2: plan, 3: plan}
     assert lowered.donated == {1}
     assert lowered.result_hosts == ((2, 3), (2, 3))
     assert lowered.result_bytes == (4 * 8, 0)
@@ -509,6 +516,6 @@ def test_values_between_nodes_stay_on_their_host_and_do_not_become_results():
     placement = cluster(1, 1, 2)
     other = ArraySpec("int64", (4,), Sharding((1, 0), Even((2,))))
     program = Program("f", (PAIR,), (Transfer((0,), (other,)), Transfer((1,), (PAIR,))), (2,))
-    ((plan,),) = [tuple(plans.values()) for plans in lower(program, placement, {}).segments]
+    (plan,) = lower(program, placement, {}).plans.values()
     assert plan.arguments == (0,)
     assert plan.results == (2,)

@@ -17,6 +17,7 @@ UNIONS = {
     "ToController": m.ToController,
     "ToWorker": m.ToWorker,
     "ToProxy": m.ToProxy,
+    "ToEngine": m.ToEngine,
     "ToOperator": m.ToOperator,
 }
 MESSAGES = [

@@ -51,7 +51,7 @@ class Rig:
         from atoll.worker.executor import Executor
         from atoll.worker.functions import Functions
         from atoll.worker.store import TypeKeys
-        from atoll.worker.xla import Backend
+        from atoll.worker.xla.backend import Backend
 
         self.reports: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.backend = Backend()
@@ -172,7 +172,7 @@ class Rig:
 
     def shard(self, handle: int, position: int = 0) -> np.ndarray:
         """The contents of a shard, past the data port."""
-        from atoll.worker.xla import shards_of
+        from atoll.worker.xla.arrays import shards_of
 
         buffer = self.executor._stores[self.session].get(handle)
         return np.array(shards_of(buffer.array)[position])

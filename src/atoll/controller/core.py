@@ -10,9 +10,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from atoll.controller.blame import Blame
 from atoll.controller.directory import Entry
-from atoll.controller.functions import FunctionRegistry, Registration, function_name
+from atoll.controller.functions import FunctionRegistry, Registration, function_name, hosts_of
 from atoll.controller.launcher import Launcher
+from atoll.controller.leases import LEASE_SECONDS, Leases
 from atoll.controller.outbox import Destination, Outbox
 from atoll.controller.programs import RegisteredProgram, register
 from atoll.controller.resources import Host, ResourceManager, Topology
@@ -26,74 +28,185 @@ from atoll.transport import messages as m
 LAUNCH_WINDOW = 512
 # Feeds that a session may have uploaded ahead of the launches that use them.
 MAX_EARLY_FEEDS = 65536
+# For an island to be up again.
+RESTART_SECONDS = 120.0
+# For the other hosts of a gang to end, once it has failed on one of them.
+HALF_FAILED_SECONDS = 5.0
+
+_LOST = "what was stored or ran on its island is lost"
 
 
 class Controller:
     """All decisions of a cluster."""
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(
+        self, topology: Topology, sequential: bool = False, lease_seconds: float = LEASE_SECONDS
+    ) -> None:
         self.resources = ResourceManager(topology)
         self.functions = FunctionRegistry()
         self.sessions: dict[int, Session] = {}
         self._outbox = Outbox()
-        self._launcher = Launcher(self.resources, self.sessions, self._outbox, self._release_program)
-        self.schedulers = self._launcher.schedulers
+        self.blame = Blame()
+        self.leases = Leases(lease_seconds)
+        self._launcher = Launcher(
+            self.resources, self.sessions, self._outbox, self._release_program, self.blame, sequential
+        )
+        self.scheduler = self._launcher.scheduler
         self._compiles: dict[tuple[int, int, int], m.Compile] = {}  # (session, host, feed)
+        self._hanging: dict[int, float] = {}  # gangs by sequence, and since when
+        self._restarting: dict[int, float] = {}  # islands, and since when
+        self._running_at_loss: dict[int, set[str]] = {}  # functions, by island
         self._next_session = 1
         self._next_plan = 1
         self._next_query = 1
         self._queries: dict[int, tuple[int, int, int]] = {}  # (host, session, the session's number for it)
 
     def take_outbox(self) -> list[tuple[Destination, Any]]:
-        """What is to be sent, in order; a destination is ("host", number) or ("session", number)."""
-        self._launcher.pump_stalled()
+        """What is to be sent, in order; see `outbox` for destinations."""
+        self._launcher.pump()
         return self._outbox.take()
 
     # ---- workers
 
     def worker_joined(self, ready: m.WorkerReady, pid: int) -> Host:
+        """A host is there. With the last of an island that was restarted, all sessions are told to go on."""
+        again = self.resources.islands[ready.island].state == "restarting"
         host = self.resources.join(ready, pid)
         for session in self.sessions.values():
             self._to_host(host.number, m.OpenStore(session.number, session.secret))
+        for session in self.sessions.values():
+            for program in session.programs.values():
+                if isinstance(program, RegisteredProgram):
+                    self._keep_plans(program, host.number)
+        if again and self.resources.islands[ready.island].state == "ready":
+            self._island_back(ready.island)
         return host
 
-    def worker_lost(self, number: int, reason: str) -> None:
-        """A host is gone: what was on it or would have run on it fails, naming it."""
-        host = self.resources.hosts.get(number)
-        if host is None or host.state == "lost":
-            return
-        host.state = "lost"
-        host.loss = Status(
-            Code.DATA_LOSS,
-            f"host {number} of island {host.island} is gone (worker {host.pid}: {reason}); "
-            "what was computed or stored there is lost",
-        )
-        status = host.loss
-        self._launcher.island_lost(host.island, status)
-        for (name, waiting_host), _ in list(self.functions.waiting.items()):
-            if waiting_host == number:
-                self._settle_function(name, number, status, b"")
+    def _island_back(self, island: int) -> None:
+        hosts = self.resources.hosts_of(island)
+        addresses = tuple((number, self.resources.hosts[number].data_address) for number in hosts)
         for session in self.sessions.values():
+            self._to_session(session.number, m.HostsBack(addresses))
+            cold = {name for name in session.functions.values() if hosts_of(self.functions.seats[name]) & set(hosts)}
+            if cold:
+                session.cold[island] = cold
+                self.scheduler.exclude(island, session.number)
+        self._launcher.island_back(island)
+
+    def worker_lost(self, host: int, reason: str) -> None:
+        """The connection to a host's worker is gone."""
+        record = self.resources.hosts[host]
+        text = f"host {host} of island {record.island} is gone (worker {record.pid}: {reason})"
+        self.island_lost(record.island, Status(Code.DATA_LOSS, f"{text}; {_LOST}"))
+
+    def worker_ended(self, message: m.WorkerEnded) -> None:
+        """The engine has seen a worker's end, which may have been the doing of what ran there."""
+        record = self.resources.hosts.get(message.host)
+        if record is None or record.pid != message.pid:
+            return
+        compiling = {name for name, host in self.functions.waiting if host == message.host}
+        running = self._launcher.running(record.island) or self._running_at_loss.get(record.island, set())
+        self.blame.crashed(message.status, message.text, running, compiling)
+        self.worker_lost(message.host, message.text)
+        self._running_at_loss.pop(record.island, None)
+        for name, status in self.blame.refused.items():
+            for waiting, host in list(self.functions.waiting):
+                if waiting == name:
+                    self._settle_function(name, host, status, b"")
+
+    def tick(self, now: float) -> None:
+        """Once a second: looks for hosts that are silent, and for gangs and islands that hang."""
+        for host in self.leases.expired(now):
+            record = self.resources.hosts[host]
+            self._restart(
+                record.island,
+                f"host {host} of island {record.island} has not answered for {self.leases.seconds:.0f} s "
+                f"(worker {record.pid} is stopped, or its machine cannot be reached)",
+            )
+        hanging = {gang.sequence: gang for gang in self._launcher.half_failed()}
+        self._hanging = {sequence: self._hanging.get(sequence, now) for sequence in hanging}
+        for sequence, since in self._hanging.items():
+            gang = hanging[sequence]
+            if now - since > HALF_FAILED_SECONDS:
+                error = gang.work.launch.error or OK
+                self._restart(
+                    gang.island,
+                    f"hosts {sorted(gang.work.hosts_left)} of island {gang.island} wait for another, where "
+                    f"{gang.work.launch.program.name} failed: {error.message}",
+                )
+        for island in self.resources.islands.values():
+            if island.state == "restarting":
+                since = self._restarting.setdefault(island.number, now)
+                if now - since > RESTART_SECONDS:
+                    self.island_given_up(island.number, f"it was not up again within {RESTART_SECONDS:.0f} s")
+            else:
+                self._restarting.pop(island.number, None)
+
+    def _restart(self, island: int, reason: str) -> None:
+        if self.resources.islands[island].state == "ready":
+            self._outbox.to_engine(m.RestartIsland(island, reason))
+            self.island_lost(island, Status(Code.DEADLINE_EXCEEDED, f"{reason}; its island is restarted, and {_LOST}"))
+
+    def island_lost(self, island: int, status: Status) -> None:
+        """A host of the island is gone, and so the island: what was there or would have run there fails.
+
+        `status` says what befell which host. What needs the island from now on waits until it is back.
+        """
+        record = self.resources.islands[island]
+        if record.state in ("restarting", "lost"):
+            return
+        self._running_at_loss[island] = self._launcher.running(island)
+        self.resources.lose(island, status)
+        lost = set(self.resources.hosts_of(island))
+        for host in lost:
+            self._outbox.forget_host(host)
+            self.leases.forget(host)
+        self._launcher.island_lost(island, status)
+        for session in self.sessions.values():
+            session.unseen[island] = status
+            self._to_session(session.number, m.HostsLost(tuple(sorted(lost))))
+            for feeds in (session.early_feeds, session.unwanted_feeds):
+                feeds.difference_update([key for key in feeds if key[0] in lost])
             for handle, entry in list(session.directory.entries.items()):
-                if number in entry.hosts:
+                if lost.intersection(entry.hosts):
                     session.has_errors = True
                     if not entry.ready:
                         self._launcher.settle(session, handle, status)
                     elif entry.error is None:
                         entry.error = status
+        self._launcher.fail_doomed()
         for query, (asked, session_number, client_query) in list(self._queries.items()):
-            if asked == number:
+            if asked in lost:
                 del self._queries[query]
                 self._to_session(session_number, m.Answered(client_query, status, b""))
-        self._launcher.pump(host.island)
+
+    def island_given_up(self, island: int, reason: str) -> None:
+        """The island will not be back: what waits for it fails."""
+        record = self.resources.islands[island]
+        if record.state == "lost":
+            return
+        status = Status(Code.UNAVAILABLE, f"island {island} is gone for good: {reason}")
+        if record.state == "ready":
+            self.island_lost(island, status)
+        record.state, record.last_failure = "lost", status
+        for launch in self._launcher.waiting_for(island):
+            self._launcher.fail(launch, status)
+        hosts = self.resources.hosts_of(island)
+        for name, host in list(self.functions.waiting):
+            if host in hosts:
+                self._settle_function(name, host, status, b"")
 
     def from_worker(self, host: int, message: Any) -> None:
         match message:
             case m.Done(runs=runs):
-                for sequence, _, _ in runs:
-                    self._launcher.run_ended(sequence)
+                for sequence, started, ended in runs:
+                    self._launcher.run_ended(host, sequence, None, (started, ended))
             case m.Failed(sequence=sequence, status=status):
-                self._launcher.run_ended(sequence, status)
+                self._launcher.run_ended(host, sequence, status)
+            case m.Pong():
+                return
+            case m.Enqueued(sequence=sequence):
+                self._launcher.enqueued(sequence)
             case m.Arrived(session=number, feeds=feeds):
                 self._arrived(host, number, feeds)
             case m.Compiled(function=name, status=status, info=info):
@@ -114,7 +227,6 @@ class Controller:
         session = self.sessions.get(number)
         if session is None:
             return
-        islands = set()
         for feed in feeds:
             key = (host, feed)
             compile_ = self._compiles.pop((number, host, feed), None)
@@ -125,18 +237,15 @@ class Controller:
                 session.unwanted_feeds.discard(key)
                 self._to_host(host, m.DropFeed(number, feed))
                 continue
-            island = self._launcher.feed_arrived(session, host, feed)
-            if island is not None:
-                islands.add(island)
-            elif len(session.early_feeds) < MAX_EARLY_FEEDS:
+            if self._launcher.feed_arrived(session, host, feed):
+                continue
+            if len(session.early_feeds) < MAX_EARLY_FEEDS:
                 session.early_feeds.add(key)
             else:
                 text = f"this session has {MAX_EARLY_FEEDS} buffers uploaded that it does not use"
                 self._to_session(number, m.Closing(Status(Code.RESOURCE_EXHAUSTED, text)))
                 self.close_session(number)
                 return
-        for island in islands:
-            self._launcher.pump(island)
 
     # ---- sessions
 
@@ -177,8 +286,6 @@ class Controller:
                 self._release_program(program)
         for name in session.functions.values():
             self._release_function(name)
-        for island in self.schedulers:
-            self._launcher.pump(island)
 
     def from_proxy(self, number: int, message: Any) -> None:
         session = self.sessions.get(number)
@@ -201,10 +308,16 @@ class Controller:
                     self._release_program(known)
             case m.RegisterFunction():
                 self._register_function(session, message)
+            case m.LossSeen(hosts=hosts):
+                for island in {self.resources.hosts[host].island for host in hosts if host in self.resources.hosts}:
+                    session.unseen.pop(island, None)
+            case m.CompileAgain(function=function, feed=feed):
+                self._compile_again(session, function, feed)
             case m.ReleaseFunction(function=function):
                 name = session.functions.pop(function, None)
                 if name is not None:
                     self._release_function(name)
+                    self._warm(number, name)
             case m.MakeError(handles=handles, status=status):
                 session.has_errors = True
                 for handle in handles:
@@ -218,34 +331,46 @@ class Controller:
 
     def _register_function(self, session: Session, message: m.RegisterFunction) -> None:
         try:
-            seats = [[self._seat(d) for d in partitions] for partitions in message.assignment]
+            seats = tuple(tuple(self._seat(d) for d in partitions) for partitions in message.assignment)
             islands = {seat.island for partitions in seats for seat in partitions}
             if len(islands) != 1:
                 raise invalid(
                     f"the computation's devices lie on {len(islands)} islands; a mesh must lie inside one island "
                     "(jax.Device.slice_index tells which), and arrays move between islands with jax.device_put"
                 )
+            given_up = self.resources.islands[islands.pop()].given_up
+            if given_up is not None:
+                given_up.raise_if_error()
+            name = function_name(message.content, seats)
+            self.blame.refused.get(name, OK).raise_if_error()
         except StatusError as error:
             self._to_session(session.number, m.FunctionReady(message.function, error.status, b""))
             return
-        name = function_name(message, self.resources.seats)
         session.functions[message.function] = name
         self.functions.acquire(name)
-        base = islands.pop() * self.resources.topology.hosts
+        self.functions.seats[name] = seats
+        self._compile(session, message.function, name, message.feed, hosts_of(seats))
+
+    def _compile(self, session: Session, function: int, name: str, feed: int, hosts: set[int]) -> None:
+        """Has the hosts compile what arrives, or has arrived, as `feed`."""
+        seats = self.functions.seats[name]
+        base = seats[0][0].island * self.resources.topology.hosts
         assignment = tuple(tuple((s.host - base, s.ordinal) for s in partitions) for partitions in seats)
-        hosts = sorted({seat.host for partitions in seats for seat in partitions})
-        self.functions.expect(Registration(session.number, message.function, name, set(hosts)))
-        for host in hosts:
-            if self.resources.is_lost(host):
-                lost = Status(Code.UNAVAILABLE, f"host {host} is gone; nothing can be compiled for it")
-                self._settle_function(name, host, lost, b"")
-                continue
-            compile_ = m.Compile(name, session.number, message.feed, assignment)
-            if (host, message.feed) in session.early_feeds:
-                session.early_feeds.discard((host, message.feed))
+        self.functions.expect(Registration(session.number, function, name, set(hosts)))
+        compile_ = m.Compile(name, session.number, feed, assignment)
+        for host in sorted(hosts):
+            if (host, feed) in session.early_feeds:
+                session.early_feeds.discard((host, feed))
                 self._to_host(host, compile_)
             else:
-                self._compiles.setdefault((session.number, host, message.feed), compile_)
+                self._compiles.setdefault((session.number, host, feed), compile_)
+
+    def _compile_again(self, session: Session, function: int, feed: int) -> None:
+        """An island was restarted: its hosts have nothing of what they had compiled."""
+        name = session.functions.get(function)
+        if name is None:
+            return  # released meanwhile
+        self._compile(session, function, name, feed, hosts_of(self.functions.seats[name]))
 
     def _settle_function(self, name: str, host: int, status: Status, info: bytes) -> None:
         for done in self.functions.settle(name, host, status, info):
@@ -254,6 +379,18 @@ class Controller:
                 self.sessions[done.session].functions.pop(done.function, None)
                 self._release_function(name)
             self._to_session(done.session, m.FunctionReady(done.function, failure or OK, done.info))
+            self._warm(done.session, name)
+
+    def _warm(self, number: int, name: str) -> None:
+        """A function that a session needs is where it was before its island was restarted, or is needed no more."""
+        session = self.sessions.get(number)
+        if session is None:
+            return
+        for island, cold in list(session.cold.items()):
+            cold.discard(name)
+            if not cold:
+                del session.cold[island]
+                self.scheduler.admit(island, number)
 
     def _release_function(self, name: str) -> None:
         if self.functions.release(name):
@@ -284,13 +421,20 @@ class Controller:
         self._to_host(host, m.KeepPlan(number, plan))
         return number
 
+    def _keep_plans(self, program: RegisteredProgram, host: int) -> None:
+        """A host that was restarted has no plans."""
+        for gang in program.gangs:
+            for run in gang.runs:
+                if run.host == host:
+                    self._to_host(host, m.KeepPlan(run.plan, run.body))
+
     def _release_program(self, program: RegisteredProgram) -> None:
         """Its session needs the program no more; it goes with the last gang of it that has yet to start."""
         program.released = True
         if program.waiting:
             return
-        for _, runs in program.gangs:
-            for run in runs:
+        for gang in program.gangs:
+            for run in gang.runs:
                 self._to_host(run.host, m.DropPlan(run.plan))
         for name in program.functions:
             self._release_function(name)
@@ -306,9 +450,9 @@ class Controller:
                 self._to_session(session.number, m.Answered(message.query, status, b""))
                 return
         seat = self._seat(message.device)
-        loss = self.resources.hosts[seat.host].loss
-        if loss is not None:
-            self._to_session(session.number, m.Answered(message.query, loss, b""))
+        if self.resources.is_lost(seat.host):
+            failure = self.resources.islands[seat.island].last_failure or OK
+            self._to_session(session.number, m.Answered(message.query, failure, b""))
             return
         query = self._next_query
         self._next_query += 1

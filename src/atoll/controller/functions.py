@@ -10,8 +10,10 @@ import hashlib
 from dataclasses import dataclass, field
 
 from atoll.errors import Status
-from atoll.ir.lowering import Placement
-from atoll.transport.messages import RegisterFunction
+from atoll.ir.lowering import Seat
+
+# [replica][partition]
+Seats = tuple[tuple[Seat, ...], ...]
 
 
 @dataclass
@@ -31,6 +33,7 @@ class FunctionRegistry:
     """Names, and who refers to them."""
 
     users: dict[str, int] = field(default_factory=dict)
+    seats: dict[str, Seats] = field(default_factory=dict)  # where each of them runs
     # Compilations under way, in the order in which each host was asked: its answers come in any order.
     waiting: dict[tuple[str, int], list[Registration]] = field(default_factory=dict)
     compiled: int = 0
@@ -47,6 +50,7 @@ class FunctionRegistry:
             self.users[name] = left
             return False
         self.users.pop(name, None)
+        self.seats.pop(name, None)
         return True
 
     def expect(self, registration: Registration) -> None:
@@ -66,10 +70,11 @@ class FunctionRegistry:
         return done
 
 
-def function_name(message: RegisterFunction, placement: Placement) -> str:
+def hosts_of(seats: Seats) -> set[int]:
+    return {seat.host for partitions in seats for seat in partitions}
+
+
+def function_name(content: str, seats: Seats) -> str:
     """The workers' name for a function on these physical devices."""
-    seats = [
-        [(placement[device].host, placement[device].ordinal) for device in partitions]
-        for partitions in message.assignment
-    ]
-    return hashlib.sha256(f"{message.content} {seats}".encode()).hexdigest()[:32]
+    places = [[(seat.host, seat.ordinal) for seat in partitions] for partitions in seats]
+    return hashlib.sha256(f"{content} {places}".encode()).hexdigest()[:32]

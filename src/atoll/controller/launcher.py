@@ -2,25 +2,29 @@
 
 The rules of memory are here, too: a buffer's memory may go once the client has released it and the last gang that needs
 it has started; a gang's inputs are checked when it is launched and again when its turn comes.
+
+Dispatch is parallel: all hosts of a launch hear of it at once, before anything that it needs has run; what comes from
+another host is awaited by the worker. With `sequential`, a session's launch is dispatched when the one before is known
+to be enqueued: for what cannot be dispatched ahead, and to measure what the other way is worth.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
+from atoll.controller.blame import Blame
 from atoll.controller.directory import Entry
 from atoll.controller.outbox import Outbox
-from atoll.controller.programs import RegisteredProgram
+from atoll.controller.programs import GangTemplate, RegisteredProgram
 from atoll.controller.resources import ResourceManager
-from atoll.controller.scheduler import Gang, IslandScheduler
+from atoll.controller.scheduler import Gang, Scheduler, Ticket
 from atoll.controller.session import Launch, Session, Work
 from atoll.errors import Code, Status, invalid
 from atoll.transport import messages as m
 
 # More executions than this in flight on one host can deadlock XLA's CPU client (32 is its own limit).
 GANG_WINDOW = 24
-# Numbers that the controller gives to feeds and buffers between hosts start here; proxies count below.
-OWN_NUMBERS = 1 << 48
 
 
 class Launcher:
@@ -35,18 +39,23 @@ class Launcher:
         sessions: dict[int, Session],
         outbox: Outbox,
         on_program_idle: Callable[[RegisteredProgram], None],
+        blame: Blame,
+        sequential: bool = False,
     ) -> None:
-        self.schedulers = {
-            island: IslandScheduler[Work](GANG_WINDOW) for island in range(resources.topology.islands)
-        }
+        self.scheduler = Scheduler[Work](resources.topology.islands, GANG_WINDOW)
         self._resources = resources
         self._sessions = sessions
         self._outbox = outbox
         self._on_program_idle = on_program_idle
+        self._blame = blame
         self._in_flight: dict[int, Gang[Work]] = {}
         self._next_sequence = 1
-        self._next_own = OWN_NUMBERS
-        self._stalled: set[int] = set()  # islands where a gang was dropped, which may have held back others
+        self._next_own = m.OWN_NUMBERS
+        self._last_end: dict[int, int] = {}  # by host: when its last run ended, by its own clock
+        self._sequential = sequential
+        self._unacknowledged: dict[int, tuple[Launch, int]] = {}  # by sequence: and how many hosts have yet to
+        self._enqueueing: dict[int, Launch] = {}  # by session, the launch that the next one waits for
+        self._next: dict[int, deque[Ticket[Work]]] = {}
 
     # ---- events
 
@@ -70,87 +79,140 @@ class Launcher:
         ):
             directory.add(handle, Entry(hosts, size))
         handles = message.arguments + message.results
-        temporaries: tuple[int, ...] = ()
-        if program.temporaries:
-            temporaries = tuple(range(self._next_own, self._next_own + program.temporaries))
-            self._next_own += program.temporaries
-            handles += temporaries
         feeds = message.feeds
         if program.all_feeds > program.feeds:
             extra = program.all_feeds - program.feeds
             feeds += tuple(range(self._next_own, self._next_own + extra))
             self._next_own += extra
-        launch = Launch(session.number, program, message.results, temporaries, len(program.gangs), [])
+        ticket = Ticket[Work](self._next_sequence, session.number)
+        launch = Launch(session.number, program, message.results, feeds, len(program.gangs), ticket)
         program.waiting += len(program.gangs)
         session.in_flight += 1
-        for island, runs in program.gangs:
-            sequence = self._next_sequence
-            self._next_sequence += 1
-            used: set[int] = set()
-            missing = 0
-            gang = Gang(sequence, session.number, Work(launch, island))
-            sends = []
-            for run in runs:
-                arguments = tuple([handles[i] for i in run.arguments])
-                used.update(arguments)
-                results = tuple([handles[i] for i in run.results])
-                used.update(results)  # a result released before its gang starts must not be freed before it
-                sends.append(
-                    (run.host, m.Run(sequence, session.number, run.plan, arguments, results, feeds))
-                )
-                for feed in run.awaited:
-                    key = (run.host, feeds[feed])
-                    if key in session.early_feeds:
-                        session.early_feeds.discard(key)
-                    else:
-                        session.awaited_feeds[key] = gang
-                        missing += 1
-            gang.missing = missing
-            gang.work.runs = tuple(sends)
-            gang.work.handles = tuple(used)
-            gang.work.hosts_left = len(sends)
-            for handle in used:
-                entry = entries.get(handle)
-                if entry is not None:
-                    entry.uses += 1
-            launch.gangs.append(gang)
-            self.schedulers[island].enqueue(gang)
+        ticket.gangs = tuple(self._gang(session, launch, template, handles) for template in program.gangs)
         for i in program.donated:
             entries[message.arguments[i]].consumed = True
-        for island, _ in program.gangs:
-            self.pump(island)
+        if not ticket.gangs:
+            self._launch_done(launch)
+            return
+        if self._sequential:
+            self._in_turn(launch)
+        self.scheduler.enqueue(ticket)
+        self.pump()
 
-    def feed_arrived(self, session: Session, host: int, feed: int) -> int | None:
-        """A feed is complete at a host's data port. Returns the island where a gang waited for it, if any."""
-        gang = session.awaited_feeds.pop((host, feed), None)
-        if gang is None:
-            return None
-        self.schedulers[gang.work.island].arrived(gang)
-        return gang.work.island
+    def _gang(self, session: Session, launch: Launch, template: GangTemplate, handles: tuple[int, ...]) -> Gang[Work]:
+        """The launch's part on one island. What it waits for is noted, and so are the buffers that it needs."""
+        sequence = self._next_sequence
+        self._next_sequence += 1
+        used: set[int] = set()
+        sends = []
+        for run in template.runs:
+            arguments = tuple([handles[i] for i in run.arguments])
+            used.update(arguments)
+            results = tuple([handles[i] for i in run.results])
+            used.update(results)  # a result released before its gang starts must not be freed before it
+            sends.append(
+                (
+                    run.host,
+                    m.Run(sequence, session.number, run.plan, arguments, results, launch.feeds, self._sequential),
+                )
+            )
+            for feed in run.awaited:
+                key = (run.host, launch.feeds[feed])
+                if key in session.early_feeds:
+                    session.early_feeds.discard(key)
+                else:
+                    session.awaited_feeds[key] = launch.ticket
+                    launch.ticket.missing += 1
+        for handle in used:
+            entry = session.directory.entries.get(handle)
+            if entry is not None:
+                entry.uses += 1
+        work = Work(launch, template, tuple(sends), tuple(used), {host for host, _ in sends})
+        alone = bool(self._blame.suspects) and not self._blame.suspects.isdisjoint(launch.program.functions)
+        return Gang(sequence, template.island, launch.ticket, work, template.estimate, alone)
 
-    def run_ended(self, sequence: int, failure: Status | None = None) -> None:
-        """One host has ended its run of a gang."""
+    def feed_arrived(self, session: Session, host: int, feed: int) -> bool:
+        """A client's feed is complete at a host's data port; True where a launch waited for it."""
+        ticket = session.awaited_feeds.pop((host, feed), None)
+        if ticket is None:
+            return False
+        self.scheduler.arrived(ticket)
+        return True
+
+    def run_ended(
+        self, host: int, sequence: int, failure: Status | None = None, times: tuple[int, int] = (0, 0)
+    ) -> None:
+        """A host has ended its run of a gang; `times` are its start and end in nanoseconds of the host's clock."""
         gang = self._in_flight.get(sequence)
-        if gang is not None:
-            if failure is not None:
-                self._failed(gang, failure)
-            self._finish(gang, 1)
+        if gang is None or host not in gang.work.hosts_left:
+            return
+        started, ended = times
+        gang.work.duration = max(gang.work.duration, ended - max(started, self._last_end.get(host, 0)))
+        self._last_end[host] = max(ended, self._last_end.get(host, 0))
+        if failure is not None:
+            gang.work.failed = True
+            self._failed(gang.work.launch, failure)
+        gang.work.hosts_left.discard(host)
+        if not gang.work.hosts_left:
+            if gang.work.launch.error is None:
+                gang.work.template.learn(gang.work.duration)
+                if gang.alone:
+                    for name in gang.work.launch.program.functions:
+                        self._blame.ended_well(name)
+            self._finish(gang)
 
     def island_lost(self, island: int, status: Status) -> None:
-        """What runs on the island, or waits there for bytes, fails."""
-        for gang in [g for g in self._in_flight.values() if g.work.island == island]:
-            self._failed(gang, status)
-            self._finish(gang, gang.work.hosts_left)
-        for session in self._sessions.values():
-            for gang in list(session.awaited_feeds.values()):
-                if gang.work.island == island:
-                    self._failed(gang, status)
+        """What runs on the island, or has its place in its order, or its bytes there, fails; the rest waits for it."""
+        self.scheduler.pause(island)
+        for gang in [g for g in self._in_flight.values() if g.island == island]:
+            self._failed(gang.work.launch, _in(status, gang.work.launch.program))
+            self._finish(gang)
+        for ticket in self.scheduler.tickets(island):
+            if ticket.committed or any(g.island == island and _has_feeds(g.work) for g in ticket.gangs):
+                launch = ticket.gangs[0].work.launch
+                self._failed(launch, _in(status, launch.program))
+
+    def fail_doomed(self) -> None:
+        """What waits in line for a turn that it could do nothing with, since an input of it is lost, fails now."""
+        islands = self._resources.islands
+        tickets = {ticket.number: ticket for island in islands for ticket in self.scheduler.tickets(island)}
+        for _, ticket in sorted(tickets.items()):
+            for gang in ticket.gangs:
+                problem = self._gang_problem(gang)
+                if problem is not None:
+                    self._failed(gang.work.launch, problem)
+
+    def island_back(self, island: int) -> None:
+        """The island's hosts have started anew, with nothing on them."""
+        for host in self._resources.hosts_of(island):
+            self._last_end.pop(host, None)
+        self.scheduler.resume(island)
+
+    def running(self, island: int) -> set[str]:
+        """The functions in flight on the island."""
+        gangs = (gang for gang in self._in_flight.values() if gang.island == island)
+        return {name for gang in gangs for name in gang.work.launch.program.functions}
+
+    def half_failed(self) -> list[Gang[Work]]:
+        """Gangs that failed on one host while others of their island still run them: these may wait for it in vain."""
+        return [gang for gang in self._in_flight.values() if gang.work.failed]
+
+    def waiting_for(self, island: int) -> list[Launch]:
+        """Launches in line that need the island."""
+        return [ticket.gangs[0].work.launch for ticket in self.scheduler.tickets(island)]
+
+    def fail(self, launch: Launch, status: Status) -> None:
+        """The launch fails, as far as it has not run."""
+        self._failed(launch, status)
 
     def session_closed(self, number: int) -> None:
         """Gangs of the session that have not started will not."""
-        for scheduler in self.schedulers.values():
-            for gang in scheduler.drop_session(number):
-                if not gang.dropped:
+        self._next.pop(number, None)
+        self._enqueueing.pop(number, None)
+        for ticket in self.scheduler.drop_session(number):
+            for gang in ticket.gangs:
+                if not gang.work.started:
+                    gang.work.started = True
                     self._gang_left(gang.work.launch.program)
 
     def release(self, session: Session, handles: tuple[int, ...], delete: bool) -> None:
@@ -167,30 +229,33 @@ class Launcher:
             if entry is not None:
                 self._free(session, handle, entry)
 
-    def pump(self, island: int) -> None:
-        """Starts what the island has room for."""
-        scheduler = self.schedulers[island]
-        while (gang := scheduler.next()) is not None:
-            work = gang.work
-            problem = self._gang_problem(gang)
-            if problem is not None:
-                scheduler.finished()
-                self._failed(gang, problem)
-                continue
-            work.started = True
-            self._in_flight[gang.sequence] = gang
-            for host, run in work.runs:
-                self._outbox.to_host(host, run)
-            self._gang_left(work.launch.program)
-            session = self._sessions.get(gang.session)
-            if session is not None:
-                for handle in work.handles:
-                    self._used(session, handle)
+    def pump(self) -> None:
+        """Starts what the islands have room for."""
+        touched = self.scheduler.touched
+        while touched:
+            island = min(touched)  # any would do; but decisions replay
+            touched.discard(island)
+            while (gang := self.scheduler.next(island)) is not None:
+                self._start(gang)
 
-    def pump_stalled(self) -> None:
-        """Dropped gangs may have let others come to the head of their lines."""
-        while self._stalled:
-            self.pump(self._stalled.pop())
+    def _start(self, gang: Gang[Work]) -> None:
+        work = gang.work
+        problem = self._gang_problem(gang)
+        if problem is not None:
+            self.scheduler.finished(gang)
+            self._failed(work.launch, problem)
+            return
+        work.started = True
+        self._in_flight[gang.sequence] = gang
+        for host, run in work.runs:
+            self._outbox.to_host(host, run)
+        if self._sequential:
+            self._unacknowledged[gang.sequence] = (work.launch, len(work.runs))
+        self._gang_left(work.launch.program)
+        session = self._sessions.get(gang.ticket.session)
+        if session is not None:
+            for handle in work.handles:
+                self._used(session, handle)
 
     def settle(self, session: Session, handle: int, error: Status | None) -> None:
         """The buffer is ready, or an error: tells those who wait."""
@@ -224,19 +289,25 @@ class Launcher:
         for handle in message.results:
             if handle in session.directory.entries:
                 raise invalid(f"array {handle} exists already")
-        for _, runs in program.gangs:
-            for run in runs:
-                if self._resources.is_lost(run.host):
-                    return Status(Code.UNAVAILABLE, f"host {run.host} is gone; {program.name} cannot run on it")
+        if self._blame.refused:
+            for name in program.functions:
+                if name in self._blame.refused:
+                    return _in(self._blame.refused[name], program)
+        for gang in program.gangs:
+            loss = self._resources.islands[gang.island].given_up
+            if loss is not None:
+                return loss
+            if gang.island in session.unseen and any(run.awaited for run in gang.runs):
+                return session.unseen[gang.island]
         return None
 
     def _gang_problem(self, gang: Gang[Work]) -> Status | None:
-        """Why a gang whose turn has come cannot run: an input that failed since its launch, or a host that is gone."""
-        for host, _ in gang.work.runs:
-            loss = self._resources.hosts[host].loss
-            if loss is not None:
-                return loss
-        session = self._sessions[gang.session]
+        """Why a gang whose turn has come cannot run: an input that failed since its launch."""
+        if gang.work.launch.error is not None:
+            return gang.work.launch.error
+        session = self._sessions.get(gang.ticket.session)
+        if session is None:
+            return Status(Code.CANCELLED, "its session has ended")
         if session.has_errors:
             for handle in gang.work.handles:
                 entry = session.directory.entries.get(handle)
@@ -244,70 +315,117 @@ class Launcher:
                     return entry.error
         return None
 
+    # ---- sequential dispatch
+
+    def _in_turn(self, launch: Launch) -> None:
+        """The launch waits for the one before it in its session."""
+        number = launch.session
+        if number in self._enqueueing:
+            launch.ticket.missing += 1
+            self._next.setdefault(number, deque()).append(launch.ticket)
+        else:
+            self._enqueueing[number] = launch
+
+    def enqueued(self, sequence: int) -> None:
+        """A host has enqueued its run of a gang."""
+        launch, hosts = self._unacknowledged.pop(sequence, (None, 0))
+        if launch is None:
+            return
+        if hosts > 1:
+            self._unacknowledged[sequence] = (launch, hosts - 1)
+        elif not any(gang.sequence in self._unacknowledged or not gang.work.started for gang in launch.ticket.gangs):
+            self._turn_over(launch)
+
+    def _turn_over(self, launch: Launch) -> None:
+        if self._enqueueing.get(launch.session) is not launch:
+            return
+        del self._enqueueing[launch.session]
+        line = self._next.get(launch.session)
+        while line:
+            ticket = line.popleft()
+            if not ticket.dropped:
+                self._enqueueing[launch.session] = ticket.gangs[0].work.launch
+                self.scheduler.arrived(ticket)
+                return
+
     # ---- ends
 
-    def _finish(self, gang: Gang[Work], hosts: int) -> None:
-        work = gang.work
-        work.hosts_left -= hosts
-        if work.hosts_left > 0:
-            return
+    def _finish(self, gang: Gang[Work]) -> None:
         self._in_flight.pop(gang.sequence, None)
-        self.schedulers[work.island].finished()
-        self._launch_part_done(work.launch)
-        self.pump(work.island)
+        self.scheduler.finished(gang)
+        self._gang_ended(gang.work.launch)
 
-    def _launch_part_done(self, launch: Launch) -> None:
+    def _gang_ended(self, launch: Launch) -> None:
         launch.pending -= 1
-        if launch.pending:
-            return
+        if not launch.pending:
+            self._launch_done(launch)
+
+    def _launch_done(self, launch: Launch) -> None:
+        if self._sequential:
+            self._turn_over(launch)
         session = self._sessions.get(launch.session)
         if session is None:
             return
         for handle in launch.results:
             self.settle(session, handle, launch.error)
-        if launch.temporaries:
-            self._outbox.free(self._resources.hosts, launch.session, launch.temporaries)
         session.in_flight -= 1
         self._outbox.retire(launch.session)
 
-    def _failed(self, gang: Gang[Work], status: Status) -> None:
-        """A gang failed: what of its launch has not started will not, and nothing new may use its results."""
-        launch = gang.work.launch
-        if launch.error is None:
-            launch.error = status
+    def _failed(self, launch: Launch, status: Status) -> None:
+        """A launch failed: what of it has not started will not, and nothing new may use its results."""
+        if launch.error is not None:
+            return
+        launch.error = status
         session = self._sessions.get(launch.session)
         if session is not None:
             session.has_errors = True
             session.directory.fail(launch.results, status)
-        for other in launch.gangs:
-            if other.work.started or other.dropped:
-                continue
-            other.work.started = True
+        self.scheduler.drop(launch.ticket)
+        unstarted = [gang for gang in launch.ticket.gangs if not gang.work.started]
+        for gang in launch.ticket.gangs:
+            self._fail_incoming(gang, status)
+        for gang in unstarted:
+            gang.work.started = True
             self._gang_left(launch.program)
-            self.schedulers[other.work.island].drop(other)
-            self._stalled.add(other.work.island)
             if session is not None:
-                for key in [k for k, g in session.awaited_feeds.items() if g is other]:
-                    del session.awaited_feeds[key]
-                    session.unwanted_feeds.add(key)
-                for handle in other.work.handles:
+                self._forget_feeds(session, gang)
+                for handle in gang.work.handles:
                     self._used(session, handle)
-            self._launch_part_done(launch)
+        for _ in unstarted:
+            self._gang_ended(launch)
+
+    def _fail_incoming(self, gang: Gang[Work], status: Status) -> None:
+        """Its hosts shall not wait for what others would have sent them, nor keep what arrives all the same."""
+        if gang.work.started and not gang.work.hosts_left:
+            return
+        for run in gang.work.template.runs:
+            if run.incoming and not self._resources.is_lost(run.host):
+                feeds = tuple(gang.work.launch.feeds[feed] for feed in run.incoming)
+                self._outbox.to_host(run.host, m.FailFeeds(gang.ticket.session, feeds, status))
+
+    def _forget_feeds(self, session: Session, gang: Gang[Work]) -> None:
+        """The client's bytes for a gang that will not start: those that have come, and those that are on their way."""
+        for run in gang.work.template.runs:
+            for feed in run.awaited:
+                key = (run.host, gang.work.launch.feeds[feed])
+                if session.awaited_feeds.pop(key, None) is not None:
+                    session.unwanted_feeds.add(key)
+                else:
+                    self._outbox.to_host(run.host, m.DropFeed(session.number, key[1]))
 
     def _refuse_feeds(self, session: Session, program: RegisteredProgram, feeds: tuple[int, ...]) -> None:
-        """Bytes on their way for a launch that will not be."""
-        for _, runs in program.gangs:
-            for run in runs:
+        """The client's bytes for a launch that will not be."""
+        for gang in program.gangs:
+            for run in gang.runs:
                 for feed in run.awaited:
-                    if feed < len(feeds):
-                        self._unwanted(session, run.host, feeds[feed])
-
-    def _unwanted(self, session: Session, host: int, feed: int) -> None:
-        if (host, feed) in session.early_feeds:
-            session.early_feeds.discard((host, feed))
-            self._outbox.to_host(host, m.DropFeed(session.number, feed))
-        else:
-            session.unwanted_feeds.add((host, feed))
+                    if feed >= len(feeds):
+                        continue
+                    key = (run.host, feeds[feed])
+                    if key in session.early_feeds:
+                        session.early_feeds.discard(key)
+                        self._outbox.to_host(run.host, m.DropFeed(session.number, key[1]))
+                    else:
+                        session.unwanted_feeds.add(key)
 
     def _gang_left(self, program: RegisteredProgram) -> None:
         """A gang has started, or never will."""
@@ -327,3 +445,13 @@ class Launcher:
 
     def _free(self, session: Session, handle: int, entry: Entry, delete: bool = False) -> None:
         self._outbox.free(entry.hosts, session.number, (handle,), delete=delete)
+
+
+def _has_feeds(work: Work) -> bool:
+    """Whether the gang takes bytes that a client has sent to its hosts, or is sending."""
+    return any(run.awaited for run in work.template.runs)
+
+
+def _in(status: Status, program: RegisteredProgram) -> Status:
+    """The status, with the name of the program that it befell."""
+    return Status(status.code, f"{status.message} (in {program.name})", status.payloads)

@@ -8,6 +8,7 @@ import hmac
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ import msgspec
 
 from atoll._version import __version__
 from atoll.controller.core import Controller
+from atoll.controller.leases import LEASE_SECONDS, PING_SECONDS
 from atoll.controller.report import report
 from atoll.controller.resources import Topology
 from atoll.errors import AtollError, Code, Status, StatusError
@@ -27,6 +29,7 @@ from atoll.transport.process import read_options, run_loop, start_logging
 _log = logging.getLogger(__name__)
 
 HELLO_SECONDS = 10.0
+_ENGINE_SAYS_SECONDS = 0.2
 
 
 class ControllerOptions(msgspec.Struct, frozen=True):
@@ -36,6 +39,8 @@ class ControllerOptions(msgspec.Struct, frozen=True):
     topology: str
     parent: int
     max_sessions: int = 256
+    dispatch: str = "parallel"  # or "sequential"
+    lease_seconds: float = LEASE_SECONDS  # that a worker may be silent for
     ready_fd: int = -1
 
 
@@ -54,9 +59,12 @@ class ControllerServer:
         self.options = options
         self.token = token
         self.stop = stop
-        self.controller = Controller(Topology.parse(options.topology))
+        self.controller = Controller(
+            Topology.parse(options.topology), options.dispatch == "sequential", options.lease_seconds
+        )
         self.hosts: dict[int, Connection] = {}
         self.sessions: dict[int, Connection] = {}
+        self.engine: Connection | None = None
         self.waiting: list[_Peer] = []  # proxies that came before the cluster was complete
         self.secret = os.urandom(16).hex()
         self._flush_scheduled = False
@@ -86,11 +94,14 @@ class ControllerServer:
         if peer.session is not None:
             self._from_proxy(peer, peer.session, message)
         elif peer.host is not None:
+            self.controller.leases.heard(peer.host, self.loop.time())
             self.controller.from_worker(peer.host, message)
         elif peer.hello is None:
             self._hello(peer, message)
         elif peer.hello.role == "worker" and isinstance(message, m.WorkerReady):
             self._worker_ready(peer, message)
+        elif peer.hello.role == "engine":
+            self._from_engine(message)
         elif peer.hello.role == "operator":
             self._operator(peer, message)
         else:
@@ -118,7 +129,10 @@ class ControllerServer:
             )
             return
         peer.hello = message
-        if message.role == "proxy":
+        if message.role == "engine":
+            peer.connection.name = "the engine"
+            self.engine = peer.connection
+        elif message.role == "proxy":
             peer.connection.name = f"the proxy of {message.label or message.pid}"
             if len(self.sessions) + len(self.waiting) >= self.options.max_sessions:
                 self._refuse(
@@ -142,25 +156,36 @@ class ControllerServer:
 
     def _worker_ready(self, peer: _Peer, message: m.WorkerReady) -> None:
         assert peer.hello is not None
-        topology = self.controller.resources.topology
-        if message.host in self.controller.resources.hosts or not 0 <= message.host < topology.host_count:
+        resources = self.controller.resources
+        topology = resources.topology
+        known = resources.hosts.get(message.host)
+        if (known is not None and known.state == "ready") or not 0 <= message.host < topology.host_count:
             self._refuse(peer, Status(Code.ALREADY_EXISTS, f"host {message.host} of {topology} is not expected"))
             return
-        host = self.controller.worker_joined(message, peer.hello.pid)
-        peer.host = host.number
-        peer.connection.name = f"the worker of host {host.number}"
-        self.hosts[host.number] = peer.connection
-        resources = self.controller.resources
+        peer.host = message.host
+        peer.connection.name = f"the worker of host {message.host}"
+        self.hosts[message.host] = peer.connection
+        self.controller.leases.heard(message.host, self.loop.time())
+        complete = resources.is_complete
+        self.controller.worker_joined(message, peer.hello.pid)
         if resources.is_complete:
             everyone = tuple((h.number, h.data_address) for h in resources.hosts.values())
             for connection in self.hosts.values():
                 connection.send(m.Peers(everyone, self.secret))
+        if resources.is_complete and not complete:
             waiting, self.waiting = self.waiting, []
             for proxy in waiting:
                 self._open_session(proxy)
             if self.options.ready_fd >= 0:
                 os.write(self.options.ready_fd, b"ready\n")
                 os.close(self.options.ready_fd)
+
+    def _from_engine(self, message: Any) -> None:
+        match message:
+            case m.WorkerEnded():
+                self.controller.worker_ended(message)
+            case m.IslandGivenUp(island=island, text=text):
+                self.controller.island_given_up(island, text)
 
     def _from_proxy(self, peer: _Peer, session: int, message: Any) -> None:
         try:
@@ -191,10 +216,29 @@ class ControllerServer:
         if peer.session is not None:
             self._end_session(peer)
         if peer.host is not None:
-            _log.warning("host %d is lost: %s", peer.host, reason)
-            self.hosts.pop(peer.host, None)
-            self.controller.worker_lost(peer.host, reason)
+            # The engine knows better why, and is about to say it.
+            self.loop.call_later(_ENGINE_SAYS_SECONDS, self._worker_lost, peer, peer.host, reason)
         self._schedule_flush()
+
+    def _worker_lost(self, peer: _Peer, host: int, reason: str) -> None:
+        if self.hosts.get(host) is peer.connection:
+            self.controller.worker_lost(host, reason)
+            self._schedule_flush()
+
+    def _drop_lost_hosts(self) -> None:
+        """The other workers of a lost island are on their way out; nothing that they still say counts."""
+        for host in [host for host in self.hosts if self.controller.resources.is_lost(host)]:
+            self.hosts.pop(host).close()
+
+    def tick(self) -> None:
+        """Asks the workers for a sign of life, and the controller for what has been silent for too long."""
+        ping = m.Ping(self.controller.leases.seconds)
+        for connection in self.hosts.values():
+            connection.send(ping)
+        if self.controller.resources.is_complete:
+            self.controller.tick(self.loop.time())
+        self._schedule_flush()
+        self.loop.call_later(PING_SECONDS, self.tick)
 
     def _end_session(self, peer: _Peer) -> None:
         assert peer.session is not None
@@ -209,9 +253,14 @@ class ControllerServer:
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        hosts, sessions = self.hosts, self.sessions
+        self._drop_lost_hosts()
+        places: dict[str, Mapping[int, Connection | None]] = {
+            "host": self.hosts,
+            "session": self.sessions,
+            "engine": {0: self.engine},
+        }
         for (kind, number), message in self.controller.take_outbox():
-            connection = (hosts if kind == "host" else sessions).get(number)
+            connection = places[kind].get(number)
             if connection is not None:
                 connection.send(message)
 
@@ -227,6 +276,7 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
     check_may_listen(address, token)
     controller = ControllerServer(options, token, stop)
     server, _ = await listen(address, controller.accept)
+    controller.tick()
     watch_in_loop(options.parent, stop.set)
     await stop.wait()
     server.close()

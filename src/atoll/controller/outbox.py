@@ -11,7 +11,7 @@ from typing import Any
 
 from atoll.transport import messages as m
 
-# ("host", number) or ("session", number)
+# ("host", number), ("session", number) or ("engine", 0)
 Destination = tuple[str, int]
 
 
@@ -25,6 +25,9 @@ class Outbox:
 
     def to_host(self, host: int, message: Any) -> None:
         self._messages.append((("host", host), message))
+
+    def to_engine(self, message: Any) -> None:
+        self._messages.append((("engine", 0), message))
 
     def to_session(self, session: int, message: Any) -> None:
         self._messages.append((("session", session), message))
@@ -42,6 +45,12 @@ class Outbox:
         """The session is over: nothing more need be freed or told."""
         self._retired.pop(session, None)
         for key in [key for key in self._frees if key[1] == session]:
+            del self._frees[key]
+
+    def forget_host(self, host: int) -> None:
+        """The host's worker is gone: what was for it is for nobody."""
+        self._messages = [each for each in self._messages if each[0] != ("host", host)]
+        for key in [key for key in self._frees if key[0] == host]:
             del self._frees[key]
 
     def take(self) -> list[tuple[Destination, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from atoll.controller.scheduler import UNKNOWN_NS
 from atoll.errors import invalid
 from atoll.ir.lowering import Placement, lower
 from atoll.ir.plan import Plan
@@ -13,26 +14,49 @@ from atoll.ir.program import Call, Program
 
 @dataclass(slots=True)
 class RunTemplate:
-    """A plan's part in a launch: which handles it takes and gives, by their place in the launch's list of handles."""
+    """A plan's part in a launch: which handles it takes and gives, by their place in the launch's list of handles.
+
+    `awaited` are the client's feeds that it takes, `incoming` those of other hosts.
+    """
 
     host: int
     plan: int
+    body: Plan
     arguments: tuple[int, ...]
     results: tuple[int, ...]
     awaited: tuple[int, ...]
+    incoming: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class GangTemplate:
+    """What a launch of the program does on one island. `estimate` is the time that this takes, as learnt from its runs.
+
+    A gang that waits for other hosts teaches nothing: how long it takes is not its own doing.
+    """
+
+    island: int
+    runs: tuple[RunTemplate, ...]
+    estimate: int = UNKNOWN_NS
+    waits: bool = False
+
+    def learn(self, nanoseconds: int) -> None:
+        if self.waits:
+            return
+        # Slow to forget: the first run often takes longer, and one that was disturbed should not count for much.
+        self.estimate += (nanoseconds - self.estimate) // 4
 
 
 @dataclass(slots=True)
 class RegisteredProgram:
-    """A program cut into gangs. A launch's handles are its arguments, results and temporaries, in this order."""
+    """A program cut into gangs, one an island. A launch's handles are its arguments and results, in this order."""
 
     name: str
     arguments: int
     results: int
     feeds: int  # the client's
     all_feeds: int  # and those between hosts
-    temporaries: int
-    gangs: list[tuple[int, tuple[RunTemplate, ...]]]  # (island, runs)
+    gangs: tuple[GangTemplate, ...]
     donated: frozenset[int]
     result_hosts: tuple[tuple[int, ...], ...]
     result_bytes: tuple[int, ...]
@@ -59,29 +83,28 @@ def register(
         raise invalid(f"program {body.name!r} returns a value twice, or an argument")
     slots = {value: value for value in range(count)}
     slots.update((value, count + i) for i, value in enumerate(body.results))
-    gangs: list[tuple[int, tuple[RunTemplate, ...]]] = []
-    for segment in lowered.segments:
-        islands: dict[int, list[RunTemplate]] = {}
-        for host, plan in segment.items():
-            for value in (*plan.arguments, *plan.results):
-                slots.setdefault(value, len(slots))
-            run = RunTemplate(
-                host,
-                keep_plan(host, plan),
-                tuple(slots[value] for value in plan.arguments),
-                tuple(slots[value] for value in plan.results),
-                plan.awaited,
-            )
-            islands.setdefault(island_of(host), []).append(run)
-        gangs.extend((island, tuple(runs)) for island, runs in islands.items())
+    islands: dict[int, list[RunTemplate]] = {}
+    for host, plan in lowered.plans.items():
+        run = RunTemplate(
+            host,
+            keep_plan(host, plan),
+            plan,
+            tuple(slots[value] for value in plan.arguments),
+            tuple(slots[value] for value in plan.results),
+            tuple(feed for feed in plan.awaited if feed < body.feeds),
+            tuple(feed for feed in plan.awaited if feed >= body.feeds),
+        )
+        islands.setdefault(island_of(host), []).append(run)
     return RegisteredProgram(
         body.name,
         count,
         len(body.results),
         body.feeds,
         lowered.feeds,
-        len(slots) - count - len(body.results),
-        gangs,
+        tuple(
+            GangTemplate(island, tuple(runs), waits=any(run.incoming for run in runs))
+            for island, runs in islands.items()
+        ),
         lowered.donated,
         lowered.result_hosts,
         lowered.result_bytes,

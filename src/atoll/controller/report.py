@@ -14,7 +14,8 @@ def report(controller: Controller) -> dict[str, Any]:
     numbers = {(seat.host, seat.ordinal): device for device, seat in resources.seats.items()}
     islands = []
     for island in range(resources.topology.islands):
-        scheduler = controller.schedulers[island].statistics()
+        scheduler = controller.scheduler.statistics(island)
+        record = resources.islands[island]
         hosts = [
             {
                 "id": host.number,
@@ -36,9 +37,12 @@ def report(controller: Controller) -> dict[str, Any]:
         islands.append(
             {
                 "id": island,
-                "state": resources.island_state(island),
+                "state": record.state,
+                "restarts": record.restarts,
+                "last_failure": record.last_failure.message if record.last_failure is not None else None,
                 "waiting": scheduler.waiting,
                 "in_flight": scheduler.in_flight,
+                "busy_ms": round(scheduler.busy_ns / 1e6, 3),
                 "started": scheduler.started,
                 "hosts": hosts,
             }

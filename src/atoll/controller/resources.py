@@ -53,7 +53,21 @@ class Host:
     data_address: str
     platform: str
     platform_version: str
-    loss: Status | None = None  # of a lost one: what befell it
+
+
+@dataclass
+class Island:
+    """Hosts that start, and fail, together."""
+
+    number: int
+    state: str = "starting"  # then "ready", "restarting" or "lost"
+    restarts: int = 0
+    last_failure: Status | None = None
+
+    @property
+    def given_up(self) -> Status | None:
+        """Why the island will not come back; None where it is there, or will be."""
+        return self.last_failure if self.state == "lost" else None
 
 
 @dataclass
@@ -62,10 +76,15 @@ class ResourceManager:
 
     topology: Topology
     hosts: dict[int, Host] = field(default_factory=dict)
+    islands: dict[int, Island] = field(default_factory=dict)
     seats: dict[int, Seat] = field(default_factory=dict)
     virtual: tuple[VirtualDevice, ...] = ()
 
+    def __post_init__(self) -> None:
+        self.islands = {number: Island(number) for number in range(self.topology.islands)}
+
     def join(self, ready: WorkerReady, pid: int) -> Host:
+        """A host's worker is up, for the first time or again. The island is ready with the last of its hosts."""
         host = Host(
             ready.host,
             ready.island,
@@ -77,9 +96,24 @@ class ResourceManager:
             ready.platform_version,
         )
         self.hosts[ready.host] = host
-        if self.is_complete:
+        members = self.hosts_of(ready.island)
+        if len(members) == self.topology.hosts and all(self.hosts[each].state == "ready" for each in members):
+            self.islands[ready.island].state = "ready"
+        if self.is_complete and not self.virtual:
             self._number_devices()
         return host
+
+    def hosts_of(self, island: int) -> list[int]:
+        """The hosts of the island that have joined."""
+        return sorted(host.number for host in self.hosts.values() if host.island == island)
+
+    def lose(self, island: int, status: Status) -> None:
+        """The island's workers are gone, all of them: without one the others cannot go on."""
+        for host in self.hosts_of(island):
+            self.hosts[host].state = "lost"
+        self.islands[island].state = "restarting"
+        self.islands[island].restarts += 1
+        self.islands[island].last_failure = status
 
     @property
     def is_complete(self) -> bool:
@@ -98,9 +132,3 @@ class ResourceManager:
                 virtual.append(VirtualDevice(device, host.island, number, info))
                 self.seats[device] = Seat(host.island, number, info.ordinal)
         self.virtual = tuple(virtual)
-
-    def island_state(self, island: int) -> str:
-        hosts = [h for h in self.hosts.values() if h.island == island]
-        if len(hosts) < self.topology.hosts:
-            return "starting"
-        return "lost" if any(h.state == "lost" for h in hosts) else "ready"

@@ -1,125 +1,291 @@
-"""The order of gangs on one island.
+"""The order of gangs: one line an island, none of which contradicts another.
 
-First in, first out over all sessions; a session's own gangs never overtake one another, so that one which still waits
-for bytes holds back its session and nobody else. Bounded: at most `window` gangs are in flight.
+A launch has one gang on each of its islands. A session's launches wait in lines, one an island; a launch that is at the
+head of all of its lines, and lacks nothing, is *ready*. When an island has room, its policy picks a ready launch, and
+that launch is *committed*: at this moment its gangs get their places in the order of all of its islands, whether these
+have room now or later. So all islands start their gangs in one total order, that of commitment, and what a gang awaits
+from another island stands earlier in it: nobody can wait in a circle.
 
-Pure: `enqueue`, `arrived`, `finished` and `drop` are the events; `next` hands out the gangs to start, in order.
+Bounded: an island starts gangs while those in flight keep it busy for less than `BUSY_NS`, at most `window` of them.
+Launches are committed as late as that allows, so that a newcomer gets in within milliseconds.
+
+Pure: `enqueue`, `arrived`, `finished`, `drop`, `pause` and their like are the events; `next` hands out the gangs to
+start, in order, and `touched` names the islands that may have some.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 Work = TypeVar("Work")
 
+# Work in flight on an island, by what its gangs took before.
+BUSY_NS = 4_000_000
+# What a gang counts that has not run yet: enough to keep a few of them in flight, whatever they turn out to be.
+UNKNOWN_NS = 200_000
+# However long gangs take, one waits behind the one that runs: the island need not ask for more.
+_LEAST_IN_FLIGHT = 2
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
+class Ticket(Generic[Work]):
+    """A launch in line. `number` is its age; `missing` counts what it still waits for, such as its client's bytes."""
+
+    number: int
+    session: int
+    missing: int = 0
+    gangs: tuple[Gang[Work], ...] = ()
+    behind: int = 0  # in how many lines it is not at the head
+    committed: bool = False
+    dropped: bool = False
+
+
+@dataclass(slots=True, eq=False)
 class Gang(Generic[Work]):
-    """One node's execution on all its devices at once. `missing` counts what it still waits for."""
+    """A launch's part on one island: what its hosts start together.
+
+    `estimate` is the time it keeps them busy, in nanoseconds; with `alone`, nothing else is in flight meanwhile.
+    """
 
     sequence: int
-    session: int
+    island: int
+    ticket: Ticket[Work]
     work: Work
-    missing: int = 0
-    dropped: bool = False
+    estimate: int = UNKNOWN_NS
+    alone: bool = False
+
+
+class Policy(Protocol):
+    """Which of an island's ready launches goes next."""
+
+    def add(self, ticket: Ticket[Any]) -> None:
+        """The launch is ready."""
+
+    def take(self) -> Ticket[Any] | None:
+        """The next launch, which is the policy's no more; those committed or dropped meanwhile are passed over."""
+
+
+class FirstComeFirstServed:
+    """The oldest launch first, whosever it is."""
+
+    def __init__(self) -> None:
+        self._ages: list[int] = []
+        self._tickets: dict[int, Any] = {}
+
+    def add(self, ticket: Ticket[Any]) -> None:
+        if ticket.number not in self._tickets:
+            self._tickets[ticket.number] = ticket
+            heapq.heappush(self._ages, ticket.number)
+
+    def take(self) -> Ticket[Any] | None:
+        while self._ages:
+            ticket: Ticket[Any] = self._tickets.pop(heapq.heappop(self._ages))
+            if not ticket.committed and not ticket.dropped:
+                return ticket
+        return None
 
 
 @dataclass(frozen=True)
 class SchedulerStatistics:
-    """Gangs that wait, that are in flight, and that were started since the beginning."""
+    """An island's gangs: that wait, are in flight (and the time that these are expected to take), and were started."""
 
     waiting: int
     in_flight: int
+    busy_ns: int
     started: int
     window: int
 
 
 @dataclass(slots=True)
-class _Line(Generic[Work]):
-    gangs: deque[Gang[Work]] = field(default_factory=deque)
-    offered: bool = False  # its head stands in the heap
+class _Island(Generic[Work]):
+    policy: Policy
+    lines: dict[int, deque[Ticket[Work]]] = field(default_factory=dict)  # by session
+    committed: deque[Gang[Work]] = field(default_factory=deque)
+    paused: bool = False
+    absent: set[int] = field(default_factory=set)  # sessions that may not start anything here
+    full: bool = False
+    draining: bool = False  # until nothing is in flight: for a gang that runs alone
+    in_flight: int = 0
+    busy_ns: int = 0
+    started: int = 0
 
 
-class IslandScheduler(Generic[Work]):
-    """Decides what an island runs next.
+class Scheduler(Generic[Work]):
+    """Decides what each island runs next.
 
-    Once the window is full, it is filled again only when it is half empty: gangs then leave in batches, one message
-    for many, and the island still has half a window of work.
+    Once the window of an island is full, it is filled again only when it is half empty: gangs then leave in batches,
+    one message for many, and the island still has half a window of work.
     """
 
-    def __init__(self, window: int) -> None:
+    def __init__(
+        self, islands: int, window: int, policy: Callable[[], Policy] = FirstComeFirstServed, busy_ns: int = BUSY_NS
+    ) -> None:
         self.window = window
-        self._full = False
-        self._lines: dict[int, _Line[Work]] = {}
-        self._ready: list[tuple[int, int]] = []  # (sequence, session) of heads that lack nothing
-        self._in_flight = 0
-        self._started = 0
+        self._busy_ns = busy_ns
+        self._islands: list[_Island[Work]] = [_Island(policy()) for _ in range(islands)]
+        self._held: dict[int, list[Ticket[Work]]] = {}  # ready, by the paused island that they need
+        self.touched: set[int] = set()  # islands that may have something to start now
 
-    def enqueue(self, gang: Gang[Work]) -> None:
-        """The gang joins the end of its session's line. Sequence numbers rise."""
-        line = self._lines.get(gang.session)
-        if line is None:
-            line = self._lines[gang.session] = _Line()
-        line.gangs.append(gang)
-        if len(line.gangs) == 1:
-            self._offer(line)
+    # ---- events
 
-    def arrived(self, gang: Gang[Work]) -> None:
-        """One of the things that the gang waited for is here."""
-        gang.missing -= 1
-        line = self._lines.get(gang.session)
-        if line is not None and line.gangs and line.gangs[0] is gang:
-            self._offer(line)
+    def enqueue(self, ticket: Ticket[Work]) -> None:
+        """The launch joins the ends of its session's lines. Numbers rise."""
+        for gang in ticket.gangs:
+            line = self._islands[gang.island].lines.setdefault(ticket.session, deque())
+            ticket.behind += bool(line)
+            line.append(ticket)
+        self._offer(ticket)
 
-    def next(self) -> Gang[Work] | None:
-        """The next gang to start, or None while the window is full or nobody is ready."""
-        while not self._full and self._ready:
-            _, session = heapq.heappop(self._ready)
-            line = self._lines.get(session)
-            if line is None or not line.gangs:
+    def arrived(self, ticket: Ticket[Work]) -> None:
+        """One of the things that the launch waited for is here."""
+        ticket.missing -= 1
+        self._offer(ticket)
+
+    def next(self, island: int) -> Gang[Work] | None:
+        """The next gang to start there, or None while the island is full, or paused, or nobody is ready."""
+        state = self._islands[island]
+        while not state.full and not state.paused:
+            if not state.committed:
+                ticket = state.policy.take()
+                if ticket is None:
+                    return None
+                self._commit(ticket)
                 continue
-            line.offered = False
-            gang = line.gangs.popleft()
-            if line.gangs:
-                self._offer(line)
-            else:
-                del self._lines[session]
-            if gang.dropped:
+            gang = state.committed.popleft()
+            if gang.ticket.dropped:
                 continue
-            self._in_flight += 1
-            self._started += 1
-            self._full = self._in_flight >= self.window
+            if gang.alone and state.in_flight:
+                state.committed.appendleft(gang)
+                state.full = state.draining = True
+                return None
+            state.in_flight += 1
+            state.busy_ns += gang.estimate
+            state.started += 1
+            state.draining = gang.alone
+            state.full = (
+                gang.alone
+                or state.in_flight >= self.window
+                or (state.busy_ns >= self._busy_ns and state.in_flight >= _LEAST_IN_FLIGHT)
+            )
             return gang
         return None
 
-    def finished(self, count: int = 1) -> None:
-        """So many gangs have left the island."""
-        self._in_flight -= count
-        if self._in_flight <= self.window // 2:
-            self._full = False
+    def finished(self, gang: Gang[Work]) -> None:
+        """A gang that was started has left its island."""
+        state = self._islands[gang.island]
+        state.in_flight -= 1
+        state.busy_ns -= gang.estimate
+        if state.draining:
+            has_room = state.in_flight == 0
+        else:
+            has_room = state.in_flight < _LEAST_IN_FLIGHT or (
+                state.in_flight <= self.window // 2 and state.busy_ns <= self._busy_ns // 2
+            )
+        if has_room:
+            state.full = state.draining = False
+            self.touched.add(gang.island)
 
-    def drop(self, gang: Gang[Work]) -> None:
-        """The gang will not run: it lost a producer."""
-        gang.dropped = True
-        gang.missing = 0
-        line = self._lines.get(gang.session)
-        if line is not None and line.gangs and line.gangs[0] is gang:
-            self._offer(line)
+    def drop(self, ticket: Ticket[Work]) -> None:
+        """The launch will not run, where it has not started yet."""
+        if ticket.dropped:
+            return
+        ticket.dropped = True
+        if not ticket.committed:
+            self._leave_lines(ticket)
 
-    def drop_session(self, session: int) -> list[Gang[Work]]:
-        """The session has ended; returns the gangs of it that had not started."""
-        line = self._lines.pop(session, None)
-        return list(line.gangs) if line is not None else []
+    def drop_session(self, session: int) -> list[Ticket[Work]]:
+        """The session has ended; returns its launches of which something has not started."""
+        waiting = {
+            ticket.number: ticket
+            for island in range(len(self._islands))
+            for ticket in self.tickets(island)
+            if ticket.session == session
+        }
+        for ticket in waiting.values():
+            ticket.dropped = True
+        for state in self._islands:
+            state.lines.pop(session, None)
+            state.absent.discard(session)
+        return list(waiting.values())
 
-    def _offer(self, line: _Line[Work]) -> None:
-        head = line.gangs[0]
-        if head.missing <= 0 and not line.offered:
-            line.offered = True
-            heapq.heappush(self._ready, (head.sequence, head.session))
+    def pause(self, island: int) -> None:
+        """The island starts nothing until `resume`; nor does any launch that needs it."""
+        self._islands[island].paused = True
 
-    def statistics(self) -> SchedulerStatistics:
-        waiting = sum(len(line.gangs) for line in self._lines.values())
-        return SchedulerStatistics(waiting, self._in_flight, self._started, self.window)
+    def resume(self, island: int) -> None:
+        self._islands[island].paused = False
+        self._offer_held(island)
+
+    def exclude(self, island: int, session: int) -> None:
+        """The session starts nothing on the island until `admit`: something that it needs there is missing."""
+        self._islands[island].absent.add(session)
+
+    def admit(self, island: int, session: int) -> None:
+        self._islands[island].absent.discard(session)
+        self._offer_held(island)
+
+    def _offer_held(self, island: int) -> None:
+        self.touched.add(island)
+        for ticket in self._held.pop(island, ()):
+            self._offer(ticket)
+
+    # ---- lines
+
+    def _offer(self, ticket: Ticket[Work]) -> None:
+        if ticket.behind or ticket.missing > 0 or ticket.committed or ticket.dropped:
+            return
+        if self._is_held(ticket):
+            return
+        for gang in ticket.gangs:
+            self._islands[gang.island].policy.add(ticket)
+            self.touched.add(gang.island)
+
+    def _is_held(self, ticket: Ticket[Work]) -> bool:
+        """Whether one of its islands will not take it now; then it is offered again when that does."""
+        for gang in ticket.gangs:
+            state = self._islands[gang.island]
+            if state.paused or ticket.session in state.absent:
+                self._held.setdefault(gang.island, []).append(ticket)
+                return True
+        return False
+
+    def _commit(self, ticket: Ticket[Work]) -> None:
+        if self._is_held(ticket):
+            return
+        ticket.committed = True
+        for gang in ticket.gangs:
+            self._islands[gang.island].committed.append(gang)
+            self.touched.add(gang.island)
+        self._leave_lines(ticket)
+
+    def _leave_lines(self, ticket: Ticket[Work]) -> None:
+        """Whoever stood behind the launch moves up."""
+        for gang in ticket.gangs:
+            lines = self._islands[gang.island].lines
+            line = lines.get(ticket.session)
+            if line is None:
+                continue
+            if line[0] is not ticket:
+                line.remove(ticket)
+                continue
+            line.popleft()
+            if not line:
+                del lines[ticket.session]
+                continue
+            line[0].behind -= 1
+            self._offer(line[0])
+
+    def tickets(self, island: int) -> list[Ticket[Work]]:
+        """The launches that wait for their turn on the island."""
+        state = self._islands[island]
+        in_line = (ticket for line in state.lines.values() for ticket in line)
+        return [*(gang.ticket for gang in state.committed), *in_line]
+
+    def statistics(self, island: int) -> SchedulerStatistics:
+        state = self._islands[island]
+        waiting = sum(len(line) for line in state.lines.values()) + len(state.committed)
+        return SchedulerStatistics(waiting, state.in_flight, state.busy_ns, state.started, self.window)

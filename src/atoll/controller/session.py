@@ -5,35 +5,37 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from atoll.controller.directory import Directory
-from atoll.controller.programs import RegisteredProgram
-from atoll.controller.scheduler import Gang
+from atoll.controller.programs import GangTemplate, RegisteredProgram
+from atoll.controller.scheduler import Ticket
 from atoll.errors import Status
 from atoll.transport import messages as m
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Launch:
     """One run of a program. `pending` counts the gangs that have not ended."""
 
     session: int
     program: RegisteredProgram
     results: tuple[int, ...]
-    temporaries: tuple[int, ...]
+    feeds: tuple[int, ...]
     pending: int
-    gangs: list[Gang[Work]]
+    ticket: Ticket[Work]
     error: Status | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Work:
     """What a gang does: one run a host. `handles` are the arguments and results, each once."""
 
     launch: Launch
-    island: int
+    template: GangTemplate
     runs: tuple[tuple[int, m.Run], ...] = ()
     handles: tuple[int, ...] = ()
-    hosts_left: int = 0
+    hosts_left: set[int] = field(default_factory=set)
     started: bool = False
+    failed: bool = False  # on one of its hosts
+    duration: int = 0  # in nanoseconds, of the slowest host
 
 
 @dataclass
@@ -47,9 +49,12 @@ class Session:
     directory: Directory = field(default_factory=Directory)
     programs: dict[int, RegisteredProgram | Status] = field(default_factory=dict)  # or why it cannot be lowered
     functions: dict[int, str] = field(default_factory=dict)
-    awaited_feeds: dict[tuple[int, int], Gang[Work]] = field(default_factory=dict)  # (host, feed)
+    awaited_feeds: dict[tuple[int, int], Ticket[Work]] = field(default_factory=dict)  # (host, feed)
     early_feeds: set[tuple[int, int]] = field(default_factory=set)
     unwanted_feeds: set[tuple[int, int]] = field(default_factory=set)  # of launches that will not be
+    cold: dict[int, set[str]] = field(default_factory=dict)  # by island: functions to be compiled again there
+    # By island: what befell it, until the proxy knows that what it has sent there is lost.
+    unseen: dict[int, Status] = field(default_factory=dict)
     in_flight: int = 0
     launches: int = 0
     has_errors: bool = False  # some buffer of it stands for an error

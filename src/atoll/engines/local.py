@@ -8,24 +8,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from atoll._version import __version__
+from atoll.controller.leases import LEASE_SECONDS
 from atoll.controller.main import ControllerOptions
 from atoll.controller.resources import Topology
+from atoll.engines.island import Island, describe, end, start
 from atoll.errors import AtollError, ClusterError
 from atoll.transport.address import Address, check_may_listen, parse_address
+from atoll.transport.connection import Connection, connect
 from atoll.transport.lifeline import watch_in_loop
-from atoll.transport.messages import DEFAULT_TOKEN_VARIABLE
-from atoll.transport.process import command, read_options, run_loop, start_logging, tell
-from atoll.worker.main import WorkerOptions
+from atoll.transport.messages import (
+    DEFAULT_TOKEN_VARIABLE,
+    PROTOCOL,
+    Hello,
+    IslandGivenUp,
+    RestartIsland,
+    ToEngine,
+    WorkerEnded,
+)
+from atoll.transport.process import read_options, run_loop, start_logging, tell
+from atoll.worker.main import Membership, WorkerOptions
+
+_log = logging.getLogger(__name__)
 
 READY_SECONDS = 120.0
 _END_SECONDS = 1.0
@@ -42,6 +58,8 @@ class EngineOptions(msgspec.Struct, frozen=True):
     cache_directory: str = ""
     ready_fd: int = -1
     max_sessions: int = 256
+    dispatch: str = "parallel"  # or "sequential": see `controller.launcher`
+    lease_seconds: float = LEASE_SECONDS
     client_directories: tuple[str, ...] = ()  # of its client, which the proxy removes unless it was killed
 
     @property
@@ -91,18 +109,11 @@ def worker_environment(platform: str) -> dict[str, str]:
 
 
 def read_topology(text: str) -> Topology:
-    """The topology of a cluster that this engine can start. Raises ClusterError for any other."""
+    """The topology of a cluster. Raises ClusterError for what is none."""
     try:
-        topology = Topology.parse(text)
+        return Topology.parse(text)
     except ValueError as error:
         raise ClusterError(str(error)) from None
-    if topology.hosts != 1:
-        raise ClusterError(
-            f"{text}: an island of {topology.hosts} hosts cannot be started yet: take 1 host with "
-            f"{topology.hosts * topology.devices} devices, such as "
-            f"{topology.islands}x1x{topology.hosts * topology.devices}"
-        )
-    return topology
 
 
 class LocalEngine:
@@ -112,72 +123,108 @@ class LocalEngine:
         self.options = options
         self.stop = stop
         self.topology = read_topology(options.topology)
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self.modules: dict[int, str] = {}
+        self.address = parse_address(options.controller_address)
+        self.controller: subprocess.Popen[bytes] | None = None
+        env = worker_environment(options.platform)
+        hosts = self.topology.hosts
+        self.islands = [
+            Island(
+                range(number * hosts, (number + 1) * hosts),
+                partial(self._workers, number),
+                env,
+                self._worker_ended,
+                partial(self._given_up, number),
+            )
+            for number in range(self.topology.islands)
+        ]
+        self._link: Connection | None = None
+        self._first_death = ""
 
     def start(self) -> int:
         """Starts all processes; returns a descriptor that tells when the controller has everything it needs."""
         options = self.options
-        address = parse_address(options.controller_address)
-        check_may_listen(address, os.environ.get(DEFAULT_TOKEN_VARIABLE, ""))
+        check_may_listen(self.address, os.environ.get(DEFAULT_TOKEN_VARIABLE, ""))
         readable, writable = os.pipe()
-        me = os.getpid()
         controller = ControllerOptions(
-            str(address), options.topology, me, options.max_sessions, ready_fd=writable
+            str(self.address),
+            options.topology,
+            os.getpid(),
+            options.max_sessions,
+            options.dispatch,
+            options.lease_seconds,
+            writable,
         )
-        self._start("atoll.controller.main", controller, os.environ.copy(), (writable,))
+        self.controller = start("atoll.controller.main", controller, os.environ.copy(), (writable,))
         os.close(writable)
-        env = worker_environment(options.platform)
-        for host in range(self.topology.host_count):
-            worker = WorkerOptions(
-                str(address),
-                self._data_address(address, host),
-                self.topology.island_of(host),
-                host,
-                self.topology.devices,
-                me,
-                options.cache_directory,
-            )
-            self._start("atoll.worker.main", worker, env, ())
-        watch_in_loop(self.processes[0].pid, self.stop.set)
+        watch_in_loop(self.controller.pid, self.stop.set)
+        for island in self.islands:
+            island.start()
         return readable
 
-    def _data_address(self, controller: Address, host: int) -> str:
-        """Where a worker's data port listens: wherever the controller's clients can come from."""
-        if controller.is_local:
-            return f"unix:{self.options.directory}/data-{host}.sock"
-        return str(Address(host=controller.host, port=0))
+    def _workers(self, island: int, incarnation: int) -> list[WorkerOptions]:
+        count = self.topology.hosts
+        meeting = f"unix:{self.options.directory}/island-{island}-{incarnation}.sock"
+        return [
+            WorkerOptions(
+                str(self.address),
+                self._data_address(host),
+                island,
+                host,
+                self.topology.devices,
+                os.getpid(),
+                self.options.cache_directory,
+                Membership(meeting, rank, count, "127.0.0.1") if count > 1 else None,
+            )
+            for rank, host in enumerate(range(island * count, (island + 1) * count))
+        ]
 
-    def _start(
-        self, module: str, options: msgspec.Struct, env: dict[str, str], descriptors: tuple[int, ...]
-    ) -> None:
-        process = subprocess.Popen(
-            command(module, options), stdin=subprocess.DEVNULL, env=env, pass_fds=descriptors
+    def _data_address(self, host: int) -> str:
+        """Where a worker's data port listens: wherever the controller's clients can come from."""
+        if self.address.is_local:
+            return f"unix:{self.options.directory}/data-{host}.sock"
+        return str(Address(host=self.address.host, port=0))
+
+    async def connect(self) -> None:
+        """All is up. Opens the line on which the controller hears of ended workers, and has islands restarted."""
+        for island in self.islands:
+            island.restarts_itself = True
+        self._link = await connect(
+            self.address, ToEngine, self._message, lambda _: self.stop.set(), name="the controller"
         )
-        self.processes.append(process)
-        self.modules[process.pid] = module
+        token = os.environ.get(DEFAULT_TOKEN_VARIABLE, "")
+        self._link.send(Hello(PROTOCOL, "engine", token, os.getpid(), __version__))
+
+    def _message(self, message: Any) -> None:
+        if isinstance(message, RestartIsland):
+            _log.warning("island %d is restarted: %s", message.island, message.reason)
+            self.islands[message.island].restart()
+
+    def _worker_ended(self, host: int, pid: int, status: int) -> None:
+        self._first_death = self._first_death or f"the worker of host {host} ended: {describe(status)}"
+        if self._link is not None:
+            self._link.send(WorkerEnded(host, pid, status, describe(status)))
+
+    def _given_up(self, island: int, text: str) -> None:
+        if self._link is not None:
+            self._link.send(IslandGivenUp(island, text))
 
     def first_death(self) -> str:
         """Which process has ended already, or ""."""
-        for process in self.processes:
-            if process.poll() is not None:
-                module = self.modules[process.pid]
-                return f"{module} ended with status {process.returncode}"
-        return ""
+        assert self.controller is not None
+        status = self.controller.poll()
+        return self._first_death or (f"the controller ended: {describe(status)}" if status is not None else "")
 
     def end(self) -> None:
-        """Ends all processes, by force where they do not go.
+        """Ends all processes.
 
         The controller goes first: it tells its workers to end, so that none looks lost.
         """
-        for process in self.processes:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(_END_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        if self._link is not None:
+            self._link.close()
+        if self.controller is not None:
+            end(self.controller, _END_SECONDS)
+        for island in self.islands:
+            island.end(_END_SECONDS)
 
 
 async def serve(options: EngineOptions, stop: asyncio.Event) -> None:
@@ -188,6 +235,8 @@ async def serve(options: EngineOptions, stop: asyncio.Event) -> None:
         engine = LocalEngine(options, stop)
         ready = engine.start()
         await _until_ready(engine, ready, stop)
+        if not stop.is_set():
+            await engine.connect()
         tell(options.ready_fd, Started(address=options.controller_address))
         await stop.wait()
     except AtollError as error:

@@ -55,13 +55,13 @@ class _Segment:
 
 @dataclass(frozen=True)
 class Lowered:
-    """The plans of a program: `segments[k][host]`, each host's segments to be run in order.
+    """The plans of a program, by host. `feeds` counts the program's own feeds and, after them, those between hosts.
 
-    What a host waits for from other hosts was sent in an earlier segment, so that hosts never wait for one another.
-    `feeds` counts the program's own feeds and, after them, those between hosts.
+    No two hosts wait for each other: steps are numbered so that what a step receives was sent by a step of a lower
+    number, and each plan has its steps by rising number.
     """
 
-    segments: tuple[dict[int, p.Plan], ...]
+    plans: dict[int, p.Plan]
     feeds: int
     values: int
     donated: frozenset[int]  # positions of arguments whose buffers the program consumes
@@ -82,12 +82,13 @@ class _Lowering:
         self.program = program
         self.placement = placement
         self.functions = functions
-        self.hosts: dict[int, dict[int, _Segment]] = {}  # by number, in order
+        self.hosts: dict[int, dict[int, _Segment]] = {}  # by number, in order: see `Lowered`
         self.sent: dict[int, int] = {}  # feed -> the segment that sends it
         self.feeds = program.feeds
         self.specs: list[ArraySpec | None] = list(program.arguments)
         self.holders: list[tuple[int, ...]] = [self._hosts_of(s.sharding) for s in program.arguments]
         self.donated: set[int] = set()
+        self.together: set[int] = set()  # hosts that call a function together with others
         self.fetched_from = -1  # the host of the last DeviceToHost
 
     def run(self) -> Lowered:
@@ -111,16 +112,8 @@ class _Lowering:
                 self.holders.append(
                     self._hosts_of(Sharding(node.devices)) if isinstance(node, Call) else (self.fetched_from,)
                 )
-        numbers = sorted({number for segments in self.hosts.values() for number in segments})
         return Lowered(
-            tuple(
-                {
-                    host: self._plan(segments, number)
-                    for host, segments in sorted(self.hosts.items())
-                    if number in segments
-                }
-                for number in numbers
-            ),
+            {host: self._plan(host, segments) for host, segments in sorted(self.hosts.items())},
             self.feeds,
             len(self.specs),
             frozenset(self.donated),
@@ -128,17 +121,17 @@ class _Lowering:
             tuple(nbytes(self.specs[value]) for value in self.program.results),
         )
 
-    def _plan(self, segments: dict[int, _Segment], number: int) -> p.Plan:
-        segment = segments[number]
-        needed = set(self.program.results).union(
-            *(later.used for later_number, later in segments.items() if later_number > number)
-        )
+    def _plan(self, host: int, segments: dict[int, _Segment]) -> p.Plan:
+        """One host's segments, one after the other."""
+        used = set[int]().union(*(segment.used for segment in segments.values()))
+        defined = set[int]().union(*(segment.defined for segment in segments.values()))
         return p.Plan(
             self.program.name,
-            tuple(sorted(segment.used - segment.defined)),
-            tuple(segment.steps),
-            tuple(sorted(segment.defined & needed)),
-            tuple(segment.awaited),
+            tuple(sorted(used - defined)),
+            tuple(step for _, segment in sorted(segments.items()) for step in segment.steps),
+            tuple(sorted(defined.intersection(self.program.results))),
+            tuple(feed for _, segment in sorted(segments.items()) for feed in segment.awaited),
+            host in self.together,
         )
 
     # ---- nodes
@@ -157,8 +150,11 @@ class _Lowering:
             self.functions[node.function], node.inputs, first, node.donated, node.preserved, node.completion
         )
         defines = tuple(range(first, first + output_count(node)))
-        for host in self._hosts_of(Sharding(node.devices)):
+        hosts = self._hosts_of(Sharding(node.devices))
+        for host in hosts:
             self._add(host, step, node.inputs, defines)
+        if len(hosts) > 1:
+            self.together.update(hosts)
         self._consume(node.inputs[i] for i in node.donated)
 
     def _put(self, node: HostToDevice, first: int) -> None:

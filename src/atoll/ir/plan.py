@@ -132,10 +132,11 @@ Step = Execute | Put | Get | Move | Send | Receive | Select
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True):
-    """One host's steps, from when its feeds have arrived to where it must wait for the next ones.
+    """One host's steps of a program.
 
-    `arguments` and `results` are values; a run brings one handle for each. `awaited` are the feeds that must have
-    arrived at this host's data port before the plan may run.
+    `arguments` and `results` are values; a run brings one handle for each. `awaited` are the feeds that its steps take
+    from this host's data port: the client's, which have arrived when a run begins, and those of other hosts, which a
+    step waits for.
     """
 
     name: str
@@ -143,3 +144,4 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
     steps: tuple[Step, ...]
     results: tuple[int, ...]
     awaited: tuple[int, ...]
+    together: bool = False  # it computes something together with other hosts of the island

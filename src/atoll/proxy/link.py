@@ -6,22 +6,21 @@ All methods run on the event loop's thread; what threads learn comes back to it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from atoll._version import __version__
-from atoll.errors import AccessError, AtollError, Code, ConnectError, Status, StatusError, VersionError, refusal
+from atoll.errors import AccessError, Code, ConnectError, Status, StatusError, VersionError, refusal
+from atoll.proxy.channels import Channels
 from atoll.transport import messages as m
 from atoll.transport.address import Address, parse_address
 from atoll.transport.connection import Connection, connect
-from atoll.transport.data import DataChannel, Piece, dial
+from atoll.transport.data import DataChannel, Piece
 
 _log = logging.getLogger(__name__)
 
@@ -50,8 +49,9 @@ class Link:
         self._waits: dict[int, Callable[[Status], None]] = {}
         self._queries: dict[int, asyncio.Future[m.Answered]] = {}
         self._feeds: dict[int, OnData] = {}
-        self._channels: dict[int, DataChannel] = {}
-        self._senders = ThreadPoolExecutor(2, "atoll-upload")
+        self._sources: dict[int, tuple[bytes, list[int]]] = {}  # of functions: what is compiled, and on which hosts
+        self.channels = Channels(self.loop, self._arrived, self._lose)
+        self._tasks: set[asyncio.Task[None]] = set()
         self._next = 1
         self._closed = False
 
@@ -71,22 +71,16 @@ class Link:
                 f"the controller at {controller} opened no session within {_WELCOME_SECONDS:.0f} s: "
                 "not all of its workers are up (atoll status shows which)"
             ) from None
-        secret = self.welcome.secret
+        self._controller = controller
         for host, address in self.welcome.hosts:
-            channel = await self.loop.run_in_executor(
-                None, _open_channel, _reachable(address, controller), self.welcome.session, secret
-            )
-            self._channels[host] = channel
-            threading.Thread(target=self._receive, args=(channel,), name="atoll-download", daemon=True).start()
+            await self._open_channel(host, address)
 
     def close(self) -> None:
         """Ends the session; the cluster frees all it owned."""
         self._closed = True
         if hasattr(self, "_connection"):
             self._connection.close()
-        for channel in self._channels.values():
-            channel.close()
-        self._senders.shutdown(wait=False, cancel_futures=True)
+        self.channels.close()
 
     def _connection_lost(self, reason: str) -> None:
         self._lose(Status(Code.UNAVAILABLE, f"the Atoll controller is gone: {reason}"))
@@ -126,15 +120,53 @@ class Link:
         self._connection.send(m.Await(number, tuple(handles)))
 
     async def register_function(
-        self, content: str, feed: int, assignment: tuple[tuple[int, ...], ...]
+        self, source: bytes, content: str, assignment: tuple[tuple[int, ...], ...]
     ) -> tuple[int, bytes]:
-        """Compiles a function; returns its number and its `FunctionInfo`. Raises StatusError."""
-        number = self.number()
+        """Compiles `source`, whose hash is `content`; returns the function's number and its `FunctionInfo`.
+
+        Raises StatusError.
+        """
+        number, feed = self.number(), self.number()
+        hosts = self.hosts_of([device for partitions in assignment for device in partitions])
+        self._sources[number] = (source, hosts)
         future = self._functions[number] = self.loop.create_future()
+        self.upload(hosts, feed, [source])
         self._connection.send(m.RegisterFunction(number, content, feed, assignment))
         ready = await future
+        if not ready.status.ok:
+            self._sources.pop(number, None)
         ready.status.raise_if_error()
         return number, ready.info
+
+    def release_function(self, number: int) -> None:
+        self._sources.pop(number, None)
+        self._connection.send(m.ReleaseFunction(number))
+
+    # ---- hosts that go and come back
+
+    async def _open_channel(self, host: int, address: str) -> None:
+        welcome = self.welcome
+        await self.channels.open(host, _reachable(address, self._controller), welcome.session, welcome.secret)
+
+    def _hosts_lost(self, hosts: tuple[int, ...]) -> None:
+        """From here on, nothing is sent to what is left of them: the controller is told so."""
+        self.channels.lose(list(hosts))
+        self._connection.send(m.LossSeen(hosts))
+
+    async def _hosts_back(self, hosts: tuple[tuple[int, str], ...]) -> None:
+        """They have nothing of this session: all functions that run on them are compiled again."""
+        try:
+            for host, address in hosts:
+                await self._open_channel(host, address)
+        except ConnectError as error:
+            _log.warning("%s", error)  # they are gone once more; the controller will tell
+            return
+        numbers = {host for host, _ in hosts}
+        for function, (source, places) in self._sources.items():
+            if numbers.intersection(places):
+                feed = self.number()
+                self.upload(places, feed, [source])
+                self._connection.send(m.CompileAgain(function, feed))
 
     async def inquire(self, what: str, device: int, function: int = -1, payload: bytes = b"") -> bytes:
         """Asks the worker that holds `device`. Raises StatusError."""
@@ -157,6 +189,12 @@ class Link:
                 pending = self._functions.pop(function, None)
                 if pending is not None and not pending.done():
                     pending.set_result(message)
+            case m.HostsLost(hosts=hosts):
+                self._hosts_lost(hosts)
+            case m.HostsBack(hosts=addresses):
+                task = self.loop.create_task(self._hosts_back(addresses))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
             case m.Answered(query=query):
                 asked = self._queries.pop(query, None)
                 if asked is not None and not asked.done():
@@ -193,50 +231,26 @@ class Link:
         session = self.welcome.session
         small = sum(memoryview(part).nbytes for part in contents) <= _DIRECT_BYTES
         for host in hosts:
-            channel = self._channels[host]
-            if small:
-                self._guard(channel.send, session, feed, contents)
-            else:
-                self._senders.submit(self._guard, channel.send, session, feed, contents)
+            self.channels.send(host, lambda channel: channel.send(session, feed, contents), small)
 
     def upload_file(self, hosts: Sequence[int], feed: int, nbytes: int, descriptor: int) -> None:
         """Sends a file's contents as one feed, by its descriptor where the host is on this machine."""
+        session = self.welcome.session
 
-        def send() -> None:
+        def send_and_close(channel: DataChannel, own: int) -> None:
             try:
-                for host in hosts:
-                    channel = self._channels[host]
-                    if channel.passes_files:
-                        self._guard(channel.send_file, self.welcome.session, feed, nbytes, descriptor)
-                    else:
-                        with open(descriptor, "rb", closefd=False) as file:
-                            file.seek(0)
-                            self._guard(channel.send, self.welcome.session, feed, [file.read(nbytes)])
+                if channel.passes_files:
+                    channel.send_file(session, feed, nbytes, own)
+                else:
+                    with open(own, "rb", closefd=False) as file:
+                        file.seek(0)
+                        channel.send(session, feed, [file.read(nbytes)])
             finally:
-                os.close(descriptor)
+                os.close(own)
 
-        self._senders.submit(send)
-
-    def _guard(self, send: Callable[..., None], *arguments: Any) -> None:
-        try:
-            send(*arguments)
-        except (OSError, AtollError) as error:
-            text = f"bulk data cannot be sent to a worker: {error}"
-            with contextlib.suppress(RuntimeError):
-                self.loop.call_soon_threadsafe(self._lose, Status(Code.UNAVAILABLE, text))
-
-    def _receive(self, channel: DataChannel) -> None:
-        def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
-            self.loop.call_soon_threadsafe(self._arrived, piece, content, done)
-
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            try:
-                channel.receive(on_piece)
-                reason = "it closed the connection"
-            except (AtollError, OSError) as error:
-                reason = str(error)
-            text = f"a worker's data port is gone: {reason}"
-            self.loop.call_soon_threadsafe(self._lose, Status(Code.UNAVAILABLE, text))
+        for host in hosts:
+            self.channels.send(host, partial(send_and_close, own=os.dup(descriptor)), small=False)
+        os.close(descriptor)
 
     def _arrived(self, piece: Piece, content: Any, done: Callable[[], None]) -> None:
         then = self._feeds.get(piece.feed)
@@ -252,12 +266,6 @@ def _reachable(data_address: str, controller: Address) -> Address:
     """A data port's address as seen from here: one that listens everywhere is where its controller is."""
     address = parse_address(data_address)
     return replace(address, host=controller.host) if address.host in _EVERYWHERE else address
-
-
-def _open_channel(address: Address, session: int, secret: str) -> DataChannel:
-    channel = DataChannel(dial(address))
-    channel.open(session, secret)
-    return channel
 
 
 async def open_link(controller: Address, token: str, label: str, pid: int, patience: float) -> Link:

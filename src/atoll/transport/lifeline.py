@@ -11,6 +11,7 @@ import contextlib
 import os
 import select
 import threading
+import time
 from collections.abc import Callable
 
 
@@ -53,3 +54,31 @@ def watch_in_thread(pid: int, on_end: Callable[[], None]) -> None:
         on_end()
 
     threading.Thread(target=wait, name="atoll-lifeline", daemon=True).start()
+
+
+class Lease:
+    """Calls `on_lapse` from a thread of its own once it was not renewed in time. It begins with the first renewal."""
+
+    def __init__(self, on_lapse: Callable[[], None]) -> None:
+        self._lock = threading.Lock()
+        self._deadline = 0.0
+        self._on_lapse = on_lapse
+
+    def renew(self, seconds: float) -> None:
+        """The lease runs for so long from now on."""
+        with self._lock:
+            first, self._deadline = self._deadline == 0.0, time.monotonic() + seconds
+        if first:
+            threading.Thread(target=self._watch, args=(seconds,), name="atoll-lease", daemon=True).start()
+
+    def _watch(self, seconds: float) -> None:
+        while True:
+            before = time.monotonic()
+            time.sleep(seconds / 8)
+            now = time.monotonic()
+            if now - before > seconds / 2:
+                with self._lock:  # the machine was away, and the renewals of that time are yet to be read
+                    self._deadline = now + seconds
+            if now > self._deadline:
+                self._on_lapse()
+                return

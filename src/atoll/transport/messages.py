@@ -5,6 +5,7 @@ session live in a namespace of its own: a worker and the controller name a buffe
 
     proxy  -> controller   Hello, then ToController
     worker -> controller   Hello, then FromWorker
+    engine -> controller   Hello, then WorkerEnded, IslandGivenUp
     CLI    -> controller   Hello, then Ask...
 """
 
@@ -17,7 +18,10 @@ from atoll.ir.plan import Plan
 from atoll.ir.program import Program
 
 # Raised whenever a message changes its meaning: two processes speak together only with equal numbers.
-PROTOCOL = 1
+PROTOCOL = 2
+
+# Feeds between hosts, whose numbers the controller gives, start here; proxies count below.
+OWN_NUMBERS = 1 << 48
 
 DEFAULT_TOKEN_VARIABLE = "ATOLL_TOKEN"
 
@@ -33,7 +37,7 @@ class Hello(Message, frozen=True, tag=1):
     """The first message on any connection to the controller."""
 
     protocol: int
-    role: str  # "proxy", "worker" or "operator"
+    role: str  # "proxy", "worker", "engine" or "operator"
     token: str
     pid: int
     version: str
@@ -108,7 +112,7 @@ class Failed(Message, frozen=True, tag=13):
 
 
 class Arrived(Message, frozen=True, tag=14):
-    """Feeds of a session that are now complete at this worker's data port."""
+    """Feeds of a client that are now complete at this worker's data port."""
 
     session: int
     feeds: tuple[int, ...]
@@ -121,6 +125,16 @@ class Answer(Message, frozen=True, tag=15):
     query: int
     status: Status
     payload: bytes
+
+
+class Enqueued(Message, frozen=True, tag=16):
+    """A run that was to be acknowledged has been enqueued on the devices."""
+
+    sequence: int
+
+
+class Pong(Message, frozen=True, tag=17):
+    """The answer to a Ping."""
 
 
 # ---- controller -> worker
@@ -160,6 +174,7 @@ class Run(Message, frozen=True, tag=24):
     arguments: tuple[int, ...]
     results: tuple[int, ...]
     feeds: tuple[int, ...]
+    acknowledge: bool = False  # say Enqueued
 
 
 class Free(Message, frozen=True, tag=25):
@@ -205,6 +220,20 @@ class Peers(Message, frozen=True, tag=30):
 
     hosts: tuple[tuple[int, str], ...]
     secret: str
+
+
+class FailFeeds(Message, frozen=True, tag=32):
+    """These feeds of other hosts will not come, or are for nobody: what awaits them fails with the status."""
+
+    session: int
+    feeds: tuple[int, ...]
+    status: Status
+
+
+class Ping(Message, frozen=True, tag=33):
+    """The controller is there. A worker that hears nothing for `lease` seconds ends."""
+
+    lease: float
 
 
 class Stop(Message, frozen=True, tag=31):
@@ -258,6 +287,19 @@ class Await(Message, frozen=True, tag=46):
 
     wait: int
     handles: tuple[int, ...]
+
+
+class CompileAgain(Message, frozen=True, tag=49):
+    """The program of `function` is sent again, as `feed`, to hosts that were restarted."""
+
+    function: int
+    feed: int
+
+
+class LossSeen(Message, frozen=True, tag=50):
+    """The answer to HostsLost: bytes for these hosts wait from here on until they are back."""
+
+    hosts: tuple[int, ...]
 
 
 class MakeError(Message, frozen=True, tag=47):
@@ -321,6 +363,47 @@ class Closing(Message, frozen=True, tag=65):
     status: Status
 
 
+class HostsLost(Message, frozen=True, tag=67):
+    """Hosts whose workers are gone, and will be started anew. What was sent to them is lost."""
+
+    hosts: tuple[int, ...]
+
+
+class HostsBack(Message, frozen=True, tag=66):
+    """Hosts whose workers were started anew: (host, data address). They hold nothing of this session."""
+
+    hosts: tuple[tuple[int, str], ...]
+
+
+# ---- engine -> controller
+
+
+class WorkerEnded(Message, frozen=True, tag=70):
+    """A worker has ended by itself, with this exit status (negative: the signal); its island is started anew."""
+
+    host: int
+    pid: int
+    status: int
+    text: str  # the status in words
+
+
+class IslandGivenUp(Message, frozen=True, tag=71):
+    """The island is not started again, and why."""
+
+    island: int
+    text: str
+
+
+# ---- controller -> engine
+
+
+class RestartIsland(Message, frozen=True, tag=75):
+    """Kill the island's workers, and start them anew."""
+
+    island: int
+    reason: str
+
+
 # ---- operators
 
 
@@ -350,6 +433,8 @@ ToController = (
     | Failed
     | Arrived
     | Answer
+    | Enqueued
+    | Pong
     | RegisterFunction
     | ReleaseFunction
     | RegisterProgram
@@ -358,7 +443,11 @@ ToController = (
     | Release
     | Await
     | MakeError
+    | CompileAgain
+    | LossSeen
     | Inquire
+    | WorkerEnded
+    | IslandGivenUp
     | AskStatus
     | AskStop
 )
@@ -373,11 +462,14 @@ ToWorker = (
     | OpenStore
     | CloseStore
     | DropFeed
+    | FailFeeds
+    | Ping
     | Query
     | Peers
     | Stop
 )
-ToProxy = Refused | Welcome | FunctionReady | Awaited | Retired | Answered | Closing
+ToProxy = Refused | Welcome | FunctionReady | Awaited | Retired | Answered | HostsLost | HostsBack | Closing
+ToEngine = Refused | RestartIsland
 ToOperator = Refused | Report | Stopping
 
 

@@ -11,13 +11,14 @@ import hmac
 import logging
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from atoll.errors import AtollError, Code, StatusError
+from atoll.errors import AtollError, Code, Status, StatusError
 from atoll.transport.address import Address, parse_address
 from atoll.transport.connection import bind_unix
 from atoll.transport.data import DataChannel, Piece, dial
+from atoll.transport.messages import OWN_NUMBERS
 
 _log = logging.getLogger(__name__)
 
@@ -27,26 +28,66 @@ MAX_INBOX_BYTES = 8 << 30
 
 
 class Inbox:
-    """Feeds that have arrived and wait for the plan that uses them; `on_arrival(session, feed)` tells of each."""
+    """Feeds that have arrived and wait for the plan that uses them.
+
+    `on_arrival(session, feed)` tells of each feed of a client; those of other hosts are awaited here.
+    """
 
     def __init__(self, on_arrival: Callable[[int, int], None]) -> None:
         self._on_arrival = on_arrival
         self._feeds: dict[int, dict[int, tuple[Any, Callable[[], None]]]] = {}
+        self._failed: dict[int, dict[int, Status]] = {}
+        self._awaited: dict[int, tuple[set[int], Callable[[], None]]] = {}  # by session: its first parked plan's
         self._lock = threading.Lock()
         self._bytes: dict[int, int] = {}  # by session
 
     def put(self, session: int, feed: int, content: Any, done: Callable[[], None] = lambda: None) -> None:
         with self._lock:
-            held = self._bytes.get(session, 0)
-            if held > MAX_INBOX_BYTES:
-                raise StatusError(Code.RESOURCE_EXHAUSTED, f"{held} bytes of session {session} wait at this data port")
-            self._feeds.setdefault(session, {})[feed] = (content, done)
-            self._bytes[session] = held + memoryview(content).nbytes
-        self._on_arrival(session, feed)
+            unwanted = feed in self._failed.get(session, ())
+            if not unwanted:
+                held = self._bytes.get(session, 0)
+                if held > MAX_INBOX_BYTES:
+                    text = f"{held} bytes of session {session} wait at this data port"
+                    raise StatusError(Code.RESOURCE_EXHAUSTED, text)
+                self._feeds.setdefault(session, {})[feed] = (content, done)
+                self._bytes[session] = held + memoryview(content).nbytes
+            then = self._settle(session, feed)
+        if unwanted:
+            done()
+        if then is not None:
+            then()
+        if feed < OWN_NUMBERS:
+            self._on_arrival(session, feed)
+
+    def _settle(self, session: int, feed: int) -> Callable[[], None] | None:
+        awaited = self._awaited.get(session)
+        if awaited is None:
+            return None
+        missing, then = awaited
+        missing.discard(feed)
+        if missing:
+            return None
+        del self._awaited[session]
+        return then
+
+    def await_all(self, session: int, feeds: Iterable[int], then: Callable[[], None]) -> bool:
+        """True where all are here, or known not to come; otherwise calls `then` once they are, on any thread.
+
+        One wait a session: a new one takes the place of the one before.
+        """
+        with self._lock:
+            here, failed = self._feeds.get(session, {}), self._failed.get(session, {})
+            missing = {feed for feed in feeds if feed not in here and feed not in failed}
+            if missing:
+                self._awaited[session] = (missing, then)
+            return not missing
 
     def take(self, session: int, feed: int) -> tuple[Any, Callable[[], None]]:
-        """A feed that has arrived, and what to call when its memory has been read."""
+        """A feed that has arrived, and what to call when its memory has been read. Raises why it did not."""
         with self._lock:
+            failure = self._failed.get(session, {}).get(feed)
+            if failure is not None:
+                raise StatusError(Code(failure.code), failure.message, failure.payloads)
             try:
                 content, done = self._feeds[session].pop(feed)
             except KeyError:
@@ -62,10 +103,22 @@ class Inbox:
             return  # its session has ended
         done()
 
+    def fail(self, session: int, feeds: Iterable[int], status: Status) -> None:
+        """These feeds will not come, or are for nobody if they do."""
+        for feed in feeds:
+            self.drop(session, feed)
+            with self._lock:
+                self._failed.setdefault(session, {})[feed] = status
+                then = self._settle(session, feed)
+            if then is not None:
+                then()
+
     def drop_session(self, session: int) -> None:
         with self._lock:
             feeds = self._feeds.pop(session, {})
             self._bytes.pop(session, None)
+            self._failed.pop(session, None)
+            self._awaited.pop(session, None)
         for _, done in feeds.values():
             done()
 

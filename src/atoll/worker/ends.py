@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from atoll.errors import Status, status_of
@@ -89,8 +90,24 @@ class ArrayEnd:
             time.sleep(_POLL_SECONDS)
 
 
+class ReadEnd:
+    """The end of what a thread reads and sends off."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
+
+    def is_ready(self) -> bool:
+        return self._future.done()
+
+    def block_until_ready(self) -> None:
+        """Waits for the thread; raises what went wrong there."""
+        self._future.result()
+
+
 # Sequence number, start in nanoseconds, and what is ready once the run has ended.
-_Run = tuple[int, int, Sequence[RunEnd | ArrayEnd]]
+_Run = tuple[int, int, Sequence[RunEnd | ArrayEnd | ReadEnd]]
 
 
 class Ends:
@@ -100,7 +117,7 @@ class Ends:
         self._report = report
         self._lines: dict[int, queue.SimpleQueue[_Run]] = {}
 
-    def expect(self, device: int, sequence: int, started: int, waits: Sequence[RunEnd | ArrayEnd]) -> None:
+    def expect(self, device: int, sequence: int, started: int, waits: Sequence[RunEnd | ArrayEnd | ReadEnd]) -> None:
         """Run `sequence`, started at `started` nanoseconds, ends when all of `waits` are ready.
 
         Called by one thread.
@@ -150,7 +167,7 @@ def _is_running(run: _Run) -> bool:
     return False
 
 
-def _outcome(waits: Sequence[RunEnd | ArrayEnd]) -> Status | None:
+def _outcome(waits: Sequence[RunEnd | ArrayEnd | ReadEnd]) -> Status | None:
     failure: Status | None = None
     for waited in waits:
         try:

@@ -1,10 +1,11 @@
 """The executor: walks plans in the order in which the controller sent them.
 
 One thread enqueues; nothing in it waits for data. Small programs may run inside the call that enqueues them, and
-may wait there for a peer: that is why this thread reads no messages. A second thread learns from XLA when runs
-have ended, and a pool of threads reads results for clients and other hosts.
+may wait there for a peer: that is why this thread reads no messages. Other threads learn from XLA when runs have ended,
+and a pool of threads reads results for clients and other hosts.
 
-Every argument is checked here before XLA sees it, since XLA ends the process over a bad one.
+A plan that awaits bytes of another host is *parked* with all that its session has sent after it; other sessions go on.
+What several hosts of an island compute together keeps its order, though, on all of them: it does not overtake its like.
 """
 
 from __future__ import annotations
@@ -13,22 +14,21 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
-import numpy as np
-
-from atoll.errors import Code, Status, invalid, status_of
+from atoll.errors import Code, Status, status_of
 from atoll.ir import plan as p
 from atoll.transport import messages as m
-from atoll.worker import host_data
 from atoll.worker.data_port import DataPort
-from atoll.worker.ends import ArrayEnd, Deletions, Ends, RunEnd
-from atoll.worker.functions import Function, Functions
-from atoll.worker.store import Buffer, Store, TypeKeys
-from atoll.worker.xla import Backend, numpy_dtype, shards_of
+from atoll.worker.ends import Deletions, Ends, ReadEnd
+from atoll.worker.functions import Functions
+from atoll.worker.steps import Steps, Walk
+from atoll.worker.store import Store, TypeKeys
+from atoll.worker.xla.backend import Backend
 
 _log = logging.getLogger(__name__)
 
@@ -36,14 +36,8 @@ _log = logging.getLogger(__name__)
 READ_THREADS = 64
 
 
-class _Completion:
-    """Stands for the end of a call or of a read; what a caller that asked for its status holds."""
-
-    def is_deleted(self) -> bool:
-        return False
-
-    def delete(self) -> None:
-        return None
+class _Wake:
+    """Bytes that a parked plan awaited are here."""
 
 
 class Executor:
@@ -58,24 +52,21 @@ class Executor:
         report: Callable[..., None],
         host: int,
     ) -> None:
-        self._backend = backend
-        self._functions = functions
-        self._data_port = data_port
         self._inbox = data_port.inbox
-        self._keys = keys
         self._report = report
-        self._host = host
         self._stores: dict[int, Store] = {}
         self._plans: dict[int, p.Plan] = {}
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._parked: dict[int, deque[Walk | m.Free]] = {}  # by session
+        self._together: deque[Walk] = deque()  # of those parked, what other hosts of the island compute with us
         self._ends = Ends(report)
         self._deletions = Deletions()
+        self._steps = Steps(backend, functions, data_port, keys, self._deletions, host)
         self._readers = ThreadPoolExecutor(READ_THREADS, "atoll-read")
-        self._readers_lock = threading.Lock()
         threading.Thread(target=self._work, name="atoll-executor", daemon=True).start()
 
     def submit(self, message: Any) -> None:
-        """Takes one of Run, Free, KeepPlan, DropPlan, OpenStore, CloseStore; they are done in order."""
+        """Takes one of Run, Free, KeepPlan, DropPlan, OpenStore, CloseStore; a session's are done in order."""
         self._queue.put(message)
 
     # ---- the executor's thread
@@ -87,7 +78,9 @@ class Executor:
                 if type(message) is m.Run:
                     self._run(message)
                 elif type(message) is m.Free:
-                    self._free(message)
+                    self._in_turn(message.session, message)
+                elif type(message) is _Wake:
+                    self._go_on()
                 elif type(message) is m.KeepPlan:
                     self._plans[message.plan] = message.body
                 elif type(message) is m.DropPlan:
@@ -95,319 +88,151 @@ class Executor:
                 elif type(message) is m.OpenStore:
                     self._stores.setdefault(message.session, Store())
                 elif type(message) is m.CloseStore:
-                    self._stores.pop(message.session, None)
+                    self._close(message.session)
             except Exception:
                 _log.exception("the executor failed at %s", type(message).__name__)
             del message  # or the last run's arguments live until the next message
 
-    def _free(self, message: m.Free) -> None:
-        store = self._stores.get(message.session)
-        if store is not None:
-            for handle in message.handles:
-                store.free(handle, message.delete)
-
     def _run(self, run: m.Run) -> None:
-        started = time.monotonic_ns()
-        store = self._stores.get(run.session)
         plan = self._plans.get(run.plan)
-        if store is None:  # its session has ended
-            self._report(m.Done(((run.sequence, started, started),)))
-            return
         if plan is None:
+            if run.session not in self._stores:
+                self._drop(run)
+                return
             self._report(m.Failed(run.sequence, Status(Code.INTERNAL, f"plan {run.plan} is not on this host")))
             return
-        waits: list[Any] = []
-        reads: list[Callable[[], None]] = []
+        self._in_turn(run.session, Walk(run, plan))
+
+    def _in_turn(self, session: int, item: Walk | m.Free) -> None:
+        """Does it, unless something before it in its session is parked."""
+        line = self._parked.get(session)
+        if line is None and self._do(item):
+            return
+        if line is None:
+            line = self._parked[session] = deque()
+        line.append(item)
+        if type(item) is Walk and item.plan.together:
+            self._together.append(item)
+
+    def _go_on(self) -> None:
+        """Does all that is parked and need not be any more."""
+        progress = True
+        while progress:
+            progress = False
+            for session, line in list(self._parked.items()):
+                while line and self._do(line[0]):
+                    item = line.popleft()
+                    if self._together and item is self._together[0]:
+                        self._together.popleft()
+                    progress = True
+                if not line:
+                    del self._parked[session]
+
+    def _close(self, session: int) -> None:
+        """The session has ended: what it had parked will not run."""
+        self._stores.pop(session, None)
+        line = self._parked.pop(session, None)
+        if line is None:
+            return
+        for item in line:
+            if isinstance(item, Walk):
+                self._drop(item.run)
+                if item in self._together:
+                    self._together.remove(item)
+        self._go_on()
+
+    def _drop(self, run: m.Run) -> None:
+        """Its session has ended, and with it all that the run would have made."""
+        now = time.monotonic_ns()
+        self._report(m.Done(((run.sequence, now, now),)))
+
+    def _do(self, item: Walk | m.Free) -> bool:
+        """True where it is done; False where it has to wait."""
+        if type(item) is m.Free:
+            store = self._stores.get(item.session)
+            if store is not None:
+                with self._deletions.lock if item.delete else nullcontext():
+                    for handle in item.handles:
+                        store.free(handle, item.delete)
+            return True
+        assert isinstance(item, Walk)
+        return self._walk(item)
+
+    def _walk(self, walk: Walk) -> bool:
+        """Takes as many steps as it can; True where that was the last one, or the plan has failed."""
+        run, plan = walk.run, walk.plan
+        store = self._stores.get(run.session)
+        if store is None:
+            self._drop(run)
+            return True
+        if plan.together and self._together and self._together[0] is not walk:
+            return False
         try:
-            handles = dict(zip(plan.arguments, run.arguments, strict=True))
-            values: dict[int, Buffer] = {value: store.get(handle) for value, handle in handles.items()}
-            for step in plan.steps:
-                self._step(step, run, values, waits, reads)
+            if walk.values is None:
+                walk.started = time.monotonic_ns()
+                walk.values = {
+                    value: store.get(handle) for value, handle in zip(plan.arguments, run.arguments, strict=True)
+                }
+            while walk.position < len(plan.steps):
+                step = plan.steps[walk.position]
+                if type(step) is p.Receive and not self._is_here(step, walk):
+                    return False
+                self._steps.take(step, walk)
+                walk.position += 1
             for value, handle in zip(plan.results, run.results, strict=True):
-                store.set(handle, values[value])
+                store.set(handle, walk.values[value])
         except Exception as error:
             status = _named(status_of(error), plan.name)
             for handle in run.results:
                 store.set(handle, status)
+            self._start_reads(walk)  # they hold what they read
             self._report(m.Failed(run.sequence, status))
-            return
-        if not reads:
-            self._ends.expect(self._device_of(plan), run.sequence, started, waits)
-        elif self._reads_at_once(plan, run, values):
-            self._read(run, reads)  # a hand-over to another thread would take longer
+            return True
+        if run.acknowledge:
+            self._report(m.Enqueued(run.sequence))
+        self._expect_end(walk)
+        return True
+
+    def _is_here(self, step: p.Receive, walk: Walk) -> bool:
+        feeds = [walk.run.feeds[piece.feed] for piece in step.pieces]
+        if self._inbox.await_all(walk.run.session, feeds, self._wake):
+            return True
+        self._start_reads(walk)  # the other hosts may wait for them
+        return False
+
+    def _wake(self) -> None:
+        self._queue.put(_Wake())
+
+    def _start_reads(self, walk: Walk) -> None:
+        walk.waits.extend(ReadEnd(self._readers.submit(read)) for read in walk.reads)
+        walk.reads.clear()
+
+    def _expect_end(self, walk: Walk) -> None:
+        if not walk.reads:
+            self._ends.expect(self._steps.device_of(walk.plan), walk.run.sequence, walk.started, walk.waits)
+        elif walk.waits:
+            self._start_reads(walk)
+            self._ends.expect(self._steps.device_of(walk.plan), walk.run.sequence, walk.started, walk.waits)
+        elif self._steps.reads_at_once(walk):
+            self._read(walk)  # a hand-over to another thread would take longer
         else:
-            self._readers.submit(self._read, run, reads)
+            self._readers.submit(self._read, walk)
 
-    def _step(
-        self,
-        step: p.Step,
-        run: m.Run,
-        values: dict[int, Buffer],
-        waits: list[Any],
-        reads: list[Callable[[], None]],
-    ) -> None:
-        if type(step) is p.Execute:
-            self._execute(step, run, values, waits)
-        elif type(step) is p.Put:
-            values[step.output] = self._put(step, run)
-            waits.append(ArrayEnd(values[step.output].array, self._deletions))
-        elif type(step) is p.Get:
-            reads.append(self._get(step, run, values))
-        elif type(step) is p.Move:
-            for source, target, array in zip(step.inputs, step.outputs, step.arrays, strict=True):
-                buffer = values[source]
-                donate = step.donate and not buffer.is_read
-                with self._deletions.lock if donate else nullcontext():
-                    moved = self._backend.move(_alive(buffer), array, donate)
-                values[target] = self._buffer(moved, array, self._keys.layout(buffer.key))
-                waits.append(ArrayEnd(moved, self._deletions))
-        elif type(step) is p.Select:
-            values[step.output] = self._select(step, values)
-        elif type(step) is p.Send:
-            reads.append(self._send(step, run, values))
-        elif type(step) is p.Receive:
-            values[step.output] = self._receive(step, run)
-            waits.append(ArrayEnd(values[step.output].array, self._deletions))
-
-    def _reads_at_once(self, plan: p.Plan, run: m.Run, values: dict[int, Buffer]) -> bool:
-        """Whether reading would wait neither for the device nor for the client."""
-        return (
-            type(plan.steps[-1]) is p.Get
-            and all(_is_small_and_ready(values[value]) for value in plan.arguments)
-            and self._data_port.takes_at_once(run.session, _SMALL_BYTES)
-        )
-
-    def _device_of(self, plan: p.Plan) -> int:
-        """A device that the plan's last step keeps busy: its runs' ends are awaited in that device's line."""
-        step = plan.steps[-1]
-        if type(step) is p.Execute:
-            return self._functions.get(step.function).ordinals[0]
-        if type(step) is p.Move:
-            return step.arrays[0].devices[0]
-        return step.array.devices[0] if isinstance(step, p.Put | p.Receive | p.Select) else 0
-
-    # ---- compute
-
-    def _execute(self, step: p.Execute, run: m.Run, values: dict[int, Buffer], waits: list[Any]) -> None:
-        function = self._functions.get(step.function)
-        buffers = [values[value] for value in step.inputs]
-        if [buffer.key for buffer in buffers] != function.input_keys:
-            self._check_arguments(function, buffers)
-        arguments = [buffer.array for buffer in buffers]
-        for array in arguments:
-            if array.is_deleted():
-                raise invalid("an argument has been deleted or donated")
-        for position in step.preserved:
-            arguments[position] = self._backend.copy(arguments[position])
-        for position in step.donated:
-            if buffers[position].is_read:
-                arguments[position] = self._backend.copy(arguments[position])
-        if len(step.donated) > 0:
-            _check_donation(step.donated, buffers)
-        with self._deletions.lock if step.donated else nullcontext():
-            outputs, token = function.executable.execute(arguments, run.sequence)
-        value = step.first_output
-        for array, key in zip(outputs, function.output_keys, strict=True):
-            values[value] = Buffer(array, key, _COMPUTED)
-            value += 1
-        if step.completion:
-            values[value] = Buffer(_Completion(), -1, None)
-        waits.append(RunEnd(token, outputs, self._deletions))
-
-    def _check_arguments(self, function: Function, buffers: list[Buffer]) -> None:
-        """Raises INVALID_ARGUMENT that says which argument is wrong, unless all differ in tokens alone."""
-        wanted = function.input_keys
-        if len(wanted) != len(buffers):
-            raise invalid(f"expected {len(wanted)} arguments, got {len(buffers)}")
-        for position, (key, buffer) in enumerate(zip(wanted, buffers, strict=True)):
-            if position in function.token_positions and buffer.key >= 0:
-                continue  # JAX stands an empty array in for a token
-            if key != buffer.key:
-                got = "no array" if buffer.key < 0 else self._keys.describe(buffer.key)
-                raise invalid(f"argument {position}: expected {self._keys.describe(key)}, got {got}")
-
-    # ---- data in
-
-    def _put(self, step: p.Put, run: m.Run) -> Buffer:
-        contents: dict[int, tuple[Any, Callable[[], None]]] = {}
-        try:
-            for piece in step.pieces:
-                if piece.feed not in contents:
-                    contents[piece.feed] = self._inbox.take(run.session, run.feeds[piece.feed])
-            array = self._backend.put(step.array, self._shards(step, contents))
-        finally:
-            for _, done in contents.values():
-                done()
-        return self._buffer(array, step.array, _unusual_layout(step.array))
-
-    def _shards(
-        self, step: p.Put, contents: dict[int, tuple[Any, Callable[[], None]]]
-    ) -> list[np.ndarray[Any, Any]]:
-        """What each local shard is to hold. Raises INVALID_ARGUMENT where the bytes do not fit."""
-        shards = []
-        for piece in step.pieces:
-            content, _ = contents[piece.feed]
-            whole = host_data.view(content, step.array.dtype, piece.shape, piece.strides)
-            shards.append(host_data.cut(whole, piece.box))
-        for shard, shape in zip(shards, step.array.shard_shapes, strict=True):
-            if shard.shape != shape:
-                raise invalid(f"a shard of shape {list(shape)} was given contents of shape {list(shard.shape)}")
-        if any(isinstance(content, memoryview) for content, _ in contents.values()):
-            shards = [np.array(shard) for shard in shards]  # the segment is the sender's: take the bytes along
-        return shards
-
-    def _receive(self, step: p.Receive, run: m.Run) -> Buffer:
-        array = step.array
-        dtype = numpy_dtype(array.dtype)
-        shards = [np.empty(shape, dtype) for shape in array.shard_shapes]
-        for piece in step.pieces:
-            content, done = self._inbox.take(run.session, run.feeds[piece.feed])
-            shape = tuple(stop - start for start, stop in piece.box)
-            try:
-                shards[piece.shard][tuple(slice(a, b) for a, b in piece.box)] = host_data.view(
-                    content, array.dtype, shape, None
-                )
-            finally:
-                done()
-        return self._buffer(self._backend.put(array, shards), array, _unusual_layout(array))
-
-    def _select(self, step: p.Select, values: dict[int, Buffer]) -> Buffer:
-        shards = []
-        sources = [values[step.inputs[take.input]] for take in step.takes]
-        for i, (take, source) in enumerate(zip(step.takes, sources, strict=True)):
-            shard = shards_of(_alive(source))[take.shard]
-            if step.bitcast:
-                shard = self._backend.bitcast(shard, step.array.dtype, step.array.shard_shapes[i])
-            elif shard.shape != step.array.shard_shapes[i]:
-                raise invalid(f"a shard of shape {list(shard.shape)} cannot be one of {step.array.shard_shapes[i]}")
-            shards.append(shard)
-        array = self._backend.stack(step.array, shards)
-        if step.bitcast:  # a copy, in the default layout
-            return self._buffer(array, step.array)
-        layouts = {self._keys.layout(source.key) for source in sources}
-        if len(layouts) > 1:
-            raise invalid("shards of different layouts cannot be one array")
-        buffer = self._buffer(array, step.array, layouts.pop())
-        for source in sources:
-            buffer.readers.join(source.readers)
-        return buffer
-
-    def _buffer(self, array: Any, spec: p.LocalArray, layout: tuple[int, ...] | None = None) -> Buffer:
-        return Buffer(array, self._keys.of(spec.dtype, spec.shard_shapes, spec.devices, layout), spec)
-
-    # ---- data out
-
-    def _get(self, step: p.Get, run: m.Run, values: dict[int, Buffer]) -> Callable[[], None]:
-        buffer = values[step.input]
-        shards = shards_of(_alive(buffer))
-        self._hold(buffer)
-        values[step.completion] = Buffer(_Completion(), -1, None)
-        feed = run.feeds[step.feed]
-
-        def read() -> None:
-            try:
-                channel = self._data_port.to_proxy(run.session)
-                arrays = [np.asarray(shards[i]) for i in step.shards]
-                dtype = arrays[0].dtype
-                if dtype.kind == "T":
-                    channel.send(run.session, feed, [host_data.encode_strings(arrays[0])])
-                    return
-                whole = tuple((0, size) for size in step.shape)
-                if step.strides is None and step.boxes == (whole,) and arrays[0].flags.c_contiguous:
-                    channel.send_in_parts(run.session, feed, _as_bytes(arrays[0]))
-                    return
-                size, _ = host_data.region_bytes(dtype.itemsize, step.shape, step.strides)
-                channel.send_filled(
-                    run.session,
-                    feed,
-                    size,
-                    lambda target: host_data.fill(target, dtype, step.shape, step.strides, step.boxes, arrays),
-                )
-            finally:
-                self._let_go(buffer)
-
-        return read
-
-    def _send(self, step: p.Send, run: m.Run, values: dict[int, Buffer]) -> Callable[[], None]:
-        buffer = values[step.input]
-        shards = shards_of(_alive(buffer))
-        self._hold(buffer)
-
-        def read() -> None:
-            try:
-                for piece in step.pieces:
-                    part = np.ascontiguousarray(host_data.cut(np.asarray(shards[piece.shard]), piece.box))
-                    feed = run.feeds[piece.feed]
-                    content = host_data.encode_strings(part) if part.dtype.kind == "T" else _as_bytes(part)
-                    if piece.host == self._host:
-                        self._inbox.put(run.session, feed, np.array(np.frombuffer(content, np.uint8)))
-                    else:
-                        self._data_port.to_host(piece.host).send(run.session, feed, [content])
-            finally:
-                self._let_go(buffer)
-
-        return read
-
-    def _hold(self, buffer: Buffer) -> None:
-        with self._readers_lock:
-            buffer.readers.add(1)
-
-    def _let_go(self, buffer: Buffer) -> None:
-        with self._readers_lock:
-            buffer.readers.add(-1)
-
-    def _read(self, run: m.Run, reads: list[Callable[[], None]]) -> None:
+    def _read(self, walk: Walk) -> None:
         failure: Status | None = None
         started = time.monotonic_ns()
-        for read in reads:
+        for read in walk.reads:
             try:
                 read()
             except Exception as error:
                 failure = failure or status_of(error)
         if failure is not None:
-            self._report(m.Failed(run.sequence, failure))
+            self._report(m.Failed(walk.run.sequence, _named(failure, walk.plan.name)))
         else:
-            self._report(m.Done(((run.sequence, started, time.monotonic_ns()),)))
-
-
-_SMALL_BYTES = 16 * 1024
-
-
-def _is_small_and_ready(buffer: Buffer) -> bool:
-    nbytes = getattr(buffer.array, "nbytes", None)  # a completion has none
-    return nbytes is not None and nbytes <= _SMALL_BYTES and buffer.array.is_ready()
-
-
-# What a computed buffer is made of is known to its function, not kept with each buffer.
-_COMPUTED = p.LocalArray("", (), (), (), ())
-
-
-def _unusual_layout(array: p.LocalArray) -> tuple[int, ...] | None:
-    """The layout that `Backend.put` makes the array with; None for the default."""
-    layout = array.layout
-    return None if layout is None or layout == tuple(range(len(layout))) else layout
-
-
-def _alive(buffer: Buffer) -> Any:
-    if buffer.spec is None:
-        raise invalid("a call's completion is no array")
-    if buffer.array.is_deleted():
-        raise invalid("the array has been deleted or donated")
-    return buffer.array
-
-
-def _check_donation(donated: tuple[int, ...], buffers: list[Buffer]) -> None:
-    for position in donated:
-        if sum(other.array is buffers[position].array for other in buffers) > 1:
-            raise invalid(f"argument {position} is donated and also passed a second time to the same call")
+            self._report(m.Done(((walk.run.sequence, started, time.monotonic_ns()),)))
 
 
 def _named(status: Status, program: str) -> Status:
     if not program or program in status.message:
         return status
     return Status(status.code or int(Code.INTERNAL), f"{status.message} (in {program})", status.payloads)
-
-
-def _as_bytes(array: np.ndarray[Any, Any]) -> Any:
-    return array.reshape(-1).view(np.uint8).data if array.size else b""
-

@@ -13,7 +13,8 @@ from atoll.errors import OK, StatusError, not_found, status_of
 from atoll.transport.messages import Compile, Compiled, FunctionSource
 from atoll.worker.data_port import Inbox
 from atoll.worker.store import TypeKeys
-from atoll.worker.xla import Backend, Executable
+from atoll.worker.xla.backend import Backend
+from atoll.worker.xla.executable import Executable
 
 COMPILE_THREADS = 2
 # Functions that no session refers to are kept for the next script that sends the same program.

@@ -14,7 +14,7 @@ import numpy as np
 
 from atoll.errors import invalid
 from atoll.ir.types import Box, Shape
-from atoll.worker.xla import numpy_dtype
+from atoll.worker.xla.arrays import numpy_dtype
 
 
 def region_bytes(itemsize: int, shape: Shape, strides: tuple[int, ...] | None) -> tuple[int, int]:

@@ -15,12 +15,21 @@ from atoll.errors import ConnectError, Status, status_of
 from atoll.transport import messages as m
 from atoll.transport.address import check_may_listen, parse_address
 from atoll.transport.blocking import BlockingConnection
-from atoll.transport.lifeline import watch_in_thread
+from atoll.transport.lifeline import Lease, watch_in_thread
 from atoll.transport.process import read_options, start_logging
 
 _log = logging.getLogger(__name__)
 
 _CONNECT_SECONDS = 60.0
+
+
+class Membership(msgspec.Struct, frozen=True):
+    """How a host joins the others of its island: see `worker.xla.island.join`."""
+
+    address: str
+    rank: int
+    hosts: int
+    hostname: str
 
 
 class WorkerOptions(msgspec.Struct, frozen=True):
@@ -33,6 +42,7 @@ class WorkerOptions(msgspec.Struct, frozen=True):
     devices: int
     parent: int
     cache_directory: str = ""
+    membership: Membership | None = None  # None: the island has no other host
 
 
 class Worker:
@@ -44,7 +54,7 @@ class Worker:
         from atoll.worker.executor import Executor
         from atoll.worker.functions import Functions
         from atoll.worker.store import TypeKeys
-        from atoll.worker.xla import Backend, self_test
+        from atoll.worker.xla.backend import Backend, self_test
 
         self.connection = connection
         self.backend = Backend()
@@ -57,6 +67,7 @@ class Worker:
         self.data_port = DataPort(address, inbox)
         self.functions = Functions(self.backend, inbox, keys, report)
         self.executor = Executor(self.backend, self.functions, self.data_port, keys, report, options.host)
+        self._lease = Lease(self._lapsed)
         self._answers = ThreadPoolExecutor(2, "atoll-answer")
         connection.send(
             m.Hello(m.PROTOCOL, "worker", os.environ.get(m.DEFAULT_TOKEN_VARIABLE, ""), os.getpid(), __version__),
@@ -82,6 +93,11 @@ class Worker:
                 case m.CloseStore():
                     self.executor.submit(message)
                     self.data_port.close_session(message.session)
+                case m.FailFeeds(session=session, feeds=feeds, status=status):
+                    self.data_port.inbox.fail(session, feeds, status)
+                case m.Ping(lease=lease):
+                    self._lease.renew(lease)
+                    self.connection.send(m.Pong())
                 case m.DropFeed(session=session, feed=feed):
                     self.data_port.inbox.drop(session, feed)
                 case m.Compile():
@@ -98,6 +114,10 @@ class Worker:
                     _log.error("the controller refused this worker: %s", status)
                     return
         _log.info("the controller is gone: this worker ends")
+
+    def _lapsed(self) -> None:
+        _log.error("the controller is silent: this worker ends")
+        os._exit(1)
 
     def _answer(self, query: m.Query) -> None:
         try:
@@ -136,6 +156,11 @@ def _set_up_jax(options: WorkerOptions) -> None:
         jax.config.update("jax_compilation_cache_dir", options.cache_directory)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    if options.membership is not None:
+        from atoll.worker.xla import island
+
+        member = options.membership
+        island.join(member.address, member.rank, member.hosts, member.hostname)
 
 
 def main() -> None:

@@ -44,7 +44,7 @@ class Readers:
 
 @dataclass(slots=True)
 class Buffer:
-    """A stacked array (see `worker.xla`) and the key of its type: equal keys may be given to the same function.
+    """A stacked array (see `worker.xla.arrays`) and the key of its type: equal keys may be given to the same function.
 
     `spec` is None for the completion of a call, whose `array` is the run's token.
     """

@@ -23,9 +23,7 @@ def _compile(exchange: Exchange, request: Any) -> None:
 
     async def work() -> Any:
         job = compile_job(request, len(session.link.welcome.devices))
-        feed = session.link.number()
-        session.link.upload(session.link.hosts_of(job.devices), feed, [job.source])
-        number, encoded = await session.link.register_function(job.content, feed, job.assignment)
+        number, encoded = await session.link.register_function(job.source, job.content, job.assignment)
         handle = session.mint()
         executable = Executable(number, msgspec.msgpack.decode(encoded, type=FunctionInfo), job.devices)
         session.executables[handle] = executable
@@ -108,7 +106,7 @@ def _destruct(exchange: Exchange, request: Any) -> None:
     del session.executables[request.executable]
     for program in executable.programs.values():
         session.link.send(m.ReleaseProgram(program))
-    session.link.send(m.ReleaseFunction(executable.function))
+    session.link.release_function(executable.function)
     response = exchange.response()
     response.executable_destruct.SetInParent()
     exchange.reply(response)

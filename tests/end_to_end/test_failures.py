@@ -1,0 +1,237 @@
+"""What is killed or stopped is named by those who needed it, felt by nobody else, and comes back."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPython
+from tests.end_to_end.script_process import GRACE_SECONDS
+from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
+
+TOLD_SECONDS = 2.0
+LEASE_SECONDS = 3.0
+BACK_SECONDS = 30.0
+
+
+@pytest.fixture(scope="module")
+def standing(start_cluster: StartCluster) -> StandingCluster:
+    """Two islands of two hosts with one device each."""
+    flags = "--xla_cpu_collective_call_terminate_timeout_seconds=1"
+    return start_cluster({"XLA_FLAGS": flags}, islands="2x2x1", lease_seconds=LEASE_SECONDS)
+
+
+@pytest.fixture(scope="module")
+def user(start_python: StartPython, standing: StandingCluster) -> RemotePython:
+    python = start_python(ATOLL_ADDRESS=standing.address)
+    assert python.call(begin) == [6.0] * 4
+    return python
+
+
+@pytest.fixture(scope="module")
+def other(start_python: StartPython, standing: StandingCluster) -> RemotePython:
+    """Somebody whose work is on the second island alone."""
+    python = start_python(ATOLL_ADDRESS=standing.address)
+    python.call(begin)
+    return python
+
+
+# ---- what the users do, in their own processes
+
+state: dict[str, Any] = {}
+
+
+def begin() -> list[float]:
+    """Arrays on both islands, made of each other, by computations over all hosts of each."""
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    def on(island: int) -> Any:
+        mesh = Mesh(np.array([d for d in jax.devices() if d.slice_index == island]), ("x",))
+        sharding = NamedSharding(mesh, PartitionSpec("x"))
+        step = jax.jit(lambda x: x * 0 + x.sum(), out_shardings=sharding)
+        return sharding, step
+
+    state["shardings"], state["steps"] = zip(on(0), on(1), strict=True)
+    return fresh()
+
+
+def fresh() -> list[float]:
+    """Data through both islands anew, on the devices and with the functions of before."""
+    import jax
+    import numpy as np
+
+    first = state["steps"][0](jax.device_put(np.arange(4.0), state["shardings"][0]))
+    state["arrays"] = [first, jax.device_put(first, state["shardings"][1])]
+    return [float(x) for x in np.asarray(state["arrays"][1])]
+
+
+def until_it_fails(island: int) -> float:
+    """Computes on an island for as long as that goes well; returns the time of its end, and raises nothing else."""
+    x = state["arrays"][island]
+    try:
+        while True:
+            x = state["steps"][island](x) / 4
+            x.block_until_ready()
+    except Exception as error:
+        state["error"] = str(error)
+        return time.time()
+
+
+def last_error() -> str:
+    return str(state["error"])
+
+
+def compute(island: int, seconds: float) -> int:
+    """Steps on an island, each checked."""
+    import numpy as np
+
+    count, end = 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        x = np.asarray(state["steps"][island](state["arrays"][island]))
+        assert x.tolist() == [24.0] * 4, x
+        count += 1
+    return count
+
+
+def many_launches_then_wait() -> None:
+    x = state["arrays"][0]
+    for _ in range(100_000):
+        x = state["steps"][0](x) / 4
+    x.block_until_ready()
+
+
+def where_collectives_are_not_met() -> Any:
+    """A program that XLA ends its process over: a part of the devices waits for the others in an all-reduce."""
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, PartitionSpec
+
+    mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
+
+    def some_meet(v: Any) -> Any:
+        first = jax.lax.axis_index("x") == 0
+        return jax.lax.cond(first, lambda v: jax.lax.psum(v, "x"), lambda v: v, v)
+
+    spec = PartitionSpec("x")
+    return np.asarray(jax.jit(jax.shard_map(some_meet, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))(
+        np.arange(4.0)
+    ))
+
+
+# ---- the tests
+
+
+def lose(standing: StandingCluster, user: RemotePython, host: int, signal_: int) -> tuple[float, str]:
+    """Ends a worker while the user computes on its island; how long it took to be told, and what was said."""
+    user.begin(until_it_fails, 0)
+    time.sleep(0.2)
+    standing.worker(host).send_signal(signal_)
+    ended = time.time()
+    told = user.finish()
+    return told - ended, user.call(last_error)
+
+
+def is_back(standing: StandingCluster) -> None:
+    standing.until(lambda report: all(each["state"] == "ready" for each in report["islands"]), BACK_SECONDS)
+
+
+def test_a_killed_worker_fails_what_was_there_and_nobody_else_feels_it(standing, user, other):
+    other.begin(compute, 1, 3.0)
+    seconds, error = lose(standing, user, 1, signal.SIGKILL)
+    assert seconds < TOLD_SECONDS + GRACE_SECONDS
+    assert "DATA_LOSS: host 1 of island 0 is gone" in error
+    assert "killed by SIGKILL" in error
+    assert "(in jit" in error, "the program is named"
+    assert other.finish() > 0
+    # The same devices, shardings and functions of the same script work again.
+    assert user.call(fresh) == [6.0] * 4
+    is_back(standing)
+    islands = standing.report()["islands"]
+    assert [island["restarts"] for island in islands] == [1, 0]
+    assert "host 1 of island 0 is gone" in islands[0]["last_failure"]
+
+
+def test_a_stopped_worker_is_named_and_replaced(standing, user):
+    stopped = standing.worker(0)
+    seconds, error = lose(standing, user, 0, signal.SIGSTOP)
+    assert seconds < LEASE_SECONDS + TOLD_SECONDS + GRACE_SECONDS
+    assert f"DEADLINE_EXCEEDED: host 0 of island 0 has not answered for {LEASE_SECONDS:.0f} s" in error
+    assert user.call(fresh) == [6.0] * 4
+    assert not stopped.is_running()
+
+
+def test_a_client_killed_in_the_middle_of_its_launches_leaves_nothing_and_disturbs_nobody(
+    standing, user, other, start_python
+):
+    before = {session["id"] for session in standing.report()["sessions"]}
+    doomed = start_python(ATOLL_ADDRESS=standing.address)
+    doomed.call(begin)
+    doomed.begin(many_launches_then_wait)
+    standing.until(lambda report: any(s["in_flight"] > 100 for s in report["sessions"] if s["id"] not in before), 20)
+    doomed.process.kill()
+    standing.until(lambda report: {session["id"] for session in report["sessions"]} == before, 10)
+    assert user.call(compute, 0, 0.5) > 0
+    assert other.call(compute, 1, 0.5) > 0
+    standing.until(lambda report: all(island["in_flight"] == 0 for island in report["islands"]), 10)
+
+
+def test_a_program_that_crashes_its_worker_is_refused_from_then_on_and_it_alone(start_cluster, start_python):
+    flags = "--xla_cpu_collective_call_terminate_timeout_seconds=1"
+    crashing = start_cluster({"XLA_FLAGS": flags}, islands="1x1x2")
+    user = start_python(ATOLL_ADDRESS=crashing.address)
+    with pytest.raises(RemoteError, match=r"DATA_LOSS: host 0 of island 0 is gone .*SIGABRT"):
+        user.call(where_collectives_are_not_met)
+    started = time.monotonic()
+    with pytest.raises(RemoteError, match=r"ABORTED: this computation ended the worker .*SIGABRT"):
+        user.call(where_collectives_are_not_met)
+    assert time.monotonic() - started < BACK_SECONDS
+    assert crashing.report()["islands"][0]["restarts"] == 1
+    assert user.call(one_device) == 3.0
+
+
+def one_device() -> float:
+    import jax.numpy as jnp
+
+    return float(jnp.arange(3.0).sum())
+
+
+def test_without_its_controller_a_cluster_ends_and_its_clients_are_told(start_cluster, start_python):
+    ending = start_cluster(islands="1x2x1")
+    user = start_python(ATOLL_ADDRESS=ending.address)
+    processes = ending.processes()
+    user.call(one_device)
+    controller = next(process for name, process in processes.items() if "controller" in name)
+    user.begin(until_one_device_fails)
+    time.sleep(0.2)
+    killed = time.time()
+    controller.kill()
+    assert user.finish() - killed < TOLD_SECONDS + GRACE_SECONDS
+    assert "UNAVAILABLE" in user.call(last_error)
+    deadline = time.monotonic() + TOLD_SECONDS + GRACE_SECONDS
+    while alive := [name for name, process in processes.items() if runs(process)]:
+        assert time.monotonic() < deadline, alive
+        time.sleep(0.02)
+
+
+def runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def until_one_device_fails() -> float:
+    import jax.numpy as jnp
+
+    try:
+        while True:
+            (jnp.ones(3) + 1).block_until_ready()
+    except Exception as error:
+        state["error"] = str(error)
+        return time.time()
