@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+from enum import StrEnum
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -19,6 +20,7 @@ from atoll._version import __version__
 from atoll.client.settings import DEFAULT_ISLANDS
 from atoll.errors import AtollError
 from atoll.operate.registrations import DEFAULT_NAME
+from atoll.quantities import parse_bytes
 from atoll.transport.messages import DEFAULT_TOKEN_VARIABLE
 
 # The commands import what they need: the engine and all below it would double the time of `atoll --help`.
@@ -38,6 +40,13 @@ app = typer.Typer(
 _terminal = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
+class Dispatch(StrEnum):
+    """How launches reach their hosts."""
+
+    PARALLEL = "parallel"
+    SEQUENTIAL = "sequential"
+
+
 def _check_islands(text: str | None) -> str | None:
     from atoll.engines.local import read_topology
 
@@ -49,6 +58,13 @@ def _check_islands(text: str | None) -> str | None:
     return text
 
 
+def _memory(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 def _check_one_of(islands: str | None, address: str) -> None:
     if islands is not None and address:
         raise typer.BadParameter("--islands is for an embedded cluster, --address for one that is up: give one")
@@ -58,9 +74,19 @@ _ISLANDS_HELP = (
     "ISLANDSxHOSTSxDEVICES: 2x1x4 has two islands, of one host with four devices each. JAX sees them as "
     "2 slices (`slice_index`) of 4 devices."
 )
+_MEMORY_HELP = (
+    "The memory of each device, such as 16GiB, where the platform does not tell (cpu) or tells too much. What does not "
+    "fit waits, and what cannot fit fails."
+)
 _PLATFORM_HELP = "What the workers compute on: cpu, cuda or tpu, as JAX names it."
 
 Islands = Annotated[str, typer.Option(help=_ISLANDS_HELP, callback=_check_islands, metavar="IxHxD")]
+DeviceMemory = Annotated[
+    int | None,
+    typer.Option(
+        "--device-memory", help=_MEMORY_HELP, envvar="ATOLL_DEVICE_MEMORY", parser=_memory, metavar="AMOUNT"
+    ),
+]
 Platform = Annotated[str, typer.Option(help=_PLATFORM_HELP, envvar="ATOLL_PLATFORM")]
 ClusterAddress = Annotated[
     str,
@@ -96,7 +122,7 @@ def atoll(
 
     - `ATOLL_ADDRESS`: where a cluster listens, for scripts and for status, down and proxy.
 
-    - `ATOLL_ISLANDS`, `ATOLL_PLATFORM`: what an embedded cluster has.
+    - `ATOLL_ISLANDS`, `ATOLL_PLATFORM`, `ATOLL_DEVICE_MEMORY`: what an embedded cluster has.
 
     - `ATOLL_TOKEN`: a cluster that is started with it serves only those who bring the same. What listens on
     anything but loopback or a unix socket must have it.
@@ -112,6 +138,7 @@ def run(
     command: Annotated[list[str], typer.Argument(help="The command and its arguments.", metavar="COMMAND")],
     islands: Annotated[str | None, typer.Option(help=_ISLANDS_HELP, callback=_check_islands, metavar="IxHxD")] = None,
     platform: Annotated[str | None, typer.Option(help=_PLATFORM_HELP)] = None,
+    device_memory: DeviceMemory = None,
     address: Annotated[str, typer.Option(help="Run on the cluster at this address instead.")] = "",
 ) -> None:
     """Run a command with JAX on Atoll.
@@ -135,6 +162,8 @@ def run(
         env["ATOLL_ADDRESS"] = address
     if platform is not None:
         env["ATOLL_PLATFORM"] = platform
+    if device_memory is not None:
+        env["ATOLL_DEVICE_MEMORY"] = str(device_memory)
     try:
         os.execvpe(command[0], command, env)
     except FileNotFoundError:
@@ -155,6 +184,11 @@ def up(
         ),
     ] = "",
     platform: Platform = "cpu",
+    device_memory: DeviceMemory = None,
+    dispatch: Annotated[
+        Dispatch,
+        typer.Option(help="Whether a launch is sent off at once, or waits until the one before it is enqueued."),
+    ] = Dispatch.PARALLEL,
     name: Annotated[str, typer.Option(help="Its name, for status and down.")] = DEFAULT_NAME,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay in the foreground; Ctrl-C ends the cluster.")
@@ -176,6 +210,8 @@ def up(
         listen=listen,
         token=_token(),
         parent=os.getpid() if foreground else 0,
+        device_memory=device_memory or 0,
+        dispatch=dispatch,
     )
     try:
         with _terminal.status(f"starting {islands} ..."):
@@ -219,7 +255,7 @@ def status(
     first of these that applies.
 
     The JSON is `{"islands": [{"id", "state", "hosts": [{"id", "pid", "state", "devices": [...]}]}],
-    "sessions": [...]}` and more. States are "starting", "ready" and "lost".
+    "sessions": [...]}` and more. States are "starting", "ready", "restarting" and "lost".
     """
     from atoll.operate.clusters import find, report_of
     from atoll.operate.tables import status_tables

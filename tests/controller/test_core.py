@@ -7,12 +7,13 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.controller import core
-from atoll.controller.core import Controller
+from atoll.controller.core import Controller, Settings
 from atoll.controller.launcher import GANG_WINDOW
 from atoll.controller.resources import Topology
 from atoll.errors import OK, Code, Status, StatusError
@@ -22,7 +23,9 @@ from atoll.ir.program import (
     DeviceToHost,
     HostBuffer,
     HostToDevice,
+    Mapping,
     Program,
+    Rearrange,
     Transfer,
     single,
 )
@@ -32,10 +35,10 @@ from atoll.transport import messages as m
 BROKEN = Status(Code.INTERNAL, "division by zero")
 
 
-def joined(topology: str, sequential: bool = False) -> Controller:
+def joined(topology: str, **settings: Any) -> Controller:
     """A controller whose workers have all joined, without what it told them."""
     parsed = Topology.parse(topology)
-    controller = Controller(parsed, sequential)
+    controller = Controller(parsed, Settings(**settings))
     for host in range(parsed.host_count):
         controller.worker_joined(ready(parsed, host, f"unix:/data-{host}"), 1000 + host)
     controller.take_outbox()
@@ -52,8 +55,8 @@ def ready(topology: Topology, host: int, address: str) -> m.WorkerReady:
 class Play:
     """One session on a cluster, for tables: `tell` gives what one event makes the controller say."""
 
-    def __init__(self, topology: str = "1x1x2", *, sequential: bool = False) -> None:
-        self.controller = joined(topology, sequential)
+    def __init__(self, topology: str = "1x1x2", **settings: Any) -> None:
+        self.controller = joined(topology, **settings)
         self.session = self.controller.open_session(42, "script.py").number
         self.controller.take_outbox()
 
@@ -409,6 +412,87 @@ def test_a_released_programs_plan_stays_for_the_launches_before():
     *_, run, drop = play.hear(0, m.Arrived(play.session, (77,)))
     assert isinstance(run, m.Run)
     assert drop == m.DropPlan(plan)
+
+
+# ---- memory of limited devices: arrays of `on` take 8 bytes
+
+
+def test_what_does_not_fit_waits_until_others_let_go():
+    play = Play(device_memory=20)
+    play.with_call()
+    play.array(10)
+    (first,) = play.say(m.Launch(1, (10,), (11,), ()))
+    assert play.say(m.Launch(1, (10,), (12,), ())) == []
+    play.done(first.sequence)
+    free, second = play.say(m.Release((11,)))
+    assert (free.handles, second.results) == ((11,), (12,))
+
+
+def test_a_result_that_is_released_early_counts_until_its_gang_has_ended():
+    play = Play(device_memory=20)
+    play.with_call()
+    play.array(10)
+    (first,) = play.say(m.Launch(1, (10,), (11,), ()))
+    play.say(m.Release((11,)))
+    assert play.say(m.Launch(1, (10,), (12,), ())) == []
+    (second,) = runs(play.done(first.sequence))
+    assert second.results == (12,)
+
+
+def test_what_waits_for_memory_in_vain_is_told_who_holds_it():
+    play = Play(device_memory=20)
+    play.with_call()
+    play.array(10)
+    (first,) = play.say(m.Launch(1, (10,), (11,), (), context=77))
+    play.say(m.Launch(1, (10,), (12,), (), context=78))
+    play.say(m.Await(5, (12,)))
+    play.controller.tick(100.0)
+    play.controller.tick(110.0)
+    assert play.outbox() == [], "as long as something runs there, it may let go"
+    play.done(first.sequence)
+    play.controller.tick(111.0)
+    (awaited, _) = play.outbox()
+    assert awaited.status.code == Code.RESOURCE_EXHAUSTED
+    for part in ("device 0 of host 0", "f needs 8 B", "4 B of 20 B are free", "session 1 (script.py): 16 B"):
+        assert part in awaited.status.message
+    report = msgspec.msgpack.decode(awaited.status.payloads[m.MEMORY_REPORT], type=m.MemoryReport)
+    assert {(h.context, h.maker, h.ready, h.ready_bytes) for h in report.holders} == {(0, "put", 1, 8), (77, "f", 1, 8)}
+    # And whoever stood behind goes on.
+    play.say(m.Release((11,)))
+    assert len(runs(play.say(m.Launch(1, (10,), (13,), ())))) == 1
+
+
+def test_what_can_never_fit_is_refused_though_others_work():
+    play = Play(device_memory=7)
+    play.with_put()
+    play.hear(0, m.Arrived(play.session, (77,)))
+    assert play.say(m.Launch(2, (), (11,), (77,))) == []
+    play.say(m.Await(5, (11,)))
+    play.controller.tick(100.0)
+    (awaited,) = [x for x in play.outbox() if isinstance(x, m.Awaited)]
+    assert awaited.status.code == Code.RESOURCE_EXHAUSTED
+
+
+def test_an_output_in_the_place_of_a_donated_input_needs_no_room():
+    play = Play(device_memory=10)
+    play.with_call(donated=(0,))
+    play.array(10)
+    assert len(runs(play.say(m.Launch(1, (10,), (11,), ())))) == 1
+    assert len(runs(play.say(m.Launch(1, (11,), (12,), ())))) == 1
+    assert play.controller.memory.used[0, 0] == 8
+
+
+def test_views_of_an_array_share_its_memory_until_the_last_is_gone():
+    play = Play(device_memory=10)
+    play.array(10)
+    view = Rearrange((0,), (on(0),), (Mapping(0, 0, (0, 1, 1), (0, 1, 1)),))
+    play.say(m.RegisterProgram(3, single("view", (on(0),), view)))
+    (run,) = play.say(m.Launch(3, (10,), (11,), ()))
+    play.done(run.sequence)
+    play.say(m.Release((10,)))
+    assert play.controller.memory.used[0, 0] == 8
+    play.say(m.Release((11,)))
+    assert play.controller.memory.used[0, 0] == 0
 
 
 # ---- failures
@@ -916,10 +1000,11 @@ class Client:
 class World:
     """The controller with model hosts, random clients, and messages in between that keep their order."""
 
-    def __init__(self, rng: random.Random, topology: str, doom: float) -> None:
+    def __init__(self, rng: random.Random, topology: str, doom: float, device_memory: int = 0) -> None:
         self.rng = rng
         self.doom = doom
-        self.controller = joined(topology)
+        self.now = 0.0
+        self.controller = joined(topology, device_memory=device_memory)
         self.hosts = {number: ModelHost(number) for number in self.controller.resources.hosts}
         self.clients: dict[int, Client] = {}
 
@@ -962,8 +1047,16 @@ class World:
             while client.uploads:
                 client.upload()
         self.deliver()
-        while self.work():
-            pass
+        for _ in range(1000):
+            while self.work():
+                pass
+            # What waits for memory in vain is told so once nothing else goes on.
+            if not any(self.controller.scheduler.statistics(i).waiting for i in self.controller.resources.islands):
+                return
+            self.now += 1
+            self.controller.tick(self.now)
+            self.deliver()
+        raise AssertionError("something waits for ever")
 
 
 @settings(max_examples=150)
@@ -972,9 +1065,10 @@ class World:
     st.integers(1, 120),
     st.sampled_from(["1x1x2", "2x1x2", "1x2x2", "2x2x1", "3x1x1"]),
     st.sampled_from([0.0, 0.15]),
+    st.sampled_from([0, 0, 60, 200]),
 )
-def test_whatever_clients_do_all_ends_in_order_exactly_once_and_leaves_nothing(seed, steps, topology, doom):
-    world = World(random.Random(seed), topology, doom)
+def test_whatever_clients_do_all_ends_in_order_exactly_once_and_leaves_nothing(seed, steps, topology, doom, memory):
+    world = World(random.Random(seed), topology, doom, memory)
     rng = world.rng
     for _ in range(rng.randint(1, 3)):
         world.open()
@@ -997,6 +1091,8 @@ def test_whatever_clients_do_all_ends_in_order_exactly_once_and_leaves_nothing(s
         for wait, handle in client.waits.items():
             status = client.outcomes[wait]
             taint = client.taint[handle]
+            if memory and status.code == Code.RESOURCE_EXHAUSTED:
+                continue
             assert status.ok == (not taint), f"{status} although {handle} depends on {taint or 'no failure'}"
             assert status.ok or status.message in taint, "an error names its cause"
         for handle in sorted(client.unreleased):
@@ -1008,6 +1104,9 @@ def test_whatever_clients_do_all_ends_in_order_exactly_once_and_leaves_nothing(s
         assert session.awaited_feeds == {}
         for host in world.hosts.values():
             assert host.stores[client.number] == {}, "all memory goes"
+    assert not any(world.controller.memory.used.values()), "and so does what is reserved"
+    if memory:
+        assert max(world.controller.memory.peak.values()) <= memory
     for host in world.hosts.values():
         assert all(count == 1 for count in host.freed.values()), "nothing is freed twice"
         last: dict[int, int] = defaultdict(int)

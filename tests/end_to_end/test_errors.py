@@ -200,3 +200,27 @@ def test_control_c_in_the_middle_of_a_computation_ends_everything(start_script: 
     os.killpg(script.process.pid, signal.SIGINT)
     assert script.process.wait(30) == -signal.SIGINT
     script.assert_gone()
+
+
+def fill_a_device() -> str:
+    """Arrays until a device of 64 MB is full; what the one too many is told."""
+    import jax
+    import numpy as np
+
+    held = [jax.device_put(np.zeros(5_000_000, np.float32)) for _ in range(3)]
+    try:
+        jax.block_until_ready(jax.device_put(np.zeros(5_000_000, np.float32)))
+    except Exception as error:
+        told = str(error)
+    del held
+    jax.block_until_ready([jax.device_put(np.zeros(5_000_000, np.float32)) for _ in range(3)])
+    return told
+
+
+def test_a_full_device_says_who_holds_its_memory_and_works_on_when_they_let_go(start_python: StartPython) -> None:
+    python = start_python("1x1x2", ATOLL_DEVICE_MEMORY="64MB")
+    told = python.call(fill_a_device)
+    assert "RESOURCE_EXHAUSTED: out of memory on device 0 of host 0: device_put needs 19.1 MiB" in told
+    assert "held by session 1 (remote_python.py): 57.2 MiB" in told
+    assert "device_put with 3 'ready' buffers of total size 60000000" in told
+    assert "test_errors.py" in told, "the line of the user's code that made them"

@@ -2,7 +2,8 @@
 
 import pytest
 
-from atoll.operate.tables import human_bytes, ranges
+from atoll.operate.tables import ranges
+from atoll.quantities import human_bytes
 
 
 @pytest.mark.parametrize(

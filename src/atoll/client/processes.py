@@ -58,6 +58,7 @@ class ClientProcesses:
                     platform=settings.platform,
                     parent=os.getpid(),
                     cache_directory=default_cache_directory(cache_directory),
+                    device_memory=settings.device_memory,
                     client_directories=(str(self._directory), str(self.transfer_directory)),
                 )
                 controller = engine.controller_address

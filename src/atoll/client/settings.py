@@ -7,6 +7,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.errors import ClusterError
+from atoll.quantities import parse_bytes
 from atoll.transport.messages import DEFAULT_TOKEN_VARIABLE
 
 DEFAULT_ISLANDS = "1x1x8"
@@ -20,15 +22,24 @@ class Settings:
     islands: str = DEFAULT_ISLANDS
     token: str = ""
     platform: str = "cpu"
+    device_memory: int = 0  # bytes of each device; 0: what the platform says
 
     @classmethod
     def from_environment(cls) -> Settings:
-        """ATOLL_ADDRESS, ATOLL_ISLANDS, ATOLL_TOKEN and ATOLL_PLATFORM."""
+        """ATOLL_ADDRESS, ATOLL_ISLANDS, ATOLL_TOKEN, ATOLL_PLATFORM and ATOLL_DEVICE_MEMORY.
+
+        Raises ClusterError where the last is no amount of memory.
+        """
+        try:
+            device_memory = parse_bytes(os.environ.get("ATOLL_DEVICE_MEMORY", "") or "0")
+        except ValueError as error:
+            raise ClusterError(f"ATOLL_DEVICE_MEMORY: {error}") from None
         return cls(
             os.environ.get("ATOLL_ADDRESS", ""),
             os.environ.get("ATOLL_ISLANDS", "") or DEFAULT_ISLANDS,
             os.environ.get(DEFAULT_TOKEN_VARIABLE, ""),
             os.environ.get("ATOLL_PLATFORM", "") or "cpu",
+            device_memory,
         )
 
 

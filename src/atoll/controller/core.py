@@ -8,6 +8,7 @@ message per host); completion (results become ready, memory goes, the client get
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import Any
 
 from atoll.controller.blame import Blame
@@ -36,22 +37,32 @@ HALF_FAILED_SECONDS = 5.0
 _LOST = "what was stored or ran on its island is lost"
 
 
+@dataclass(frozen=True)
+class Settings:
+    """What whoever starts a controller decides."""
+
+    sequential: bool = False  # how launches are dispatched: see `controller.launcher`
+    lease_seconds: float = LEASE_SECONDS  # that a worker may be silent for
+    device_memory: int = 0  # bytes of each device, whatever its platform says; 0: what that says
+
+
 class Controller:
     """All decisions of a cluster."""
 
-    def __init__(
-        self, topology: Topology, sequential: bool = False, lease_seconds: float = LEASE_SECONDS
-    ) -> None:
+    def __init__(self, topology: Topology, settings: Settings | None = None) -> None:
+        settings = settings or Settings()
         self.resources = ResourceManager(topology)
         self.functions = FunctionRegistry()
         self.sessions: dict[int, Session] = {}
         self._outbox = Outbox()
         self.blame = Blame()
-        self.leases = Leases(lease_seconds)
+        self.leases = Leases(settings.lease_seconds)
         self._launcher = Launcher(
-            self.resources, self.sessions, self._outbox, self._release_program, self.blame, sequential
+            self.resources, self.sessions, self._outbox, self._release_program, self.blame, settings.sequential
         )
         self.scheduler = self._launcher.scheduler
+        self.memory = self._launcher.memory.ledger
+        self._device_memory = settings.device_memory
         self._compiles: dict[tuple[int, int, int], m.Compile] = {}  # (session, host, feed)
         self._hanging: dict[int, float] = {}  # gangs by sequence, and since when
         self._restarting: dict[int, float] = {}  # islands, and since when
@@ -72,6 +83,8 @@ class Controller:
         """A host is there. With the last of an island that was restarted, all sessions are told to go on."""
         again = self.resources.islands[ready.island].state == "restarting"
         host = self.resources.join(ready, pid)
+        for info in ready.devices:
+            self.memory.declare((host.number, info.ordinal), self._device_memory or info.memory_bytes)
         for session in self.sessions.values():
             self._to_host(host.number, m.OpenStore(session.number, session.secret))
         for session in self.sessions.values():
@@ -134,6 +147,7 @@ class Controller:
                     f"hosts {sorted(gang.work.hosts_left)} of island {gang.island} wait for another, where "
                     f"{gang.work.launch.program.name} failed: {error.message}",
                 )
+        self._launcher.fail_starving(now)
         for island in self.resources.islands.values():
             if island.state == "restarting":
                 since = self._restarting.setdefault(island.number, now)
@@ -170,6 +184,7 @@ class Controller:
             for handle, entry in list(session.directory.entries.items()):
                 if lost.intersection(entry.hosts):
                     session.has_errors = True
+                    self._launcher.memory.release(entry)
                     if not entry.ready:
                         self._launcher.settle(session, handle, status)
                     elif entry.error is None:
@@ -214,6 +229,7 @@ class Controller:
                     self.functions.compiled += not message.cached
                     self.functions.cached += message.cached
                     self.functions.seconds += message.seconds
+                    self.functions.scratch[name] = message.scratch_bytes
                 self._settle_function(name, host, status, info)
             case m.Answer():
                 asked = self._queries.pop(message.query, None)
@@ -276,7 +292,7 @@ class Controller:
         if session is None:
             return
         self._outbox.forget_session(number)
-        self._launcher.session_closed(number)
+        self._launcher.session_closed(session)
         for key in [key for key in self._compiles if key[0] == number]:
             del self._compiles[key]
         for host in self.resources.hosts:
@@ -407,6 +423,7 @@ class Controller:
                 session.functions,
                 self.resources.topology.island_of,
                 self._keep_plan,
+                self.functions.scratch_of,
             )
         except StatusError as error:
             session.programs[message.program] = error.status

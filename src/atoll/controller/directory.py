@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from atoll.controller.memory import Block
 from atoll.errors import OK, Code, Status
 
 
@@ -26,6 +27,9 @@ class Entry:
     delete: bool = False  # once no gang needs it, its memory goes even if others refer to it
     uses: int = 0
     waits: list[int] | None = None
+    blocks: tuple[Block, ...] = ()  # its memory
+    maker: str = ""  # the program that it is a result of
+    context: int = 0  # the client's number for the Python stack of its request
 
 
 @dataclass(slots=True)

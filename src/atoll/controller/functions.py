@@ -34,6 +34,7 @@ class FunctionRegistry:
 
     users: dict[str, int] = field(default_factory=dict)
     seats: dict[str, Seats] = field(default_factory=dict)  # where each of them runs
+    scratch: dict[str, int] = field(default_factory=dict)  # bytes on each of its devices while it runs
     # Compilations under way, in the order in which each host was asked: its answers come in any order.
     waiting: dict[tuple[str, int], list[Registration]] = field(default_factory=dict)
     compiled: int = 0
@@ -51,7 +52,11 @@ class FunctionRegistry:
             return False
         self.users.pop(name, None)
         self.seats.pop(name, None)
+        self.scratch.pop(name, None)
         return True
+
+    def scratch_of(self, name: str) -> int:
+        return self.scratch.get(name, 0)
 
     def expect(self, registration: Registration) -> None:
         for host in registration.pending:

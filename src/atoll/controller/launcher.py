@@ -17,6 +17,7 @@ from atoll.controller.blame import Blame
 from atoll.controller.directory import Entry
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs import GangTemplate, RegisteredProgram
+from atoll.controller.reservations import Reservations
 from atoll.controller.resources import ResourceManager
 from atoll.controller.scheduler import Gang, Scheduler, Ticket
 from atoll.controller.session import Launch, Session, Work
@@ -48,6 +49,7 @@ class Launcher:
         self._outbox = outbox
         self._on_program_idle = on_program_idle
         self._blame = blame
+        self.memory = Reservations(sessions, self.scheduler, resources.topology.hosts)
         self._in_flight: dict[int, Gang[Work]] = {}
         self._next_sequence = 1
         self._next_own = m.OWN_NUMBERS
@@ -77,7 +79,7 @@ class Launcher:
         for handle, hosts, size in zip(
             message.results, program.result_hosts, program.result_bytes, strict=True
         ):
-            directory.add(handle, Entry(hosts, size))
+            directory.add(handle, Entry(hosts, size, maker=program.name, context=message.context))
         handles = message.arguments + message.results
         feeds = message.feeds
         if program.all_feeds > program.feeds:
@@ -85,7 +87,9 @@ class Launcher:
             feeds += tuple(range(self._next_own, self._next_own + extra))
             self._next_own += extra
         ticket = Ticket[Work](self._next_sequence, session.number)
-        launch = Launch(session.number, program, message.results, feeds, len(program.gangs), ticket)
+        launch = Launch(
+            session.number, program, message.results, message.arguments, feeds, len(program.gangs), ticket
+        )
         program.waiting += len(program.gangs)
         session.in_flight += 1
         ticket.gangs = tuple(self._gang(session, launch, template, handles) for template in program.gangs)
@@ -197,6 +201,12 @@ class Launcher:
         """Gangs that failed on one host while others of their island still run them: these may wait for it in vain."""
         return [gang for gang in self._in_flight.values() if gang.work.failed]
 
+    def fail_starving(self, now: float) -> None:
+        """What has waited for memory in vain fails, with the name of who holds it."""
+        idle = {n: self.scheduler.statistics(n).in_flight == 0 for n in self._resources.islands}
+        for gang, status in self.memory.starving(now, idle):
+            self._failed(gang.work.launch, status)
+
     def waiting_for(self, island: int) -> list[Launch]:
         """Launches in line that need the island."""
         return [ticket.gangs[0].work.launch for ticket in self.scheduler.tickets(island)]
@@ -205,8 +215,11 @@ class Launcher:
         """The launch fails, as far as it has not run."""
         self._failed(launch, status)
 
-    def session_closed(self, number: int) -> None:
-        """Gangs of the session that have not started will not."""
+    def session_closed(self, session: Session) -> None:
+        """Gangs of the session that have not started will not, and its memory goes."""
+        number = session.number
+        for entry in session.directory.entries.values():
+            self.memory.release(entry)
         self._next.pop(number, None)
         self._enqueueing.pop(number, None)
         for ticket in self.scheduler.drop_session(number):
@@ -245,6 +258,11 @@ class Launcher:
             self.scheduler.finished(gang)
             self._failed(work.launch, problem)
             return
+        if not self.memory.reserve(self._sessions[gang.ticket.session], gang):
+            self.scheduler.hold_back(gang)
+            return
+        if self.memory.ledger.capacity:
+            self._outbox.flush_frees()
         work.started = True
         self._in_flight[gang.sequence] = gang
         for host, run in work.runs:
@@ -352,6 +370,7 @@ class Launcher:
 
     def _finish(self, gang: Gang[Work]) -> None:
         self._in_flight.pop(gang.sequence, None)
+        self.memory.ended(gang)
         self.scheduler.finished(gang)
         self._gang_ended(gang.work.launch)
 
@@ -367,6 +386,8 @@ class Launcher:
         if session is None:
             return
         for handle in launch.results:
+            if launch.error is not None and handle in session.directory.entries:
+                self.memory.release(session.directory.entries[handle])
             self.settle(session, handle, launch.error)
         session.in_flight -= 1
         self._outbox.retire(launch.session)
@@ -444,6 +465,7 @@ class Launcher:
             self._free(session, handle, entry)
 
     def _free(self, session: Session, handle: int, entry: Entry, delete: bool = False) -> None:
+        self.memory.release(entry)
         self._outbox.free(entry.hosts, session.number, (handle,), delete=delete)
 
 

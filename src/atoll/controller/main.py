@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from atoll._version import __version__
-from atoll.controller.core import Controller
+from atoll.controller.core import Controller, Settings
 from atoll.controller.leases import LEASE_SECONDS, PING_SECONDS
 from atoll.controller.report import report
 from atoll.controller.resources import Topology
@@ -33,14 +33,15 @@ _ENGINE_SAYS_SECONDS = 0.2
 
 
 class ControllerOptions(msgspec.Struct, frozen=True):
-    """How to start a controller. `parent` is the process that it must not outlive."""
+    """How to start a controller. `parent` is the process that it must not outlive; for the rest see `core.Settings`."""
 
     listen: str
     topology: str
     parent: int
     max_sessions: int = 256
     dispatch: str = "parallel"  # or "sequential"
-    lease_seconds: float = LEASE_SECONDS  # that a worker may be silent for
+    lease_seconds: float = LEASE_SECONDS
+    device_memory: int = 0
     ready_fd: int = -1
 
 
@@ -59,9 +60,8 @@ class ControllerServer:
         self.options = options
         self.token = token
         self.stop = stop
-        self.controller = Controller(
-            Topology.parse(options.topology), options.dispatch == "sequential", options.lease_seconds
-        )
+        settings = Settings(options.dispatch == "sequential", options.lease_seconds, options.device_memory)
+        self.controller = Controller(Topology.parse(options.topology), settings)
         self.hosts: dict[int, Connection] = {}
         self.sessions: dict[int, Connection] = {}
         self.engine: Connection | None = None

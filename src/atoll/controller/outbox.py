@@ -53,11 +53,15 @@ class Outbox:
         for key in [key for key in self._frees if key[0] == host]:
             del self._frees[key]
 
-    def take(self) -> list[tuple[Destination, Any]]:
+    def flush_frees(self) -> None:
+        """Names the memory that goes now: what is sent next needs its room."""
         # What is to be deleted first: a handle that is forgotten cannot be deleted any more.
         for (host, session, delete), handles in sorted(self._frees.items(), key=lambda item: not item[0][2]):
             self.to_host(host, m.Free(session, tuple(handles), delete))
         self._frees.clear()
+
+    def take(self) -> list[tuple[Destination, Any]]:
+        self.flush_frees()
         for session, count in self._retired.items():
             self.to_session(session, m.Retired(count))
         self._retired.clear()

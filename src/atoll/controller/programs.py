@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from atoll.controller.memory import total
 from atoll.controller.scheduler import UNKNOWN_NS
 from atoll.errors import invalid
-from atoll.ir.lowering import Placement, lower
+from atoll.ir.lowering import Needs, Placement, lower
 from atoll.ir.plan import Plan
 from atoll.ir.program import Call, Program
 
@@ -39,6 +40,9 @@ class GangTemplate:
     runs: tuple[RunTemplate, ...]
     estimate: int = UNKNOWN_NS
     waits: bool = False
+    # What it makes here: (which result, its bytes, the arguments whose memory it shares instead).
+    makes: tuple[tuple[int, Needs, frozenset[int]], ...] = ()
+    scratch: Needs = ()  # while it runs
 
     def learn(self, nanoseconds: int) -> None:
         if self.waits:
@@ -72,8 +76,11 @@ def register(
     functions: Mapping[int, str],
     island_of: Callable[[int], int],
     keep_plan: Callable[[int, Plan], int],
+    scratch_of: Callable[[str], int],
 ) -> RegisteredProgram:
     """Lowers a program; `keep_plan(host, plan)` sends a plan to its host and gives its number.
+
+    `scratch_of(function)` is what the workers' function of that name needs on each of its devices while it runs.
 
     Raises INVALID_ARGUMENT or UNIMPLEMENTED where the program cannot run.
     """
@@ -95,6 +102,12 @@ def register(
             tuple(feed for feed in plan.awaited if feed >= body.feeds),
         )
         islands.setdefault(island_of(host), []).append(run)
+    scratch = [lowered.scratch]
+    for node in body.nodes:
+        if isinstance(node, Call):
+            seats = (placement[device] for device in node.devices)
+            nbytes = scratch_of(functions[node.function])
+            scratch.append(tuple(((seat.host, seat.ordinal), nbytes) for seat in seats))
     return RegisteredProgram(
         body.name,
         count,
@@ -102,7 +115,16 @@ def register(
         body.feeds,
         lowered.feeds,
         tuple(
-            GangTemplate(island, tuple(runs), waits=any(run.incoming for run in runs))
+            GangTemplate(
+                island,
+                tuple(runs),
+                waits=any(run.incoming for run in runs),
+                makes=tuple(
+                    (i, _on(runs, needs), views)
+                    for i, (needs, views) in enumerate(zip(lowered.result_needs, lowered.result_views, strict=True))
+                ),
+                scratch=_on(runs, total(scratch)),
+            )
             for island, runs in islands.items()
         ),
         lowered.donated,
@@ -110,3 +132,9 @@ def register(
         lowered.result_bytes,
         tuple(functions[node.function] for node in body.nodes if isinstance(node, Call)),
     )
+
+
+def _on(runs: list[RunTemplate], needs: Needs) -> Needs:
+    """The part of it that lies on the hosts of these runs."""
+    hosts = {run.host for run in runs}
+    return tuple(need for need in needs if need[0][0] in hosts and need[1])

@@ -26,7 +26,9 @@ def report(controller: Controller) -> dict[str, Any]:
                         "id": numbers.get((host.number, info.ordinal), info.ordinal),
                         "kind": info.kind,
                         "platform": info.platform,
-                        "memory_bytes": info.memory_bytes,
+                        "memory_bytes": controller.memory.capacity.get((host.number, info.ordinal), 0),
+                        "used_bytes": controller.memory.used.get((host.number, info.ordinal), 0),
+                        "peak_bytes": controller.memory.peak.get((host.number, info.ordinal), 0),
                     }
                     for info in host.devices
                 ],

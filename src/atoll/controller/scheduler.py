@@ -108,6 +108,7 @@ class _Island(Generic[Work]):
     paused: bool = False
     absent: set[int] = field(default_factory=set)  # sessions that may not start anything here
     full: bool = False
+    blocked: bool = False
     draining: bool = False  # until nothing is in flight: for a gang that runs alone
     in_flight: int = 0
     busy_ns: int = 0
@@ -148,7 +149,7 @@ class Scheduler(Generic[Work]):
     def next(self, island: int) -> Gang[Work] | None:
         """The next gang to start there, or None while the island is full, or paused, or nobody is ready."""
         state = self._islands[island]
-        while not state.full and not state.paused:
+        while not state.full and not state.paused and not state.blocked:
             if not state.committed:
                 ticket = state.policy.take()
                 if ticket is None:
@@ -189,11 +190,32 @@ class Scheduler(Generic[Work]):
             state.full = state.draining = False
             self.touched.add(gang.island)
 
+    def hold_back(self, gang: Gang[Work]) -> None:
+        """The gang that `next` has just given cannot start: it stays at the head of its island's order.
+
+        Its island starts nothing until `go_on`.
+        """
+        state = self._islands[gang.island]
+        state.committed.appendleft(gang)
+        state.in_flight -= 1
+        state.busy_ns -= gang.estimate
+        state.started -= 1
+        state.blocked = True
+
+    def go_on(self, island: int) -> None:
+        """What held a gang back may have changed."""
+        state = self._islands[island]
+        if state.blocked:
+            state.blocked = False
+            self.touched.add(island)
+
     def drop(self, ticket: Ticket[Work]) -> None:
         """The launch will not run, where it has not started yet."""
         if ticket.dropped:
             return
         ticket.dropped = True
+        for gang in ticket.gangs:
+            self.go_on(gang.island)  # it may have been the one that was held back
         if not ticket.committed:
             self._leave_lines(ticket)
 
@@ -207,6 +229,8 @@ class Scheduler(Generic[Work]):
         }
         for ticket in waiting.values():
             ticket.dropped = True
+            for gang in ticket.gangs:
+                self.go_on(gang.island)
         for state in self._islands:
             state.lines.pop(session, None)
             state.absent.discard(session)

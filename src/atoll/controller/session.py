@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from atoll.controller.directory import Directory
+from atoll.controller.memory import Block
 from atoll.controller.programs import GangTemplate, RegisteredProgram
 from atoll.controller.scheduler import Ticket
 from atoll.errors import Status
@@ -18,6 +19,7 @@ class Launch:
     session: int
     program: RegisteredProgram
     results: tuple[int, ...]
+    arguments: tuple[int, ...]
     feeds: tuple[int, ...]
     pending: int
     ticket: Ticket[Work]
@@ -36,6 +38,7 @@ class Work:
     started: bool = False
     failed: bool = False  # on one of its hosts
     duration: int = 0  # in nanoseconds, of the slowest host
+    blocks: list[Block] = field(default_factory=list)  # that it holds while it runs
 
 
 @dataclass

@@ -60,6 +60,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     max_sessions: int = 256
     dispatch: str = "parallel"  # or "sequential": see `controller.launcher`
     lease_seconds: float = LEASE_SECONDS
+    device_memory: int = 0  # bytes of each device; 0: what the platform says
     client_directories: tuple[str, ...] = ()  # of its client, which the proxy removes unless it was killed
 
     @property
@@ -152,6 +153,7 @@ class LocalEngine:
             options.max_sessions,
             options.dispatch,
             options.lease_seconds,
+            options.device_memory,
             writable,
         )
         self.controller = start("atoll.controller.main", controller, os.environ.copy(), (writable,))

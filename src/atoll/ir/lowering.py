@@ -6,6 +6,7 @@ that each destination shard needs, each once) and keeps what stays on one host i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping as AbstractMapping
 from dataclasses import dataclass, field
 
@@ -22,8 +23,10 @@ from atoll.ir.program import (
     output_count,
 )
 from atoll.ir.types import (
+    DTYPE_BITS,
     ArraySpec,
     Box,
+    Opaque,
     Replicated,
     Shape,
     Sharding,
@@ -43,6 +46,8 @@ class Seat:
 
 
 Placement = AbstractMapping[int, Seat]
+Place = tuple[int, int]  # a host and an ordinal
+Needs = tuple[tuple[Place, int], ...]  # bytes on devices
 
 
 @dataclass
@@ -67,6 +72,9 @@ class Lowered:
     donated: frozenset[int]  # positions of arguments whose buffers the program consumes
     result_hosts: tuple[tuple[int, ...], ...]
     result_bytes: tuple[int, ...]  # over all devices
+    result_needs: tuple[Needs, ...]  # the same by device; of results that are views of arguments, nothing
+    result_views: tuple[frozenset[int], ...]  # the arguments whose memory a result shares
+    scratch: Needs  # what lies between the nodes and is no result
 
 
 def lower(program: Program, placement: Placement, functions: AbstractMapping[int, str]) -> Lowered:
@@ -88,6 +96,7 @@ class _Lowering:
         self.specs: list[ArraySpec | None] = list(program.arguments)
         self.holders: list[tuple[int, ...]] = [self._hosts_of(s.sharding) for s in program.arguments]
         self.donated: set[int] = set()
+        self.views: dict[int, frozenset[int]] = {}  # of arguments, by value
         self.together: set[int] = set()  # hosts that call a function together with others
         self.fetched_from = -1  # the host of the last DeviceToHost
 
@@ -119,7 +128,28 @@ class _Lowering:
             frozenset(self.donated),
             tuple(self.holders[value] for value in self.program.results),
             tuple(nbytes(self.specs[value]) for value in self.program.results),
+            tuple(() if self.views.get(value) else self._needs(value) for value in self.program.results),
+            tuple(self.views.get(value, frozenset()) for value in self.program.results),
+            tuple(
+                need
+                for value in range(len(self.program.arguments), len(self.specs))
+                if value not in self.program.results and value not in self.views
+                for need in self._needs(value)
+            ),
         )
+
+    def _needs(self, value: int) -> Needs:
+        """The bytes of a value on each of its devices."""
+        spec = self.specs[value]
+        if spec is None or isinstance(spec.sharding.tiling, Opaque):
+            return ()
+        sums: dict[Place, int] = {}
+        for position, device in enumerate(spec.sharding.devices):
+            seat = self._seat(device)
+            elements = math.prod(shard_shape(spec.sharding, spec.shape, position))
+            place = (seat.host, seat.ordinal)
+            sums[place] = sums.get(place, 0) + elements * DTYPE_BITS[spec.dtype] // 8
+        return tuple(sums.items())
 
     def _plan(self, host: int, segments: dict[int, _Segment]) -> p.Plan:
         """One host's segments, one after the other."""
@@ -315,6 +345,14 @@ class _Lowering:
                 used = tuple(node.inputs[take.input] for take in takes)
                 step = p.Select(inputs, first + index, local, tuple(takes), node.bitcast)
                 self._add(host, step, used, (first + index,))
+            if not node.bitcast:
+                shared = {node.inputs[which] for which, _ in sources[index].values()}
+                self.views[first + index] = frozenset(
+                    argument
+                    for value in shared
+                    for argument in self.views.get(value, {value})
+                    if argument < len(self.program.arguments)
+                )
         if node.donate:
             self._consume(node.inputs)
 

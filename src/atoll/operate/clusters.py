@@ -85,7 +85,18 @@ class NewCluster:
     parent to standard error.
     """
 
-    def __init__(self, *, name: str, islands: str, platform: str, listen: str, token: str, parent: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        name: str,
+        islands: str,
+        platform: str,
+        listen: str,
+        token: str,
+        parent: int = 0,
+        device_memory: int = 0,
+        dispatch: str = "parallel",
+    ) -> None:
         registrations = Registrations()
         self._directory = registrations.directory(name)
         address = _listening_address(listen or registrations.address(name), token)
@@ -108,6 +119,8 @@ class NewCluster:
                 platform=platform,
                 parent=parent,
                 cache_directory=default_cache_directory(),
+                device_memory=device_memory,
+                dispatch=dispatch,
             )
             output = self._log.fileno() if self._log else 2
             self.child = Child("atoll.engines.local", options, "the cluster", output)

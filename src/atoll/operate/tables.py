@@ -8,12 +8,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-_STATE_STYLES = {"ready": "green", "starting": "yellow", "lost": "bold red"}
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+from atoll.quantities import human_bytes
+
+_STATE_STYLES = {"ready": "green", "starting": "yellow", "restarting": "yellow", "lost": "bold red"}
 
 
 def status_tables(report: dict[str, Any], address: str) -> RenderableType:
-    """The tables for the report of the cluster at `address`; see `atoll.controller.report`."""
+    """The tables for the report of the cluster at `address`; see `atoll.controller.report`.
+
+    Memory is that of a host's fullest device; work in flight is in gangs, and the time that they are expected to take.
+    """
     devices = sum(len(host["devices"]) for island in report["islands"] for host in island["hosts"])
     heading = Text.assemble(
         ("cluster ", "bold"),
@@ -21,6 +25,10 @@ def status_tables(report: dict[str, Any], address: str) -> RenderableType:
         f"  ({report['topology']}, {devices} devices, atoll {report['version']})",
     )
     parts: list[RenderableType] = [heading, _islands(report["islands"])]
+    for island in report["islands"]:
+        if island["last_failure"]:
+            text = f"{island['id']}: {island['last_failure']}"
+            parts.append(Text.assemble(("last failure of island ", "bold"), text))
     parts.append(_sessions(report["sessions"]) if report["sessions"] else Text("no sessions are open"))
     functions = report["functions"]
     parts.append(
@@ -34,10 +42,11 @@ def status_tables(report: dict[str, Any], address: str) -> RenderableType:
 
 def _islands(islands: list[dict[str, Any]]) -> Table:
     table = Table("island", "state", "host", "worker", "devices", "kind", title="Islands", title_justify="left")
-    for column in ("memory of each", "in flight", "waiting", "gangs started"):
+    for column in ("memory in use", "in flight", "waiting", "gangs started", "restarts"):
         table.add_column(column, justify="right")
     for island in islands:
-        gangs = (str(island["in_flight"]), str(island["waiting"]), str(island["started"]))
+        flying = f"{island['in_flight']} ({island['busy_ms']:.1f} ms)"
+        gangs = (flying, str(island["waiting"]), str(island["started"]), str(island["restarts"]))
         first = (str(island["id"]), _state(island["state"]))
         for number, host in enumerate(island["hosts"]):
             if number == 0:
@@ -53,8 +62,9 @@ def _host(host: dict[str, Any]) -> tuple[str | Text, ...]:
     devices = host["devices"]
     worker = Text.assemble(f"pid {host['pid']} ", _state(host["state"]))
     kinds = ", ".join(sorted({device["kind"] for device in devices}))
-    sizes = sorted({device["memory_bytes"] for device in devices})
-    memory = ", ".join(human_bytes(size) if size > 0 else "unknown" for size in sizes)
+    used = max(device["used_bytes"] for device in devices)
+    capacity = min(device["memory_bytes"] for device in devices)
+    memory = human_bytes(used) + (f" of {human_bytes(capacity)}" if capacity else "")
     return str(host["id"]), worker, ranges([device["id"] for device in devices]), kinds, memory
 
 
@@ -77,12 +87,6 @@ def _sessions(sessions: list[dict[str, Any]]) -> Table:
 
 def _state(state: str) -> Text:
     return Text(state, _STATE_STYLES.get(state, ""))
-
-
-def human_bytes(count: int) -> str:
-    """`count` in the largest binary unit of which there is one or more: "1.5 GiB"."""
-    power = min(max(count.bit_length() - 1, 0) // 10, len(_UNITS) - 1)
-    return f"{count} B" if power == 0 else f"{count / 1024**power:.1f} {_UNITS[power]}"
 
 
 def ranges(numbers: list[int]) -> str:

@@ -24,6 +24,7 @@ from atoll.ir.types import (
     Tiling,
     Uneven,
 )
+from atoll.proxy.memory_report import client_payload
 from atoll.proxy.protos import shardings_pb2, status_pb2, values_pb2, xla_pb2
 
 MAX_RANK = 64
@@ -106,7 +107,8 @@ def strides_from(proto: Any) -> tuple[int, ...] | None:
 
 def status_to(status: Status) -> Any:
     proto = status_pb2.Status(code=status.code, message=status.message)
-    for key, value in status.payloads.items():
+    for each in status.payloads.items():
+        key, value = client_payload(*each)
         proto.payload[key] = value
     return proto
 

@@ -280,11 +280,19 @@ class Session:
         return number
 
     def launch(
-        self, program: int, arguments: Sequence[int], results: Sequence[int], feeds: Sequence[int] = ()
+        self,
+        program: int,
+        arguments: Sequence[int],
+        results: Sequence[int],
+        feeds: Sequence[int] = (),
+        context: int = 0,
     ) -> None:
-        """Sends a launch off; holds the client back where it has too many in the system."""
+        """Sends a launch off; holds the client back where it has too many in the system.
+
+        `context` is the client's number for the stack of the request that makes the results.
+        """
         self._in_flight += 1
-        self.link.send(m.Launch(program, tuple(arguments), tuple(results), tuple(feeds)))
+        self.link.send(m.Launch(program, tuple(arguments), tuple(results), tuple(feeds), context))
         if self._in_flight >= self._window and not self._paused:
             self._paused = True
             self._pause()

@@ -96,6 +96,7 @@ class Compiled(Message, frozen=True, tag=11):
     info: bytes
     seconds: float
     cached: bool
+    scratch_bytes: int = 0  # that it needs on each of its devices while it runs
 
 
 class Done(Message, frozen=True, tag=12):
@@ -273,6 +274,7 @@ class Launch(Message, frozen=True, tag=44):
     arguments: tuple[int, ...]
     results: tuple[int, ...]
     feeds: tuple[int, ...]
+    context: int = 0  # the client's number for the Python stack of its request
 
 
 class Release(Message, frozen=True, tag=45):
@@ -495,6 +497,28 @@ class FunctionInfo(msgspec.Struct, frozen=True, array_like=True):
     memory_stats: dict[str, int]
     generated_code_bytes: int
     parameters: tuple[tuple[str, tuple[int, ...]], ...] = ()  # dtype and shape of one shard
+
+
+class MemoryHolder(msgspec.Struct, frozen=True, array_like=True):
+    """Buffers on one device that one program made for one stack of the client; sizes in bytes."""
+
+    context: int  # the client's number for the stack; 0: not its own, or not known
+    maker: str
+    ready: int
+    ready_bytes: int
+    unready: int
+    unready_bytes: int
+
+
+class MemoryReport(msgspec.Struct, frozen=True, array_like=True):
+    """Who holds a device's memory, the largest first."""
+
+    device: str
+    holders: tuple[MemoryHolder, ...]
+
+
+# The payload of a RESOURCE_EXHAUSTED status in which a `MemoryReport` travels to the proxy.
+MEMORY_REPORT = "atoll.memory_report"
 
 
 class FunctionSource(msgspec.Struct, frozen=True, array_like=True):

@@ -70,7 +70,8 @@ class Functions:
             if message.function in self._functions:
                 info = self._info[message.function]
                 self._inbox.drop(message.session, message.feed)
-                self._report(Compiled(message.function, OK, info, 0.0, True))
+                scratch = self._functions[message.function].executable.scratch_bytes
+                self._report(Compiled(message.function, OK, info, 0.0, True, scratch))
                 return
             waiting = self._compiling.get(message.function)
             if waiting is not None:
@@ -99,7 +100,8 @@ class Functions:
                 self._make_idle(message.function)
         for other in others:
             self._inbox.drop(other.session, other.feed)
-        self._report(Compiled(message.function, status, info, seconds, cached))
+        scratch = 0 if function is None else function.executable.scratch_bytes
+        self._report(Compiled(message.function, status, info, seconds, cached, scratch))
 
     def _source(self, message: Compile) -> FunctionSource:
         """What to compile: as the first session sent it, or another that waits for the same, if the first has ended."""

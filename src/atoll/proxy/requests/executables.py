@@ -157,11 +157,11 @@ def _run(exchange: Exchange, request: Any, given: list[int]) -> tuple[list[int],
     if options.fill_status:
         status_handle = session.add_future(handle=request.status_handle)
         completion = session.mint()
-        session.launch(program, arguments, (*handles, completion))
+        session.launch(program, arguments, (*handles, completion), context=exchange.context)
         session.link.wait((completion,), session.resolver(status_handle))
         session.link.send(m.Release((completion,)))
     else:
-        session.launch(program, arguments, handles)
+        session.launch(program, arguments, handles, context=exchange.context)
     for position in executable.donated:
         if position not in preserved:
             records[position].memory.delete()

@@ -36,7 +36,7 @@ def _make_array(exchange: Exchange, request: Any) -> None:
         spec = ArraySpec(codec.dtype_from(request.dtype), shape, sharding, layout)
         handles = session.handles(given, 1)
         source = _Source(request.host_buffer, shape, codec.strides_from(request), None)
-        _put(session, spec, handles[0], [source])
+        _put(exchange, spec, handles[0], [source])
     except StatusError as error:
         exchange.undefined(given, error)
         session.buffers.consume(request.host_buffer, Stored.drop)
@@ -56,7 +56,7 @@ def _make_arrays(exchange: Exchange, request: Any) -> None:
         for spec in specs:  # all before the first is launched: the request succeeds or fails as a whole
             _check(session, spec)
         for spec, handle, buffers in zip(specs, handles, sources, strict=True):
-            _put(session, spec, handle, buffers)
+            _put(exchange, spec, handle, buffers)
     except StatusError as error:
         exchange.undefined(given, error)
         for each in request.specs:
@@ -81,8 +81,9 @@ def _sources(spec: Any) -> list[_Source]:
     ]
 
 
-def _put(session: Session, spec: ArraySpec, handle: int, sources: Sequence[_Source]) -> None:
+def _put(exchange: Exchange, spec: ArraySpec, handle: int, sources: Sequence[_Source]) -> None:
     """Launches the transfer; its buffers go to the hosts when they come."""
+    session = exchange.session
     hosts = _check(session, spec)
     node = HostToDevice(
         tuple(HostBuffer(i, s.shape, s.strides, s.positions) for i, s in enumerate(sources)), (spec,)
@@ -93,7 +94,7 @@ def _put(session: Session, spec: ArraySpec, handle: int, sources: Sequence[_Sour
     feeds = [session.link.number() for _ in sources]
     for source, feed in zip(sources, feeds, strict=True):
         session.buffers.consume(source.handle, _uploader(session, feed, hosts, spec.dtype))
-    session.launch(program, (), (handle,), feeds)
+    session.launch(program, (), (handle,), feeds, exchange.context)
 
 
 def _check(session: Session, spec: ArraySpec) -> list[int]:

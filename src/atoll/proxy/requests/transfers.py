@@ -62,7 +62,7 @@ def _transfer(
     sources = tuple(session.arrays.spec(handle) for handle in inputs)
     node = Transfer(tuple(range(len(inputs))), tuple(targets), donate, reshard)
     program = session.program((name, sources, node), lambda: single(name, sources, node))
-    session.launch(program, inputs, handles)
+    session.launch(program, inputs, handles, context=exchange.context)
     if donate:
         for handle in inputs:
             session.arrays.get(handle).memory.delete()

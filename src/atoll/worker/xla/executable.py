@@ -31,6 +31,7 @@ class Executable:
         kinds = loaded.get_output_memory_kinds()
         default = devices[0].default_memory().kind
         self.output_memory_kinds = tuple(kinds[0]) if kinds else (default,) * len(self.outputs)
+        self.scratch_bytes = int(loaded.get_compiled_memory_stats().temp_size_in_bytes)
         self.donated = _donated_inputs(module.to_string())
         self._handlers = [
             stacked_handler(dtype, shape, devices, "" if kind == default else kind)

@@ -1,0 +1,172 @@
+"""Memory for gangs, in the order of their turns: who gets it, who waits for it, who is told that there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from atoll.controller.directory import Entry
+from atoll.controller.memory import Block, Ledger, total
+from atoll.controller.scheduler import Gang, Scheduler
+from atoll.controller.session import Session, Work
+from atoll.errors import Code, Status
+from atoll.ir.lowering import Needs, Place
+from atoll.quantities import human_bytes
+from atoll.transport import messages as m
+
+# For clients to let go of something, where nothing on the island runs that could.
+PATIENCE_SECONDS = 1.0
+_NAMED_HOLDERS = 5
+
+
+class Reservations:
+    """Takes memory from the ledger for gangs and entries, and gives it back."""
+
+    def __init__(self, sessions: Mapping[int, Session], scheduler: Scheduler[Work], hosts_per_island: int) -> None:
+        self.ledger = Ledger()
+        self._sessions = sessions
+        self._scheduler = scheduler
+        self._hosts_per_island = hosts_per_island
+        self._held_back: dict[int, tuple[Gang[Work], Place, int]] = {}  # by island: what lacks how much where
+        self._since: dict[int, float] = {}  # by island
+
+    # ---- taking
+
+    def reserve(self, session: Session, gang: Gang[Work]) -> bool:
+        """Takes what the gang needs on its island; False where it has to wait for others to let go.
+
+        A gang that can never fit waits, too, until `starving` names it.
+        """
+        entries, launch, template = session.directory.entries, gang.work.launch, gang.work.template
+        hosts = {host for host, _ in gang.work.runs}
+        reusable = self._donated(entries, gang, hosts) if launch.program.donated else {}
+        fresh: list[tuple[Entry, Needs]] = []
+        inherited: list[tuple[Entry, Entry, Block]] = []
+        for index, needs, views in template.makes:
+            entry = entries.get(launch.results[index])
+            if entry is None or views or not needs:
+                continue
+            donors = reusable.get(needs)
+            if donors:
+                inherited.append((entry, *donors.pop()))
+            else:
+                fresh.append((entry, needs))
+        if self.ledger.capacity:
+            wanted = total([template.scratch, *(needs for _, needs in fresh)])
+            lacking = self.ledger.lacking(wanted)
+            if lacking is not None:
+                self._held_back[gang.island] = (gang, lacking, dict(wanted)[lacking])
+                return False
+        held = gang.work.blocks
+        for entry, needs in fresh:
+            block = self.ledger.take(needs)
+            block.users += 1  # the gang is one until it has ended, even if the client lets go before
+            entry.blocks += (block,)
+            held.append(block)
+        for entry, donor, block in inherited:
+            donor.blocks = tuple(other for other in donor.blocks if other is not block)
+            entry.blocks += (block,)
+        for index, _, views in template.makes:
+            if views:
+                self._share(entries, launch.results[index], [launch.arguments[view] for view in views], hosts)
+        if template.scratch:
+            held.append(self.ledger.take(template.scratch))
+        self._held_back.pop(gang.island, None)
+        self._since.pop(gang.island, None)
+        return True
+
+    def _donated(
+        self, entries: Mapping[int, Entry], gang: Gang[Work], hosts: set[int]
+    ) -> dict[Needs, list[tuple[Entry, Block]]]:
+        """The blocks of donated inputs: an output of the same size is written in the place of one."""
+        found: dict[Needs, list[tuple[Entry, Block]]] = {}
+        launch = gang.work.launch
+        for position in launch.program.donated:
+            entry = entries.get(launch.arguments[position])
+            for block in entry.blocks if entry is not None else ():
+                if block.needs[0][0][0] in hosts:
+                    assert entry is not None
+                    found.setdefault(block.needs, []).append((entry, block))
+        return found
+
+    def _share(self, entries: Mapping[int, Entry], result: int, arguments: Iterable[int], hosts: set[int]) -> None:
+        entry = entries.get(result)
+        if entry is None:
+            return
+        for argument in arguments:
+            source = entries.get(argument)
+            for block in source.blocks if source is not None else ():
+                if block.needs[0][0][0] in hosts and block not in entry.blocks:
+                    block.users += 1
+                    entry.blocks += (block,)
+
+    # ---- giving back
+
+    def release(self, entry: Entry) -> None:
+        """The buffer's memory is needed by nobody, or lost."""
+        blocks, entry.blocks = entry.blocks, ()
+        self._let_go(blocks)
+
+    def ended(self, gang: Gang[Work]) -> None:
+        blocks, gang.work.blocks = gang.work.blocks, []
+        self._let_go(blocks)
+        self._scheduler.go_on(gang.island)
+
+    def _let_go(self, blocks: Iterable[Block]) -> None:
+        for block in blocks:
+            if self.ledger.let_go(block):
+                self._scheduler.go_on(block.needs[0][0][0] // self._hosts_per_island)
+
+    # ---- waiting
+
+    def starving(self, now: float, is_idle: Mapping[int, bool]) -> list[tuple[Gang[Work], Status]]:
+        """Gangs that get no memory however long they wait, and what they are told.
+
+        Those are gangs that need more than there is, and gangs that nothing in flight on their island (`is_idle`) can
+        help, once all clients had a while to let go of something.
+        """
+        found = []
+        for island, (gang, place, need) in list(self._held_back.items()):
+            since = self._since.setdefault(island, now)
+            never = need > self.ledger.capacity.get(place, need)
+            if gang.ticket.dropped or never or (is_idle[island] and now - since >= PATIENCE_SECONDS):
+                del self._held_back[island], self._since[island]
+                if not gang.ticket.dropped:
+                    found.append((gang, self._exhausted(gang, place, need)))
+        return found
+
+    def _exhausted(self, gang: Gang[Work], place: Place, need: int) -> Status:
+        capacity = self.ledger.capacity[place]
+        free = max(0, self.ledger.free(place))
+        holders, largest = self._holders(gang.ticket.session, place)
+        text = (
+            f"out of memory on device {place[1]} of host {place[0]}: {gang.work.launch.program.name} needs "
+            f"{human_bytes(need)}, and {human_bytes(free)} of {human_bytes(capacity)} are free"
+        )
+        if largest:
+            text += "; the rest is held by " + ", ".join(largest)
+        report = m.MemoryReport(f"device {place[1]} of host {place[0]}", tuple(holders))
+        return Status(Code.RESOURCE_EXHAUSTED, text, {m.MEMORY_REPORT: msgspec.msgpack.encode(report)})
+
+    def _holders(self, asking: int, place: Place) -> tuple[list[m.MemoryHolder], list[str]]:
+        """Who holds the device's memory: by program and stack for the session that asks, else by session."""
+        sums: dict[tuple[str, int], list[int]] = {}
+        sessions: list[tuple[int, str]] = []
+        for session in self._sessions.values():
+            mine = session.number == asking
+            label = f"session {session.number} ({session.label or session.pid})"
+            held = 0
+            for entry in session.directory.entries.values():
+                size = sum(nbytes for block in entry.blocks for where, nbytes in block.needs if where == place)
+                if size:
+                    key = (entry.maker, entry.context) if mine else (label, 0)
+                    counts = sums.setdefault(key, [0, 0, 0, 0])
+                    counts[0 if entry.ready else 2] += 1
+                    counts[1 if entry.ready else 3] += size
+                    held += size
+            if held:
+                sessions.append((held, f"{label}: {human_bytes(held)}"))
+        holders = [m.MemoryHolder(context, maker, *counts) for (maker, context), counts in sums.items()]
+        holders.sort(key=lambda holder: -(holder.ready_bytes + holder.unready_bytes))
+        return holders, [text for _, text in sorted(sessions, reverse=True)[:_NAMED_HOLDERS]]
