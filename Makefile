@@ -8,7 +8,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench conformance protos clean
+.PHONY: help demo test check bench conformance soak protos clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ bench: $(VENV)/.bench  ## Measure Atoll beside stock JAX: a table, and JSON in b
 conformance: $(VENV)/.test $(VENV)/.conformance-requirements  ## Run JAX's own tests: make conformance JAX=<a JAX source checkout>
 	@test -n "$(JAX)" || { echo "say where JAX's sources are: make conformance JAX=<checkout at the installed version's tag>" >&2; exit 2; }
 	$(BIN)/python -m scripts.conformance --jax "$(JAX)" $(ARGS)
+
+soak: $(VENV)/.test  ## Ten minutes of random work while processes are killed: make soak ARGS="--minutes 2"
+	$(BIN)/python -m scripts.soak $(ARGS)
 
 protos: $(VENV)/.dev  ## Write the protocol's Python modules anew from the .proto files
 	$(BIN)/python scripts/generate_protos.py

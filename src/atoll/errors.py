@@ -56,6 +56,12 @@ class Status(msgspec.Struct, frozen=True, array_like=True, gc=False):
         if self.code:
             raise StatusError(Code(self.code), self.message, self.payloads)
 
+    def within(self, program: str) -> Status:
+        """The same error with the name of the program that it befell, unless it names one already."""
+        if not program or " (in " in self.message:
+            return self
+        return Status(self.code or int(Code.INTERNAL), f"{self.message} (in {program})", self.payloads)
+
     def __str__(self) -> str:
         return "OK" if self.ok else f"{Code(self.code).name}: {self.message}"
 

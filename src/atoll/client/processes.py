@@ -59,6 +59,7 @@ class ClientProcesses:
                     parent=os.getpid(),
                     cache_directory=default_cache_directory(cache_directory),
                     device_memory=settings.device_memory,
+                    dispatch=settings.dispatch,
                     client_directories=(str(self._directory), str(self.transfer_directory)),
                 )
                 controller = engine.controller_address

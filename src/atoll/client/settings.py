@@ -23,23 +23,28 @@ class Settings:
     token: str = ""
     platform: str = "cpu"
     device_memory: int = 0  # bytes of each device; 0: what the platform says
+    dispatch: str = "parallel"  # or "sequential"
 
     @classmethod
     def from_environment(cls) -> Settings:
-        """ATOLL_ADDRESS, ATOLL_ISLANDS, ATOLL_TOKEN, ATOLL_PLATFORM and ATOLL_DEVICE_MEMORY.
+        """ATOLL_ADDRESS, ATOLL_ISLANDS, ATOLL_TOKEN, ATOLL_PLATFORM, ATOLL_DEVICE_MEMORY and ATOLL_DISPATCH.
 
-        Raises ClusterError where the last is no amount of memory.
+        Raises ClusterError where one of the last two says what cannot be.
         """
         try:
             device_memory = parse_bytes(os.environ.get("ATOLL_DEVICE_MEMORY", "") or "0")
         except ValueError as error:
             raise ClusterError(f"ATOLL_DEVICE_MEMORY: {error}") from None
+        dispatch = os.environ.get("ATOLL_DISPATCH", "") or "parallel"
+        if dispatch not in ("parallel", "sequential"):
+            raise ClusterError(f"ATOLL_DISPATCH is {dispatch!r}: expected parallel or sequential")
         return cls(
             os.environ.get("ATOLL_ADDRESS", ""),
             os.environ.get("ATOLL_ISLANDS", "") or DEFAULT_ISLANDS,
             os.environ.get(DEFAULT_TOKEN_VARIABLE, ""),
             os.environ.get("ATOLL_PLATFORM", "") or "cpu",
             device_memory,
+            dispatch,
         )
 
 

@@ -70,7 +70,7 @@ class Controller:
         self._next_session = 1
         self._next_plan = 1
         self._next_query = 1
-        self._queries: dict[int, tuple[int, int, int]] = {}  # (host, session, the session's number for it)
+        self._queries: dict[int, tuple[int, int, m.Inquire]] = {}  # to which host, of which session
 
     def take_outbox(self) -> list[tuple[Destination, Any]]:
         """What is to be sent, in order; see `outbox` for destinations."""
@@ -105,6 +105,11 @@ class Controller:
                 session.cold[island] = cold
                 self.scheduler.exclude(island, session.number)
         self._launcher.island_back(island)
+        # A client that gets no answer to some of its questions ends its process.
+        for query, (host, session_number, message) in list(self._queries.items()):
+            if host in hosts and session_number in self.sessions:
+                del self._queries[query]
+                self._inquire(self.sessions[session_number], message)
 
     def worker_lost(self, host: int, reason: str) -> None:
         """The connection to a host's worker is gone."""
@@ -186,14 +191,10 @@ class Controller:
                     session.has_errors = True
                     self._launcher.memory.release(entry)
                     if not entry.ready:
-                        self._launcher.settle(session, handle, status)
+                        self._launcher.settle(session, handle, status.within(entry.maker))
                     elif entry.error is None:
-                        entry.error = status
+                        entry.error = status.within(entry.maker)
         self._launcher.fail_doomed()
-        for query, (asked, session_number, client_query) in list(self._queries.items()):
-            if asked in lost:
-                del self._queries[query]
-                self._to_session(session_number, m.Answered(client_query, status, b""))
 
     def island_given_up(self, island: int, reason: str) -> None:
         """The island will not be back: what waits for it fails."""
@@ -210,6 +211,10 @@ class Controller:
         for name, host in list(self.functions.waiting):
             if host in hosts:
                 self._settle_function(name, host, status, b"")
+        for query, (host, session, message) in list(self._queries.items()):
+            if host in hosts:
+                del self._queries[query]
+                self._to_session(session, m.Answered(message.query, status, b""))
 
     def from_worker(self, host: int, message: Any) -> None:
         match message:
@@ -234,8 +239,8 @@ class Controller:
             case m.Answer():
                 asked = self._queries.pop(message.query, None)
                 if asked is not None:
-                    _, session, query = asked
-                    self._to_session(session, m.Answered(query, message.status, message.payload))
+                    _, session, question = asked
+                    self._to_session(session, m.Answered(question.query, message.status, message.payload))
             case _:
                 raise invalid(f"a worker does not send {type(message).__name__}")
 
@@ -467,14 +472,15 @@ class Controller:
                 self._to_session(session.number, m.Answered(message.query, status, b""))
                 return
         seat = self._seat(message.device)
-        if self.resources.is_lost(seat.host):
-            failure = self.resources.islands[seat.island].last_failure or OK
-            self._to_session(session.number, m.Answered(message.query, failure, b""))
+        given_up = self.resources.islands[seat.island].given_up
+        if given_up is not None:
+            self._to_session(session.number, m.Answered(message.query, given_up, b""))
             return
         query = self._next_query
         self._next_query += 1
-        self._queries[query] = (seat.host, session.number, message.query)
-        self._to_host(seat.host, m.Query(session.number, query, message.what, subject, message.payload))
+        self._queries[query] = (seat.host, session.number, message)
+        if not self.resources.is_lost(seat.host):  # else it is asked when its island is back
+            self._to_host(seat.host, m.Query(session.number, query, message.what, subject, message.payload))
 
     def _seat(self, device: int) -> Seat:
         seat = self.resources.seats.get(device)

@@ -169,12 +169,12 @@ class Launcher:
         """What runs on the island, or has its place in its order, or its bytes there, fails; the rest waits for it."""
         self.scheduler.pause(island)
         for gang in [g for g in self._in_flight.values() if g.island == island]:
-            self._failed(gang.work.launch, _in(status, gang.work.launch.program))
+            self._failed(gang.work.launch, status.within(gang.work.launch.program.name))
             self._finish(gang)
         for ticket in self.scheduler.tickets(island):
             if ticket.committed or any(g.island == island and _has_feeds(g.work) for g in ticket.gangs):
                 launch = ticket.gangs[0].work.launch
-                self._failed(launch, _in(status, launch.program))
+                self._failed(launch, status.within(launch.program.name))
 
     def fail_doomed(self) -> None:
         """What waits in line for a turn that it could do nothing with, since an input of it is lost, fails now."""
@@ -310,7 +310,7 @@ class Launcher:
         if self._blame.refused:
             for name in program.functions:
                 if name in self._blame.refused:
-                    return _in(self._blame.refused[name], program)
+                    return self._blame.refused[name].within(program.name)
         for gang in program.gangs:
             loss = self._resources.islands[gang.island].given_up
             if loss is not None:
@@ -472,8 +472,3 @@ class Launcher:
 def _has_feeds(work: Work) -> bool:
     """Whether the gang takes bytes that a client has sent to its hosts, or is sending."""
     return any(run.awaited for run in work.template.runs)
-
-
-def _in(status: Status, program: RegisteredProgram) -> Status:
-    """The status, with the name of the program that it befell."""
-    return Status(status.code, f"{status.message} (in {program.name})", status.payloads)

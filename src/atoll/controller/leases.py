@@ -4,6 +4,7 @@ from __future__ import annotations
 
 LEASE_SECONDS = 10.0
 PING_SECONDS = 1.0
+_JITTER_SECONDS = 0.2  # that a timer may be late
 
 
 class Leases:
@@ -21,13 +22,12 @@ class Leases:
         self._heard.pop(host, None)
 
     def expired(self, now: float) -> list[int]:
-        """The hosts that nothing was heard of for too long. To be called every few seconds.
+        """The hosts that nothing was heard of for too long. To be called every `PING_SECONDS`.
 
-        Where the caller itself was away for long, the whole machine was, and what was sent to us has yet to be read:
-        nobody has expired then.
+        The time for which the caller itself was away does not count: what was sent to it meanwhile has yet to be read.
         """
-        away = now - self._checked
+        away = now - self._checked - PING_SECONDS
         self._checked = now
-        if away > self.seconds / 3:
-            self._heard = {host: now for host in self._heard}
+        if away > _JITTER_SECONDS:
+            self._heard = {host: min(now, heard + away) for host, heard in self._heard.items()}
         return [host for host, heard in self._heard.items() if now - heard > self.seconds]

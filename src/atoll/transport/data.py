@@ -37,6 +37,8 @@ SHARED_THRESHOLD = 256 * 1024
 PART_BYTES = 8 << 20
 _POOL_BYTES = 1 << 30
 _SEGMENT_WAIT_SECONDS = 60.0
+# A segment in use is often on its way back, and to wait for it is cheaper than to touch fresh memory.
+_RETURN_SECONDS = 0.01
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True, tag="o"):
@@ -95,6 +97,8 @@ class SegmentPool:
 
     def take(self, nbytes: int) -> _Segment:
         with self._available:
+            if any(segment.size >= nbytes for segment in self._used.values()):
+                self._available.wait_for(lambda: any(s.size >= nbytes for s in self._free), _RETURN_SECONDS)
             while True:
                 fitting = [s for s in self._free if s.size >= nbytes]
                 if fitting:

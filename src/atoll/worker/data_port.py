@@ -232,6 +232,11 @@ class DataPort:
         channel = self._channels.get(session)
         return channel is not None and channel.takes_at_once(nbytes)
 
+    def host_takes_at_once(self, host: int, nbytes: int) -> bool:
+        """The same for another host; False where there is no channel to it yet."""
+        channel = self._peers[host][1]
+        return channel is not None and not channel.is_closed and channel.takes_at_once(nbytes)
+
     def to_host(self, host: int) -> DataChannel:
         """The channel to another host's data port, opened at first use."""
         with self._lock:

@@ -47,14 +47,19 @@ class Deletions:
 
 
 class RunEnd:
-    """The end of a compiled function's run. XLA's token waits and fails; an output, while it lives, tells at once."""
+    """The end of a compiled function's run. XLA's token waits and fails; an output, while it lives, tells at once.
 
-    __slots__ = ("_deletions", "_output", "_token")
+    On several devices the first output may be ready a while before the last device has ended: only on one does it tell
+    all (`is_whole`).
+    """
 
-    def __init__(self, token: Any, outputs: Sequence[Any], deletions: Deletions) -> None:
+    __slots__ = ("_deletions", "_output", "_token", "is_whole")
+
+    def __init__(self, token: Any, outputs: Sequence[Any], deletions: Deletions, devices: int) -> None:
         self._token = token
         self._output = outputs[0] if outputs else None
         self._deletions = deletions
+        self.is_whole = devices == 1
 
     def is_ready(self) -> bool:
         """Raises RuntimeError where only waiting can tell."""
@@ -70,6 +75,7 @@ class ArrayEnd:
     """The end of what makes an array without a compiled function: a transfer, a copy."""
 
     __slots__ = ("_array", "_deletions")
+    is_whole = True
 
     def __init__(self, array: Any, deletions: Deletions) -> None:
         self._array = array
@@ -94,6 +100,7 @@ class ReadEnd:
     """The end of what a thread reads and sends off."""
 
     __slots__ = ("_future",)
+    is_whole = True
 
     def __init__(self, future: Future[None]) -> None:
         self._future = future
@@ -146,7 +153,7 @@ class Ends:
         ended: list[tuple[int, int, int]] = []
         while running and not (ended and _is_running(running[0])):
             sequence, started, waits = running.popleft()
-            failure = _outcome(waits)
+            failure = outcome(waits)
             if failure is None:
                 ended.append((sequence, started, time.monotonic_ns()))
             else:
@@ -167,7 +174,16 @@ def _is_running(run: _Run) -> bool:
     return False
 
 
-def _outcome(waits: Sequence[RunEnd | ArrayEnd | ReadEnd]) -> Status | None:
+def is_over(waits: Sequence[RunEnd | ArrayEnd | ReadEnd]) -> bool:
+    """Whether all have surely ended, so that `outcome` waits for nothing."""
+    try:
+        return all(waited.is_whole and waited.is_ready() for waited in waits)
+    except RuntimeError:
+        return False
+
+
+def outcome(waits: Sequence[RunEnd | ArrayEnd | ReadEnd]) -> Status | None:
+    """Waits for all; the first error among them."""
     failure: Status | None = None
     for waited in waits:
         try:

@@ -24,7 +24,7 @@ from atoll.errors import Code, Status, status_of
 from atoll.ir import plan as p
 from atoll.transport import messages as m
 from atoll.worker.data_port import DataPort
-from atoll.worker.ends import Deletions, Ends, ReadEnd
+from atoll.worker.ends import Deletions, Ends, ReadEnd, is_over, outcome
 from atoll.worker.functions import Functions
 from atoll.worker.steps import Steps, Walk
 from atoll.worker.store import Store, TypeKeys
@@ -34,6 +34,9 @@ _log = logging.getLogger(__name__)
 
 # Each may wait for a client that does not read; there are enough for the others.
 READ_THREADS = 64
+# Ends that this thread sees itself are reported once it has nothing else to do, and not later than after so many: the
+# controller's window must not run empty.
+_ENDS_AT_A_TIME = 6
 
 
 class _Wake:
@@ -60,6 +63,7 @@ class Executor:
         self._parked: dict[int, deque[Walk | m.Free]] = {}  # by session
         self._together: deque[Walk] = deque()  # of those parked, what other hosts of the island compute with us
         self._ends = Ends(report)
+        self._ended: list[tuple[int, int, int]] = []  # runs that ended while they were started, to be reported together
         self._deletions = Deletions()
         self._steps = Steps(backend, functions, data_port, keys, self._deletions, host)
         self._readers = ThreadPoolExecutor(READ_THREADS, "atoll-read")
@@ -73,6 +77,9 @@ class Executor:
 
     def _work(self) -> None:
         while True:
+            if self._ended and (len(self._ended) >= _ENDS_AT_A_TIME or self._queue.empty()):
+                self._report(m.Done(tuple(self._ended)))
+                self._ended.clear()
             message = self._queue.get()
             try:
                 if type(message) is m.Run:
@@ -182,7 +189,7 @@ class Executor:
             for value, handle in zip(plan.results, run.results, strict=True):
                 store.set(handle, walk.values[value])
         except Exception as error:
-            status = _named(status_of(error), plan.name)
+            status = status_of(error).within(plan.name)
             for handle in run.results:
                 store.set(handle, status)
             self._start_reads(walk)  # they hold what they read
@@ -204,35 +211,36 @@ class Executor:
         self._queue.put(_Wake())
 
     def _start_reads(self, walk: Walk) -> None:
-        walk.waits.extend(ReadEnd(self._readers.submit(read)) for read in walk.reads)
+        walk.waits.extend(ReadEnd(self._readers.submit(each.read)) for each in walk.reads)
         walk.reads.clear()
 
     def _expect_end(self, walk: Walk) -> None:
-        if not walk.reads:
-            self._ends.expect(self._steps.device_of(walk.plan), walk.run.sequence, walk.started, walk.waits)
-        elif walk.waits:
+        """Reports the run's end: here where it is over already, since a hand-over to another thread takes longer."""
+        if walk.reads and (walk.waits or len(walk.reads) > 1):
             self._start_reads(walk)
+        if walk.reads:
+            (each,) = walk.reads
+            if each.at_once():
+                self._read(walk, each.read, self._ended.append)
+            else:
+                self._readers.submit(self._read, walk, each.read, lambda end: self._report(m.Done((end,))))
+            return
+        if not is_over(walk.waits):
             self._ends.expect(self._steps.device_of(walk.plan), walk.run.sequence, walk.started, walk.waits)
-        elif self._steps.reads_at_once(walk):
-            self._read(walk)  # a hand-over to another thread would take longer
-        else:
-            self._readers.submit(self._read, walk)
-
-    def _read(self, walk: Walk) -> None:
-        failure: Status | None = None
-        started = time.monotonic_ns()
-        for read in walk.reads:
-            try:
-                read()
-            except Exception as error:
-                failure = failure or status_of(error)
+            return
+        failure = outcome(walk.waits)
         if failure is not None:
-            self._report(m.Failed(walk.run.sequence, _named(failure, walk.plan.name)))
+            self._report(m.Failed(walk.run.sequence, failure))
         else:
-            self._report(m.Done(((walk.run.sequence, started, time.monotonic_ns()),)))
+            self._ended.append((walk.run.sequence, walk.started, time.monotonic_ns()))
 
-
-def _named(status: Status, program: str) -> Status:
-    if not program or program in status.message:
-        return status
-    return Status(status.code or int(Code.INTERNAL), f"{status.message} (in {program})", status.payloads)
+    def _read(
+        self, walk: Walk, read: Callable[[], None], on_end: Callable[[tuple[int, int, int]], None]
+    ) -> None:
+        started = time.monotonic_ns()
+        try:
+            read()
+        except Exception as error:
+            self._report(m.Failed(walk.run.sequence, status_of(error).within(walk.plan.name)))
+        else:
+            on_end((walk.run.sequence, started, time.monotonic_ns()))

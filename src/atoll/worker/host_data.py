@@ -14,6 +14,7 @@ import numpy as np
 
 from atoll.errors import invalid
 from atoll.ir.types import Box, Shape
+from atoll.transport.data import aligned
 from atoll.worker.xla.arrays import numpy_dtype
 
 
@@ -44,6 +45,19 @@ def view(content: Any, dtype: str, shape: Shape, strides: tuple[int, ...] | None
     if not expected:
         return np.empty(shape, kind)
     return np.ndarray(shape, kind, buffer=content, offset=origin, strides=strides)
+
+
+def empty(shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Memory that a CPU device can use as it is: what is not aligned so, it copies."""
+    if dtype.kind == "T":
+        return np.empty(shape, dtype)
+    return aligned(dtype.itemsize * math.prod(shape)).view(dtype).reshape(shape)
+
+
+def copied(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    fresh = empty(array.shape, array.dtype)
+    fresh[...] = array
+    return fresh
 
 
 def cut(array: np.ndarray[Any, Any], box: Box | None) -> np.ndarray[Any, Any]:

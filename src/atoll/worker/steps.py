@@ -38,6 +38,14 @@ class Completion:
 
 
 @dataclass(slots=True)
+class Read:
+    """What a thread is to read and send off; `at_once()` tells whether that would wait for nobody."""
+
+    read: Callable[[], None]
+    at_once: Callable[[], bool]
+
+
+@dataclass(slots=True)
 class Walk:
     """One run of a plan, and how far it has come.
 
@@ -50,7 +58,7 @@ class Walk:
     position: int = 0
     started: int = 0  # in nanoseconds
     waits: list[RunEnd | ArrayEnd | ReadEnd] = field(default_factory=list)
-    reads: list[Callable[[], None]] = field(default_factory=list)
+    reads: list[Read] = field(default_factory=list)
 
 
 class Steps:
@@ -97,15 +105,6 @@ class Steps:
             values[step.output] = self._receive(step, run)
             walk.waits.append(ArrayEnd(values[step.output].array, self._deletions))
 
-    def reads_at_once(self, walk: Walk) -> bool:
-        """Whether a plan that reads would wait neither for the device nor for the client."""
-        assert walk.values is not None
-        return (
-            type(walk.plan.steps[-1]) is p.Get
-            and all(_is_small_and_ready(walk.values[value]) for value in walk.plan.arguments)
-            and self._data_port.takes_at_once(walk.run.session, SMALL_BYTES)
-        )
-
     def device_of(self, plan: p.Plan) -> int:
         """A device that the plan's last step keeps busy: its runs' ends are awaited in that device's line."""
         step = plan.steps[-1]
@@ -141,7 +140,7 @@ class Steps:
             value += 1
         if step.completion:
             values[value] = Buffer(Completion(), -1, None)
-        waits.append(RunEnd(token, outputs, self._deletions))
+        waits.append(RunEnd(token, outputs, self._deletions, len(function.ordinals)))
 
     def _check_arguments(self, function: Function, buffers: list[Buffer]) -> None:
         """Raises INVALID_ARGUMENT that says which argument is wrong, unless all differ in tokens alone."""
@@ -182,13 +181,13 @@ class Steps:
             if shard.shape != shape:
                 raise invalid(f"a shard of shape {list(shape)} was given contents of shape {list(shard.shape)}")
         if any(isinstance(content, memoryview) for content, _ in contents.values()):
-            shards = [np.array(shard) for shard in shards]  # the segment is the sender's: take the bytes along
+            shards = [host_data.copied(shard) for shard in shards]  # the segment is the sender's: take the bytes along
         return shards
 
     def _receive(self, step: p.Receive, run: m.Run) -> Buffer:
         array = step.array
         dtype = numpy_dtype(array.dtype)
-        shards = [np.empty(shape, dtype) for shape in array.shard_shapes]
+        shards = [host_data.empty(shape, dtype) for shape in array.shard_shapes]
         for piece in step.pieces:
             content, done = self._inbox.take(run.session, run.feeds[piece.feed])
             shape = tuple(stop - start for start, stop in piece.box)
@@ -232,7 +231,7 @@ class Steps:
 
     # ---- data out
 
-    def _get(self, step: p.Get, run: m.Run, values: dict[int, Buffer]) -> Callable[[], None]:
+    def _get(self, step: p.Get, run: m.Run, values: dict[int, Buffer]) -> Read:
         buffer = values[step.input]
         shards = shards_of(_alive(buffer))
         self._hold(buffer)
@@ -261,9 +260,12 @@ class Steps:
             finally:
                 self._let_go(buffer)
 
-        return read
+        def at_once() -> bool:
+            return _is_small_and_ready(buffer) and self._data_port.takes_at_once(run.session, SMALL_BYTES)
 
-    def _send(self, step: p.Send, run: m.Run, values: dict[int, Buffer]) -> Callable[[], None]:
+        return Read(read, at_once)
+
+    def _send(self, step: p.Send, run: m.Run, values: dict[int, Buffer]) -> Read:
         buffer = values[step.input]
         shards = shards_of(_alive(buffer))
         self._hold(buffer)
@@ -281,7 +283,14 @@ class Steps:
             finally:
                 self._let_go(buffer)
 
-        return read
+        hosts = {piece.host for piece in step.pieces} - {self._host}
+
+        def at_once() -> bool:
+            return _is_small_and_ready(buffer) and all(
+                self._data_port.host_takes_at_once(host, SMALL_BYTES) for host in hosts
+            )
+
+        return Read(read, at_once)
 
     def _hold(self, buffer: Buffer) -> None:
         with self._readers_lock:

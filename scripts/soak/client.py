@@ -1,0 +1,127 @@
+"""One user of the soak: random programs over random devices, each result checked against NumPy.
+
+Prints a line for each step. Ends with status 3 at a wrong result, and with 0 when its time is over.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+WRONG = 3
+# How a failure of some process reaches a user. Anything else is a defect.
+_EXPECTED = ("DATA_LOSS", "DEADLINE_EXCEEDED", "UNAVAILABLE", "RESOURCE_EXHAUSTED")
+_SIZES = (8, 1024, 65_536, 1 << 20)
+_MOST_ARRAYS = 12
+
+
+@dataclass
+class Held:
+    """An array, and what it must contain."""
+
+    array: Any
+    expected: np.ndarray[Any, Any]
+
+
+class User:
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.held: list[Held] = []
+        self.lost = 0
+        devices = jax.devices()
+        islands = sorted({device.slice_index for device in devices})
+        groups = [[d for d in devices if d.slice_index == island] for island in islands]
+        meshes = [Mesh(np.array(group), ("x",)) for group in groups]
+        self.shardings: list[list[Any]] = [
+            [NamedSharding(mesh, PartitionSpec("x")), NamedSharding(mesh, PartitionSpec())] for mesh in meshes
+        ]
+        self.functions = [
+            (jax.jit(lambda x: x * 2 + 1), lambda x: x * 2 + 1),
+            (jax.jit(lambda x: x - x.sum() / x.size), lambda x: x - x.sum() / x.size),
+            (jax.jit(lambda x: x[::-1] + 1), lambda x: x[::-1] + 1),
+        ]
+
+    def sharding(self) -> Any:
+        return self.rng.choice(self.rng.choice(self.shardings))
+
+    def step(self) -> str:
+        actions = [self.put, self.compute, self.compute, self.transfer, self.check, self.drop]
+        action = self.put if not self.held else self.rng.choice(actions)
+        try:
+            action()
+        except jax.errors.JaxRuntimeError as error:
+            if not str(error).startswith(_EXPECTED):
+                raise
+            self.lost += 1
+            self.forget_what_is_lost()
+        return action.__name__
+
+    def put(self) -> None:
+        # Small whole numbers: sums and halves of them are exact, in whatever order they are added.
+        values = np.array([self.rng.randrange(64) for _ in range(8)], np.float64)
+        expected = np.resize(values, self.rng.choice(_SIZES))
+        self.keep(jax.device_put(expected, self.sharding()), expected)
+
+    def compute(self) -> None:
+        held = self.rng.choice(self.held)
+        on_device, on_host = self.rng.choice(self.functions)
+        if np.abs(held.expected).max() < 1 << 20:
+            self.keep(on_device(held.array), on_host(held.expected))
+
+    def transfer(self) -> None:
+        held = self.rng.choice(self.held)
+        self.keep(jax.device_put(held.array, self.sharding()), held.expected)
+
+    def check(self) -> None:
+        held = self.held.pop(self.rng.randrange(len(self.held)))
+        if not np.array_equal(np.asarray(held.array), held.expected):
+            print(f"WRONG: {held.array.sharding} {np.asarray(held.array)[:8]} for {held.expected[:8]}", flush=True)
+            sys.exit(WRONG)
+
+    def drop(self) -> None:
+        self.held.pop(self.rng.randrange(len(self.held)))
+
+    def keep(self, array: Any, expected: np.ndarray[Any, Any]) -> None:
+        self.held.append(Held(array, expected))
+        while len(self.held) > _MOST_ARRAYS:
+            self.drop()
+
+    def forget_what_is_lost(self) -> None:
+        alive = []
+        for held in self.held:
+            try:
+                held.array.block_until_ready()
+            except jax.errors.JaxRuntimeError as error:
+                if not str(error).startswith(_EXPECTED):
+                    raise
+            else:
+                alive.append(held)
+        self.held = alive
+
+
+def main() -> None:
+    seed, seconds = int(sys.argv[1]), float(sys.argv[2])
+    jax.config.update("jax_enable_x64", True)
+    user = User(seed)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        print(user.step(), flush=True)
+    while user.held:
+        print("check", flush=True)
+        try:
+            user.check()
+        except jax.errors.JaxRuntimeError as error:
+            if not str(error).startswith(_EXPECTED):
+                raise
+    print(f"lost {user.lost}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
