@@ -27,6 +27,17 @@ BACKENDS = {
             "stock",
             {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}"},
         ),
+        Backend("atoll, 2 hosts", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "1x2x2"}),
+        Backend("multi-controller JAX", {"JAX_PLATFORMS": "cpu"}),
+        Backend("atoll, 2 islands", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "2x1x1"}),
+        Backend("blocking socket", {"JAX_PLATFORMS": "cpu"}),
+        Backend("atoll, parallel", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "16x1x1"}),
+        Backend(
+            "atoll, sequential",
+            {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "16x1x1", "ATOLL_DISPATCH": "sequential"},
+        ),
+        Backend("atoll, 1 device", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "1x1x1"}),
+        Backend("worker alone", {"JAX_PLATFORMS": "cpu"}),
     )
 }
 

@@ -20,6 +20,12 @@ def figure(metric: MetricRecord, backend: str) -> str:
     return f"{number(summary.median)} ({number(summary.low)}-{number(summary.high)})" if summary else ""
 
 
+def quotient(metric: MetricRecord) -> str:
+    """The first contestant's median over the second's, with the quartiles of the ratios round by round."""
+    ratio = metric.ratio
+    return f"{number(ratio.of_medians)} ({number(ratio.low)}-{number(ratio.high)})" if ratio else ""
+
+
 def render(run: RunRecord) -> str:
     machine = run.machine
     lines = [
@@ -27,14 +33,15 @@ def render(run: RunRecord) -> str:
         f"{machine.cores} cores, Python {machine.python}, jax {machine.packages['jax']}. Medians, quartiles in "
         "brackets.",
         "",
-        "| | | unit | Atoll | stock JAX |",
-        "|---|---|---|---:|---:|",
+        "| | | unit | Atoll | peer | ratio | target |",
+        "|---|---|---|---:|---:|---:|---|",
     ]
     for benchmark in run.benchmarks:
-        for i, metric in enumerate(benchmark.metrics):
-            key = benchmark.key if i == 0 else ""
-            cells = f"{figure(metric, 'atoll')} | {figure(metric, 'stock')}"
-            lines.append(f"| {key} | {metric.title} | {metric.unit} | {cells} |")
+        first, second = benchmark.contestants[:2]
+        lines.append(f"| {benchmark.key} | **{benchmark.title}** | | {first} | {second} | | |")
+        for metric in benchmark.metrics:
+            cells = [figure(metric, first), figure(metric, second), quotient(metric), metric.target or ""]
+            lines.append(f"| | {metric.title} | {metric.unit} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

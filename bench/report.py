@@ -8,18 +8,19 @@ from bench.record import BUSY_LOAD, BenchmarkRecord, MetricRecord, RunRecord
 
 
 def render(run: RunRecord) -> RenderableType:
-    backends = list(dict.fromkeys(name for benchmark in run.benchmarks for name in benchmark.contestants))
     table = Table(title=f"{run.name}: medians of {run.rounds} rounds (quartiles)")
     table.add_column("benchmark")
-    for title in (*backends, f"{backends[0]} / {backends[1]}" if len(backends) == 2 else "ratio"):
+    for title in ("first", "second", "ratio"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("target", no_wrap=True)
     table.add_column("reached")
     for benchmark in run.benchmarks:
         table.add_section()
-        table.add_row(Text(f"{benchmark.key}  {benchmark.title}", style="bold"))
+        first, second = (*benchmark.contestants, "", "")[:2]
+        names = [Text(name, style="italic") for name in (first, second)]
+        table.add_row(Text(f"{benchmark.key}  {benchmark.title}", style="bold"), *names)
         for metric in benchmark.metrics:
-            cells = [_cell(benchmark, metric, backend) for backend in backends]
+            cells = [_cell(benchmark, metric, backend) for backend in (first, second)]
             title = f"   {metric.title}, {metric.unit}"
             table.add_row(title, *cells, _ratio(metric), metric.target or "", _reached(metric))
     failures = [

@@ -120,4 +120,40 @@ BENCHMARKS = (
         place=Place.PARENT,
         round_deadline=300.0,
     ),
+    Benchmark(
+        key="f",
+        title="AllReduce + add op by op, 2 hosts of 2 devices",
+        prepare="bench.hosts:allreduce_over_hosts",
+        contestants=("atoll, 2 hosts", "multi-controller JAX"),
+        metrics=(Metric("rate", "x = f(x), pipelined", "calls/s", Target(0.7, ratio=True)),),
+    ),
+    Benchmark(
+        key="g",
+        title="64 MB from island to island",
+        prepare="bench.islands:copy_between",
+        contestants=("atoll, 2 islands", "blocking socket"),
+        metrics=(Metric("rate", "device_put to the other island", "GB/s", Target(0.7, ratio=True)),),
+    ),
+    Benchmark(
+        key="h",
+        title="pipeline, each stage on a host of its own",
+        prepare="bench.islands:pipeline",
+        contestants=("atoll, parallel", "atoll, sequential"),
+        metrics=(
+            Metric("stages_2", "2 stages", "passes/s"),
+            Metric("stages_4", "4 stages", "passes/s"),
+            Metric("stages_8", "8 stages", "passes/s"),
+            Metric("stages_16", "16 stages", "passes/s", Target(3.0, ratio=True)),
+        ),
+    ),
+    Benchmark(
+        key="i",
+        title="the cost of order, computations of 1 ms",
+        prepare="bench.order:order",
+        contestants=("atoll, 1 device", "worker alone"),
+        metrics=(
+            Metric("rate", "x = f(x), pipelined", "calls/s", Target(0.95, ratio=True)),
+            Metric("each", "one computation", "ms"),
+        ),
+    ),
 )

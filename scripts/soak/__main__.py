@@ -25,6 +25,7 @@ from rich.console import Console
 from scripts.soak.users import SoakError, Users
 
 SETTLE_SECONDS = 60.0
+SHARED = Path("/dev/shm")
 console = Console(soft_wrap=True)
 
 
@@ -103,6 +104,7 @@ def main(
     environment |= {"XDG_RUNTIME_DIR": str(runtime), "TMPDIR": str(runtime), "JAX_PLATFORMS": "atoll"}
     environment |= {"ATOLL_CACHE_DIR": str(runtime / "programs")}
     console.print(f"seed {seed}, {minutes:g} minutes, {clients} clients on {islands}")
+    shared_before = set(SHARED.glob("atoll-*"))
     users = None
     try:
         address = atoll(environment, "up", "--islands", islands, "--device-memory", "512MiB").strip()
@@ -120,6 +122,7 @@ def main(
         status = settle(environment)
         atoll(environment, "down")
         left = [str(path) for path in runtime.rglob("*") if path.is_socket()]
+        left += [str(path) for path in SHARED.glob("atoll-*") if path not in shared_before]
         if left:
             raise SoakError(f"left behind: {left}")
         steps = users.steps()

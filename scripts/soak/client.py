@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-WRONG = 3
+WRONG, LOST_PROXY = 3, 4
 # How a failure of some process reaches a user. Anything else is a defect.
 _EXPECTED = ("DATA_LOSS", "DEADLINE_EXCEEDED", "UNAVAILABLE", "RESOURCE_EXHAUSTED")
 _SIZES = (8, 1024, 65_536, 1 << 20)
@@ -59,6 +59,9 @@ class User:
         except jax.errors.JaxRuntimeError as error:
             if not str(error).startswith(_EXPECTED):
                 raise
+            if "Connection to IFRT proxy server was terminated" in str(error):
+                print("lost its proxy", flush=True)
+                sys.exit(LOST_PROXY)
             self.lost += 1
             self.forget_what_is_lost()
         return action.__name__

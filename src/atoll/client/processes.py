@@ -16,6 +16,7 @@ import msgspec
 from atoll.client.settings import Settings, script_name
 from atoll.errors import AtollError, ClusterError, ConnectError, error_kind
 from atoll.transport.child import Child
+from atoll.transport.lifeline import watch_in_thread
 from atoll.transport.messages import DEFAULT_TOKEN_VARIABLE
 
 
@@ -83,6 +84,7 @@ class ClientProcesses:
             if ready.error:
                 raise _raised(ready.error, ready.message, settings.address)
             self.proxy_address = ready.address
+            watch_in_thread(self._children[-1].process.pid, self._proxy_ended)
         except BaseException:
             self.close()
             raise
@@ -105,6 +107,10 @@ class ClientProcesses:
         for child in reversed(self._children):
             child.end()
         self._remove_folders()
+
+    def _proxy_ended(self) -> None:
+        """Nobody takes the client's large arrays out of the shared memory any more, however many it still puts there."""
+        shutil.rmtree(self.transfer_directory, ignore_errors=True)
 
     def _remove_folders(self) -> None:
         shutil.rmtree(self._directory, ignore_errors=True)
