@@ -1,8 +1,8 @@
 """(i): what order costs.
 
-One client's computations of a millisecond through proxy, controller and scheduler, against the same worker told directly
-what to run. The peer takes the controller's place: it starts a worker, sends it a function, a plan, and runs of it, with
-as many in flight as the controller would have.
+One client's computations of a millisecond through proxy, controller and scheduler, against the same worker told
+directly what to run. The peer takes the controller's place: it starts a worker, sends it a function, a plan, and runs
+of it, with as many in flight as the controller would have.
 """
 
 import os

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from atoll import __version__, cli
+from atoll.controller.events import replay
 from atoll.operate import clusters
+from atoll.transport.messages import Run
 from tests.cluster_process import User, eventually, finish, first_line, free_port
 
 RUN_ON = {"JAX_PLATFORMS": "atoll"}
@@ -77,6 +79,17 @@ def test_status_as_json_has_islands_hosts_devices_and_sessions(owner: tuple[User
     assert [[device["id"] for device in host["devices"]] for host in hosts] == [[0, 1], [2, 3]]
     workers = {process.pid for process in owner[0].processes() if "atoll.worker.main" in process.cmdline()}
     assert {host["pid"] for host in hosts} == workers
+
+
+def test_dump_writes_a_log_from_which_the_controllers_decisions_replay(owner: tuple[User, str], tmp_path: Path) -> None:
+    user, address = owner
+    user.script(DOUBLE, ATOLL_ADDRESS=address, **RUN_ON).check()
+    file = tmp_path / "log"
+    user.atoll("dump", "--output", str(file)).check()
+    events = list(replay(file.read_bytes().splitlines()))
+    assert {"worker joins", "session opens", "proxy", "worker", "session ends"} <= {event.what for event, _ in events}
+    said = [message for _, messages in events for _, message in messages]
+    assert any(isinstance(message, Run) for message in said)
 
 
 def test_status_shows_a_person_the_sessions_and_their_memory(owner: tuple[User, str]) -> None:

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -267,6 +268,26 @@ def status(
     else:
         width = None if sys.stdout.isatty() else _TABLE_WIDTH
         Console(width=width, highlight=False).print(status_tables(report, str(target.address)))
+
+
+@app.command()
+def dump(
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A file; standard output if not given.")] = None,
+    address: ClusterAddress = "",
+    name: ClusterName = "",
+) -> None:
+    """Write the controller's event log: all that it was told, in order, a line of JSON each.
+
+    From a log that begins at the start of the cluster (it keeps the last 50,000 events) the controller's decisions
+    replay: see `atoll.controller.events.replay`. Which cluster: as for `atoll status`.
+    """
+    from atoll.operate.clusters import dump_of, find
+
+    body = dump_of(find(address, name), _token())
+    if output is None:
+        sys.stdout.buffer.write(body)
+    else:
+        output.write_bytes(body)
 
 
 @app.command()

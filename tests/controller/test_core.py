@@ -711,6 +711,31 @@ def test_a_gang_that_failed_on_one_host_and_hangs_on_another_costs_the_island():
     assert "hosts [1] of island 0 wait for another, where f failed: division by zero" in restart.reason
 
 
+def test_a_failure_over_several_hosts_that_was_the_loss_of_one_is_told_as_that():
+    play = Play("1x2x1")
+    play.with_function(1, (0, 1))
+    play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
+    (run, _) = play.say(m.Launch(1, (), (11,), ()))
+    play.say(m.Await(5, (11,)))
+    assert play.hear(0, m.Failed(run.sequence, Status(Code.UNKNOWN, "connection reset by peer"))) == []
+    play.controller.worker_lost(1, "killed")
+    (awaited,) = [x for x in play.outbox() if isinstance(x, m.Awaited)]
+    assert awaited.status.code == Code.DATA_LOSS
+
+
+def test_a_failure_over_several_hosts_that_are_all_there_is_told_a_little_later():
+    play = Play("1x2x1")
+    play.with_function(1, (0, 1))
+    play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
+    (run, _) = play.say(m.Launch(1, (), (11,), ()))
+    play.say(m.Await(5, (11,)))
+    for host in (0, 1):
+        assert play.hear(host, m.Failed(run.sequence, BROKEN)) == []
+    play.controller.tick(100.0)
+    play.controller.tick(101.0)
+    assert m.Awaited(5, BROKEN) in play.outbox()
+
+
 def test_a_program_that_crashes_its_worker_is_refused_and_no_other():
     play = Play()
     play.with_call(arguments=0)
@@ -1074,8 +1099,9 @@ class World:
         for _ in range(1000):
             while self.work():
                 pass
-            # What waits for memory in vain is told so once nothing else goes on.
-            if not any(self.controller.scheduler.statistics(i).waiting for i in self.controller.resources.islands):
+            # What waits for memory in vain, or failed on several hosts, is told so once nothing else goes on.
+            statistics = [self.controller.scheduler.statistics(i) for i in self.controller.resources.islands]
+            if not any(each.waiting or each.in_flight for each in statistics):
                 return
             self.now += 1
             self.controller.tick(self.now)

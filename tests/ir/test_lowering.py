@@ -255,6 +255,18 @@ def test_a_reshard_takes_replicas_from_its_own_host_and_else_from_all_alike():
     assert senders == {(0, 0): 1, (1, 1): 1, (0, 2): 1, (1, 2): 1}
 
 
+@pytest.mark.parametrize("hosts", [1, 2, 8])
+def test_a_reshard_of_eight_ways_to_eight_ways_moves_no_byte_twice(hosts):
+    placement = cluster(2 * hosts, 1, 8 // hosts)
+    rows = ArraySpec("int64", (64, 64), Sharding(tuple(range(8)), Tiled((8, 1), tuple(range(8)))))
+    columns = ArraySpec("int64", (64, 64), Sharding(tuple(range(8, 16)), Tiled((1, 8), tuple(range(8)))))
+    lowered = lower(single("f", (rows,), Transfer((0,), (columns,), reshard=True)), placement, {})
+    sends = [step for plan in lowered.plans.values() for step in plan.steps if isinstance(step, p.Send)]
+    pieces = [piece for send in sends for piece in send.pieces]
+    moved = sum(math.prod(stop - start for start, stop in piece.box) for piece in pieces)
+    assert moved == 64 * 64, "each element is needed by one shard of the target, and sent once"
+
+
 def test_a_host_waits_for_another_when_it_has_sent_what_that_waits_for():
     placement = cluster(2, 1, 1)
     source = ArraySpec("int64", (4,), Sharding((0, 1), Tiled((2,), (0, 1))))

@@ -109,7 +109,7 @@ class ClientProcesses:
         self._remove_folders()
 
     def _proxy_ended(self) -> None:
-        """Nobody takes the client's large arrays out of the shared memory any more, however many it still puts there."""
+        """Nobody takes large arrays out of the shared memory any more, however many the client still puts there."""
         shutil.rmtree(self.transfer_directory, ignore_errors=True)
 
     def _remove_folders(self) -> None:

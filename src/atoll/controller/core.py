@@ -146,12 +146,13 @@ class Controller:
         for sequence, since in self._hanging.items():
             gang = hanging[sequence]
             if now - since > HALF_FAILED_SECONDS:
-                error = gang.work.launch.error or OK
+                error = gang.work.failure or OK
                 self._restart(
                     gang.island,
                     f"hosts {sorted(gang.work.hosts_left)} of island {gang.island} wait for another, where "
                     f"{gang.work.launch.program.name} failed: {error.message}",
                 )
+        self._launcher.settle_failures(now)
         self._launcher.fail_starving(now)
         for island in self.resources.islands.values():
             if island.state == "restarting":

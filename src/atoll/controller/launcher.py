@@ -26,6 +26,8 @@ from atoll.transport import messages as m
 
 # More executions than this in flight on one host can deadlock XLA's CPU client (32 is its own limit).
 GANG_WINDOW = 24
+# The end of a worker is known after so long.
+LOSS_KNOWN_SECONDS = 0.5
 
 
 class Launcher:
@@ -53,6 +55,7 @@ class Launcher:
         self._in_flight: dict[int, Gang[Work]] = {}
         self._next_sequence = 1
         self._next_own = m.OWN_NUMBERS
+        self._failed_since: dict[int, float] = {}  # gangs by sequence
         self._last_end: dict[int, int] = {}  # by host: when its last run ended, by its own clock
         self._sequential = sequential
         self._unacknowledged: dict[int, tuple[Launch, int]] = {}  # by sequence: and how many hosts have yet to
@@ -153,11 +156,13 @@ class Launcher:
         started, ended = times
         gang.work.duration = max(gang.work.duration, ended - max(started, self._last_end.get(host, 0)))
         self._last_end[host] = max(ended, self._last_end.get(host, 0))
-        if failure is not None:
-            gang.work.failed = True
-            self._failed(gang.work.launch, failure)
         gang.work.hosts_left.discard(host)
-        if not gang.work.hosts_left:
+        if failure is not None and gang.work.template.together:
+            # It may be the loss of another host that failed it here: that has a name of its own, which comes soon.
+            gang.work.failure = gang.work.failure or failure
+        elif failure is not None:
+            self._failed(gang.work.launch, failure)
+        if not gang.work.hosts_left and gang.work.failure is None:
             if gang.work.launch.error is None:
                 gang.work.template.learn(gang.work.duration)
                 if gang.alone:
@@ -199,7 +204,19 @@ class Launcher:
 
     def half_failed(self) -> list[Gang[Work]]:
         """Gangs that failed on one host while others of their island still run them: these may wait for it in vain."""
-        return [gang for gang in self._in_flight.values() if gang.work.failed]
+        return [gang for gang in self._in_flight.values() if gang.work.failure is not None and gang.work.hosts_left]
+
+    def settle_failures(self, now: float) -> None:
+        """Gangs that failed on hosts of an island that is still there a while later have failed by themselves."""
+        failed = [g for g in self._in_flight.values() if g.work.failure is not None and not g.work.hosts_left]
+        for gang in failed:
+            since = self._failed_since.setdefault(gang.sequence, now)
+            if now - since >= LOSS_KNOWN_SECONDS:
+                del self._failed_since[gang.sequence]
+                assert gang.work.failure is not None
+                self._failed(gang.work.launch, gang.work.failure)
+                self._finish(gang)
+        self._failed_since = {s: since for s, since in self._failed_since.items() if s in self._in_flight}
 
     def fail_starving(self, now: float) -> None:
         """What has waited for memory in vain fails, with the name of who holds it."""

@@ -16,6 +16,7 @@ import msgspec
 
 from atoll._version import __version__
 from atoll.controller.core import Controller, Settings
+from atoll.controller.events import EventLog
 from atoll.controller.leases import LEASE_SECONDS, PING_SECONDS
 from atoll.controller.report import report
 from atoll.controller.resources import Topology
@@ -62,6 +63,7 @@ class ControllerServer:
         self.stop = stop
         settings = Settings(options.dispatch == "sequential", options.lease_seconds, options.device_memory)
         self.controller = Controller(Topology.parse(options.topology), settings)
+        self.log = EventLog(self.controller, options.topology, settings, __version__)
         self.hosts: dict[int, Connection] = {}
         self.sessions: dict[int, Connection] = {}
         self.engine: Connection | None = None
@@ -84,6 +86,10 @@ class ControllerServer:
         self.loop.call_later(HELLO_SECONDS, self._expect_hello, peer)
         return connection
 
+    def _tell(self, what: str, who: int = 0, text: str = "", message: Any = None) -> Any:
+        """An event for the controller: see `controller.events`."""
+        return self.log.tell(self.loop.time(), what, who, text, message)
+
     def _expect_hello(self, peer: _Peer) -> None:
         if peer.hello is None:
             peer.connection.close()
@@ -94,8 +100,7 @@ class ControllerServer:
         if peer.session is not None:
             self._from_proxy(peer, peer.session, message)
         elif peer.host is not None:
-            self.controller.leases.heard(peer.host, self.loop.time())
-            self.controller.from_worker(peer.host, message)
+            self._tell("worker", peer.host, message=message)
         elif peer.hello is None:
             self._hello(peer, message)
         elif peer.hello.role == "worker" and isinstance(message, m.WorkerReady):
@@ -149,7 +154,7 @@ class ControllerServer:
 
     def _open_session(self, peer: _Peer) -> None:
         assert peer.hello is not None
-        session = self.controller.open_session(peer.hello.pid, peer.hello.label)
+        session = self._tell("session opens", peer.hello.pid, peer.hello.label)
         peer.session = session.number
         self.sessions[session.number] = peer.connection
         self._schedule_flush()
@@ -165,9 +170,8 @@ class ControllerServer:
         peer.host = message.host
         peer.connection.name = f"the worker of host {message.host}"
         self.hosts[message.host] = peer.connection
-        self.controller.leases.heard(message.host, self.loop.time())
         complete = resources.is_complete
-        self.controller.worker_joined(message, peer.hello.pid)
+        self._tell("worker joins", peer.hello.pid, message=message)
         if resources.is_complete:
             everyone = tuple((h.number, h.data_address) for h in resources.hosts.values())
             for connection in self.hosts.values():
@@ -183,13 +187,13 @@ class ControllerServer:
     def _from_engine(self, message: Any) -> None:
         match message:
             case m.WorkerEnded():
-                self.controller.worker_ended(message)
+                self._tell("worker ended", message=message)
             case m.IslandGivenUp(island=island, text=text):
-                self.controller.island_given_up(island, text)
+                self._tell("island given up", island, text)
 
     def _from_proxy(self, peer: _Peer, session: int, message: Any) -> None:
         try:
-            self.controller.from_proxy(session, message)
+            self._tell("proxy", session, message=message)
         except StatusError as error:
             _log.warning("session %d ends: %s", session, error)
             peer.connection.send(m.Closing(error.status))
@@ -200,6 +204,8 @@ class ControllerServer:
         match message:
             case m.AskStatus():
                 peer.connection.send(m.Report(msgspec.json.encode(report(self.controller))))
+            case m.AskDump():
+                peer.connection.send(m.Dump(self.log.dump()))
             case m.AskStop():
                 peer.connection.send(m.Stopping())
                 self.loop.call_later(0.05, self.stop.set)
@@ -222,7 +228,7 @@ class ControllerServer:
 
     def _worker_lost(self, peer: _Peer, host: int, reason: str) -> None:
         if self.hosts.get(host) is peer.connection:
-            self.controller.worker_lost(host, reason)
+            self._tell("worker lost", host, reason)
             self._schedule_flush()
 
     def _drop_lost_hosts(self) -> None:
@@ -236,14 +242,14 @@ class ControllerServer:
         for connection in self.hosts.values():
             connection.send(ping)
         if self.controller.resources.is_complete:
-            self.controller.tick(self.loop.time())
+            self._tell("tick")
         self._schedule_flush()
         self.loop.call_later(PING_SECONDS, self.tick)
 
     def _end_session(self, peer: _Peer) -> None:
         assert peer.session is not None
         self.sessions.pop(peer.session, None)
-        self.controller.close_session(peer.session)
+        self._tell("session ends", peer.session)
         self._schedule_flush()
 
     def _schedule_flush(self) -> None:
@@ -259,7 +265,7 @@ class ControllerServer:
             "session": self.sessions,
             "engine": {0: self.engine},
         }
-        for (kind, number), message in self.controller.take_outbox():
+        for (kind, number), message in self._tell("flush"):
             connection = places[kind].get(number)
             if connection is not None:
                 connection.send(message)

@@ -40,6 +40,7 @@ class GangTemplate:
     runs: tuple[RunTemplate, ...]
     estimate: int = UNKNOWN_NS
     waits: bool = False
+    together: bool = False  # its hosts compute something together: on none of them it ends without the others
     # What it makes here: (which result, its bytes, the arguments whose memory it shares instead).
     makes: tuple[tuple[int, Needs, frozenset[int]], ...] = ()
     scratch: Needs = ()  # while it runs
@@ -119,6 +120,7 @@ def register(
                 island,
                 tuple(runs),
                 waits=any(run.incoming for run in runs),
+                together=any(run.body.together for run in runs),
                 makes=tuple(
                     (i, _on(runs, needs), views)
                     for i, (needs, views) in enumerate(zip(lowered.result_needs, lowered.result_views, strict=True))

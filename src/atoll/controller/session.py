@@ -36,7 +36,7 @@ class Work:
     handles: tuple[int, ...] = ()
     hosts_left: set[int] = field(default_factory=set)
     started: bool = False
-    failed: bool = False  # on one of its hosts
+    failure: Status | None = None  # on some of several hosts
     duration: int = 0  # in nanoseconds, of the slowest host
     blocks: list[Block] = field(default_factory=list)  # that it holds while it runs
 

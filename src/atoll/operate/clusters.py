@@ -16,7 +16,7 @@ import msgspec
 
 from atoll.engines.local import EngineOptions, Started, default_cache_directory
 from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError
-from atoll.operate.question import ask_for_report, ask_to_stop
+from atoll.operate.question import ask_for_dump, ask_for_report, ask_to_stop
 from atoll.operate.registrations import DEFAULT_NAME, Registration, Registrations
 from atoll.transport.address import Address, check_may_listen, parse_address
 from atoll.transport.child import Child
@@ -65,6 +65,12 @@ def report_of(target: Target, token: str) -> dict[str, Any]:
     with _explained():
         report: dict[str, Any] = msgspec.json.decode(ask_for_report(target.address, token))
         return report
+
+
+def dump_of(target: Target, token: str) -> bytes:
+    """The controller's event log; see `atoll.controller.events`. Raises ConnectError and its kin."""
+    with _explained():
+        return ask_for_dump(target.address, token)
 
 
 @contextlib.contextmanager

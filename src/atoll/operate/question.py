@@ -22,12 +22,19 @@ def ask_for_report(address: Address, token: str) -> bytes:
     return answer.body
 
 
+def ask_for_dump(address: Address, token: str) -> bytes:
+    """The event log of the controller at `address`; see `atoll.controller.events`. Raises ConnectError and its kin."""
+    answer = asyncio.run(_ask(address, token, m.AskDump()))
+    assert isinstance(answer, m.Dump)
+    return answer.body
+
+
 def ask_to_stop(address: Address, token: str) -> None:
     """Returns once the controller has agreed to end its cluster. Raises ConnectError and its kin."""
     asyncio.run(_ask(address, token, m.AskStop()))
 
 
-async def _ask(address: Address, token: str, question: m.AskStatus | m.AskStop) -> Any:
+async def _ask(address: Address, token: str, question: m.AskStatus | m.AskDump | m.AskStop) -> Any:
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def on_message(message: Any) -> None:

@@ -423,6 +423,16 @@ class Report(Message, frozen=True, tag=82):
     body: bytes
 
 
+class AskDump(Message, frozen=True, tag=84):
+    pass
+
+
+class Dump(Message, frozen=True, tag=85):
+    """The answer to AskDump: the controller's event log, a line of JSON each."""
+
+    body: bytes
+
+
 class Stopping(Message, frozen=True, tag=83):
     """The answer to AskStop."""
 
@@ -451,6 +461,7 @@ ToController = (
     | WorkerEnded
     | IslandGivenUp
     | AskStatus
+    | AskDump
     | AskStop
 )
 ToWorker = (
@@ -472,7 +483,7 @@ ToWorker = (
 )
 ToProxy = Refused | Welcome | FunctionReady | Awaited | Retired | Answered | HostsLost | HostsBack | Closing
 ToEngine = Refused | RestartIsland
-ToOperator = Refused | Report | Stopping
+ToOperator = Refused | Report | Dump | Stopping
 
 
 class OutputInfo(msgspec.Struct, frozen=True, array_like=True):

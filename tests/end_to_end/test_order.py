@@ -1,0 +1,60 @@
+"""Several clients' collectives over the same two hosts are right together."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from tests.end_to_end.remote_python import RemotePython, StartPython
+from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
+
+# The project's word is a minute: ATOLL_ORDER_SECONDS=60.
+SECONDS = float(os.environ.get("ATOLL_ORDER_SECONDS", "4"))
+
+
+def collectives(kind: str, scale: float, seconds: float) -> int:
+    """Unfenced collectives over all devices for so long, a hundred in flight; each checked. How many there were."""
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    spec = PartitionSpec("x")
+
+    def reduce(x: Any) -> Any:
+        return x * 0 + jax.lax.psum(x.sum(), "x")
+
+    def gather(x: Any) -> Any:
+        return x * 0 + jax.lax.all_gather(x, "x", tiled=True)[-1]
+
+    body = {"reduce": reduce, "gather": gather}[kind]
+    step = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+    values = np.arange(64.0 * mesh.size) * scale
+    expected = np.full_like(values, values.sum() if kind == "reduce" else values[-1])
+    x = jax.device_put(values, NamedSharding(mesh, spec))
+    count, end = 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        results = [step(x) for _ in range(100)]
+        for result in results:
+            np.testing.assert_array_equal(np.asarray(result), expected)
+        count += len(results)
+    return count
+
+
+def begin(
+    start_python: StartPython, cluster: StandingCluster, seconds: float, *work: tuple[str, float]
+) -> list[RemotePython]:
+    clients = [start_python(ATOLL_ADDRESS=cluster.address) for _ in work]
+    for client, (kind, scale) in zip(clients, work, strict=True):
+        client.begin(collectives, kind, scale, seconds)
+    return clients
+
+
+def test_clients_with_different_collectives_all_get_right_results(
+    start_cluster: StartCluster, start_python: StartPython
+) -> None:
+    cluster = start_cluster(islands="1x2x2")
+    clients = begin(start_python, cluster, SECONDS, ("reduce", 1.0), ("gather", 1.0), ("reduce", 10.0))
+    counts = [client.finish(SECONDS + 60) for client in clients]
+    assert min(counts) >= 100

@@ -1,0 +1,20 @@
+"""The example with its collectives in flight, shortened."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.backends import environment_of
+
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "collectives.py"
+
+
+def test_unfenced_collectives_complete_with_right_results() -> None:
+    environment = environment_of("atoll")
+    environment.pop("NPROC")  # as a user has it
+    ended = subprocess.run(
+        [sys.executable, str(SCRIPT), "--calls", "3000"], env=environment, capture_output=True, text=True, timeout=100
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    assert "3000 AllReduces over 8 devices" in ended.stdout
+    assert ended.stdout.strip().endswith("all right")
