@@ -24,11 +24,11 @@ from typing import Any, Generic, Protocol, TypeVar
 Work = TypeVar("Work")
 
 # Work in flight on an island, by what its gangs took before.
-BUSY_NS = 4_000_000
+BUSY_NS = 8_000_000
 # What a gang counts that has not run yet: enough to keep a few of them in flight, whatever they turn out to be.
 UNKNOWN_NS = 200_000
-# However long gangs take, one waits behind the one that runs: the island need not ask for more.
-_LEAST_IN_FLIGHT = 2
+# However long gangs take: one runs, one is enqueued behind it, and one is on its way.
+_LEAST_IN_FLIGHT = 3
 
 
 @dataclass(slots=True, eq=False)
