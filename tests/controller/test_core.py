@@ -793,6 +793,24 @@ def test_a_closed_session_leaves_no_plan_no_function_and_no_gang_in_line():
     assert play.controller.scheduler.statistics(0).waiting == 0
 
 
+def test_what_a_closed_session_has_started_does_not_wait_for_what_it_will_not_start():
+    play = Play("2x1x1")
+    play.with_put()
+    play.array(10)
+    play.say(m.RegisterProgram(3, single("copy", (on(1),), Transfer((0,), (on(0),)))))
+    play.say(m.RegisterProgram(4, single("copy", (on(0),), Transfer((0,), (on(1),)))))
+    (_, first) = play.say(m.Launch(4, (10,), (11,), ()))
+    play.done(first.sequence - 1)
+    play.done(first.sequence, host=1)
+    # Island 1 is full, so that its part of the copy cannot start, and host 0's waits for it.
+    play.controller.scheduler._islands[1].full = True
+    (waiting,) = play.say(m.Launch(3, (11,), (12,), ()))
+    play.controller.close_session(play.session)
+    failed, *closes = play.outbox()
+    assert (failed.feeds, failed.status.code) == (waiting.feeds, Code.CANCELLED)
+    assert closes == [m.CloseStore(play.session)] * 2
+
+
 def test_gangs_of_a_closed_session_keep_their_place_in_the_window_until_they_end():
     play = Play()
     play.with_call()

@@ -239,9 +239,12 @@ class Launcher:
             self.memory.release(entry)
         self._next.pop(number, None)
         self._enqueueing.pop(number, None)
+        ended = Status(Code.CANCELLED, f"session {number} has ended")
         for ticket in self.scheduler.drop_session(number):
             for gang in ticket.gangs:
-                if not gang.work.started:
+                if gang.work.started:
+                    self._fail_incoming(gang, ended)  # from the parts that will not start
+                else:
                     gang.work.started = True
                     self._gang_left(gang.work.launch.program)
 

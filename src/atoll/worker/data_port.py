@@ -155,13 +155,13 @@ class DataPort:
             self._opened.notify_all()
 
     def close_session(self, session: int) -> None:
+        """Nobody comes in for the session any more. What it has in the inbox goes with its store."""
         with self._opened:
             self._secrets.pop(session, None)
             channel = self._channels.pop(session, None)
             self._opened.notify_all()
         if channel is not None:
             channel.close()
-        self.inbox.drop_session(session)
 
     def set_peers(self, hosts: tuple[tuple[int, str], ...], secret: str) -> None:
         with self._lock:

@@ -39,6 +39,10 @@ READ_THREADS = 64
 _ENDS_AT_A_TIME = 6
 
 
+# What a session has done in its order.
+_Item = Walk | m.Free | m.CloseStore
+
+
 class _Wake:
     """Bytes that a parked plan awaited are here."""
 
@@ -60,7 +64,7 @@ class Executor:
         self._stores: dict[int, Store] = {}
         self._plans: dict[int, p.Plan] = {}
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._parked: dict[int, deque[Walk | m.Free]] = {}  # by session
+        self._parked: dict[int, deque[_Item]] = {}  # by session
         self._together: deque[Walk] = deque()  # of those parked, what other hosts of the island compute with us
         self._ends = Ends(report)
         self._ended: list[tuple[int, int, int]] = []  # runs that ended while they were started, to be reported together
@@ -84,7 +88,7 @@ class Executor:
             try:
                 if type(message) is m.Run:
                     self._run(message)
-                elif type(message) is m.Free:
+                elif type(message) is m.Free or type(message) is m.CloseStore:
                     self._in_turn(message.session, message)
                 elif type(message) is _Wake:
                     self._go_on()
@@ -94,8 +98,6 @@ class Executor:
                     self._plans.pop(message.plan, None)
                 elif type(message) is m.OpenStore:
                     self._stores.setdefault(message.session, Store())
-                elif type(message) is m.CloseStore:
-                    self._close(message.session)
             except Exception:
                 _log.exception("the executor failed at %s", type(message).__name__)
             del message  # or the last run's arguments live until the next message
@@ -110,7 +112,7 @@ class Executor:
             return
         self._in_turn(run.session, Walk(run, plan))
 
-    def _in_turn(self, session: int, item: Walk | m.Free) -> None:
+    def _in_turn(self, session: int, item: _Item) -> None:
         """Does it, unless something before it in its session is parked."""
         line = self._parked.get(session)
         if line is None and self._do(item):
@@ -135,25 +137,12 @@ class Executor:
                 if not line:
                     del self._parked[session]
 
-    def _close(self, session: int) -> None:
-        """The session has ended: what it had parked will not run."""
-        self._stores.pop(session, None)
-        line = self._parked.pop(session, None)
-        if line is None:
-            return
-        for item in line:
-            if isinstance(item, Walk):
-                self._drop(item.run)
-                if item in self._together:
-                    self._together.remove(item)
-        self._go_on()
-
     def _drop(self, run: m.Run) -> None:
         """Its session has ended, and with it all that the run would have made."""
         now = time.monotonic_ns()
         self._report(m.Done(((run.sequence, now, now),)))
 
-    def _do(self, item: Walk | m.Free) -> bool:
+    def _do(self, item: _Item) -> bool:
         """True where it is done; False where it has to wait."""
         if type(item) is m.Free:
             store = self._stores.get(item.session)
@@ -161,6 +150,11 @@ class Executor:
                 with self._deletions.lock if item.delete else nullcontext():
                     for handle in item.handles:
                         store.free(handle, item.delete)
+            return True
+        if type(item) is m.CloseStore:
+            # In its turn, too: what other hosts compute together with us must not be dropped on this one alone.
+            self._stores.pop(item.session, None)
+            self._inbox.drop_session(item.session)
             return True
         assert isinstance(item, Walk)
         return self._walk(item)
