@@ -808,7 +808,7 @@ def test_what_a_closed_session_has_started_does_not_wait_for_what_it_will_not_st
     play.controller.close_session(play.session)
     failed, *closes = play.outbox()
     assert (failed.feeds, failed.status.code) == (waiting.feeds, Code.CANCELLED)
-    assert closes == [m.CloseStore(play.session)] * 2
+    assert closes[:2] == [m.CloseStore(play.session)] * 2
 
 
 def test_gangs_of_a_closed_session_keep_their_place_in_the_window_until_they_end():
