@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from atoll.errors import Code, StatusError
 from atoll.ir import plan as p
-from atoll.ir.lowering import Lowered, Seat, lower
+from atoll.ir.lowering import Lowered, LoweredGang, Seat, lower
 from atoll.ir.program import (
     Call,
     DeviceToHost,
@@ -104,12 +104,15 @@ class Machine:
         """Yields the feeds that the next step waits for."""
         store = self.stores[host]
         values = {value: store[value] for value in plan.arguments}
-        available = set(plan.awaited)
-        for step in plan.steps:
-            if isinstance(step, p.Receive) and step.pieces:
-                yield {piece.feed for piece in step.pieces}
-            self._step(host, step, values, available)
-        store.update((value, values[value]) for value in plan.results)
+        for leg in plan.legs:
+            for step in leg.steps:
+                if isinstance(step, p.Receive) and step.pieces:
+                    yield {piece.feed for piece in step.pieces}
+                self._step(host, step, values, set(leg.awaited))
+            store.update((value, values[value]) for value in leg.results)
+            for value in leg.drops:
+                del values[value]
+        assert not values, "each value is dropped once"
 
     def _step(self, host: int, step: p.Step, values: dict[int, Any], available: set[int]) -> None:
         match step:
@@ -152,6 +155,10 @@ class Machine:
                 values[step.output] = shards
             case p.Select():
                 values[step.output] = [values[step.inputs[t.input]][t.shard] for t in step.takes]
+
+
+def steps_of(plan: p.Plan) -> list[p.Step]:
+    return [step for leg in plan.legs for step in leg.steps]
 
 
 def contents(spec: ArraySpec, array: np.ndarray) -> list[np.ndarray]:
@@ -199,10 +206,9 @@ def test_any_chain_of_reshards_over_any_islands_gives_every_shard_its_part(data,
         expected = contents(spec, counting(shape))
         for got, want in zip(machine.shards(value, spec), expected, strict=True):
             np.testing.assert_array_equal(got, want)
-    assert lowered.result_bytes == tuple(nbytes(spec) for spec in chain[1:])
-    assert lowered.result_hosts == tuple(
-        tuple(sorted({placement[d].host for d in spec.sharding.devices})) for spec in chain[1:]
-    )
+    for value, spec in enumerate(chain):
+        assert lowered.values[value].nbytes == nbytes(spec)
+        assert lowered.values[value].hosts == tuple(sorted({placement[d].host for d in spec.sharding.devices}))
 
 
 @given(st.data(), placements(), shapes)
@@ -222,7 +228,7 @@ def test_a_copy_to_other_devices_keeps_shard_i_shard_i(data, placement, shape):
     on_one_host = all(
         placement[a].host == placement[b].host for a, b in zip(source.sharding.devices, devices, strict=True)
     )
-    kinds = {type(step) for plan in lowered.plans.values() for step in plan.steps}
+    kinds = {type(step) for plan in lowered.plans.values() for step in steps_of(plan)}
     assert kinds == ({p.Move} if on_one_host else {p.Send, p.Receive})
 
 
@@ -248,7 +254,7 @@ def test_a_reshard_takes_replicas_from_its_own_host_and_else_from_all_alike():
     senders = Counter(
         (host, piece.host)
         for host, plan in lowered.plans.items()
-        for step in plan.steps
+        for step in steps_of(plan)
         if isinstance(step, p.Send)
         for piece in step.pieces
     )
@@ -261,7 +267,7 @@ def test_a_reshard_of_eight_ways_to_eight_ways_moves_no_byte_twice(hosts):
     rows = ArraySpec("int64", (64, 64), Sharding(tuple(range(8)), Tiled((8, 1), tuple(range(8)))))
     columns = ArraySpec("int64", (64, 64), Sharding(tuple(range(8, 16)), Tiled((1, 8), tuple(range(8)))))
     lowered = lower(single("f", (rows,), Transfer((0,), (columns,), reshard=True)), placement, {})
-    sends = [step for plan in lowered.plans.values() for step in plan.steps if isinstance(step, p.Send)]
+    sends = [step for plan in lowered.plans.values() for step in steps_of(plan) if isinstance(step, p.Send)]
     pieces = [piece for send in sends for piece in send.pieces]
     moved = sum(math.prod(stop - start for start, stop in piece.box) for piece in pieces)
     assert moved == 64 * 64, "each element is needed by one shard of the target, and sent once"
@@ -275,7 +281,7 @@ def test_a_host_waits_for_another_when_it_has_sent_what_that_waits_for():
     lowered = lower(program, placement, {})
     # Each sends first: neither may wait before it has sent, or both would wait for ever.
     for plan in lowered.plans.values():
-        assert [type(step) for step in plan.steps] == [p.Send, p.Receive]
+        assert [type(step) for step in steps_of(plan)] == [p.Send, p.Receive]
     machine = Machine(placement)
     machine.load(0, source, contents(source, counting((4,))))
     machine.run(lowered)
@@ -452,11 +458,13 @@ def test_a_call_becomes_the_same_step_on_each_of_its_hosts():
     placement = cluster(2, 2, 2)
     lowered = lower(call((4, 5, 6, 7), donated=(1,), preserved=(0,), completion=True), placement, {7: "abc"})
     step = p.Execute("abc", (0, 1), 2, (1,), (0,), True)
-    plan = p.Plan("train_step", (0, 1), (step,), (2, 3), (), together=True)
+    leg = p.Leg(0, (step,), (2, 3), drops=(0, 1, 2, 3), together=True)
+    plan = p.Plan("train_step", (0, 1), (leg,), (2, 3))
     assert lowered.plans == {2: plan, 3: plan}
+    assert lowered.gangs == (LoweredGang(0, 1, (2, 3), "abc", True, makes=(2, 3)),)
     assert lowered.donated == {1}
-    assert lowered.result_hosts == ((2, 3), (2, 3))
-    assert lowered.result_bytes == (4 * 8, 0)
+    assert [lowered.values[value].hosts for value in lowered.results] == [(2, 3), (2, 3)]
+    assert [lowered.values[value].nbytes for value in lowered.results] == [4 * 8, 0]
 
 
 def test_a_call_over_two_islands_is_refused_with_what_to_do_instead():
@@ -531,3 +539,24 @@ def test_values_between_nodes_stay_on_their_host_and_do_not_become_results():
     (plan,) = lower(program, placement, {}).plans.values()
     assert plan.arguments == (0,)
     assert plan.results == (2,)
+
+
+def test_each_node_is_a_gang_of_its_own_on_each_of_its_islands_and_says_what_goes_with_it():
+    placement = cluster(2, 1, 2)
+    far = ArraySpec("int64", (4,), Sharding((2, 3), Even((2,))))
+    nodes = (
+        Call(7, (0,), (PAIR,), (0, 1)),
+        Transfer((1,), (far,)),
+        Call(8, (2,), (far,), (2, 3)),
+        Call(8, (2,), (far,), (2, 3)),
+    )
+    lowered = lower(Program("f", (PAIR,), nodes, (4,)), placement, {7: "abc", 8: "def"})
+    assert lowered.gangs == (
+        LoweredGang(0, 0, (0,), "abc", makes=(1,)),
+        LoweredGang(1, 0, (0,), drops=(1,)),
+        LoweredGang(1, 1, (1,), makes=(2,)),
+        LoweredGang(2, 1, (1,), "def", makes=(3,), drops=(3,)),
+        LoweredGang(3, 1, (1,), "def", makes=(4,), drops=(2,)),
+    )
+    assert {host: [leg.gang for leg in plan.legs] for host, plan in lowered.plans.items()} == {0: [0, 1], 1: [2, 3, 4]}
+    assert [leg.drops for leg in lowered.plans[1].legs] == [(), (3,), (2, 4)]

@@ -50,37 +50,60 @@ Place = tuple[int, int]  # a host and an ordinal
 Needs = tuple[tuple[Place, int], ...]  # bytes on devices
 
 
-@dataclass
-class _Segment:
-    steps: list[p.Step] = field(default_factory=list)
-    used: set[int] = field(default_factory=set)
-    defined: set[int] = field(default_factory=set)
-    awaited: list[int] = field(default_factory=list)
+@dataclass(frozen=True)
+class LoweredGang:
+    """What one node does on one island, as one gang on these hosts."""
+
+    node: int
+    island: int
+    hosts: tuple[int, ...]
+    function: str = ""  # that it runs; "" where it runs none
+    together: bool = False  # its hosts compute something together: on none of them it ends without the others
+    makes: tuple[int, ...] = ()  # values, or their parts here
+    drops: tuple[int, ...] = ()  # values between nodes that no later gang of this island uses
+
+
+@dataclass(frozen=True)
+class LoweredValue:
+    """Where a value is, and the memory that it takes there. Views take none of their own."""
+
+    hosts: tuple[int, ...]
+    nbytes: int = 0  # over all devices
+    needs: Needs = ()
+    views: frozenset[int] = frozenset()  # the values whose memory it shares
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """The plans of a program, by host. `feeds` counts the program's own feeds and, after them, those between hosts.
+    """A program's gangs, in order, and its plans, by host. `feeds` counts the program's own feeds and, after them,
+    those between hosts.
 
-    No two hosts wait for each other: steps are numbered so that what a step receives was sent by a step of a lower
-    number, and each plan has its steps by rising number.
+    No two hosts wait for each other: what a leg receives was sent by a leg of an earlier gang, or by the same gang on
+    hosts that send before they receive.
     """
 
+    gangs: tuple[LoweredGang, ...]
     plans: dict[int, p.Plan]
-    feeds: int
-    values: int
+    values: tuple[LoweredValue, ...]  # arguments first
+    results: tuple[int, ...]  # values
     donated: frozenset[int]  # positions of arguments whose buffers the program consumes
-    result_hosts: tuple[tuple[int, ...], ...]
-    result_bytes: tuple[int, ...]  # over all devices
-    result_needs: tuple[Needs, ...]  # the same by device; of results that are views of arguments, nothing
-    result_views: tuple[frozenset[int], ...]  # the arguments whose memory a result shares
-    scratch: Needs  # what lies between the nodes and is no result
+    feeds: int
 
 
 def lower(program: Program, placement: Placement, functions: AbstractMapping[int, str]) -> Lowered:
-    """Cuts `program` into plans. `functions` gives the workers' names of the session's compiled functions."""
+    """Cuts `program` into gangs and plans. `functions` gives the workers' names of the session's compiled functions."""
     check(program)
     return _Lowering(program, placement, functions).run()
+
+
+@dataclass
+class _Work:
+    """What a node does on one host."""
+
+    steps: list[p.Step] = field(default_factory=list)
+    uses: set[int] = field(default_factory=set)
+    defines: set[int] = field(default_factory=set)
+    awaited: list[int] = field(default_factory=list)
 
 
 class _Lowering:
@@ -90,19 +113,19 @@ class _Lowering:
         self.program = program
         self.placement = placement
         self.functions = functions
-        self.hosts: dict[int, dict[int, _Segment]] = {}  # by number, in order: see `Lowered`
-        self.sent: dict[int, int] = {}  # feed -> the segment that sends it
+        self.island_of = {seat.host: seat.island for seat in placement.values()}
+        self.nodes: list[dict[int, _Work]] = []  # by host
         self.feeds = program.feeds
         self.specs: list[ArraySpec | None] = list(program.arguments)
         self.holders: list[tuple[int, ...]] = [self._hosts_of(s.sharding) for s in program.arguments]
         self.donated: set[int] = set()
-        self.views: dict[int, frozenset[int]] = {}  # of arguments, by value
-        self.together: set[int] = set()  # hosts that call a function together with others
+        self.views: dict[int, frozenset[int]] = {}
         self.fetched_from = -1  # the host of the last DeviceToHost
 
     def run(self) -> Lowered:
         for node in self.program.nodes:
             first = len(self.specs)
+            self.nodes.append({})
             match node:
                 case Call():
                     self._call(node, first)
@@ -121,21 +144,18 @@ class _Lowering:
                 self.holders.append(
                     self._hosts_of(Sharding(node.devices)) if isinstance(node, Call) else (self.fetched_from,)
                 )
+        gangs = self._gangs()
         return Lowered(
-            {host: self._plan(host, segments) for host, segments in sorted(self.hosts.items())},
-            self.feeds,
-            len(self.specs),
-            frozenset(self.donated),
-            tuple(self.holders[value] for value in self.program.results),
-            tuple(nbytes(self.specs[value]) for value in self.program.results),
-            tuple(() if self.views.get(value) else self._needs(value) for value in self.program.results),
-            tuple(self.views.get(value, frozenset()) for value in self.program.results),
+            tuple(gangs),
+            {host: self._plan(host, gangs) for host in sorted({host for gang in gangs for host in gang.hosts})},
             tuple(
-                need
-                for value in range(len(self.program.arguments), len(self.specs))
-                if value not in self.program.results and value not in self.views
-                for need in self._needs(value)
+                LoweredValue(holders, nbytes(spec), () if value in self.views else self._needs(value), views)
+                for value, (spec, holders) in enumerate(zip(self.specs, self.holders, strict=True))
+                for views in [self.views.get(value, frozenset())]
             ),
+            self.program.results,
+            frozenset(self.donated),
+            self.feeds,
         )
 
     def _needs(self, value: int) -> Needs:
@@ -151,17 +171,61 @@ class _Lowering:
             sums[place] = sums.get(place, 0) + elements * DTYPE_BITS[spec.dtype] // 8
         return tuple(sums.items())
 
-    def _plan(self, host: int, segments: dict[int, _Segment]) -> p.Plan:
-        """One host's segments, one after the other."""
-        used = set[int]().union(*(segment.used for segment in segments.values()))
-        defined = set[int]().union(*(segment.defined for segment in segments.values()))
+    def _gangs(self) -> list[LoweredGang]:
+        """One for each node and island. What a gang drops is found from behind."""
+        kept = {*range(len(self.program.arguments)), *self.program.results}
+        needed: dict[int, set[int]] = {}  # by island
+        gangs = []
+        for number in reversed(range(len(self.nodes))):
+            node, works = self.program.nodes[number], self.nodes[number]
+            islands: dict[int, list[int]] = {}
+            for host in sorted(works):
+                islands.setdefault(self.island_of[host], []).append(host)
+            for island, hosts in sorted(islands.items(), reverse=True):
+                later = needed.setdefault(island, set(kept))
+                touched = set[int]().union(*(works[host].uses | works[host].defines for host in hosts))
+                gangs.append(
+                    LoweredGang(
+                        number,
+                        island,
+                        tuple(hosts),
+                        self.functions[node.function] if isinstance(node, Call) else "",
+                        isinstance(node, Call) and len(hosts) > 1,
+                        tuple(sorted(set[int]().union(*(works[host].defines for host in hosts)))),
+                        tuple(sorted(touched - later)),
+                    )
+                )
+                later |= touched
+        gangs.reverse()
+        return gangs
+
+    def _plan(self, host: int, gangs: list[LoweredGang]) -> p.Plan:
+        """The host's legs, one for each gang that it is part of."""
+        legs: list[p.Leg] = []
+        later: set[int] = set()
+        used: set[int] = set()
+        defined: set[int] = set()
+        results = set(self.program.results)
+        for number, gang in reversed(list(enumerate(gangs))):
+            if host not in gang.hosts:
+                continue
+            work = self.nodes[gang.node][host]
+            touched = work.uses | work.defines
+            legs.append(
+                p.Leg(
+                    number,
+                    tuple(work.steps),
+                    tuple(sorted(work.defines & results)),
+                    tuple(sorted(touched - later)),
+                    tuple(work.awaited),
+                    gang.together,
+                )
+            )
+            later |= touched
+            used |= work.uses
+            defined |= work.defines
         return p.Plan(
-            self.program.name,
-            tuple(sorted(used - defined)),
-            tuple(step for _, segment in sorted(segments.items()) for step in segment.steps),
-            tuple(sorted(defined.intersection(self.program.results))),
-            tuple(feed for _, segment in sorted(segments.items()) for feed in segment.awaited),
-            host in self.together,
+            self.program.name, tuple(sorted(used - defined)), tuple(reversed(legs)), tuple(sorted(defined & results))
         )
 
     # ---- nodes
@@ -183,8 +247,6 @@ class _Lowering:
         hosts = self._hosts_of(Sharding(node.devices))
         for host in hosts:
             self._add(host, step, node.inputs, defines)
-        if len(hosts) > 1:
-            self.together.update(hosts)
         self._consume(node.inputs[i] for i in node.donated)
 
     def _put(self, node: HostToDevice, first: int) -> None:
@@ -285,12 +347,10 @@ class _Lowering:
                 sends.setdefault(holder, []).append(p.SendPiece(from_shard, from_box, seat.host, feed))
                 receives[seat.host].append(p.ReceivePiece(shard, to_box, feed))
         for host, outgoing in sorted(sends.items()):
-            number = self._add(host, p.Send(value, tuple(outgoing)), (value,), ())
-            self.sent.update((piece.feed, number) for piece in outgoing)
+            self._add(host, p.Send(value, tuple(outgoing)), (value,), ())
         for host, incoming in sorted(receives.items()):
             feeds = tuple(piece.feed for piece in incoming)
-            step = p.Receive(output, self._local(target, host), tuple(incoming))
-            self._add(host, step, (), (output,), feeds)
+            self._add(host, p.Receive(output, self._local(target, host), tuple(incoming)), (), (output,), feeds)
 
     def _parts(
         self, source: ArraySpec, target: ArraySpec, position: int, reshard: bool
@@ -346,13 +406,7 @@ class _Lowering:
                 step = p.Select(inputs, first + index, local, tuple(takes), node.bitcast)
                 self._add(host, step, used, (first + index,))
             if not node.bitcast:
-                shared = {node.inputs[which] for which, _ in sources[index].values()}
-                self.views[first + index] = frozenset(
-                    argument
-                    for value in shared
-                    for argument in self.views.get(value, {value})
-                    if argument < len(self.program.arguments)
-                )
+                self.views[first + index] = frozenset(node.inputs[which] for which, _ in sources[index].values())
         if node.donate:
             self._consume(node.inputs)
 
@@ -360,16 +414,15 @@ class _Lowering:
 
     def _add(
         self, host: int, step: p.Step, uses: tuple[int, ...], defines: tuple[int, ...], feeds: tuple[int, ...] = ()
-    ) -> int:
-        """Appends a step to the host's last segment, or to one after those that send `feeds`; returns its number."""
-        segments = self.hosts.setdefault(host, {})
-        number = max(next(reversed(segments), 0), *(self.sent.get(feed, -1) + 1 for feed in feeds), 0)
-        segment = segments.setdefault(number, _Segment())
-        segment.steps.append(step)
-        segment.used.update(uses)
-        segment.defined.update(defines)
-        segment.awaited.extend(feed for feed in feeds if feed not in segment.awaited)
-        return number
+    ) -> None:
+        """Appends a step to what the node does on the host. Steps that wait for feeds come after all others."""
+        work = self.nodes[-1].setdefault(host, _Work())
+        waits = isinstance(step, p.Receive)
+        place = len(work.steps) if waits else sum(not isinstance(other, p.Receive) for other in work.steps)
+        work.steps.insert(place, step)
+        work.uses.update(uses)
+        work.defines.update(defines)
+        work.awaited.extend(feed for feed in feeds if feed not in work.awaited)
 
     def _consume(self, values: object) -> None:
         self.donated.update(v for v in values if v < len(self.program.arguments))  # type: ignore[attr-defined]
