@@ -1,7 +1,7 @@
 """The plan: one host's part of a program, in the words of that host's own devices.
 
-A worker keeps a plan under its number and walks it at each launch, leg by leg, as the turns of the program's gangs come.
-Values carry the program's numbers.
+A worker keeps a plan under its number and walks it at each launch, leg by leg, as the turns of the program's gangs
+come. Values carry the program's numbers.
 """
 
 from __future__ import annotations
@@ -130,6 +130,28 @@ class Select(msgspec.Struct, frozen=True, array_like=True, tag="select"):
 
 
 Step = Execute | Put | Get | Move | Send | Receive | Select
+
+
+def uses(step: Step) -> tuple[int, ...]:
+    """The values that the step reads."""
+    match step:
+        case Execute(inputs=inputs) | Move(inputs=inputs):
+            return inputs
+        case Get(input=value) | Send(input=value):
+            return (value,)
+        case Select(inputs=inputs, takes=takes):
+            return tuple({inputs[take.input]: None for take in takes})
+    return ()
+
+
+def consumes(step: Step) -> tuple[int, ...]:
+    """The values whose memory the step may write its outputs over."""
+    match step:
+        case Execute(inputs=inputs, donated=donated):
+            return tuple(inputs[position] for position in donated)
+        case Move(inputs=inputs, donate=True):
+            return inputs
+    return ()
 
 
 class Leg(msgspec.Struct, frozen=True, array_like=True):
