@@ -92,6 +92,15 @@ def test_dump_writes_a_log_from_which_the_controllers_decisions_replay(owner: tu
     assert any(isinstance(message, Run) for message in said)
 
 
+def test_trace_writes_what_ran_for_perfetto(owner: tuple[User, str], tmp_path: Path) -> None:
+    user, address = owner
+    user.script(DOUBLE, ATOLL_ADDRESS=address, **RUN_ON).check()
+    file = tmp_path / "trace.json"
+    user.atoll("trace", "--output", str(file)).check()
+    events = json.loads(file.read_text())["traceEvents"]
+    assert {"put", "call", "get"} <= {event["cat"] for event in events if event["ph"] == "X"}
+
+
 def test_status_shows_a_person_the_sessions_and_their_memory(owner: tuple[User, str]) -> None:
     user, address = owner
     ended = user.script(

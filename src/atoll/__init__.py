@@ -15,13 +15,15 @@ if TYPE_CHECKING:
     from atoll import errors as errors
     from atoll._version import __version__ as __version__
     from atoll.client.connect import connect as connect
+    from atoll.client.trace import trace as trace
 
-__all__ = ["__version__", "connect", "errors"]
+__all__ = ["__version__", "connect", "errors", "trace"]
 
 # Each is imported at its first use: JAX imports this package in every script, for the plug-in below it.
 _PLACES = {
     "__version__": "atoll._version",
     "connect": "atoll.client.connect",
+    "trace": "atoll.client.trace",
 }
 
 

@@ -283,11 +283,30 @@ def dump(
     """
     from atoll.operate.clusters import dump_of, find
 
-    body = dump_of(find(address, name), _token())
+    _write(dump_of(find(address, name), _token()), output)
+
+
+def _write(body: bytes, output: Path | None) -> None:
     if output is None:
         sys.stdout.buffer.write(body)
     else:
         output.write_bytes(body)
+
+
+@app.command()
+def trace(
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A file; standard output if not given.")] = None,
+    address: ClusterAddress = "",
+    name: ClusterName = "",
+) -> None:
+    """Write what ran on the cluster's hosts lately, and when, as a trace that https://ui.perfetto.dev opens.
+
+    The last 100,000 computations and transfers of all sessions, a row for each host. Which cluster: as for
+    `atoll status`.
+    """
+    from atoll.operate.clusters import find, trace_of
+
+    _write(trace_of(find(address, name), _token()), output)
 
 
 @app.command()

@@ -47,6 +47,7 @@ class ClientProcesses:
         self.transfer_directory = Path(tempfile.mkdtemp(prefix="atoll-", dir=_shared_memory()))
         self._children: list[Child] = []
         self._settings = settings
+        self.token = settings.token
         try:
             started = None
             controller = settings.address
@@ -65,6 +66,7 @@ class ClientProcesses:
                 )
                 controller = engine.controller_address
                 started = self._start("atoll.engines.local", engine, "the embedded cluster")
+            self.controller = controller
             proxy = ProxyOptions(
                 f"unix:{self._directory}/proxy.sock",
                 controller,
@@ -90,7 +92,7 @@ class ClientProcesses:
             raise
 
     def _start(self, module: str, options: msgspec.Struct, who: str) -> Child:
-        child = Child(module, options, who, environment={DEFAULT_TOKEN_VARIABLE: self._settings.token})
+        child = Child(module, options, who, environment={DEFAULT_TOKEN_VARIABLE: self.token})
         self._children.append(child)
         return child
 

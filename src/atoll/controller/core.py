@@ -57,6 +57,7 @@ class Controller:
         )
         self.scheduler = self._launcher.scheduler
         self.memory = self._launcher.memory.ledger
+        self.trace = self._launcher.trace
         self._compilation = Compilation(
             self.resources, self.sessions, self._outbox, self.blame, self.scheduler, self._seat
         )

@@ -21,6 +21,7 @@ from atoll.controller.reservations import Reservations
 from atoll.controller.resources import ResourceManager
 from atoll.controller.scheduler import Gang, Scheduler, Ticket
 from atoll.controller.session import Launch, Session, Work
+from atoll.controller.trace import Trace
 from atoll.controller.turns import Turns
 from atoll.errors import Code, Status, invalid
 from atoll.transport import messages as m
@@ -53,6 +54,7 @@ class Launcher:
         self._outbox = outbox
         self._on_program_idle = on_program_idle
         self._blame = blame
+        self.trace = Trace()
         self.memory = Reservations(sessions, self.scheduler, resources.topology.hosts)
         self._in_flight: dict[int, Gang[Work]] = {}
         self._next_sequence = 1
@@ -147,20 +149,25 @@ class Launcher:
         gang = self._in_flight.get(sequence)
         if gang is None or host not in gang.work.hosts_left:
             return
-        started, ended = times
-        gang.work.duration = max(gang.work.duration, ended - max(started, self._last_end.get(host, 0)))
+        launch, template = gang.work.launch, gang.work.template
+        started, ended = max(times[0], self._last_end.get(host, 0)), times[1]
+        if failure is None:
+            self.trace.add(
+                gang.island, host, launch.session, launch.program.name, template.work, sequence, started, ended
+            )
+        gang.work.duration = max(gang.work.duration, ended - started)
         self._last_end[host] = max(ended, self._last_end.get(host, 0))
         gang.work.hosts_left.discard(host)
-        if failure is not None and gang.work.template.together:
+        if failure is not None and template.together:
             # It may be the loss of another host that failed it here: that has a name of its own, which comes soon.
             gang.work.failure = gang.work.failure or failure
         elif failure is not None:
-            self.fail(gang.work.launch, failure)
+            self.fail(launch, failure)
         if not gang.work.hosts_left and gang.work.failure is None:
-            if gang.work.launch.error is None:
-                gang.work.template.learn(gang.work.duration)
+            if launch.error is None:
+                template.learn(gang.work.duration)
                 if gang.alone:
-                    self._blame.ended_well(gang.work.template.function)
+                    self._blame.ended_well(template.function)
             self._finish(gang)
 
     def enqueued(self, sequence: int) -> None:

@@ -206,6 +206,8 @@ class ControllerServer:
                 peer.connection.send(m.Report(msgspec.json.encode(report(self.controller))))
             case m.AskDump():
                 peer.connection.send(m.Dump(self.log.dump()))
+            case m.AskTrace(since=since):
+                peer.connection.send(m.TraceOf(msgspec.msgpack.encode(self.controller.trace.spans(since))))
             case m.AskStop():
                 peer.connection.send(m.Stopping())
                 self.loop.call_later(0.05, self.stop.set)

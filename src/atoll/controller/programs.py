@@ -33,6 +33,7 @@ class GangTemplate:
 
     island: int
     hosts: tuple[int, ...]
+    work: str  # what it does, in one word
     function: str  # that it runs, or ""
     awaited: tuple[tuple[int, int], ...]  # the client's feeds that it takes: (host, feed)
     incoming: tuple[tuple[int, tuple[int, ...]], ...]  # those of other hosts
@@ -151,6 +152,7 @@ def _template(
     return GangTemplate(
         gang.island,
         gang.hosts,
+        p.WORDS[type(steps[-1])],
         gang.function,
         tuple((host, feed) for host, leg in legs.items() for feed in leg.awaited if feed < client_feeds),
         tuple(

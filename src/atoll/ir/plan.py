@@ -131,6 +131,17 @@ class Select(msgspec.Struct, frozen=True, array_like=True, tag="select"):
 
 Step = Execute | Put | Get | Move | Send | Receive | Select
 
+# What each step is for, in a word.
+WORDS: dict[type[Step], str] = {
+    Execute: "call",
+    Put: "put",
+    Get: "get",
+    Move: "move",
+    Send: "send",
+    Receive: "receive",
+    Select: "rearrange",
+}
+
 
 def uses(step: Step) -> tuple[int, ...]:
     """The values that the step reads."""

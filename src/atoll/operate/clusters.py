@@ -16,8 +16,9 @@ import msgspec
 
 from atoll.engines.local import EngineOptions, Started, default_cache_directory
 from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError
-from atoll.operate.question import ask_for_dump, ask_for_report, ask_to_stop
+from atoll.operate.question import ask_for_dump, ask_for_report, ask_for_trace, ask_to_stop
 from atoll.operate.registrations import DEFAULT_NAME, Registration, Registrations
+from atoll.operate.traces import chrome_trace
 from atoll.transport.address import Address, check_may_listen, parse_address
 from atoll.transport.child import Child
 
@@ -71,6 +72,12 @@ def dump_of(target: Target, token: str) -> bytes:
     """The controller's event log; see `atoll.controller.events`. Raises ConnectError and its kin."""
     with _explained():
         return ask_for_dump(target.address, token)
+
+
+def trace_of(target: Target, token: str) -> bytes:
+    """What ran on the cluster lately, as Chrome's trace events. Raises ConnectError and its kin."""
+    with _explained():
+        return chrome_trace(ask_for_trace(target.address, token))
 
 
 @contextlib.contextmanager

@@ -6,7 +6,10 @@ import asyncio
 import os
 from typing import Any
 
+import msgspec
+
 from atoll._version import __version__
+from atoll.controller.trace import Span
 from atoll.errors import ConnectError, refusal
 from atoll.transport import messages as m
 from atoll.transport.address import Address
@@ -29,12 +32,19 @@ def ask_for_dump(address: Address, token: str) -> bytes:
     return answer.body
 
 
+def ask_for_trace(address: Address, token: str, since: int = 0) -> list[Span]:
+    """What ran on the cluster's hosts and ended after `since`. Raises ConnectError and its kin."""
+    answer = asyncio.run(_ask(address, token, m.AskTrace(since)))
+    assert isinstance(answer, m.TraceOf)
+    return msgspec.msgpack.decode(answer.body, type=list[Span])
+
+
 def ask_to_stop(address: Address, token: str) -> None:
     """Returns once the controller has agreed to end its cluster. Raises ConnectError and its kin."""
     asyncio.run(_ask(address, token, m.AskStop()))
 
 
-async def _ask(address: Address, token: str, question: m.AskStatus | m.AskDump | m.AskStop) -> Any:
+async def _ask(address: Address, token: str, question: m.AskStatus | m.AskDump | m.AskTrace | m.AskStop) -> Any:
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def on_message(message: Any) -> None:

@@ -451,6 +451,16 @@ class Dump(Message, frozen=True, tag=85):
     body: bytes
 
 
+class AskTrace(Message, frozen=True, tag=86):
+    since: int  # spans that ended before, in nanoseconds of their hosts' clocks, are left out
+
+
+class TraceOf(Message, frozen=True, tag=87):
+    """The answer to AskTrace: msgpack of a list of `controller.trace.Span`."""
+
+    body: bytes
+
+
 class Stopping(Message, frozen=True, tag=83):
     """The answer to AskStop."""
 
@@ -480,6 +490,7 @@ ToController = (
     | IslandGivenUp
     | AskStatus
     | AskDump
+    | AskTrace
     | AskStop
 )
 ToWorker = (
@@ -503,7 +514,7 @@ ToWorker = (
 )
 ToProxy = Refused | Welcome | FunctionReady | Awaited | Retired | Answered | HostsLost | HostsBack | Closing
 ToEngine = Refused | RestartIsland
-ToOperator = Refused | Report | Dump | Stopping
+ToOperator = Refused | Report | Dump | TraceOf | Stopping
 
 
 class OutputInfo(msgspec.Struct, frozen=True, array_like=True):

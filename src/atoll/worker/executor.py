@@ -194,6 +194,7 @@ class Executor:
             while stretch.position < len(leg.steps):
                 step = leg.steps[stretch.position]
                 if type(step) is p.Receive and not self._is_here(step, stretch):
+                    stretch.started = 0  # it takes no time of its own until then
                     return False
                 self._steps.take(step, stretch)
                 stretch.position += 1
