@@ -39,7 +39,7 @@ class Header(msgspec.Struct, frozen=True):
     version: str
     topology: str
     settings: Settings
-    missing: int
+    missing: int = 0
 
 
 class EventLog:
@@ -49,7 +49,7 @@ class EventLog:
         self.controller = controller
         self._events: deque[tuple[float, str, int, str, Any]] = deque(maxlen=MOST_EVENTS)
         self._count = 0
-        self._start = (version, topology, settings)
+        self._header = Header(version, topology, settings)
 
     def tell(self, seconds: float, what: str, who: int = 0, text: str = "", message: Any = None) -> Any:
         """The event happens. Returns what the controller does; raises what it raises."""
@@ -59,9 +59,8 @@ class EventLog:
 
     def dump(self) -> bytes:
         """A line of JSON for the start, and one for each event."""
-        version, topology, settings = self._start
         encode = msgspec.json.encode
-        lines = [encode(Header(version, topology, settings, self._count - len(self._events)))]
+        lines = [encode(msgspec.structs.replace(self._header, missing=self._count - len(self._events)))]
         for seconds, what, who, text, message in self._events:
             body = b"" if message is None else msgspec.msgpack.encode(message)
             lines.append(encode(Event(seconds, what, who, text, body)))

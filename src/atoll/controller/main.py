@@ -8,7 +8,6 @@ import hmac
 import logging
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +65,8 @@ class ControllerServer:
         self.log = EventLog(self.controller, options.topology, settings, __version__)
         self.hosts: dict[int, Connection] = {}
         self.sessions: dict[int, Connection] = {}
-        self.engine: Connection | None = None
+        self._engine: dict[int, Connection] = {}  # under 0, once it has said Hello
+        self._places = {"host": self.hosts, "session": self.sessions, "engine": self._engine}
         self.waiting: list[_Peer] = []  # proxies that came before the cluster was complete
         self.secret = os.urandom(16).hex()
         self._flush_scheduled = False
@@ -136,7 +136,7 @@ class ControllerServer:
         peer.hello = message
         if message.role == "engine":
             peer.connection.name = "the engine"
-            self.engine = peer.connection
+            self._engine[0] = peer.connection
         elif message.role == "proxy":
             peer.connection.name = f"the proxy of {message.label or message.pid}"
             if len(self.sessions) + len(self.waiting) >= self.options.max_sessions:
@@ -187,9 +187,9 @@ class ControllerServer:
     def _from_engine(self, message: Any) -> None:
         match message:
             case m.WorkerEnded():
-                self._tell("worker ended", message=message)
+                self._tell_of_loss("worker ended", message=message)
             case m.IslandGivenUp(island=island, text=text):
-                self._tell("island given up", island, text)
+                self._tell_of_loss("island given up", island, text)
 
     def _from_proxy(self, peer: _Peer, session: int, message: Any) -> None:
         try:
@@ -230,11 +230,15 @@ class ControllerServer:
 
     def _worker_lost(self, peer: _Peer, host: int, reason: str) -> None:
         if self.hosts.get(host) is peer.connection:
-            self._tell("worker lost", host, reason)
+            self._tell_of_loss("worker lost", host, reason)
             self._schedule_flush()
 
-    def _drop_lost_hosts(self) -> None:
-        """The other workers of a lost island are on their way out; nothing that they still say counts."""
+    def _tell_of_loss(self, what: str, who: int = 0, text: str = "", message: Any = None) -> None:
+        """An event by which hosts may be lost.
+
+        The other workers of a lost island are on their way out; nothing that they still say counts.
+        """
+        self._tell(what, who, text, message)
         for host in [host for host in self.hosts if self.controller.resources.is_lost(host)]:
             self.hosts.pop(host).close()
 
@@ -244,7 +248,7 @@ class ControllerServer:
         for connection in self.hosts.values():
             connection.send(ping)
         if self.controller.resources.is_complete:
-            self._tell("tick")
+            self._tell_of_loss("tick")
         self._schedule_flush()
         self.loop.call_later(PING_SECONDS, self.tick)
 
@@ -261,14 +265,8 @@ class ControllerServer:
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        self._drop_lost_hosts()
-        places: dict[str, Mapping[int, Connection | None]] = {
-            "host": self.hosts,
-            "session": self.sessions,
-            "engine": {0: self.engine},
-        }
         for (kind, number), message in self._tell("flush"):
-            connection = places[kind].get(number)
+            connection = self._places[kind].get(number)
             if connection is not None:
                 connection.send(message)
 

@@ -24,7 +24,7 @@ from atoll._version import __version__
 from atoll.controller.leases import LEASE_SECONDS
 from atoll.controller.main import ControllerOptions
 from atoll.controller.resources import Topology
-from atoll.engines.island import Island, describe, end, start
+from atoll.engines.island import Island, describe, start
 from atoll.errors import AtollError, ClusterError
 from atoll.transport.address import Address, check_may_listen, parse_address
 from atoll.transport.connection import Connection, connect
@@ -38,7 +38,7 @@ from atoll.transport.messages import (
     ToEngine,
     WorkerEnded,
 )
-from atoll.transport.process import read_options, run_loop, start_logging, tell
+from atoll.transport.process import end, read_options, run_loop, start_logging, tell
 from atoll.worker.main import Membership, WorkerOptions
 
 _log = logging.getLogger(__name__)
