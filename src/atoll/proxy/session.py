@@ -21,7 +21,7 @@ from atoll.ir.program import Program
 from atoll.ir.types import ArraySpec
 from atoll.proxy import codec
 from atoll.proxy.arrays import ArrayRecord, Arrays, Memory, Origin
-from atoll.proxy.executables import Executable
+from atoll.proxy.executables import Loaded
 from atoll.proxy.host_buffers import HostBuffers
 from atoll.proxy.link import Link
 from atoll.proxy.protos import session_pb2
@@ -143,7 +143,8 @@ class Session:
         self.number = number
         self.arrays = Arrays()
         self.buffers = HostBuffers()
-        self.executables: dict[int, Executable] = {}
+        self.executables: dict[int, Loaded] = {}
+        self.staged: list[int] = []  # arguments of the program that runs next, by handle
         self.layouts: dict[Any, bytes] = {}
         self._handlers = handlers
         self._write = write
@@ -238,7 +239,7 @@ class Session:
             memory = memories[i] if memories is not None else Memory()
             self.arrays.records[handle] = ArrayRecord(specs[i], memory, origin)
 
-    def executable(self, handle: int) -> Executable:
+    def executable(self, handle: int) -> Loaded:
         executable = self.executables.get(handle)
         if executable is None:
             raise not_found(f"unknown executable handle {handle}")
