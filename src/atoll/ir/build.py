@@ -9,7 +9,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
 from atoll.errors import invalid
-from atoll.ir.dialect.attributes import Buffers, Devices, Mappings, Positions, Strides
+from atoll.ir.dialect.attributes import Buffers, Mappings, Numbers, Strides
 from atoll.ir.dialect.ops import (
     PRESENT,
     CallOp,
@@ -70,12 +70,12 @@ def _op(
                 types.append(COMPLETION)
             facts: dict[str, Attribute] = {
                 "callee": StringAttr(functions.get(node.function, f"function_{node.function}")),
-                "devices": Devices(node.devices),
+                "devices": Numbers(node.devices),
             }
             if node.donated:
-                facts["donated"] = Positions(node.donated)
+                facts["donated"] = Numbers(node.donated)
             if node.preserved:
-                facts["preserved"] = Positions(node.preserved)
+                facts["preserved"] = Numbers(node.preserved)
             return CallOp.create(operands=operands, result_types=types, properties=facts)
         case HostToDevice():
             return PutOp.create(result_types=types, properties={"buffers": Buffers(node.buffers)})

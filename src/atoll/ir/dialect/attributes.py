@@ -37,10 +37,10 @@ class Bare(Data[DataT]):
 
 
 @irdl_attr_definition
-class Devices(Bare[tuple[int, ...]]):
-    """Virtual devices: `0:8`, `[0, 2, 7]`."""
+class Numbers(Bare[tuple[int, ...]]):
+    """Virtual devices, or positions among inputs: `[0:8]`, `[0, 2, 7]`."""
 
-    name = "atoll.devices"
+    name = "atoll.numbers"
 
     @classmethod
     def parse_bare(cls, parser: AttrParser) -> tuple[int, ...]:
@@ -48,21 +48,6 @@ class Devices(Bare[tuple[int, ...]]):
 
     def text(self) -> str:
         return syntax.ranges_text(self.data)
-
-
-@irdl_attr_definition
-class Positions(Bare[tuple[int, ...]]):
-    """Which inputs: `[1]`, `[0:200]`."""
-
-    name = "atoll.positions"
-
-    @classmethod
-    def parse_bare(cls, parser: AttrParser) -> tuple[int, ...]:
-        return syntax.parse_ranges(parser)
-
-    def text(self) -> str:
-        text = syntax.ranges_text(self.data)
-        return text if text.startswith("[") else f"[{text}]"
 
 
 @irdl_attr_definition
@@ -81,7 +66,7 @@ class Strides(Bare[tuple[int, ...]]):
 
 @irdl_attr_definition
 class Seats(Bare[tuple[Seat, ...]]):
-    """`[island 0 hosts 0:2 each 0:4]`."""
+    """`[island 0 hosts 0:2 each [0:4]]`."""
 
     name = "atoll.seats"
 
@@ -95,7 +80,7 @@ class Seats(Bare[tuple[Seat, ...]]):
 
 @irdl_attr_definition
 class Buffers(Bare[tuple[HostBuffer, ...]]):
-    """What a put takes from the client: `[feed 0 [4, 4] strides [16, 4]]`, `[feed 0 [2] -> 0:2, feeds 1:3 [2] -> 2:4]`.
+    """What a put takes from the client: `[feed 0 [4, 4] strides [16, 4]]`, `[feeds 0:2 [2] -> [0:2]]`.
 
     `feed` fills all positions named (or is the whole array, where none is named); of `feeds`, each fills one.
     """

@@ -17,7 +17,7 @@ from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
-from atoll.ir.dialect.ops import Node, parse_flags, parse_values, print_optional, print_values
+from atoll.ir.dialect.ops import Node, parse_flags, parse_value, parse_values, print_optional, print_values
 from atoll.ir.dialect.parts import Received, Sent
 from atoll.ir.dialect.types import PlacedType
 
@@ -70,7 +70,7 @@ class SendOp(Node):
     @classmethod
     def parse_facts(cls, parser: Parser, operands: list[SSAValue], properties: dict[str, Attribute]) -> None:
         properties["of"] = _parse_of(parser)
-        operands.append(parser.parse_operand())
+        operands.append(parse_value(parser))
         properties["parts"] = Sent(Sent.parse_bare(parser))
         parse_flags(parser, properties, ("donate",))
 

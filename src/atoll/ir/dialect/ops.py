@@ -30,7 +30,7 @@ from xdsl.printer import Printer
 from xdsl.traits import IsolatedFromAbove, IsTerminator
 from xdsl.utils.exceptions import VerifyException
 
-from atoll.ir.dialect.attributes import Bare, Buffers, Devices, Mappings, Positions, Seats, Strides
+from atoll.ir.dialect.attributes import Bare, Buffers, Mappings, Numbers, Seats, Strides
 from atoll.ir.dialect.types import ArrayType, CompletionType, PlacedCompletionType, PlacedType
 from atoll.ir.types import ArraySpec
 
@@ -85,8 +85,17 @@ def print_values(printer: Printer, values: Iterable[SSAValue]) -> None:
     printer.print_list(values, printer.print_ssa_value)
 
 
+def parse_value(parser: Parser) -> SSAValue:
+    """A value that is defined above. Its type is known from there, so ops do not write the types of operands."""
+    operand = parser.parse_unresolved_operand()
+    values = parser.ssa_values.get(operand.operand_name, ())
+    if operand.index >= len(values):
+        parser.raise_error(f"{operand.span.text} is not defined above", operand.span)
+    return values[operand.index]
+
+
 def parse_values(parser: Parser, delimiter: Parser.Delimiter = Parser.Delimiter.NONE) -> list[SSAValue]:
-    return parser.parse_comma_separated_list(delimiter, parser.parse_operand)
+    return parser.parse_comma_separated_list(delimiter, lambda: parse_value(parser))
 
 
 def print_optional(printer: Printer, word: str, attribute: Attribute | None) -> None:
@@ -110,16 +119,11 @@ class ReturnOp(IRDLOperation):
 
     @classmethod
     def parse(cls, parser: Parser) -> Self:
-        values = []
-        first = parser.parse_optional_operand()
-        while first is not None:
-            values.append(first)
-            first = parser.parse_operand() if parser.parse_optional_punctuation(",") else None
-        return cls.create(operands=values)
+        return cls.create(operands=parse_values(parser, parser.Delimiter.PAREN))
 
     def print(self, printer: Printer) -> None:
-        if self.operands:
-            printer.print_string(" ")
+        printer.print_string(" ")
+        with printer.in_parens():
             print_values(printer, self.operands)
 
 
@@ -167,7 +171,7 @@ class ProgramOp(IRDLOperation):
 
 @irdl_op_definition
 class CallOp(Node):
-    """`%2 = atoll.call @step(%0, %1) on 0:8 donate [1] preserve [0] : !atoll.array<...>`
+    """`%2 = atoll.call @step(%0, %1) on [0:8] donate [1] preserve [0] : !atoll.array<...>`
 
     Runs a compiled function as one gang. A last result of type completion is the call's own.
     """
@@ -176,10 +180,10 @@ class CallOp(Node):
     callee = prop_def(StringAttr)
     inputs = var_operand_def(AnyAttr())
     values = var_result_def(AnyAttr())
-    devices = opt_prop_def(Devices)  # before placement
+    devices = opt_prop_def(Numbers)  # before placement
     seats = opt_prop_def(Seats)  # after it
-    donated = opt_prop_def(Positions)
-    preserved = opt_prop_def(Positions)
+    donated = opt_prop_def(Numbers)
+    preserved = opt_prop_def(Numbers)
 
     def consumes(self, index: int) -> bool:
         return self.donated is not None and index in self.donated.data
@@ -193,13 +197,13 @@ class CallOp(Node):
         properties["callee"] = parser.parse_symbol_name()
         operands.extend(parse_values(parser, parser.Delimiter.PAREN))
         if parser.parse_optional_keyword("on"):
-            properties["devices"] = Devices(Devices.parse_bare(parser))
+            properties["devices"] = Numbers(Numbers.parse_bare(parser))
         else:
             parser.parse_keyword("at")
             properties["seats"] = Seats(Seats.parse_bare(parser))
         for word, name in (("donate", "donated"), ("preserve", "preserved")):
             if parser.parse_optional_keyword(word):
-                properties[name] = Positions(Positions.parse_bare(parser))
+                properties[name] = Numbers(Numbers.parse_bare(parser))
 
     def print_facts(self, printer: Printer) -> None:
         printer.print_string(" ")
@@ -218,7 +222,7 @@ class CallOp(Node):
             raise VerifyException(f"a call of @{self.callee.data} has either devices or seats")
         for name in ("donated", "preserved"):
             named = self.properties.get(name)
-            for position in named.data if isinstance(named, Positions) else ():
+            for position in named.data if isinstance(named, Numbers) else ():
                 if not 0 <= position < len(self.operands):
                     raise VerifyException(f"a call of @{self.callee.data} has no input {position} to donate")
 
@@ -299,7 +303,7 @@ class GetOp(Node):
 
     @classmethod
     def parse_facts(cls, parser: Parser, operands: list[SSAValue], properties: dict[str, Attribute]) -> None:
-        operands.append(parser.parse_operand())
+        operands.append(parse_value(parser))
         parser.parse_keyword("feed")
         properties["feed"] = IntAttr(parser.parse_integer())
         if parser.parse_optional_keyword("strides"):

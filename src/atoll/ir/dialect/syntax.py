@@ -1,7 +1,7 @@
 """How the dialect writes numbers, arrays and seats, and reads them back.
 
-All is kept short whatever the number of shards: lists of numbers are written as ranges (`0:2048`, `0:16:2`), repeated
-shapes once with their number, and an order of tiles that is 0, 1, 2, ... not at all.
+All is kept short whatever the number of shards: lists of numbers are written as ranges (`[0:2048]`, `[0:16:2]`),
+repeated shapes once with their number, and an order of tiles that is 0, 1, 2, ... not at all.
 """
 
 from __future__ import annotations
@@ -56,9 +56,8 @@ def range_text(first: int, count: int, step: int = 1) -> str:
 
 
 def ranges_text(numbers: Sequence[int]) -> str:
-    """`0:8`, or `[0:4, 9]` where one range is not enough."""
-    texts = [range_text(*run) for run in runs(numbers)]
-    return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
+    """`[0:8]`, `[0:4, 9]`."""
+    return f"[{', '.join(range_text(*run) for run in runs(numbers))}]"
 
 
 def parse_range(parser: AttrParser) -> tuple[int, ...]:
@@ -71,20 +70,14 @@ def parse_range(parser: AttrParser) -> tuple[int, ...]:
 
 
 def parse_ranges(parser: AttrParser) -> tuple[int, ...]:
-    if parser.parse_optional_punctuation("[") is None:
-        return parse_range(parser)
-    if parser.parse_optional_punctuation("]"):
-        return ()
-    parts = parser.parse_comma_separated_list(parser.Delimiter.NONE, lambda: parse_range(parser))
-    parser.parse_punctuation("]")
-    return tuple(number for part in parts for number in part)
+    return tuple(number for part in parse_list(parser, lambda: parse_range(parser)) for number in part)
 
 
 # ---- arrays
 
 
 def array_text(spec: ArraySpec) -> str:
-    """`float32[8, 128], devices = 0:8, tiled = [8, 1], memory = "pinned_host", layout = [1, 0]`."""
+    """`float32[8, 128], devices = [0:8], tiled = [8, 1], memory = "pinned_host", layout = [1, 0]`."""
     sharding = spec.sharding
     text = f"{spec.dtype}{list_text(spec.shape)}, devices = {ranges_text(sharding.devices)}"
     text += _tiling_text(sharding.tiling)
@@ -175,7 +168,7 @@ def parse_box(parser: AttrParser) -> Box:
 
 
 def seats_text(seats: Sequence[Seat]) -> str:
-    """`[island 0 hosts 0:256 each 0:8]`: neighbouring hosts whose devices have the same ordinals stand together."""
+    """`[island 0 hosts 0:256 each [0:8]]`: neighbouring hosts whose devices have the same ordinals stand together."""
     single = [
         (island, host, tuple(seat.ordinal for seat in group))
         for (island, host), group in groupby(seats, key=lambda seat: (seat.island, seat.host))

@@ -17,7 +17,7 @@ from atoll.ir.types import ArraySpec
 
 @irdl_attr_definition
 class ArrayType(Data[ArraySpec], TypeAttribute):
-    """A sharded array on virtual devices: `!atoll.array<float32[8, 128], devices = 0:8, tiled = [8, 1]>`.
+    """A sharded array on virtual devices: `!atoll.array<float32[8, 128], devices = [0:8], tiled = [8, 1]>`.
 
     A replicated array has no tiling in its text; memory kind and layout stand there where they are not the default.
     """
@@ -35,7 +35,7 @@ class ArrayType(Data[ArraySpec], TypeAttribute):
 
 @irdl_attr_definition
 class PlacedType(Data[Located], TypeAttribute):
-    """A sharded array whose devices have their seats: `!atoll.placed<..., seats = [island 0 hosts 0:2 each 0:4]>`."""
+    """A sharded array whose devices have their seats: `!atoll.placed<seats = [island 0 hosts 0:2 each [0:4]], ...>`."""
 
     name = "atoll.placed"
 
@@ -61,7 +61,7 @@ class CompletionType(ParametrizedAttribute, TypeAttribute):
 
 @irdl_attr_definition
 class PlacedCompletionType(Data[tuple[int, ...]], TypeAttribute):
-    """A completion that these hosts tell: `!atoll.placed_completion<0:2>`."""
+    """A completion that these hosts tell: `!atoll.placed_completion<[0:2]>`."""
 
     name = "atoll.placed_completion"
 
