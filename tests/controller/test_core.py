@@ -290,11 +290,11 @@ def test_a_program_of_many_nodes_is_one_message_a_host_and_then_whose_turn_it_is
         Transfer((2,), (far,)),
         Transfer((3,), (on(0),)),
     )
-    play.say(m.RegisterProgram(1, Program("f", (on(0),), nodes, (2, 4))))
-    messages = play.controller.from_proxy(play.session, m.Launch(1, (10,), (11, 12), ())) or play.sent()
+    play.say(m.RegisterProgram(1, Program("f", (on(0),), nodes, (2, 3, 4))))
+    messages = play.controller.from_proxy(play.session, m.Launch(1, (10,), (11, 12, 13), ())) or play.sent()
     by_host = {host: [message for (_, to), message in messages if to == host] for host in (0, 1)}
     run, go = by_host[0]
-    assert (run.arguments, run.results) == ((10,), (11, 12))
+    assert (run.arguments, run.results) == ((10,), (11, 13))
     assert go == m.Go(play.session, run.sequence, tuple(run.sequence + i for i in (1, 2, 4)))
     there, back = by_host[1]
     assert there.sequence == run.sequence + 3

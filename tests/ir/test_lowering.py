@@ -535,8 +535,8 @@ def test_a_calls_completion_is_no_array():
 def test_values_between_nodes_stay_on_their_host_and_do_not_become_results():
     placement = cluster(1, 1, 2)
     other = ArraySpec("int64", (4,), Sharding((1, 0), Even((2,))))
-    program = Program("f", (PAIR,), (Transfer((0,), (other,)), Transfer((1,), (PAIR,))), (2,))
-    (plan,) = lower(program, placement, {}).plans.values()
+    program = Program("f", (PAIR,), (Transfer((0,), (other,)), Call(7, (1,), (PAIR,), (0, 1))), (2,))
+    (plan,) = lower(program, placement, {7: "abc"}).plans.values()
     assert plan.arguments == (0,)
     assert plan.results == (2,)
 
@@ -547,16 +547,16 @@ def test_each_node_is_a_gang_of_its_own_on_each_of_its_islands_and_says_what_goe
     nodes = (
         Call(7, (0,), (PAIR,), (0, 1)),
         Transfer((1,), (far,)),
-        Call(8, (2,), (far,), (2, 3)),
+        Call(8, (2,), (far,), (2, 3), completion=True),
         Call(8, (2,), (far,), (2, 3)),
     )
-    lowered = lower(Program("f", (PAIR,), nodes, (4,)), placement, {7: "abc", 8: "def"})
+    lowered = lower(Program("f", (PAIR,), nodes, (5,)), placement, {7: "abc", 8: "def"})
     assert lowered.gangs == (
         LoweredGang(0, 0, (0,), "abc", makes=(1,)),
         LoweredGang(1, 0, (0,), drops=(1,)),
         LoweredGang(1, 1, (1,), makes=(2,)),
-        LoweredGang(2, 1, (1,), "def", makes=(3,), drops=(3,)),
-        LoweredGang(3, 1, (1,), "def", makes=(4,), drops=(2,)),
+        LoweredGang(2, 1, (1,), "def", makes=(3, 4), drops=(3, 4)),
+        LoweredGang(3, 1, (1,), "def", makes=(5,), drops=(2,)),
     )
     assert {host: [leg.gang for leg in plan.legs] for host, plan in lowered.plans.items()} == {0: [0, 1], 1: [2, 3, 4]}
-    assert [leg.drops for leg in lowered.plans[1].legs] == [(), (3,), (2, 4)]
+    assert [leg.drops for leg in lowered.plans[1].legs] == [(), (3, 4), (2, 5)]

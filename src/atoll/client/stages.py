@@ -69,7 +69,7 @@ class Lowered(_Stage):
         seats = {d.id: Seat(d.slice_index, d.host, d.id) for d in devices(self._built)}
         lowered = lower(self._built.program, seats, dict(enumerate(names)))
         return "\n".join(
-            f"host {host}\n" + "\n".join(f"  {step}" for step in plan.steps) for host, plan in lowered.plans.items()
+            f"host {host}\n" + "\n".join(f"  {step}" for leg in plan.legs for step in leg.steps) for host, plan in lowered.plans.items()
         )
 
     def compile(self) -> Compiled:

@@ -1,7 +1,7 @@
 """The plan: one host's part of a program, in the words of that host's own devices.
 
 A worker keeps a plan under its number and walks it at each launch, leg by leg, as the turns of the program's gangs
-come. Values carry the program's numbers.
+come. Values carry the numbers that lowering gave them.
 """
 
 from __future__ import annotations
