@@ -15,7 +15,6 @@ from atoll.controller.blame import Blame
 from atoll.controller.directory import Entry
 from atoll.controller.functions import FunctionRegistry, Registration, function_name, hosts_of
 from atoll.controller.launcher import Launcher
-from atoll.controller.leases import LEASE_SECONDS, Leases
 from atoll.controller.outbox import Destination, Outbox
 from atoll.controller.programs import RegisteredProgram, register
 from atoll.controller.resources import Host, ResourceManager, Topology
@@ -24,6 +23,7 @@ from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
 from atoll.ir.lowering import Seat
 from atoll.ir.plan import Plan
 from atoll.transport import messages as m
+from atoll.transport.leases import LEASE_SECONDS, Leases
 
 # Launches that a session may have in the system; its proxy stops reading from its client beyond.
 LAUNCH_WINDOW = 512

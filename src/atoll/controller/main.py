@@ -16,13 +16,13 @@ import msgspec
 from atoll._version import __version__
 from atoll.controller.core import Controller, Settings
 from atoll.controller.events import EventLog
-from atoll.controller.leases import LEASE_SECONDS, PING_SECONDS
 from atoll.controller.report import report
 from atoll.controller.resources import Topology
 from atoll.errors import AtollError, Code, Status, StatusError
 from atoll.transport import messages as m
 from atoll.transport.address import check_may_listen, parse_address
 from atoll.transport.connection import Connection, listen
+from atoll.transport.leases import LEASE_SECONDS, PING_SECONDS
 from atoll.transport.lifeline import watch_in_loop
 from atoll.transport.process import read_options, run_loop, start_logging
 

@@ -21,13 +21,13 @@ from typing import Any
 import msgspec
 
 from atoll._version import __version__
-from atoll.controller.leases import LEASE_SECONDS
 from atoll.controller.main import ControllerOptions
 from atoll.controller.resources import Topology
 from atoll.engines.island import Island, describe, start
 from atoll.errors import AtollError, ClusterError
 from atoll.transport.address import Address, check_may_listen, parse_address
 from atoll.transport.connection import Connection, connect
+from atoll.transport.leases import LEASE_SECONDS
 from atoll.transport.lifeline import watch_in_loop
 from atoll.transport.messages import (
     DEFAULT_TOKEN_VARIABLE,
