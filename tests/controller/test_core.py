@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.cluster_settings import ClusterSettings, Dispatch
 from atoll.controller import core, recovery
-from atoll.controller.core import Controller, Settings
+from atoll.controller.core import Controller
 from atoll.controller.launcher import GANG_WINDOW
-from atoll.controller.leases import PING_SECONDS, Leases
 from atoll.controller.resources import Topology
 from atoll.errors import OK, Code, Status, StatusError
 from atoll.ir import plan as p
@@ -40,7 +40,7 @@ BROKEN = Status(Code.INTERNAL, "division by zero")
 def joined(topology: str, **settings: Any) -> Controller:
     """A controller whose workers have all joined, without what it told them."""
     parsed = Topology.parse(topology)
-    controller = Controller(parsed, Settings(**settings))
+    controller = Controller(parsed, ClusterSettings(topology, **settings))
     for host in range(parsed.host_count):
         controller.worker_joined(ready(parsed, host, f"unix:/data-{host}"), 1000 + host)
     controller.take_outbox()
@@ -388,7 +388,7 @@ def test_a_long_computation_is_followed_by_one_and_short_ones_by_many():
 
 
 def test_dispatched_in_sequence_a_launch_waits_for_the_one_before_to_be_enqueued():
-    play = Play(sequential=True)
+    play = Play(dispatch=Dispatch.SEQUENTIAL)
     play.with_call()
     play.array(10)
     play.controller.take_outbox()
@@ -772,25 +772,6 @@ def test_a_silent_host_is_named_and_its_island_restarted():
     (awaited,) = [x for x in messages if isinstance(x, m.Awaited)]
     assert awaited.status.code == Code.DEADLINE_EXCEEDED
     assert "host 1 of island 0" in awaited.status.message
-
-
-@pytest.mark.parametrize("late", [0.0, 0.15])
-def test_leases_end_although_the_timer_is_a_little_late(late):
-    leases = Leases(3.0)
-    leases.heard(0, 100.0)
-    ticks = [100.0 + i * (PING_SECONDS + late) for i in range(5)]
-    expired = [leases.expired(now) for now in ticks]
-    assert expired[:3] == [[], [], []]
-    assert expired[4] == [0]
-
-
-def test_time_for_which_the_controller_was_away_does_not_count():
-    leases = Leases(3.0)
-    leases.heard(0, 100.0)
-    assert leases.expired(100.5) == []
-    assert leases.expired(160.0) == []
-    assert [leases.expired(161.0), leases.expired(162.0)] == [[], []]
-    assert leases.expired(163.0) == [0]
 
 
 def test_a_gang_that_failed_on_one_host_and_hangs_on_another_costs_the_island():

@@ -8,14 +8,13 @@ message per host); completion (results become ready, memory goes, the client get
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import Any
 
+from atoll.cluster_settings import ClusterSettings
 from atoll.controller.blame import Blame
 from atoll.controller.compilation import Compilation
 from atoll.controller.directory import Entry
 from atoll.controller.launcher import Launcher
-from atoll.controller.leases import LEASE_SECONDS, Leases
 from atoll.controller.outbox import Destination, Outbox
 from atoll.controller.programs import RegisteredProgram, register
 from atoll.controller.questions import Questions
@@ -26,6 +25,7 @@ from atoll.errors import Code, Status, StatusError, invalid
 from atoll.ir.lowering import Seat
 from atoll.ir.plan import Plan
 from atoll.transport import messages as m
+from atoll.transport.leases import Leases
 
 # Launches that a session may have in the system; its proxy stops reading from its client beyond.
 LAUNCH_WINDOW = 512
@@ -33,20 +33,11 @@ LAUNCH_WINDOW = 512
 MAX_EARLY_FEEDS = 65536
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What whoever starts a controller decides."""
-
-    sequential: bool = False  # how launches are dispatched: see `controller.turns`
-    lease_seconds: float = LEASE_SECONDS  # that a worker may be silent for
-    device_memory: int = 0  # bytes of each device, whatever its platform says; 0: what that says
-
-
 class Controller:
     """All decisions of a cluster."""
 
-    def __init__(self, topology: Topology, settings: Settings | None = None) -> None:
-        settings = settings or Settings()
+    def __init__(self, topology: Topology, settings: ClusterSettings | None = None) -> None:
+        settings = settings or ClusterSettings()
         self.resources = ResourceManager(topology)
         self.sessions: dict[int, Session] = {}
         self.blame = Blame()

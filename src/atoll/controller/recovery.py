@@ -9,13 +9,13 @@ from atoll.controller.blame import Blame
 from atoll.controller.compilation import Compilation
 from atoll.controller.durations import Durations
 from atoll.controller.launcher import Launcher
-from atoll.controller.leases import Leases
 from atoll.controller.outbox import Outbox
 from atoll.controller.questions import Questions
 from atoll.controller.resources import ResourceManager
 from atoll.controller.session import Session
 from atoll.errors import OK, Code, Status
 from atoll.transport import messages as m
+from atoll.transport.leases import Leases
 
 # For an island to be up again.
 RESTART_SECONDS = 120.0

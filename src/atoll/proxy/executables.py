@@ -44,10 +44,12 @@ class CompileJob:
     def devices(self) -> tuple[int, ...]:
         return tuple(device for partitions in self.assignment for device in partitions)
 
-    @property
-    def fingerprint(self) -> bytes:
-        """The same for the same program, options and devices, in all sessions."""
-        return hashlib.sha256(f"{self.content} {self.assignment}".encode()).hexdigest().encode()
+    def fingerprint(self, xla: bytes) -> bytes:
+        """The same for the same computation on the same devices, wherever in the user's code it stands.
+
+        `xla` is what XLA says of the computation, or b"".
+        """
+        return hashlib.sha256(f"{xla!r} {'' if xla else self.content} {self.assignment}".encode()).hexdigest().encode()
 
 
 def plugin_payload(program: Any) -> bytes:
@@ -172,7 +174,7 @@ class Executable(Loaded):
         self.info = info
         self.name = info.name
         self.devices = job.devices
-        self.fingerprint = job.fingerprint
+        self.fingerprint = job.fingerprint(info.fingerprint)
         self.functions = (function,)
         self.outputs = tuple(self._output(output) for output in info.outputs)
         self.donated = frozenset(info.donated)
