@@ -41,6 +41,9 @@ def leave_out_of_tracebacks(path: str) -> None:
     traceback_util.register_exclusion(path)
 
 
+leave_out_of_tracebacks(__file__)
+
+
 def line() -> str:
     """The innermost line of the user's that runs now, as `file:line:column (function)`."""
     return str(source_info_util.summarize(source_info_util.current()))
