@@ -41,6 +41,9 @@ def leave_out_of_tracebacks(path: str) -> None:
     traceback_util.register_exclusion(path)
 
 
+leave_out_of_tracebacks(__file__)
+
+
 def line() -> str:
     """The innermost line of the user's that runs now, as `file:line:column (function)`."""
     return str(source_info_util.summarize(source_info_util.current()))
@@ -51,15 +54,16 @@ def run_now(primitive: Any, arguments: Sequence[Any], params: dict[str, Any]) ->
     return core.eval_trace.process_primitive(primitive, arguments, params)
 
 
-def run_as_eager_jax(trace: Any, primitive: Any, arguments: Sequence[Any], params: dict[str, Any]) -> Any:
-    """Has `trace` see the jit calls that eager JAX makes for the primitive.
+# Whose primitives eager JAX runs as several computations, or as a jit call of their own making.
+_COMPOSED = ("pjit", "ad_checkpoint", "custom_derivatives", "custom_batching")
 
-    Keys are arrays of Python's making in eager JAX; their primitives become jit calls of their own.
-    """
+
+def run_as_eager_jax(trace: Any, primitive: Any, arguments: Sequence[Any], params: dict[str, Any]) -> Any:
+    """Has `trace` see the jit calls that eager JAX makes for the primitive."""
     with set_current_trace(trace):
-        if primitive.impl.__module__.endswith("prng"):
-            return dispatch.apply_primitive(primitive, *arguments, **params)
-        return primitive.impl(*arguments, **params)
+        if getattr(primitive.impl, "__module__", "").rpartition(".")[2] in _COMPOSED:
+            return primitive.impl(*arguments, **params)
+        return dispatch.apply_primitive(primitive, *arguments, **params)
 
 
 def run_shard_map(trace: Any, primitive: Any, fun: Any, arguments: Sequence[Any], params: dict[str, Any]) -> Any:
@@ -168,8 +172,15 @@ def put(values: Sequence[Any], shardings: Sequence[Any]) -> Sequence[Any]:
     return arrays
 
 
+def plain(aval: Any) -> Any:
+    """The type without a mesh whose axes are XLA's affair: arrays of equal shape and dtype are then of one type."""
+    mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
+    return aval if mesh is None or mesh.empty or not mesh.are_all_axes_auto else aval.update(sharding=None)
+
+
 def result_handler(aval: Any, sharding: Any, committed: bool) -> Any:
-    """Makes a `jax.Array` of what jaxlib returns."""
+    """Makes a `jax.Array` of what jaxlib returns, of the type that eager JAX gives it."""
+    aval = core.update_aval_with_sharding(aval, sharding)
     return pxla.global_aval_to_result_handler(aval, sharding, committed)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 from jax.extend.ifrt_programs import ifrt_programs
 
 from atoll.client import jax_internals as internals
@@ -48,21 +49,37 @@ class Built:
 
     def returned(self, made: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
         """The user's results, of the program's and of the user's arguments."""
-        places = {"made": made, "given": leaves}
-        return [places[each.source][each.number] if each.source else each.constant for each in self.results]
+        results = []
+        for each in self.results:
+            if each.source == "made":
+                results.append(made[each.number])
+            else:
+                results.append(_unchanged(leaves[each.number], each) if each.source else each.constant)
+        return results
 
     def described(self) -> list[Any]:
         """A value for each of the user's results, or an array."""
-        return self.returned(self.made, self.given)
+        places = {"made": self.made, "given": self.given}
+        return [places[each.source][each.number] if each.source else each.constant for each in self.results]
 
 
 @dataclass(frozen=True)
 class Result:
-    """One of the user's results: which of the program's ("made") or the user's arguments ("given"); else an array."""
+    """One of the user's results: which of the program's ("made") or the user's arguments ("given"); else an array.
+
+    An argument is returned with another sharding than it came with, where the function has put it there.
+    """
 
     source: str
     number: int = 0
     constant: Any = None
+    sharding: Any = None
+
+
+def _unchanged(leaf: Any, result: Result) -> Any:
+    if result.sharding is not None:
+        return jax.device_put(leaf, result.sharding)
+    return leaf if hasattr(leaf, "sharding") else jax.numpy.asarray(leaf)
 
 
 def build(recording: Recording, donated: frozenset[int]) -> Built:
@@ -100,7 +117,8 @@ def build(recording: Recording, donated: frozenset[int]) -> Built:
         if not isinstance(each, Value):
             results.append(Result("", constant=each))
         elif id(each.root) in leaves:
-            results.append(Result("given", leaves[id(each.root)]))
+            put = each.of is not None or (each.host and each.placed)
+            results.append(Result("given", leaves[id(each.root)], sharding=each.sharding if put else None))
         elif each.root.constant is not None:
             results.append(Result("", constant=each.root.constant))
         else:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -23,11 +22,6 @@ from atoll.client.values import Place, Value
 internals.leave_out_of_tracebacks(__file__)
 
 _COMPILING_THREADS = 8
-
-
-@lru_cache(maxsize=1)
-def _compilers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_COMPILING_THREADS, "atoll-compile")
 
 
 class Function:
@@ -43,6 +37,7 @@ class Function:
         inputs: Sequence[Any],
         outputs: Sequence[Any],
         donated: tuple[int, ...],
+        compilers: ThreadPoolExecutor,
     ) -> None:
         self.call = call
         self.devices = devices
@@ -62,7 +57,7 @@ class Function:
             for aval, sharding in zip(call.in_avals, inputs, strict=True)
         ]
         self.lowered = jitted.lower(*arguments)
-        self._compiled: Future[Any] = _compilers().submit(self.lowered.compile)
+        self._compiled: Future[Any] = compilers.submit(self.lowered.compile)
 
     def compiled(self) -> Any:
         """The `jax.stages.Compiled`; waits for it."""
@@ -131,10 +126,15 @@ class Placed:
 
 
 class Placer:
-    """Places the calls of one program; equal calls share a function."""
+    """Places the calls of one program; equal calls share a function. `close` lets its threads end."""
 
     def __init__(self) -> None:
         self.functions: dict[Any, Function] = {}
+        self._compilers = ThreadPoolExecutor(_COMPILING_THREADS, "atoll-compile")
+
+    def close(self) -> None:
+        """No more calls come; what is being compiled goes on."""
+        self._compilers.shutdown(wait=False)
 
     def place(self, call: JitCall, operands: Sequence[Value]) -> Placed:
         inside = list(internals.shardings_inside(call.jaxpr))
@@ -185,7 +185,9 @@ class Placer:
         function = self.functions.get(key)
         if function is None:
             # It keeps the jaxpr alive, whose identity is in the key.
-            function = self.functions[key] = Function(call, devices, inputs, outputs, donated)
+            function = self.functions[key] = Function(
+                call, devices, inputs, outputs, donated, self._compilers
+            )
         return function
 
     def consuming(self, function: Function, more: set[int]) -> Function:

@@ -6,6 +6,7 @@ launch: the arguments' structure, their types and shardings, the static argument
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -17,6 +18,7 @@ import numpy as np
 
 from atoll.client import jax_internals as internals
 from atoll.client.launching import Built, Launch, build, devices
+from atoll.client.placing import Placer
 from atoll.client.stages import Lowered
 from atoll.client.tracing import record
 from atoll.client.values import ProgramError, Value
@@ -143,9 +145,10 @@ class Program:
             out_trees.append(results[1])
             return list(results[0])
 
-        recording = record(self._name, flat, values)
-        recording.results[:] = [_returned(each, self._name) for each in recording.results]
-        return build(recording, self._donated_leaves(tree)), out_trees[0]
+        with contextlib.closing(Placer()) as placer:
+            recording = record(self._name, flat, values, placer)
+            recording.results[:] = [_returned(each, self._name) for each in recording.results]
+            return build(recording, self._donated_leaves(tree)), out_trees[0]
 
     def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """Without the static arguments, and these."""

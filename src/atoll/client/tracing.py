@@ -57,7 +57,7 @@ class Recording:
 
     name: str
     arguments: list[Value]
-    placer: Placer = field(default_factory=Placer)
+    placer: Placer
     nodes: list[Called | Moved] = field(default_factory=list)
     results: list[Any] = field(default_factory=list)
 
@@ -260,9 +260,9 @@ def _identity(given: Any) -> Any:
     return id(given) if not isinstance(given, np.ndarray) else object()
 
 
-def record(name: str, function: Any, arguments: Sequence[Value]) -> Recording:
+def record(name: str, function: Any, arguments: Sequence[Value], placer: Placer) -> Recording:
     """Calls `function` with tracers for `arguments`; it returns its flat results."""
-    recording = Recording(name, list(arguments))
+    recording = Recording(name, list(arguments), placer)
     trace = ProgramTrace(recording)
     tracers = [ProgramTracer(trace, value) for value in arguments]
     try:

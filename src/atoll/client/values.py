@@ -37,6 +37,9 @@ class Value:
     donated: str = ""  # the line that gave it away
     copies: dict[Sharding, Value] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.aval = internals.plain(self.aval)
+
     @property
     def root(self) -> Value:
         return self if self.of is None else self.of.root

@@ -196,6 +196,7 @@ class _Checker:
             raise invalid("a client's program exchanges nothing with its host")
         check(program)
         for spec in program.arguments:
+            self._declared(spec)
             self._define(spec, None)
         nodes: list[Node] = []
         for node in program.nodes:
