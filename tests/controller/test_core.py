@@ -354,7 +354,7 @@ def test_values_between_nodes_take_memory_until_their_last_use():
 
 
 def test_dispatched_in_sequence_a_node_waits_for_the_one_before_to_be_enqueued():
-    play = Play(sequential=True)
+    play = Play(dispatch=Dispatch.SEQUENTIAL)
     play.with_function()
     play.array(10)
     play.controller.take_outbox()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import jax
 from atoll.client import jax_internals as internals
 from atoll.client.launching import Built, Launch, devices
 from atoll.client.values import Value
-from atoll.ir.lowering import Seat, lower
+from atoll.ir.lowered import Seat
 
 internals.leave_out_of_tracebacks(__file__)
 
@@ -61,16 +60,15 @@ class Lowered(_Stage):
 
     def as_text(self, stage: str | None = None) -> str:
         """The program without any machines; with `stage="lowered"`, each machine's plan."""
+        from atoll.ir.text import render, render_lowered  # the compiler's machinery comes with it
+
         names = [function.call.name for function in self._built.functions]
         if stage is None:
             return render(self._built.program, names)
         if stage != "lowered":
             raise ValueError(f"a program has no stage {stage!r}: leave it out, or ask for 'lowered'")
         seats = {d.id: Seat(d.slice_index, d.host, d.id) for d in devices(self._built)}
-        lowered = lower(self._built.program, seats, dict(enumerate(names)))
-        return "\n".join(
-            f"host {host}\n" + "\n".join(f"  {step}" for leg in plan.legs for step in leg.steps) for host, plan in lowered.plans.items()
-        )
+        return render_lowered(self._built.program, seats, names)
 
     def compile(self) -> Compiled:
         """Waits until all functions are compiled, and makes the program known to the cluster."""
@@ -122,12 +120,3 @@ def _placed(leaf: Any, value: Value) -> Any:
 def _structure(result: Any) -> Any:
     sharding = result.sharding if not isinstance(result, Value) or result.placed else None
     return jax.ShapeDtypeStruct(result.aval.shape, result.aval.dtype, sharding=sharding)
-
-
-def render(program: Any, functions: Sequence[str]) -> str:
-    """A program as text, in terms of virtual devices only."""
-    try:
-        text = importlib.import_module("atoll.ir.text")
-    except ImportError:
-        return "\n".join((f"program {program.name}", *(f"  {node}" for node in program.nodes)))
-    return str(text.render(program, functions))
