@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.cluster_settings import ClusterSettings, Dispatch
 from atoll.controller import core
-from atoll.controller.core import Controller, Settings
+from atoll.controller.core import Controller
 from atoll.controller.launcher import GANG_WINDOW
 from atoll.controller.resources import Topology
 from atoll.errors import OK, Code, Status, StatusError
@@ -38,7 +39,7 @@ BROKEN = Status(Code.INTERNAL, "division by zero")
 def joined(topology: str, **settings: Any) -> Controller:
     """A controller whose workers have all joined, without what it told them."""
     parsed = Topology.parse(topology)
-    controller = Controller(parsed, Settings(**settings))
+    controller = Controller(parsed, ClusterSettings(topology, **settings))
     for host in range(parsed.host_count):
         controller.worker_joined(ready(parsed, host, f"unix:/data-{host}"), 1000 + host)
     controller.take_outbox()
@@ -291,7 +292,7 @@ def test_a_long_computation_is_followed_by_one_and_short_ones_by_many():
 
 
 def test_dispatched_in_sequence_a_launch_waits_for_the_one_before_to_be_enqueued():
-    play = Play(sequential=True)
+    play = Play(dispatch=Dispatch.SEQUENTIAL)
     play.with_call()
     play.array(10)
     play.controller.take_outbox()

@@ -42,7 +42,7 @@ class ClientProcesses:
         if settings.address:
             parse_address(settings.address)
         else:
-            read_topology(settings.islands)
+            read_topology(settings.cluster.islands)
         self._directory = make_directory("client")
         self.transfer_directory = Path(tempfile.mkdtemp(prefix="atoll-", dir=_shared_memory()))
         self._children: list[Child] = []
@@ -54,13 +54,10 @@ class ClientProcesses:
                 cluster = self._directory / "cluster"
                 cluster.mkdir(mode=0o700)
                 engine = EngineOptions(
-                    settings.islands,
+                    settings.cluster,
                     str(cluster),
-                    platform=settings.platform,
                     parent=os.getpid(),
                     cache_directory=default_cache_directory(cache_directory),
-                    device_memory=settings.device_memory,
-                    dispatch=settings.dispatch,
                     client_directories=(str(self._directory), str(self.transfer_directory)),
                 )
                 controller = engine.controller_address

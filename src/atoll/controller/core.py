@@ -8,9 +8,9 @@ message per host); completion (results become ready, memory goes, the client get
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import Any
 
+from atoll.cluster_settings import ClusterSettings
 from atoll.controller.blame import Blame
 from atoll.controller.directory import Entry
 from atoll.controller.functions import FunctionRegistry, Registration, function_name, hosts_of
@@ -23,7 +23,7 @@ from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
 from atoll.ir.lowering import Seat
 from atoll.ir.plan import Plan
 from atoll.transport import messages as m
-from atoll.transport.leases import LEASE_SECONDS, Leases
+from atoll.transport.leases import Leases
 
 # Launches that a session may have in the system; its proxy stops reading from its client beyond.
 LAUNCH_WINDOW = 512
@@ -37,20 +37,11 @@ HALF_FAILED_SECONDS = 5.0
 _LOST = "what was stored or ran on its island is lost"
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What whoever starts a controller decides."""
-
-    sequential: bool = False  # how launches are dispatched: see `controller.launcher`
-    lease_seconds: float = LEASE_SECONDS  # that a worker may be silent for
-    device_memory: int = 0  # bytes of each device, whatever its platform says; 0: what that says
-
-
 class Controller:
     """All decisions of a cluster."""
 
-    def __init__(self, topology: Topology, settings: Settings | None = None) -> None:
-        settings = settings or Settings()
+    def __init__(self, topology: Topology, settings: ClusterSettings | None = None) -> None:
+        settings = settings or ClusterSettings()
         self.resources = ResourceManager(topology)
         self.functions = FunctionRegistry()
         self.sessions: dict[int, Session] = {}

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from atoll._version import __version__
-from atoll.controller.core import Controller, Settings
+from atoll.cluster_settings import ClusterSettings
+from atoll.controller.core import Controller
 from atoll.controller.events import EventLog
 from atoll.controller.report import report
 from atoll.controller.resources import Topology
@@ -22,7 +23,7 @@ from atoll.errors import AtollError, Code, Status, StatusError
 from atoll.transport import messages as m
 from atoll.transport.address import check_may_listen, parse_address
 from atoll.transport.connection import Connection, listen
-from atoll.transport.leases import LEASE_SECONDS, PING_SECONDS
+from atoll.transport.leases import PING_SECONDS
 from atoll.transport.lifeline import watch_in_loop
 from atoll.transport.process import read_options, run_loop, start_logging
 
@@ -33,15 +34,11 @@ _ENGINE_SAYS_SECONDS = 0.2
 
 
 class ControllerOptions(msgspec.Struct, frozen=True):
-    """How to start a controller. `parent` is the process that it must not outlive; for the rest see `core.Settings`."""
+    """How to start a controller. `parent` is the process that it must not outlive."""
 
     listen: str
-    topology: str
+    settings: ClusterSettings
     parent: int
-    max_sessions: int = 256
-    dispatch: str = "parallel"  # or "sequential"
-    lease_seconds: float = LEASE_SECONDS
-    device_memory: int = 0
     ready_fd: int = -1
 
 
@@ -60,9 +57,9 @@ class ControllerServer:
         self.options = options
         self.token = token
         self.stop = stop
-        settings = Settings(options.dispatch == "sequential", options.lease_seconds, options.device_memory)
-        self.controller = Controller(Topology.parse(options.topology), settings)
-        self.log = EventLog(self.controller, options.topology, settings, __version__)
+        settings = options.settings
+        self.controller = Controller(Topology.parse(settings.islands), settings)
+        self.log = EventLog(self.controller, settings, __version__)
         self.hosts: dict[int, Connection] = {}
         self.sessions: dict[int, Connection] = {}
         self._engine: dict[int, Connection] = {}  # under 0, once it has said Hello
@@ -139,12 +136,13 @@ class ControllerServer:
             self._engine[0] = peer.connection
         elif message.role == "proxy":
             peer.connection.name = f"the proxy of {message.label or message.pid}"
-            if len(self.sessions) + len(self.waiting) >= self.options.max_sessions:
+            most = self.options.settings.max_sessions
+            if len(self.sessions) + len(self.waiting) >= most:
                 self._refuse(
                     peer,
                     Status(
                         Code.RESOURCE_EXHAUSTED,
-                        f"the cluster is full: {self.options.max_sessions} sessions are open (atoll status lists them)",
+                        f"the cluster is full: {most} sessions are open (atoll status lists them)",
                     ),
                 )
             elif self.controller.resources.is_complete:

@@ -21,13 +21,13 @@ from typing import Any
 import msgspec
 
 from atoll._version import __version__
+from atoll.cluster_settings import ClusterSettings
 from atoll.controller.main import ControllerOptions
 from atoll.controller.resources import Topology
 from atoll.engines.island import Island, describe, start
 from atoll.errors import AtollError, ClusterError
 from atoll.transport.address import Address, check_may_listen, parse_address
 from atoll.transport.connection import Connection, connect
-from atoll.transport.leases import LEASE_SECONDS
 from atoll.transport.lifeline import watch_in_loop
 from atoll.transport.messages import (
     DEFAULT_TOKEN_VARIABLE,
@@ -50,17 +50,12 @@ _END_SECONDS = 1.0
 class EngineOptions(msgspec.Struct, frozen=True):
     """How to start a cluster. `parent` 0: it stays until it is told to end."""
 
-    topology: str
+    settings: ClusterSettings
     directory: str
     listen: str = ""  # of the controller; "": a socket in `directory`
-    platform: str = "cpu"
     parent: int = 0
     cache_directory: str = ""
     ready_fd: int = -1
-    max_sessions: int = 256
-    dispatch: str = "parallel"  # or "sequential": see `controller.launcher`
-    lease_seconds: float = LEASE_SECONDS
-    device_memory: int = 0  # bytes of each device; 0: what the platform says
     client_directories: tuple[str, ...] = ()  # of its client, which the proxy removes unless it was killed
 
     @property
@@ -123,10 +118,10 @@ class LocalEngine:
     def __init__(self, options: EngineOptions, stop: asyncio.Event) -> None:
         self.options = options
         self.stop = stop
-        self.topology = read_topology(options.topology)
+        self.topology = read_topology(options.settings.islands)
         self.address = parse_address(options.controller_address)
         self.controller: subprocess.Popen[bytes] | None = None
-        env = worker_environment(options.platform)
+        env = worker_environment(options.settings.platform)
         hosts = self.topology.hosts
         self.islands = [
             Island(
@@ -143,19 +138,9 @@ class LocalEngine:
 
     def start(self) -> int:
         """Starts all processes; returns a descriptor that tells when the controller has everything it needs."""
-        options = self.options
         check_may_listen(self.address, os.environ.get(DEFAULT_TOKEN_VARIABLE, ""))
         readable, writable = os.pipe()
-        controller = ControllerOptions(
-            str(self.address),
-            options.topology,
-            os.getpid(),
-            options.max_sessions,
-            options.dispatch,
-            options.lease_seconds,
-            options.device_memory,
-            writable,
-        )
+        controller = ControllerOptions(str(self.address), self.options.settings, os.getpid(), writable)
         self.controller = start("atoll.controller.main", controller, os.environ.copy(), (writable,))
         os.close(writable)
         watch_in_loop(self.controller.pid, self.stop.set)

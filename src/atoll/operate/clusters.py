@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from atoll.cluster_settings import ClusterSettings
 from atoll.engines.local import EngineOptions, Started, default_cache_directory
 from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError
 from atoll.operate.question import ask_for_dump, ask_for_report, ask_to_stop
@@ -95,13 +96,10 @@ class NewCluster:
         self,
         *,
         name: str,
-        islands: str,
-        platform: str,
+        settings: ClusterSettings,
         listen: str,
         token: str,
         parent: int = 0,
-        device_memory: int = 0,
-        dispatch: str = "parallel",
     ) -> None:
         registrations = Registrations()
         self._directory = registrations.directory(name)
@@ -119,20 +117,19 @@ class NewCluster:
                 # Held open: where the start fails, its folder is gone when the log is to be read.
                 self._log = open(self._directory / "log", "a+b")  # noqa: SIM115
             options = EngineOptions(
-                islands,
+                settings,
                 str(self._directory),
                 listen=str(address),
-                platform=platform,
                 parent=parent,
                 cache_directory=default_cache_directory(),
-                device_memory=device_memory,
-                dispatch=dispatch,
             )
             output = self._log.fileno() if self._log else 2
             self.child = Child("atoll.engines.local", options, "the cluster", output)
             pid = self.child.process.pid
             try:
-                self.registration = registrations.register(name, str(address), islands, platform, pid)
+                self.registration = registrations.register(
+                    name, str(address), settings.islands, settings.platform, pid
+                )
             except BaseException:
                 self.child.end()
                 shutil.rmtree(self._directory, ignore_errors=True)
