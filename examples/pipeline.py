@@ -10,6 +10,7 @@ activations anew on the way back. Nothing here sends anything: the traced progra
 """
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Sequence
@@ -227,7 +228,7 @@ def show_overlap(console: Console, spans: Sequence[Any]) -> None:
         busy[span.island] = busy.get(span.island, 0) + span.ended - span.started
     edges = sorted({edge for span in calls for edge in (span.started, span.ended)})
     several = covered = 0
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in itertools.pairwise(edges):
         count = len({span.island for span in calls if span.started <= start and span.ended >= stop})
         covered += (stop - start) * (count > 0)
         several += (stop - start) * (count > 1)
