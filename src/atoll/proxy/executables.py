@@ -104,8 +104,8 @@ def default_assignment(replicas: int, partitions: int, device_count: int) -> tup
 class Loaded(abc.ABC):
     """What a session can run by a handle: a compiled function, or a program of several.
 
-    `functions` are the session's own, released together with it. Results of a run that are no arrays, and tell only
-    that parts of it have ended, come after `outputs`.
+    `functions` are those that the session keeps for as long as it has this, each once. Results of a run that are no
+    arrays, and tell only that parts of it have ended, come after `outputs`.
     """
 
     name: str
