@@ -44,11 +44,6 @@ class CompileJob:
     def devices(self) -> tuple[int, ...]:
         return tuple(device for partitions in self.assignment for device in partitions)
 
-    @property
-    def fingerprint(self) -> bytes:
-        """The same for the same program, options and devices, in all sessions."""
-        return hashlib.sha256(f"{self.content} {self.assignment}".encode()).hexdigest().encode()
-
 
 def plugin_payload(program: Any) -> bytes:
     """What a client has put into a plugin program; empty for programs of other kinds."""
@@ -163,6 +158,22 @@ class Loaded(abc.ABC):
         )
 
 
+def _fingerprint(info: FunctionInfo, job: CompileJob) -> bytes:
+    """The same for what does the same on the same devices, wherever in a script it stands.
+
+    XLA's own leaves out the devices, and how the shards make up an array.
+    """
+    told = (
+        info.fingerprint or job.content,
+        job.assignment,
+        info.parameters,
+        info.parameter_shardings,
+        info.outputs,
+        info.donated,
+    )
+    return hashlib.sha256(msgspec.msgpack.encode(told)).hexdigest().encode()
+
+
 class Executable(Loaded):
     """A compiled function of the session."""
 
@@ -172,7 +183,7 @@ class Executable(Loaded):
         self.info = info
         self.name = info.name
         self.devices = job.devices
-        self.fingerprint = job.fingerprint
+        self.fingerprint = _fingerprint(info, job)
         self.functions = (function,)
         self.outputs = tuple(self._output(output) for output in info.outputs)
         self.donated = frozenset(info.donated)
