@@ -31,4 +31,4 @@ def f(v):
 
 
 print(f(numpy.array([1.0, 2.0])))
-# output: (array([3., 5.]), array([2., 4.]))
+# (Array([3., 5.], dtype=float32), Array([2., 4.], dtype=float32))
