@@ -121,6 +121,50 @@ def copies(v: Any) -> Any:
     return consume(y), x, jnp.copy(x), jax.device_put(x, jax.devices()[1])
 
 
+def constraints(v: Any) -> Any:
+    first, second = meshes()
+    x = jax.lax.with_sharding_constraint(jax.device_put(v, on(first, "x")) * 2, on(first, "y"))
+    transposed = Mesh(first.devices.T, ("x", "y"))
+    y = jax.jit(lambda x: jax.lax.with_sharding_constraint(x + 1, on(second, None, ("x", "y"))))(np.asarray(SQUARE))
+    return x, y, jax.device_put(x, on(transposed, "x"))
+
+
+@jax.custom_vjp
+def sine(x: Any) -> Any:
+    return jnp.sin(x)
+
+
+sine.defvjp(lambda x: (sine(x), x), lambda x, g: (g * x,))
+
+
+def rules_of_ones_own(v: Any) -> Any:
+    return sine(v), jax.grad(lambda x: sine(x).sum())(v), jax.jit(sine)(v), jax.linearize(jnp.tanh, v)[1](v)
+
+
+def two_stages(v: Any) -> Any:
+    """A training step of a model whose halves are on two islands."""
+    first, second = meshes()
+    w = jax.device_put(v, on(first, "x")), jax.device_put(v + 1, on(second, None, "y"))
+    lower = jax.jit(lambda w, x: jnp.tanh(x @ w))
+    upper = jax.jit(jax.value_and_grad(lambda w, h: jnp.mean((h @ w) ** 2), argnums=(0, 1)))
+    back = jax.jit(lambda w, x, g: jax.vjp(lambda w: lower(w, x), w)[1](g)[0])
+    x = jax.device_put(v, w[0].sharding)
+    loss, (high, error) = upper(w[1], jax.device_put(lower(w[0], x), w[1].sharding))
+    low = back(w[0], x, jax.device_put(error, x.sharding))
+    return loss, w[0] - 0.1 * low, w[1] - 0.1 * high
+
+
+def closed_over_values(v: Any) -> Any:
+    x = jnp.asarray(v) * 1
+    return jax.jit(lambda y: x + y)(v), jax.lax.map(lambda row: row @ x, x), jax.vmap(lambda row: row * x)(x)
+
+
+def other_dtypes(v: Any) -> Any:
+    x = jnp.asarray(v)
+    small = x.astype(jnp.bfloat16) + 1, x.astype(jnp.int4) * 1, x.astype(jnp.float8_e4m3fn) * 1
+    return tuple(each.astype(jnp.float32) for each in small), x > 0, x.astype(complex) * 1j
+
+
 def same_twice(v: Any) -> Any:
     x = jnp.asarray(v) + 1
     return x, x, [x, x * 1]
@@ -137,6 +181,11 @@ FUNCTIONS = (
     keys_of_values,
     control_flow,
     copies,
+    constraints,
+    rules_of_ones_own,
+    two_stages,
+    closed_over_values,
+    other_dtypes,
     same_twice,
 )  # fmt: skip
 
@@ -253,6 +302,80 @@ def test_programs_nest_and_are_transformed(python: RemotePython) -> None:
     np.testing.assert_allclose(jitted, expected)
     np.testing.assert_allclose(slope, 2 * np.cos(2 * np.arange(4.0)) + 1)
     assert_same(mapped, expected)
+
+
+def typed_keys() -> Any:
+    import atoll
+
+    _, second = meshes()
+    split = atoll.program(lambda k: (jax.vmap(jax.random.split)(k), jax.vmap(lambda k: jax.random.normal(k, (3,)))(k)))
+    many = jax.device_put(jax.random.split(jax.random.key(3), 4), on(second, "x"))
+    keys, numbers = split(many)
+    return [host((jax.random.key_data(k), n)) for k, n in ((keys, numbers), split.__wrapped__(many))]
+
+
+def test_keys_are_arguments_and_results(python: RemotePython) -> None:
+    got, expected = python.call(typed_keys)
+    assert_same(got, expected)
+
+
+def explicit_meshes() -> Any:
+    import atoll
+
+    explicit = jax.sharding.AxisType.Explicit
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(explicit, explicit), devices=jax.devices()[4:])
+    x = jax.device_put(SQUARE, NamedSharding(mesh, P("x", "y")))
+    program = atoll.program(lambda x: (jnp.sin(x) * 2, jax.jit(lambda a: a.T + 1)(x), x.sum(0)))
+    with jax.set_mesh(mesh):
+        return host(program(x)), host(program.__wrapped__(x))
+
+
+def test_shardings_may_be_part_of_the_types(python: RemotePython) -> None:
+    got, expected = python.call(explicit_meshes)
+    assert_same(got, expected)
+
+
+def threads() -> list[str]:
+    import threading
+
+    import atoll
+
+    first, _ = meshes()
+    wide, narrow = jax.device_put(SQUARE, on(first, "x")), jnp.ones(3)
+    program = atoll.program(lambda a, b: (a * 2, b + 1))  # the arguments have different numbers of shards
+    errors: list[str] = []
+
+    def work(number: int) -> None:
+        try:
+            for i in range(50):
+                _, result = program(wide, narrow * (number + i))
+                assert np.asarray(result)[0] == number + i + 1
+        except Exception as error:
+            errors.append(repr(error))
+
+    workers = [threading.Thread(target=work, args=(100 * i,)) for i in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return errors
+
+
+def test_threads_share_a_program(python: RemotePython) -> None:
+    assert python.call(threads) == []
+
+
+def deleted() -> None:
+    import atoll
+
+    x = jnp.ones(3)
+    x.delete()
+    atoll.program(lambda x: x + 1)(x)
+
+
+def test_a_deleted_argument_is_an_error_as_in_jit(python: RemotePython) -> None:
+    with pytest.raises(RemoteError, match=r"RuntimeError: Array has been deleted with shape=float64\[3\]"):
+        python.call(deleted)
 
 
 # ---- donation

@@ -156,6 +156,12 @@ def tiles(sharding: Any, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]] |
     return tuple(hlo.tile_assignment_dimensions()), tuple(hlo.tile_assignment_devices())
 
 
+def check_deleted(arrays: Sequence[Any]) -> None:
+    """Raises JAX's error for one that is deleted."""
+    for each in arrays:
+        each._check_if_deleted()
+
+
 def is_committed(array: Any) -> bool:
     return bool(getattr(array, "_committed", True))
 

@@ -216,15 +216,20 @@ class Launch:
             put = internals.put([buffers[slot] for slot in self._hosts], self._host_shardings)
             for slot, array in zip(self._hosts, put, strict=True):
                 buffers[slot] = internals.buffer(array)
+        try:
+            results: list[Any] = self._launched(buffers).consume_with_handlers(self._handlers)
+        except Exception:
+            internals.check_deleted(buffers)
+            raise
+        return results
+
+    def _launched(self, buffers: list[Any]) -> Any:
         if not self._stages:
-            results: list[Any] = self._execute(buffers).consume_with_handlers(self._handlers)
-            return results
+            return self._execute(buffers)
         with _staging:
             for stage, first, stop in self._stages:
                 stage(buffers[first:stop])
-            launched = self._execute(buffers[self._first :])
-        results = launched.consume_with_handlers(self._handlers)
-        return results
+            return self._execute(buffers[self._first :])
 
 
 def _stages(program: Program, client: Any) -> tuple[list[tuple[Any, int, int]], int]:

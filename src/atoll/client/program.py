@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
@@ -71,7 +72,7 @@ class _Traced:
 
 
 class Program:
-    """A function made by `program`. Thread-safe, as far as the function is."""
+    """A function made by `program`. Threads may share it."""
 
     def __init__(
         self,
@@ -92,6 +93,7 @@ class Program:
         self._donated_numbers, self._donated_names = _both(donate_argnums, donate_argnames, names)
         self._has_statics = bool(self._static_numbers or self._static_names)
         self._cache: dict[Hashable, _Traced] = {}
+        self._tracing = threading.RLock()
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -107,7 +109,10 @@ class Program:
         key = (tree, tuple([_kind(leaf) for leaf in leaves]), statics, internals.trace_context())
         traced = self._cache.get(key)
         if traced is None:
-            traced = self._cache[key] = self._traced(leaves, tree, statics)
+            with self._tracing:
+                traced = self._cache.get(key)
+                if traced is None:
+                    traced = self._cache[key] = self._traced(leaves, tree, statics)
         if traced.launch is None:
             return self._fun(*args, **kwargs)
         results = traced.launch.call(leaves)

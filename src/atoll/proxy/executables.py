@@ -44,13 +44,6 @@ class CompileJob:
     def devices(self) -> tuple[int, ...]:
         return tuple(device for partitions in self.assignment for device in partitions)
 
-    def fingerprint(self, xla: bytes) -> bytes:
-        """The same for the same computation on the same devices, wherever in the user's code it stands.
-
-        `xla` is what XLA says of the computation, or b"".
-        """
-        return hashlib.sha256(f"{xla!r} {'' if xla else self.content} {self.assignment}".encode()).hexdigest().encode()
-
 
 def plugin_payload(program: Any) -> bytes:
     """What a client has put into a plugin program; empty for programs of other kinds."""
@@ -106,8 +99,8 @@ def default_assignment(replicas: int, partitions: int, device_count: int) -> tup
 class Loaded(abc.ABC):
     """What a session can run by a handle: a compiled function, or a program of several.
 
-    `functions` are the session's own, released together with it. Results of a run that are no arrays, and tell only
-    that parts of it have ended, come after `outputs`.
+    `functions` are those that the session keeps for as long as it has this, each once. Results of a run that are no
+    arrays, and tell only that parts of it have ended, come after `outputs`.
     """
 
     name: str
@@ -165,6 +158,22 @@ class Loaded(abc.ABC):
         )
 
 
+def _fingerprint(info: FunctionInfo, job: CompileJob) -> bytes:
+    """The same for what does the same on the same devices, wherever in a script it stands.
+
+    XLA's own leaves out the devices, and how the shards make up an array.
+    """
+    told = (
+        info.fingerprint or job.content,
+        job.assignment,
+        info.parameters,
+        info.parameter_shardings,
+        info.outputs,
+        info.donated,
+    )
+    return hashlib.sha256(msgspec.msgpack.encode(told)).hexdigest().encode()
+
+
 class Executable(Loaded):
     """A compiled function of the session."""
 
@@ -174,7 +183,7 @@ class Executable(Loaded):
         self.info = info
         self.name = info.name
         self.devices = job.devices
-        self.fingerprint = job.fingerprint(info.fingerprint)
+        self.fingerprint = _fingerprint(info, job)
         self.functions = (function,)
         self.outputs = tuple(self._output(output) for output in info.outputs)
         self.donated = frozenset(info.donated)

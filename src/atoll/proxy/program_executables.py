@@ -41,10 +41,7 @@ def read(data: bytes, loaded: Iterable[Loaded], link: Link) -> Loaded:
 
 
 class ProgramExecutable(Loaded):
-    """A traced program of the session. Raises INVALID_ARGUMENT from the constructor.
-
-    The controller keeps what a registered program calls, so nothing is to be released together with it.
-    """
+    """A traced program of the session. Raises INVALID_ARGUMENT from the constructor."""
 
     def __init__(self, submission: Submission, loaded: Iterable[Loaded], link: Link) -> None:
         super().__init__()
@@ -58,7 +55,7 @@ class ProgramExecutable(Loaded):
         self.body, self._op_shardings = _Checker(submission.program, functions, link).run()
         self.name = self.body.name
         self.fingerprint = b""
-        self.functions = ()
+        self.functions = tuple({each.function: None for each in functions})
         specs = _values(self.body)
         if not specs:
             raise invalid(f"program {self.name!r} is empty")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -144,6 +144,7 @@ class Session:
         self.arrays = Arrays()
         self.buffers = HostBuffers()
         self.executables: dict[int, Loaded] = {}
+        self._function_users: Counter[int] = Counter()
         self.staged: list[int] = []  # arguments of the program that runs next, by handle
         self.layouts: dict[Any, bytes] = {}
         self._handlers = handlers
@@ -238,6 +239,24 @@ class Session:
         for i, handle in enumerate(handles):
             memory = memories[i] if memories is not None else Memory()
             self.arrays.records[handle] = ArrayRecord(specs[i], memory, origin)
+
+    def load(self, loaded: Loaded) -> int:
+        """A handle for something that can be run; the functions that it needs are the session's from now on."""
+        handle = self.mint()
+        self.executables[handle] = loaded
+        self._function_users.update(loaded.functions)
+        return handle
+
+    def unload(self, handle: int) -> None:
+        """Releases it, and those of its functions that nothing else needs."""
+        loaded = self.executables.pop(handle)
+        for program, _ in loaded.programs.values():
+            self.link.send(m.ReleaseProgram(program))
+        self._function_users.subtract(loaded.functions)
+        for function in loaded.functions:
+            if not self._function_users[function]:
+                del self._function_users[function]
+                self.link.release_function(function)
 
     def executable(self, handle: int) -> Loaded:
         executable = self.executables.get(handle)

@@ -37,10 +37,8 @@ def _compile(exchange: Exchange, request: Any) -> None:
 
 def _loaded(exchange: Exchange, loaded: Loaded) -> Any:
     session = exchange.session
-    handle = session.mint()
-    session.executables[handle] = loaded
     response = exchange.response()
-    response.compile.CopyFrom(loaded.compile_reply(handle, session.add_future(OK)))
+    response.compile.CopyFrom(loaded.compile_reply(session.load(loaded), session.add_future(OK)))
     return response
 
 
@@ -113,12 +111,8 @@ def _is_deleted(exchange: Exchange, request: Any) -> None:
 
 def _destruct(exchange: Exchange, request: Any) -> None:
     session = exchange.session
-    executable = session.executable(request.executable)
-    del session.executables[request.executable]
-    for program, _ in executable.programs.values():
-        session.link.send(m.ReleaseProgram(program))
-    for function in executable.functions:
-        session.link.release_function(function)
+    session.executable(request.executable)
+    session.unload(request.executable)
     response = exchange.response()
     response.executable_destruct.SetInParent()
     exchange.reply(response)
