@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Attribute, Operation, OpResult, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import Rewriter
 
@@ -48,11 +48,16 @@ def simplify(program: ProgramOp) -> None:
     changed = True
     while changed:
         changed = False
+        left: dict[TransferOp, list[int]] = {}  # results of transfers that others do now
+        uses = _Uses()
         for op in program.nodes():
-            changed |= isinstance(op, TransferOp) and _join(op)
+            changed |= isinstance(op, TransferOp) and _join(op, left, uses)
+        for first, indices in left.items():
+            _without(first, indices)
         known: dict[tuple[SSAValue, Attribute, bool], SSAValue] = {}
+        uses = _Uses()
         for op in program.nodes():
-            changed |= isinstance(op, TransferOp) and _merge(op, known)
+            changed |= isinstance(op, TransferOp) and _merge(op, known, uses)
         if changed:
             _drop_dead(program)
 
@@ -78,7 +83,8 @@ def _is_pure(op: Operation) -> bool:
 
 def _without(op: TransferOp, indices: list[int]) -> None:
     """Takes inputs and their unused results out of a transfer."""
-    left = [i for i in range(len(op.results)) if i not in set(indices)]
+    gone = set(indices)
+    left = [i for i in range(len(op.results)) if i not in gone]
     if not left:
         Rewriter.erase_op(op)
         return
@@ -96,8 +102,8 @@ def _without(op: TransferOp, indices: list[int]) -> None:
 # ---- A to B to C
 
 
-def _join(op: TransferOp) -> bool:
-    """Puts in the transfer's place one that also does what those before it did."""
+def _join(op: TransferOp, left: dict[TransferOp, list[int]], uses: _Uses) -> bool:
+    """Puts in the transfer's place one that also does what those before it did, and notes what is `left` of those."""
     firsts: list[TransferOp] = []
     flags: set[tuple[bool, bool]] = set()
     for value, result in zip(op.operands, op.results, strict=True):
@@ -106,8 +112,10 @@ def _join(op: TransferOp) -> bool:
             return False
         source = first.operands[_index(value)]
         reshard = _composed(first, spec_of(source), spec_of(value), op, spec_of(result))
-        # The source is read later than before: nobody may have taken it in the meantime.
-        if reshard is None or not (_lives_on(source, first) or (_is_fresh(source) and source.has_one_use())):
+        # The source is read later than before: nobody else may have taken it in the meantime.
+        alone = _is_fresh(source) and source.has_one_use()
+        lives_on = not isinstance(source.owner, RearrangeOp) and uses.holders(source) <= {first}
+        if reshard is None or not (alone or lives_on):
             return False
         firsts.append(first)
         flags.add((reshard, first.donate is not None))
@@ -119,10 +127,10 @@ def _join(op: TransferOp) -> bool:
         result_types=op.result_types,
         properties={name: PRESENT for name, present in (("reshard", reshard), ("donate", donate)) if present},
     )
-    middles = list(op.operands)
+    middles = [_index(value) for value in op.operands]
     Rewriter.replace_op(op, joined)
-    for first in dict.fromkeys(firsts):
-        _without(first, [_index(value) for value in middles if value.owner is first])
+    for first, index in zip(firsts, middles, strict=True):
+        left.setdefault(first, []).append(index)
     return True
 
 
@@ -145,7 +153,7 @@ def _composed(first: TransferOp, a: ArraySpec, b: ArraySpec, second: TransferOp,
 # ---- one instead of two
 
 
-def _merge(op: TransferOp, known: dict[tuple[SSAValue, Attribute, bool], SSAValue]) -> bool:
+def _merge(op: TransferOp, known: dict[tuple[SSAValue, Attribute, bool], SSAValue], uses: _Uses) -> bool:
     """Uses, for results of the transfer, the value itself where it is there already, or what an equal transfer made."""
     if op.donate is not None:
         return False
@@ -154,7 +162,8 @@ def _merge(op: TransferOp, known: dict[tuple[SSAValue, Attribute, bool], SSAValu
     for index, (value, result) in enumerate(zip(op.operands, op.results, strict=True)):
         key = (value, result.type, reshard)
         twin = value if value.type == result.type else known.get(key)
-        if twin is not None and _may_be_one(twin, result):
+        if twin is not None and _may_be_one(twin, result, uses):
+            uses.join(twin, result)
             result.replace_all_uses_with(twin)
             gone.append(index)
         else:
@@ -162,15 +171,15 @@ def _merge(op: TransferOp, known: dict[tuple[SSAValue, Attribute, bool], SSAValu
     return bool(gone)
 
 
-def _may_be_one(kept: SSAValue, gone: SSAValue) -> bool:
+def _may_be_one(kept: SSAValue, gone: SSAValue, uses: _Uses) -> bool:
     """Whether `kept` can stand for `gone`, a copy of it or of the same, without anybody noticing."""
     if gone.first_use is None:
         return False
     if _is_fresh(kept) and kept.has_one_use() and isinstance(gone.owner, TransferOp) and kept in gone.owner.operands:
         return True  # nobody but the transfer has it
-    if isinstance(kept.owner, RearrangeOp) or _is_held(kept) or _is_held(gone):
+    if isinstance(kept.owner, RearrangeOp) or uses.holders(kept) or uses.holders(gone):
         return False
-    return not _is_returned(gone) or (_is_fresh(kept) and not _is_returned(kept))
+    return not uses.returned(gone) or (_is_fresh(kept) and not uses.returned(kept))
 
 
 def _is_fresh(value: SSAValue) -> bool:
@@ -178,32 +187,39 @@ def _is_fresh(value: SSAValue) -> bool:
     return isinstance(value.owner, Operation) and not isinstance(value.owner, RearrangeOp)
 
 
-def _is_held(value: SSAValue) -> bool:
-    """Whether something consumes it, or has views of it."""
-    return any(
-        isinstance(use.operation, RearrangeOp)
-        or (isinstance(use.operation, Node) and use.operation.consumes(use.index))
-        for use in value.uses
-    )
+class _Uses:
+    """What is to be known of values' uses, looked up once in a sweep: a value may have thousands."""
 
+    def __init__(self) -> None:
+        self._known: dict[SSAValue, tuple[set[Operation], bool]] = {}
 
-def _lives_on(value: SSAValue, reader: TransferOp) -> bool:
-    """Whether nobody but `reader` can end the value."""
-    return not isinstance(value.owner, RearrangeOp) and not any(
-        use.operation is not reader
-        and (
-            isinstance(use.operation, RearrangeOp)
-            or (isinstance(use.operation, Node) and use.operation.consumes(use.index))
-        )
-        for use in value.uses
-    )
+    def holders(self, value: SSAValue) -> set[Operation]:
+        """What consumes it, or has views of it."""
+        return self._of(value)[0]
 
+    def returned(self, value: SSAValue) -> bool:
+        return self._of(value)[1]
 
-def _is_returned(value: SSAValue) -> bool:
-    return any(isinstance(use.operation, ReturnOp) for use in value.uses)
+    def join(self, kept: SSAValue, gone: SSAValue) -> None:
+        """From now on the uses of both are those of `kept`."""
+        (held, returned), (also_held, also_returned) = self._of(kept), self._of(gone)
+        self._known[kept] = held | also_held, returned or also_returned
+
+    def _of(self, value: SSAValue) -> tuple[set[Operation], bool]:
+        found = self._known.get(value)
+        if found is None:
+            holders: set[Operation] = set()
+            returned = False
+            for use in value.uses:
+                op = use.operation
+                returned = returned or isinstance(op, ReturnOp)
+                if isinstance(op, RearrangeOp) or (isinstance(op, Node) and op.consumes(use.index)):
+                    holders.add(op)
+            found = self._known[value] = holders, returned
+        return found
 
 
 def _index(value: SSAValue) -> int:
     """Which of its op's results a value is."""
-    assert isinstance(value.owner, Operation)
-    return value.owner.results.index(value)
+    assert isinstance(value, OpResult)
+    return value.index
