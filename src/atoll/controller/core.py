@@ -22,7 +22,7 @@ from atoll.controller.recovery import Recovery
 from atoll.controller.resources import Host, ResourceManager, Topology
 from atoll.controller.session import Session
 from atoll.errors import Code, Status, StatusError, invalid
-from atoll.ir.lowering import Seat
+from atoll.ir.lowered import Seat
 from atoll.ir.plan import Plan
 from atoll.transport import messages as m
 from atoll.transport.leases import Leases

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from atoll.errors import Status
-from atoll.ir.lowering import Seat
+from atoll.ir.lowered import Seat
 from atoll.transport.messages import DeviceInfo, VirtualDevice, WorkerReady
 
 
