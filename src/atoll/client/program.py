@@ -53,6 +53,8 @@ def program(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
       static_argnums, static_argnames: arguments that are no arrays, as in `jax.jit`.
       donate_argnums, donate_argnames: arguments that the program may consume, as in `jax.jit`.
 
+    As in jit, `jax.set_mesh` stands outside of the function, and callbacks and jax.debug.print have no place in it.
+
     Under another transformation, in another program, and on backends other than Atoll, the function is simply called.
 
     Raises (when called):
