@@ -57,6 +57,12 @@ def make_client() -> Any:
     return client
 
 
+def losses() -> int:
+    """How often this client's cluster has lost hosts: what was stored on them is gone."""
+    processes = _processes
+    return processes.losses() if processes is not None else 0
+
+
 def _users_cache() -> str:
     """The folder in which the user has JAX keep compiled programs, or "": the workers keep them there."""
     import jax
