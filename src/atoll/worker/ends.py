@@ -19,8 +19,9 @@ from atoll.transport import messages as m
 
 # With so many runs on their way the next end need not be known at once: ends are looked for now and then, without
 # waiting on any. To wait would cost XLA and the interpreter two thread switches a run, and the controller a message.
+# The next look comes when a quarter of them should have ended, by how long the last ones took.
 _BUSY = 8
-_LOOK_SECONDS = 6e-4
+_LEAST_LOOK_SECONDS, _MOST_LOOK_SECONDS = 3e-4, 2e-3
 _POLL_SECONDS = 2e-4
 
 
@@ -137,19 +138,24 @@ class Ends:
 
     def _await(self, line: queue.SimpleQueue[_Run]) -> None:
         running: deque[_Run] = deque()
+        each, last = _LEAST_LOOK_SECONDS, time.monotonic()  # what a run takes, and when some last ended
         while True:
             if not running:
                 running.append(line.get())
+                last = time.monotonic()
             while not line.empty():
                 running.append(line.get())
             if len(running) >= _BUSY and _is_running(running[0]):
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(min(max(each * len(running) / 4, _LEAST_LOOK_SECONDS), _MOST_LOOK_SECONDS))
                 if _is_running(running[0]):
                     continue
-            self._report_ended(running)
+            count = self._report_ended(running)
+            now = time.monotonic()
+            each, last = (now - last) / count, now
 
-    def _report_ended(self, running: deque[_Run]) -> None:
-        """Waits for the first run, and reports it with all that have ended since."""
+    def _report_ended(self, running: deque[_Run]) -> int:
+        """Waits for the first run, and reports it with all that have ended since; how many these are."""
+        count = len(running)
         ended: list[tuple[int, int, int]] = []
         while running and not (ended and _is_running(running[0])):
             sequence, started, waits = running.popleft()
@@ -161,6 +167,7 @@ class Ends:
                 ended = []
         if ended:
             self._report(m.Done(tuple(ended)))
+        return count - len(running)
 
 
 def _is_running(run: _Run) -> bool:
