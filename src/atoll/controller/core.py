@@ -16,7 +16,9 @@ from atoll.controller.directory import Entry
 from atoll.controller.functions import FunctionRegistry, Registration, function_name, hosts_of
 from atoll.controller.launcher import Launcher
 from atoll.controller.leases import LEASE_SECONDS, Leases
+from atoll.controller.mesh import Shape
 from atoll.controller.outbox import Destination, Outbox
+from atoll.controller.placement import Slices, groups_of
 from atoll.controller.programs import RegisteredProgram, register
 from atoll.controller.resources import Host, ResourceManager, Topology
 from atoll.controller.session import Session
@@ -44,6 +46,7 @@ class Settings:
     sequential: bool = False  # how launches are dispatched: see `controller.launcher`
     lease_seconds: float = LEASE_SECONDS  # that a worker may be silent for
     device_memory: int = 0  # bytes of each device, whatever its platform says; 0: what that says
+    mesh: Shape = ()  # of an island's devices, where its platform tells none; (): a line
 
 
 class Controller:
@@ -51,7 +54,8 @@ class Controller:
 
     def __init__(self, topology: Topology, settings: Settings | None = None) -> None:
         settings = settings or Settings()
-        self.resources = ResourceManager(topology)
+        self.resources = ResourceManager(topology, settings.mesh)
+        self.slices = Slices()
         self.functions = FunctionRegistry()
         self.sessions: dict[int, Session] = {}
         self._outbox = Outbox()
@@ -272,7 +276,8 @@ class Controller:
     # ---- sessions
 
     def open_session(self, pid: int, label: str) -> Session:
-        session = Session(self._next_session, pid, label, os.urandom(16).hex())
+        devices = self.slices.open(self._next_session, *self.resources.virtual_devices())
+        session = Session(self._next_session, pid, label, os.urandom(16).hex(), devices)
         self._next_session += 1
         self.sessions[session.number] = session
         for host in self.resources.hosts:
@@ -283,7 +288,7 @@ class Controller:
             m.Welcome(
                 session.number,
                 session.secret,
-                self.resources.virtual,
+                devices.virtual,
                 tuple((h.number, h.data_address) for h in self.resources.hosts.values()),
                 first.platform,
                 first.platform_version,
@@ -297,6 +302,7 @@ class Controller:
         session = self.sessions.pop(number, None)
         if session is None:
             return
+        self.slices.close(number)
         self._outbox.forget_session(number)
         self._launcher.session_closed(session)
         for key in [key for key in self._compiles if key[0] == number]:
@@ -353,13 +359,12 @@ class Controller:
 
     def _register_function(self, session: Session, message: m.RegisterFunction) -> None:
         try:
-            seats = tuple(tuple(self._seat(d) for d in partitions) for partitions in message.assignment)
+            flat = [device for partitions in message.assignment for device in partitions]
+            seats = tuple(tuple(self._seat(session, d) for d in partitions) for partitions in message.assignment)
             islands = {seat.island for partitions in seats for seat in partitions}
             if len(islands) != 1:
-                raise invalid(
-                    f"the computation's devices lie on {len(islands)} islands; a mesh must lie inside one island "
-                    "(jax.Device.slice_index tells which), and arrays move between islands with jax.device_put"
-                )
+                raise invalid(session.devices.scattered(flat))
+            session.devices.use("a compiled function", [tuple(flat)])
             given_up = self.resources.islands[islands.pop()].given_up
             if given_up is not None:
                 given_up.raise_if_error()
@@ -423,9 +428,10 @@ class Controller:
 
     def _register_program(self, session: Session, message: m.RegisterProgram) -> None:
         try:
+            session.devices.use(message.body.name, groups_of(message.body))
             program = register(
                 message.body,
-                self.resources.seats,
+                session.devices.seats,
                 session.functions,
                 self.resources.topology.island_of,
                 self._keep_plan,
@@ -472,7 +478,7 @@ class Controller:
                 status = not_found(f"function {message.function} does not exist in this session").status
                 self._to_session(session.number, m.Answered(message.query, status, b""))
                 return
-        seat = self._seat(message.device)
+        seat = self._seat(session, message.device)
         given_up = self.resources.islands[seat.island].given_up
         if given_up is not None:
             self._to_session(session.number, m.Answered(message.query, given_up, b""))
@@ -483,8 +489,8 @@ class Controller:
         if not self.resources.is_lost(seat.host):  # else it is asked when its island is back
             self._to_host(seat.host, m.Query(session.number, query, message.what, subject, message.payload))
 
-    def _seat(self, device: int) -> Seat:
-        seat = self.resources.seats.get(device)
+    def _seat(self, session: Session, device: int) -> Seat:
+        seat = session.devices.seats.get(device)
         if seat is None:
             raise invalid(f"device {device} does not exist")
         return seat

@@ -6,14 +6,14 @@ from typing import Any
 
 from atoll._version import __version__
 from atoll.controller.core import Controller
+from atoll.ir.lowering import Seat
 
 
 def report(controller: Controller) -> dict[str, Any]:
     """Islands with their hosts and devices, sessions with what they own, and counts of what was compiled."""
     resources = controller.resources
-    numbers = {(seat.host, seat.ordinal): device for device, seat in resources.seats.items()}
     islands = []
-    for island in range(resources.topology.islands):
+    for island in resources.islands:
         scheduler = controller.scheduler.statistics(island)
         record = resources.islands[island]
         hosts = [
@@ -23,7 +23,7 @@ def report(controller: Controller) -> dict[str, Any]:
                 "state": host.state,
                 "devices": [
                     {
-                        "id": numbers.get((host.number, info.ordinal), info.ordinal),
+                        "id": resources.number_of(Seat(island, host.number, info.ordinal)),
                         "kind": info.kind,
                         "platform": info.platform,
                         "memory_bytes": controller.memory.capacity.get((host.number, info.ordinal), 0),

@@ -1,12 +1,16 @@
-"""The resource manager: which islands, hosts and devices there are, and which virtual device sits on which.
+"""The physical side of the resource manager: which islands, hosts and devices there are, and in which state.
 
-Virtual devices map one to one onto the physical ones, island by island, host by host.
+Which virtual device of a session sits on which physical one is in `controller.placement`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
+from atoll.controller.mesh import Shape, mesh_of, point
+from atoll.controller.placement import IslandDevices
 from atoll.errors import Status
 from atoll.ir.lowering import Seat
 from atoll.transport.messages import DeviceInfo, VirtualDevice, WorkerReady
@@ -72,13 +76,12 @@ class Island:
 
 @dataclass
 class ResourceManager:
-    """Hosts as they join and leave, and the mapping of virtual devices."""
+    """Hosts as they join and leave. `mesh` is that of an island's devices where the platform tells none; (): a line."""
 
     topology: Topology
+    mesh: Shape = ()
     hosts: dict[int, Host] = field(default_factory=dict)
     islands: dict[int, Island] = field(default_factory=dict)
-    seats: dict[int, Seat] = field(default_factory=dict)
-    virtual: tuple[VirtualDevice, ...] = ()
 
     def __post_init__(self) -> None:
         self.islands = {number: Island(number) for number in range(self.topology.islands)}
@@ -99,8 +102,6 @@ class ResourceManager:
         members = self.hosts_of(ready.island)
         if len(members) == self.topology.hosts and all(self.hosts[each].state == "ready" for each in members):
             self.islands[ready.island].state = "ready"
-        if self.is_complete and not self.virtual:
-            self._number_devices()
         return host
 
     def hosts_of(self, island: int) -> list[int]:
@@ -123,12 +124,39 @@ class ResourceManager:
     def is_lost(self, host: int) -> bool:
         return self.hosts[host].state == "lost"
 
-    def _number_devices(self) -> None:
+    def number_of(self, seat: Seat) -> int:
+        """A physical device's number in the cluster, as operators see it."""
+        return seat.host * self.topology.devices + seat.ordinal
+
+    def devices(self, island: int) -> IslandDevices:
+        """The island's devices at the points of its mesh."""
+        members = [self.hosts[number] for number in self.hosts_of(island)]
+        infos = [(host.number, info) for host in members for info in host.devices]
+        mesh, order = mesh_of([(*info.coords, info.core_on_chip) for _, info in infos], self.mesh)
+        record = self.islands[island]
+        return IslandDevices(
+            island,
+            mesh,
+            tuple(Seat(island, infos[i][0], infos[i][1].ordinal) for i in order),
+            tuple(dict.fromkeys(kind for _, info in infos for kind in (info.platform, info.kind))),
+            "" if record.state == "ready" else f"it is {record.state}",
+        )
+
+    def virtual_devices(self) -> tuple[tuple[VirtualDevice, ...], dict[int, Seat]]:
+        """What a session that opens now is given: a virtual device for each physical one, in its place."""
         virtual: list[VirtualDevice] = []
-        for number in sorted(self.hosts):
-            host = self.hosts[number]
-            for info in host.devices:
-                device = len(virtual)
-                virtual.append(VirtualDevice(device, host.island, number, info))
-                self.seats[device] = Seat(host.island, number, info.ordinal)
-        self.virtual = tuple(virtual)
+        seats: dict[int, Seat] = {}
+        for island in self.islands:
+            if self.islands[island].state in ("starting", "drained"):
+                continue
+            devices = self.devices(island)
+            points = {seat: i for i, seat in enumerate(devices.seats)}
+            for host in self.hosts_of(island):
+                for info in self.hosts[host].devices:
+                    seat = Seat(island, host, info.ordinal)
+                    if devices.mesh == self.mesh:
+                        coords = (*point(points[seat], devices.mesh), 0, 0, 0)[:3]
+                        info = msgspec.structs.replace(info, coords=coords)
+                    seats[len(virtual)] = seat
+                    virtual.append(VirtualDevice(len(virtual), island, host, info))
+        return tuple(virtual), seats

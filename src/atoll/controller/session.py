@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from atoll.controller.directory import Directory
 from atoll.controller.memory import Block
+from atoll.controller.placement import SessionDevices
 from atoll.controller.programs import GangTemplate, RegisteredProgram
 from atoll.controller.scheduler import Ticket
 from atoll.errors import Status
@@ -49,6 +50,7 @@ class Session:
     pid: int
     label: str
     secret: str
+    devices: SessionDevices
     directory: Directory = field(default_factory=Directory)
     programs: dict[int, RegisteredProgram | Status] = field(default_factory=dict)  # or why it cannot be lowered
     functions: dict[int, str] = field(default_factory=dict)
