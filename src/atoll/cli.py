@@ -79,6 +79,10 @@ _MEMORY_HELP = (
     "The memory of each device, such as 16GiB, where the platform does not tell (cpu) or tells too much. What does not "
     "fit waits, and what cannot fit fails."
 )
+_TOPOLOGY_HELP = (
+    "The mesh in which the devices of an island stand, such as 4x4 or 2x2x2, where the platform does not tell (cpu): "
+    "slices of a shape are parts of it. A line unless given."
+)
 _PLATFORM_HELP = "What the workers compute on: cpu, cuda or tpu, as JAX names it."
 
 Islands = Annotated[str, typer.Option(help=_ISLANDS_HELP, callback=_check_islands, metavar="IxHxD")]
@@ -87,6 +91,9 @@ DeviceMemory = Annotated[
     typer.Option(
         "--device-memory", help=_MEMORY_HELP, envvar="ATOLL_DEVICE_MEMORY", parser=_memory, metavar="AMOUNT"
     ),
+]
+MeshShape = Annotated[
+    str, typer.Option("--topology", help=_TOPOLOGY_HELP, envvar="ATOLL_TOPOLOGY", metavar="MESH")
 ]
 Platform = Annotated[str, typer.Option(help=_PLATFORM_HELP, envvar="ATOLL_PLATFORM")]
 ClusterAddress = Annotated[
@@ -123,7 +130,7 @@ def atoll(
 
     - `ATOLL_ADDRESS`: where a cluster listens, for scripts and for status, down and proxy.
 
-    - `ATOLL_ISLANDS`, `ATOLL_PLATFORM`, `ATOLL_DEVICE_MEMORY`: what an embedded cluster has.
+    - `ATOLL_ISLANDS`, `ATOLL_TOPOLOGY`, `ATOLL_PLATFORM`, `ATOLL_DEVICE_MEMORY`: what an embedded cluster has.
 
     - `ATOLL_TOKEN`: a cluster that is started with it serves only those who bring the same. What listens on
     anything but loopback or a unix socket must have it.
@@ -140,6 +147,7 @@ def run(
     islands: Annotated[str | None, typer.Option(help=_ISLANDS_HELP, callback=_check_islands, metavar="IxHxD")] = None,
     platform: Annotated[str | None, typer.Option(help=_PLATFORM_HELP)] = None,
     device_memory: DeviceMemory = None,
+    topology: MeshShape = "",
     address: Annotated[str, typer.Option(help="Run on the cluster at this address instead.")] = "",
 ) -> None:
     """Run a command with JAX on Atoll.
@@ -165,6 +173,8 @@ def run(
         env["ATOLL_PLATFORM"] = platform
     if device_memory is not None:
         env["ATOLL_DEVICE_MEMORY"] = str(device_memory)
+    if topology:
+        env["ATOLL_TOPOLOGY"] = topology
     try:
         os.execvpe(command[0], command, env)
     except FileNotFoundError:
@@ -186,6 +196,7 @@ def up(
     ] = "",
     platform: Platform = "cpu",
     device_memory: DeviceMemory = None,
+    topology: MeshShape = "",
     dispatch: Annotated[
         Dispatch,
         typer.Option(help="Whether a launch is sent off at once, or waits until the one before it is enqueued."),
@@ -213,6 +224,7 @@ def up(
         parent=os.getpid() if foreground else 0,
         device_memory=device_memory or 0,
         dispatch=dispatch,
+        mesh=topology,
     )
     try:
         with _terminal.status(f"starting {islands} ..."):

@@ -47,6 +47,7 @@ def connect(
         islands,
         environment.token if token is None else token,
         environment.platform,
+        mesh=environment.mesh,
     )
     before = jax.config.jax_platforms
     clear_backends()

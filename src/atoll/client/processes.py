@@ -42,7 +42,7 @@ class ClientProcesses:
         if settings.address:
             parse_address(settings.address)
         else:
-            read_topology(settings.islands)
+            read_topology(settings.islands, settings.mesh)
         self._directory = make_directory("client")
         self.transfer_directory = Path(tempfile.mkdtemp(prefix="atoll-", dir=_shared_memory()))
         self._children: list[Child] = []
@@ -61,6 +61,7 @@ class ClientProcesses:
                     cache_directory=default_cache_directory(cache_directory),
                     device_memory=settings.device_memory,
                     dispatch=settings.dispatch,
+                    mesh=settings.mesh,
                     client_directories=(str(self._directory), str(self.transfer_directory)),
                 )
                 controller = engine.controller_address

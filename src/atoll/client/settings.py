@@ -24,12 +24,13 @@ class Settings:
     platform: str = "cpu"
     device_memory: int = 0  # bytes of each device; 0: what the platform says
     dispatch: str = "parallel"  # or "sequential"
+    mesh: str = ""  # of an island's devices, such as 4x4; "": a line
 
     @classmethod
     def from_environment(cls) -> Settings:
-        """ATOLL_ADDRESS, ATOLL_ISLANDS, ATOLL_TOKEN, ATOLL_PLATFORM, ATOLL_DEVICE_MEMORY and ATOLL_DISPATCH.
+        """What the variables ATOLL_... of README.md say.
 
-        Raises ClusterError where one of the last two says what cannot be.
+        Raises ClusterError where ATOLL_DEVICE_MEMORY or ATOLL_DISPATCH says what cannot be.
         """
         try:
             device_memory = parse_bytes(os.environ.get("ATOLL_DEVICE_MEMORY", "") or "0")
@@ -45,6 +46,7 @@ class Settings:
             os.environ.get("ATOLL_PLATFORM", "") or "cpu",
             device_memory,
             dispatch,
+            os.environ.get("ATOLL_TOPOLOGY", ""),
         )
 
 

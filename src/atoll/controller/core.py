@@ -22,6 +22,7 @@ from atoll.controller.placement import Slices, groups_of
 from atoll.controller.programs import RegisteredProgram, register
 from atoll.controller.resources import Host, ResourceManager, Topology
 from atoll.controller.session import Session
+from atoll.controller.slices import SliceRequests
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
 from atoll.ir.lowering import Seat
 from atoll.ir.plan import Plan
@@ -66,6 +67,7 @@ class Controller:
         )
         self.scheduler = self._launcher.scheduler
         self.memory = self._launcher.memory.ledger
+        self._slice_requests = SliceRequests(self.resources, self.slices, self.memory.free, self._outbox)
         self._device_memory = settings.device_memory
         self._compiles: dict[tuple[int, int, int], m.Compile] = {}  # (session, host, feed)
         self._hanging: dict[int, float] = {}  # gangs by sequence, and since when
@@ -352,6 +354,10 @@ class Controller:
                     session.directory.add(handle, Entry((), 0, ready=True, error=status))
             case m.Inquire():
                 self._inquire(session, message)
+            case m.AddSlice():
+                self._slice_requests.add(session, message)
+            case m.ReleaseSlice(slice=number_of_slice):
+                self._slice_requests.release(session, number_of_slice)
             case _:
                 raise invalid(f"a proxy does not send {type(message).__name__}")
 

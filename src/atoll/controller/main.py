@@ -18,6 +18,7 @@ from atoll._version import __version__
 from atoll.controller.core import Controller, Settings
 from atoll.controller.events import EventLog
 from atoll.controller.leases import LEASE_SECONDS, PING_SECONDS
+from atoll.controller.mesh import parse_mesh
 from atoll.controller.report import report
 from atoll.controller.resources import Topology
 from atoll.errors import AtollError, Code, Status, StatusError
@@ -44,6 +45,7 @@ class ControllerOptions(msgspec.Struct, frozen=True):
     lease_seconds: float = LEASE_SECONDS
     device_memory: int = 0
     ready_fd: int = -1
+    mesh: str = ""
 
 
 @dataclass(eq=False)
@@ -61,7 +63,8 @@ class ControllerServer:
         self.options = options
         self.token = token
         self.stop = stop
-        settings = Settings(options.dispatch == "sequential", options.lease_seconds, options.device_memory)
+        mesh = parse_mesh(options.mesh)
+        settings = Settings(options.dispatch == "sequential", options.lease_seconds, options.device_memory, mesh)
         self.controller = Controller(Topology.parse(options.topology), settings)
         self.log = EventLog(self.controller, options.topology, settings, __version__)
         self.hosts: dict[int, Connection] = {}

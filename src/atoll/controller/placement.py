@@ -61,6 +61,7 @@ class SessionDevices:
 
     virtual: tuple[VirtualDevice, ...]
     seats: dict[int, Seat]
+    first_seats: Mapping[int, Seat]
     slices: dict[int, Slice] = field(default_factory=dict)
     used: set[int] = field(default_factory=set)
     next_slice: int = 1
@@ -100,6 +101,15 @@ class SessionDevices:
     @property
     def sliced(self) -> set[int]:
         return {device for each in self.slices.values() for device in each.devices}
+
+    def elsewhere(self) -> dict[int, Seat]:
+        """The devices in no slice that do not sit where they did at first."""
+        sliced = self.sliced
+        return {
+            device.id: self.seats[device.id]
+            for device in self.virtual
+            if device.id not in sliced and self.seats[device.id] != self.first_seats[device.id]
+        }
 
     def free(self) -> dict[int, list[int]]:
         """The virtual devices that are in no slice, by virtual island."""
@@ -141,7 +151,7 @@ class Slices:
     # ---- sessions and slices
 
     def open(self, session: int, virtual: tuple[VirtualDevice, ...], seats: Mapping[int, Seat]) -> SessionDevices:
-        devices = self.sessions[session] = SessionDevices(virtual, dict(seats))
+        devices = self.sessions[session] = SessionDevices(virtual, dict(seats), dict(seats))
         return devices
 
     def close(self, session: int) -> None:
@@ -210,7 +220,7 @@ class Slices:
                     key = (*_rank(load, seats), island.number, *taken)
                     if scattered is None or key < scattered[0]:
                         scattered = key, Choice(taken, seats, shape, False)
-            reasons.append(f"{island}: {reason or 'the virtual devices that are free do not fit there'}")
+            reasons.append(f"{island}: {reason or 'no free virtual devices can be there'}")
         found = best or scattered
         if found is not None:
             return found[1]

@@ -40,6 +40,7 @@ def report(controller: Controller) -> dict[str, Any]:
             {
                 "id": island,
                 "state": record.state,
+                "mesh": list(resources.devices(island).mesh),
                 "restarts": record.restarts,
                 "last_failure": record.last_failure.message if record.last_failure is not None else None,
                 "waiting": scheduler.waiting,
@@ -60,6 +61,20 @@ def report(controller: Controller) -> dict[str, Any]:
             "functions": len(session.functions),
             "launches": session.launches,
             "in_flight": session.in_flight,
+            "slices": [
+                {
+                    "id": each.number,
+                    "shape": list(each.shape),
+                    "island": session.devices.island_of(each.number),
+                    "virtual": list(each.devices),
+                    "physical": [resources.number_of(session.devices.seats[device]) for device in each.devices],
+                }
+                for each in session.devices.slices.values()
+            ],
+            # Devices in no slice that are not where they were when the session began.
+            "moved": {
+                str(device): resources.number_of(seat) for device, seat in sorted(session.devices.elsewhere().items())
+            },
         }
         for session in controller.sessions.values()
     ]

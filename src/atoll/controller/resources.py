@@ -5,11 +5,12 @@ Which virtual device of a session sits on which physical one is in `controller.p
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import msgspec
 
-from atoll.controller.mesh import Shape, mesh_of, point
+from atoll.controller.mesh import Shape, mesh_of, point, text_of
 from atoll.controller.placement import IslandDevices
 from atoll.errors import Status
 from atoll.ir.lowering import Seat
@@ -40,6 +41,14 @@ class Topology:
 
     def island_of(self, host: int) -> int:
         return host // self.hosts
+
+    def check_mesh(self, mesh: Shape) -> None:
+        """Raises ValueError where the devices of an island cannot stand in such a mesh."""
+        if mesh and math.prod(mesh) != self.hosts * self.devices:
+            raise ValueError(
+                f"an island of {self} has {self.hosts * self.devices} devices, which cannot stand in a mesh of "
+                f"{text_of(mesh)}"
+            )
 
     def __str__(self) -> str:
         return f"{self.islands}x{self.hosts}x{self.devices}"

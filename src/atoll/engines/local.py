@@ -23,6 +23,7 @@ import msgspec
 from atoll._version import __version__
 from atoll.controller.leases import LEASE_SECONDS
 from atoll.controller.main import ControllerOptions
+from atoll.controller.mesh import parse_mesh
 from atoll.controller.resources import Topology
 from atoll.engines.island import Island, describe, end, start
 from atoll.errors import AtollError, ClusterError
@@ -61,6 +62,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     dispatch: str = "parallel"  # or "sequential": see `controller.launcher`
     lease_seconds: float = LEASE_SECONDS
     device_memory: int = 0  # bytes of each device; 0: what the platform says
+    mesh: str = ""  # of an island's devices, such as 4x4, where the platform tells none
     client_directories: tuple[str, ...] = ()  # of its client, which the proxy removes unless it was killed
 
     @property
@@ -109,12 +111,14 @@ def worker_environment(platform: str) -> dict[str, str]:
     return env
 
 
-def read_topology(text: str) -> Topology:
-    """The topology of a cluster. Raises ClusterError for what is none."""
+def read_topology(text: str, mesh: str = "") -> Topology:
+    """The topology of a cluster. Raises ClusterError for what is none, or is not of islands with that mesh."""
     try:
-        return Topology.parse(text)
+        topology = Topology.parse(text)
+        topology.check_mesh(parse_mesh(mesh))
     except ValueError as error:
         raise ClusterError(str(error)) from None
+    return topology
 
 
 class LocalEngine:
@@ -123,7 +127,7 @@ class LocalEngine:
     def __init__(self, options: EngineOptions, stop: asyncio.Event) -> None:
         self.options = options
         self.stop = stop
-        self.topology = read_topology(options.topology)
+        self.topology = read_topology(options.topology, options.mesh)
         self.address = parse_address(options.controller_address)
         self.controller: subprocess.Popen[bytes] | None = None
         env = worker_environment(options.platform)
@@ -155,6 +159,7 @@ class LocalEngine:
             options.lease_seconds,
             options.device_memory,
             writable,
+            options.mesh,
         )
         self.controller = start("atoll.controller.main", controller, os.environ.copy(), (writable,))
         os.close(writable)

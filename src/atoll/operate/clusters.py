@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from atoll.engines.local import EngineOptions, Started, default_cache_directory
+from atoll.engines.local import EngineOptions, Started, default_cache_directory, read_topology
 from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError
 from atoll.operate.question import ask_for_dump, ask_for_report, ask_to_stop
 from atoll.operate.registrations import DEFAULT_NAME, Registration, Registrations
@@ -102,7 +102,9 @@ class NewCluster:
         parent: int = 0,
         device_memory: int = 0,
         dispatch: str = "parallel",
+        mesh: str = "",
     ) -> None:
+        read_topology(islands, mesh)
         registrations = Registrations()
         self._directory = registrations.directory(name)
         address = _listening_address(listen or registrations.address(name), token)
@@ -127,6 +129,7 @@ class NewCluster:
                 cache_directory=default_cache_directory(),
                 device_memory=device_memory,
                 dispatch=dispatch,
+                mesh=mesh,
             )
             output = self._log.fileno() if self._log else 2
             self.child = Child("atoll.engines.local", options, "the cluster", output)

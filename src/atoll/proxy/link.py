@@ -21,6 +21,7 @@ from atoll.transport import messages as m
 from atoll.transport.address import Address, parse_address
 from atoll.transport.connection import Connection, connect
 from atoll.transport.data import DataChannel, Piece
+from atoll.transport.slices import SliceWish
 
 _log = logging.getLogger(__name__)
 
@@ -48,9 +49,13 @@ class Link:
         self._functions: dict[int, asyncio.Future[m.FunctionReady]] = {}
         self._waits: dict[int, Callable[[Status], None]] = {}
         self._queries: dict[int, asyncio.Future[m.Answered]] = {}
+        self._slices: dict[int, asyncio.Future[m.SliceAdded]] = {}
+        self._hosts: dict[int, int] = {}  # on which each virtual device sits
         self._feeds: dict[int, OnData] = {}
         self._sources: dict[int, tuple[bytes, list[int]]] = {}  # of functions: what is compiled, and on which hosts
         self.channels = Channels(self.loop, self._arrived, self._lose)
+        self._still = asyncio.Event()  # unless virtual devices may be changing places
+        self._still.set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._next = 1
         self._closed = False
@@ -72,6 +77,7 @@ class Link:
                 "not all of its workers are up (atoll status shows which)"
             ) from None
         self._controller = controller
+        self._hosts = {device.id: device.host for device in self.welcome.devices}
         for host, address in self.welcome.hosts:
             await self._open_channel(host, address)
 
@@ -98,6 +104,9 @@ class Link:
         for query in self._queries.values():
             if not query.done():
                 query.set_exception(StatusError(Code(status.code), status.message))
+        for added in self._slices.values():
+            if not added.done():
+                added.set_exception(StatusError(Code(status.code), status.message))
         waits, self._waits = self._waits, {}
         for wait in waits.values():
             wait(status)
@@ -126,6 +135,7 @@ class Link:
 
         Raises StatusError.
         """
+        await self._still.wait()
         number, feed = self.number(), self.number()
         hosts = self.hosts_of([device for partitions in assignment for device in partitions])
         self._sources[number] = (source, hosts)
@@ -141,6 +151,25 @@ class Link:
     def release_function(self, number: int) -> None:
         self._sources.pop(number, None)
         self._connection.send(m.ReleaseFunction(number))
+
+    # ---- virtual devices that change places
+
+    async def add_slice(self, wish: SliceWish) -> m.SliceAdded:
+        """Asks for a slice. The session holds its client back meanwhile. Raises StatusError."""
+        number = self.number()
+        future: asyncio.Future[m.SliceAdded] = self.loop.create_future()
+        self._slices[number] = future
+        self.send(m.AddSlice(number, wish))
+        added = await future
+        added.status.raise_if_error()
+        return added
+
+    def hold(self) -> None:
+        """Virtual devices may change places: nothing new is sent to where they are."""
+        self._still.clear()
+
+    def go_on(self) -> None:
+        self._still.set()
 
     # ---- hosts that go and come back
 
@@ -199,6 +228,11 @@ class Link:
                 asked = self._queries.pop(query, None)
                 if asked is not None and not asked.done():
                     asked.set_result(message)
+            case m.SliceAdded(request=request):
+                self._hosts.update(message.hosts)
+                added = self._slices.pop(request, None)
+                if added is not None and not added.done():
+                    added.set_result(message)
             case m.Welcome():
                 self._opening.set_result(message)
             case m.Refused(status=status):
@@ -210,12 +244,12 @@ class Link:
 
     def hosts_of(self, devices: Sequence[int]) -> list[int]:
         """The hosts that hold these virtual devices. Raises INVALID_ARGUMENT for one that does not exist."""
-        known = self.welcome.devices
         hosts = set()
         for device in devices:
-            if not 0 <= device < len(known):
+            host = self._hosts.get(device)
+            if host is None:
                 raise StatusError(Code.INVALID_ARGUMENT, f"device {device} does not exist")
-            hosts.add(known[device].host)
+            hosts.add(host)
         return sorted(hosts)
 
     def expect(self, feed: int, then: OnData) -> None:

@@ -150,6 +150,7 @@ class Session:
         self._pause = pause
         self._resume = resume
         self._paused = False
+        self._holds = 0
         self._in_flight = 0
         self._window = link.welcome.launch_window
         self._next_handle = SERVER_HANDLES
@@ -301,4 +302,20 @@ class Session:
         self._in_flight -= count
         if self._paused and self._in_flight <= self._window // 2:
             self._paused = False
-            self._resume()
+            if not self._holds:
+                self._resume()
+
+    # ---- virtual devices that change places
+
+    def hold(self) -> None:
+        """Takes no more requests until as many `go_on` as `hold`: where they would send data may change."""
+        self._holds += 1
+        self._pause()
+        self.link.hold()
+
+    def go_on(self) -> None:
+        self._holds -= 1
+        if not self._holds:
+            self.link.go_on()
+            if not self._paused:
+                self._resume()

@@ -16,9 +16,10 @@ import msgspec
 from atoll.errors import Status
 from atoll.ir.plan import Plan
 from atoll.ir.program import Program
+from atoll.transport.slices import SliceWish
 
 # Raised whenever a message changes its meaning: two processes speak together only with equal numbers.
-PROTOCOL = 2
+PROTOCOL = 3
 
 # Feeds between hosts, whose numbers the controller gives, start here; proxies count below.
 OWN_NUMBERS = 1 << 48
@@ -321,7 +322,31 @@ class Inquire(Message, frozen=True, tag=48):
     payload: bytes
 
 
+class AddSlice(Message, frozen=True, tag=90):
+    """Make a slice. Until the answer is here, nothing that names devices is sent: some of them may change places."""
+
+    request: int
+    wish: SliceWish
+
+
+class ReleaseSlice(Message, frozen=True, tag=91):
+    """Its devices are in no slice any more, and stay where they are."""
+
+    slice: int
+
+
 # ---- controller -> proxy
+
+
+class SliceAdded(Message, frozen=True, tag=92):
+    """A slice, or why there is none. `hosts` are (device, host) of the virtual devices in it."""
+
+    request: int
+    status: Status
+    slice: int = 0
+    devices: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()
+    hosts: tuple[tuple[int, int], ...] = ()
 
 
 class Welcome(Message, frozen=True, tag=60):
@@ -457,6 +482,8 @@ ToController = (
     | MakeError
     | CompileAgain
     | LossSeen
+    | AddSlice
+    | ReleaseSlice
     | Inquire
     | WorkerEnded
     | IslandGivenUp
@@ -481,7 +508,9 @@ ToWorker = (
     | Peers
     | Stop
 )
-ToProxy = Refused | Welcome | FunctionReady | Awaited | Retired | Answered | HostsLost | HostsBack | Closing
+ToProxy = (
+    Refused | Welcome | FunctionReady | Awaited | Retired | Answered | HostsLost | HostsBack | SliceAdded | Closing
+)
 ToEngine = Refused | RestartIsland
 ToOperator = Refused | Report | Dump | Stopping
 

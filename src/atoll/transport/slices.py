@@ -36,13 +36,14 @@ class SliceWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __str__(self) -> str:
         """In words, such as "a 2x2 mesh of cpu devices with 1024 bytes free on each"."""
-        devices = f"{self.kind} devices" if self.kind else "devices"
+        devices = f"{self.kind} device" if self.kind else "device"
+        devices += "s" if self.count > 1 else ""
         text = f"a {'x'.join(map(str, self.shape))} mesh of {devices}" if self.shape else f"{self.count} {devices}"
         return text + (f" with {self.memory_per_device} bytes free on each" if self.memory_per_device else "")
 
 
 class SliceTold(msgspec.Struct, frozen=True):
-    """What the client learns of its slice beside the devices: the name of the executable that stands for it, as JSON.
+    """What the client learns of its slice beside the devices: the fingerprint of its executable, as JSON.
 
     `island` is the `slice_index` of the devices.
     """

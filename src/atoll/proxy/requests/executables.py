@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from atoll.errors import OK, Code, Status, StatusError, invalid, unimplemented
-from atoll.proxy import codec
+from atoll.proxy import codec, slices
 from atoll.proxy.devices import cost_attributes
 from atoll.proxy.executables import CALLBACK_ADVICE, MPMD_ERROR, Executable, compile_job
 from atoll.proxy.session import Exchange, Handler
@@ -20,6 +20,10 @@ _NOTHING_KEPT: frozenset[int] = frozenset()
 
 def _compile(exchange: Exchange, request: Any) -> None:
     session = exchange.session
+    slice_wish = slices.payload_of(request)
+    if slice_wish is not None:
+        slices.add(exchange, slice_wish)
+        return
 
     async def work() -> Any:
         job = compile_job(request, len(session.link.welcome.devices))
@@ -106,7 +110,10 @@ def _destruct(exchange: Exchange, request: Any) -> None:
     del session.executables[request.executable]
     for program in executable.programs.values():
         session.link.send(m.ReleaseProgram(program))
-    session.link.release_function(executable.function)
+    if isinstance(executable, slices.SliceExecutable):
+        session.link.send(m.ReleaseSlice(executable.slice))
+    else:
+        session.link.release_function(executable.function)
     response = exchange.response()
     response.executable_destruct.SetInParent()
     exchange.reply(response)
