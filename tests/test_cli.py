@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 
 from atoll import __version__, cli
 from atoll.controller.events import replay
@@ -378,3 +379,29 @@ def test_a_wrong_command_line_is_one_line_and_status_2(user: User, arguments: tu
     ended = user.atoll(*arguments)
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
     assert "--help`" in ended.stderr
+
+
+# ---- slices
+
+
+def test_remap_says_what_it_cannot_do(owner: tuple[User, str]) -> None:
+    user, _ = owner
+    assert "session 99 does not exist" in user.atoll("remap", "99", "1", "--to", "1").error
+
+
+@pytest.mark.parametrize("place", ["", "x", "-1", "1:", "1:a", "1:3-", "1:0-99999999", ":3"])
+def test_what_is_no_place_is_a_wrong_command_line(place: str) -> None:
+    with pytest.raises(typer.BadParameter, match="is no place: expected an island"):
+        cli._place(place)
+
+
+def test_places_are_an_island_and_perhaps_devices() -> None:
+    assert cli._place("1") == (1, ())
+    assert cli._place("1:4,6") == (1, (4, 6))
+    assert cli._place("0:2-4,0") == (0, (2, 3, 4, 0))
+
+
+def test_a_mesh_that_is_not_that_of_the_islands_is_refused(user: User) -> None:
+    said = user.atoll("up", "--islands", "1x2x2", "--topology", "3x2").error
+    assert "has 4 devices, which cannot stand in a mesh of 3x2" in said
+    assert user.leftovers() == []

@@ -27,6 +27,7 @@ from atoll.transport.messages import DEFAULT_TOKEN_VARIABLE
 # The commands import what they need: the engine and all below it would double the time of `atoll --help`.
 
 _TABLE_WIDTH = 140  # where there is no terminal to ask
+_MOST_DEVICES = 1 << 16  # of a slice
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127  # exit statuses, as of a shell
 
 app = typer.Typer(
@@ -280,6 +281,56 @@ def status(
     else:
         width = None if sys.stdout.isatty() else _TABLE_WIDTH
         Console(width=width, highlight=False).print(status_tables(report, str(target.address)))
+
+
+@app.command()
+def remap(
+    session: Annotated[int, typer.Argument(help="The session, by its number in `atoll status`.")],
+    slice_number: Annotated[int, typer.Argument(help="The slice, by its number there.", metavar="SLICE")],
+    to: Annotated[
+        str,
+        typer.Option(
+            help="An island, and which of its devices by their numbers in `atoll status`, in the order of the slice: "
+            "1, or 1:4,5,6,7, or 1:4-7. Without devices, those on which the fewest slices are.",
+            metavar="ISLAND[:DEVICES]",
+        ),
+    ],
+    address: ClusterAddress = "",
+    name: ClusterName = "",
+) -> None:
+    """Move a slice to other devices of the same shape, while its program runs.
+
+    All that is on the slice moves with it: arrays are copied, functions compiled anew. The program waits meanwhile, and
+    notices nothing else. A move that cannot be made leaves everything as it was, and says why.
+
+    Which cluster: as for `atoll status`.
+    """
+    from atoll.operate import clusters
+
+    island, devices = _place(to)
+    with _terminal.status(f"moving slice {slice_number} of session {session} ..."):
+        done = clusters.remap(clusters.find(address, name), _token(), session, slice_number, island, devices)
+    print(done)
+
+
+def _place(text: str) -> tuple[int, tuple[int, ...]]:
+    """Reads 1, 1:4,5 or 1:4-7."""
+    island, _, rest = text.partition(":")
+    devices: list[int] = []
+    try:
+        for part in rest.split(",") if rest else []:
+            first, dash, last = part.partition("-")
+            numbers = range(int(first), int(last if dash else first) + 1)
+            if len(devices) + len(numbers) > _MOST_DEVICES:
+                raise ValueError
+            devices.extend(numbers)
+        if not island.isdecimal() or (":" in text and not devices):
+            raise ValueError
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is no place: expected an island and perhaps devices of it, such as 1, 1:4,5 or 1:4-7"
+        ) from None
+    return int(island), tuple(devices)
 
 
 @app.command()

@@ -8,6 +8,7 @@ message per host); completion (results become ready, memory goes, the client get
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ from atoll.controller.functions import FunctionRegistry, Registration, function_
 from atoll.controller.launcher import Launcher
 from atoll.controller.leases import LEASE_SECONDS, Leases
 from atoll.controller.mesh import Shape
+from atoll.controller.moves import Moves
+from atoll.controller.operators import Operators
 from atoll.controller.outbox import Destination, Outbox
 from atoll.controller.placement import Slices, groups_of
 from atoll.controller.programs import RegisteredProgram, register
@@ -24,8 +27,9 @@ from atoll.controller.resources import Host, ResourceManager, Topology
 from atoll.controller.session import Session
 from atoll.controller.slices import SliceRequests
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
-from atoll.ir.lowering import Seat
+from atoll.ir.lowering import Placement, Seat
 from atoll.ir.plan import Plan
+from atoll.ir.program import Program
 from atoll.transport import messages as m
 
 # Launches that a session may have in the system; its proxy stops reading from its client beyond.
@@ -67,9 +71,20 @@ class Controller:
         )
         self.scheduler = self._launcher.scheduler
         self.memory = self._launcher.memory.ledger
+        self._compiles: dict[tuple[int, int, int], m.Compile] = {}  # (session, host, feed)
+        self._moves = Moves(
+            self.resources,
+            self.functions,
+            self._launcher,
+            self._outbox,
+            self._lower,
+            self._release_program,
+            self._release_function,
+            self._compiles,
+        )
+        self._operators = Operators(self.sessions, self.resources, self.slices, self._moves, self._outbox)
         self._slice_requests = SliceRequests(self.resources, self.slices, self.memory.free, self._outbox)
         self._device_memory = settings.device_memory
-        self._compiles: dict[tuple[int, int, int], m.Compile] = {}  # (session, host, feed)
         self._hanging: dict[int, float] = {}  # gangs by sequence, and since when
         self._restarting: dict[int, float] = {}  # islands, and since when
         self._running_at_loss: dict[int, set[str]] = {}  # functions, by island
@@ -80,6 +95,7 @@ class Controller:
 
     def take_outbox(self) -> list[tuple[Destination, Any]]:
         """What is to be sent, in order; see `outbox` for destinations."""
+        self._moves.proceed()
         self._launcher.pump()
         return self._outbox.take()
 
@@ -158,6 +174,7 @@ class Controller:
                     f"hosts {sorted(gang.work.hosts_left)} of island {gang.island} wait for another, where "
                     f"{gang.work.launch.program.name} failed: {error.message}",
                 )
+        self._moves.tick(now)
         self._launcher.settle_failures(now)
         self._launcher.fail_starving(now)
         for island in self.resources.islands.values():
@@ -202,6 +219,7 @@ class Controller:
                     elif entry.error is None:
                         entry.error = status.within(entry.maker)
         self._launcher.fail_doomed()
+        self._moves.island_lost(island, status)
 
     def island_given_up(self, island: int, reason: str) -> None:
         """The island will not be back: what waits for it fails."""
@@ -250,6 +268,10 @@ class Controller:
                     self._to_session(session, m.Answered(question.query, message.status, message.payload))
             case _:
                 raise invalid(f"a worker does not send {type(message).__name__}")
+
+    def from_operator(self, operator: int, message: Any) -> None:
+        """An operator asks for something that takes a while; see `operators`."""
+        self._operators.hear(operator, message)
 
     def _arrived(self, host: int, number: int, feeds: tuple[int, ...]) -> None:
         session = self.sessions.get(number)
@@ -306,6 +328,7 @@ class Controller:
             return
         self.slices.close(number)
         self._outbox.forget_session(number)
+        self._moves.session_closed(number)
         self._launcher.session_closed(session)
         for key in [key for key in self._compiles if key[0] == number]:
             del self._compiles[key]
@@ -333,6 +356,7 @@ class Controller:
             case m.RegisterProgram():
                 self._register_program(session, message)
             case m.ReleaseProgram(program=program):
+                session.bodies.pop(program, None)
                 known = session.programs.pop(program, None)
                 if isinstance(known, RegisteredProgram):
                     self._release_program(known)
@@ -344,6 +368,7 @@ class Controller:
             case m.CompileAgain(function=function, feed=feed):
                 self._compile_again(session, function, feed)
             case m.ReleaseFunction(function=function):
+                session.wishes.pop(function, None)
                 name = session.functions.pop(function, None)
                 if name is not None:
                     self._release_function(name)
@@ -358,6 +383,8 @@ class Controller:
                 self._slice_requests.add(session, message)
             case m.ReleaseSlice(slice=number_of_slice):
                 self._slice_requests.release(session, number_of_slice)
+            case m.AtRest(move=move):
+                self._moves.at_rest(session, move)
             case _:
                 raise invalid(f"a proxy does not send {type(message).__name__}")
 
@@ -380,6 +407,7 @@ class Controller:
             self._to_session(session.number, m.FunctionReady(message.function, error.status, b""))
             return
         session.functions[message.function] = name
+        session.wishes[message.function] = message
         self.functions.acquire(name)
         self.functions.seats[name] = seats
         self._compile(session, message.function, name, message.feed, hosts_of(seats))
@@ -400,7 +428,7 @@ class Controller:
 
     def _compile_again(self, session: Session, function: int, feed: int) -> None:
         """An island was restarted: its hosts have nothing of what they had compiled."""
-        name = session.functions.get(function)
+        name = self._moves.name_of(session, function)
         if name is None:
             return  # released meanwhile
         self._compile(session, function, name, feed, hosts_of(self.functions.seats[name]))
@@ -408,7 +436,10 @@ class Controller:
     def _settle_function(self, name: str, host: int, status: Status, info: bytes) -> None:
         for done in self.functions.settle(name, host, status, info):
             failure = done.failure
+            if self._moves.compiled(done.session, done.function, name, failure):
+                continue
             if failure is not None and done.session in self.sessions:
+                self.sessions[done.session].wishes.pop(done.function, None)
                 self.sessions[done.session].functions.pop(done.function, None)
                 self._release_function(name)
             self._to_session(done.session, m.FunctionReady(done.function, failure or OK, done.info))
@@ -433,22 +464,29 @@ class Controller:
     # ---- programs
 
     def _register_program(self, session: Session, message: m.RegisterProgram) -> None:
+        session.bodies[message.program] = message.body
         try:
             session.devices.use(message.body.name, groups_of(message.body))
-            program = register(
-                message.body,
-                session.devices.seats,
-                session.functions,
-                self.resources.topology.island_of,
-                self._keep_plan,
-                self.functions.scratch_of,
-            )
+            program = self._lower(session, message.body, session.devices.seats, session.functions)
         except StatusError as error:
             session.programs[message.program] = error.status
             return
+        session.programs[message.program] = program
+
+    def _lower(
+        self, session: Session, body: Program, seats: Placement, functions: Mapping[int, str]
+    ) -> RegisteredProgram:
+        program = register(
+            body,
+            seats,
+            functions,
+            self.resources.topology.island_of,
+            self._keep_plan,
+            self.functions.scratch_of,
+        )
         for name in program.functions:
             self.functions.acquire(name)
-        session.programs[message.program] = program
+        return program
 
     def _keep_plan(self, host: int, plan: Plan) -> int:
         number = self._next_plan

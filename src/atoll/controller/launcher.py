@@ -79,10 +79,10 @@ class Launcher:
             self._outbox.retire(session.number)
             return
         session.launches += 1
-        for handle, hosts, size in zip(
-            message.results, program.result_hosts, program.result_bytes, strict=True
+        for handle, hosts, size, spec in zip(
+            message.results, program.result_hosts, program.result_bytes, program.result_specs, strict=True
         ):
-            directory.add(handle, Entry(hosts, size, maker=program.name, context=message.context))
+            directory.add(handle, Entry(hosts, size, maker=program.name, context=message.context, spec=spec))
         handles = message.arguments + message.results
         feeds = message.feeds
         if program.all_feeds > program.feeds:

@@ -70,6 +70,8 @@ class ControllerServer:
         self.hosts: dict[int, Connection] = {}
         self.sessions: dict[int, Connection] = {}
         self.engine: Connection | None = None
+        self.operators: dict[int, Connection] = {}  # that wait for an answer
+        self._next_operator = 1
         self.waiting: list[_Peer] = []  # proxies that came before the cluster was complete
         self.secret = os.urandom(16).hex()
         self._flush_scheduled = False
@@ -209,6 +211,11 @@ class ControllerServer:
                 peer.connection.send(m.Report(msgspec.json.encode(report(self.controller))))
             case m.AskDump():
                 peer.connection.send(m.Dump(self.log.dump()))
+            case m.AskRemap():
+                number = self._next_operator
+                self._next_operator += 1
+                self.operators[number] = peer.connection
+                self._tell("operator", number, message=message)
             case m.AskStop():
                 peer.connection.send(m.Stopping())
                 self.loop.call_later(0.05, self.stop.set)
@@ -266,12 +273,15 @@ class ControllerServer:
         places: dict[str, Mapping[int, Connection | None]] = {
             "host": self.hosts,
             "session": self.sessions,
+            "operator": self.operators,
             "engine": {0: self.engine},
         }
         for (kind, number), message in self._tell("flush"):
             connection = places[kind].get(number)
             if connection is not None:
                 connection.send(message)
+            if kind == "operator":
+                del self.operators[number]
 
     def stop_workers(self) -> None:
         for connection in self.hosts.values():

@@ -10,7 +10,8 @@ from atoll.controller.scheduler import UNKNOWN_NS
 from atoll.errors import invalid
 from atoll.ir.lowering import Needs, Placement, lower
 from atoll.ir.plan import Plan
-from atoll.ir.program import Call, Program
+from atoll.ir.program import Call, Program, value_specs
+from atoll.ir.types import ArraySpec
 
 
 @dataclass(slots=True)
@@ -65,6 +66,7 @@ class RegisteredProgram:
     donated: frozenset[int]
     result_hosts: tuple[tuple[int, ...], ...]
     result_bytes: tuple[int, ...]
+    result_specs: tuple[ArraySpec | None, ...]
     functions: tuple[str, ...]
     # Gangs that have not started still need the plans, also of a program that its session has released.
     waiting: int = 0
@@ -103,6 +105,7 @@ def register(
             tuple(feed for feed in plan.awaited if feed >= body.feeds),
         )
         islands.setdefault(island_of(host), []).append(run)
+    specs = value_specs(body)
     scratch = [lowered.scratch]
     for node in body.nodes:
         if isinstance(node, Call):
@@ -132,6 +135,7 @@ def register(
         lowered.donated,
         lowered.result_hosts,
         lowered.result_bytes,
+        tuple(specs[value] for value in body.results),
         tuple(functions[node.function] for node in body.nodes if isinstance(node, Call)),
     )
 

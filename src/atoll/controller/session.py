@@ -10,6 +10,7 @@ from atoll.controller.placement import SessionDevices
 from atoll.controller.programs import GangTemplate, RegisteredProgram
 from atoll.controller.scheduler import Ticket
 from atoll.errors import Status
+from atoll.ir.program import Program
 from atoll.transport import messages as m
 
 
@@ -54,6 +55,9 @@ class Session:
     directory: Directory = field(default_factory=Directory)
     programs: dict[int, RegisteredProgram | Status] = field(default_factory=dict)  # or why it cannot be lowered
     functions: dict[int, str] = field(default_factory=dict)
+    # As they came, for when devices change places.
+    bodies: dict[int, Program] = field(default_factory=dict)  # of programs
+    wishes: dict[int, m.RegisterFunction] = field(default_factory=dict)  # for functions
     awaited_feeds: dict[tuple[int, int], Ticket[Work]] = field(default_factory=dict)  # (host, feed)
     early_feeds: set[tuple[int, int]] = field(default_factory=set)
     unwanted_feeds: set[tuple[int, int]] = field(default_factory=set)  # of launches that will not be

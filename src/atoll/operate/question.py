@@ -13,6 +13,8 @@ from atoll.transport.address import Address
 from atoll.transport.connection import connect
 
 ANSWER_SECONDS = 10.0
+# Longer than the controller tries.
+MOVE_SECONDS = 900.0
 
 
 def ask_for_report(address: Address, token: str) -> bytes:
@@ -34,7 +36,18 @@ def ask_to_stop(address: Address, token: str) -> None:
     asyncio.run(_ask(address, token, m.AskStop()))
 
 
-async def _ask(address: Address, token: str, question: m.AskStatus | m.AskDump | m.AskStop) -> Any:
+def ask_to_remap(address: Address, token: str, question: m.AskRemap) -> str:
+    """Returns once the slice has been moved, with a sentence. Raises StatusError, and ConnectError and its kin."""
+    return _told(asyncio.run(_ask(address, token, question, MOVE_SECONDS)))
+
+
+def _told(answer: Any) -> str:
+    assert isinstance(answer, m.Told)
+    answer.status.raise_if_error()
+    return answer.text
+
+
+async def _ask(address: Address, token: str, question: m.Message, seconds: float = ANSWER_SECONDS) -> Any:
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def on_message(message: Any) -> None:
@@ -53,9 +66,9 @@ async def _ask(address: Address, token: str, question: m.AskStatus | m.AskDump |
     connection.send(m.Hello(m.PROTOCOL, "operator", token, os.getpid(), __version__, "atoll"))
     connection.send(question)
     try:
-        async with asyncio.timeout(ANSWER_SECONDS):
+        async with asyncio.timeout(seconds):
             return await answer
     except TimeoutError:
-        raise ConnectError(f"the controller at {address} did not answer within {ANSWER_SECONDS:.0f} s") from None
+        raise ConnectError(f"the controller at {address} did not answer within {seconds:.0f} s") from None
     finally:
         connection.close()

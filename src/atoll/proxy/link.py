@@ -44,6 +44,9 @@ class Link:
         self.welcome: m.Welcome
         self.on_lost: Callable[[Status], None] = lambda status: None
         self.on_retired: Callable[[int], None] = lambda count: None
+        self.is_held = False
+        self.on_hold: Callable[[], None] = lambda: None
+        self.on_moved: Callable[[], None] = lambda: None
         self._connection: Connection
         self._opening: asyncio.Future[m.Welcome] = self.loop.create_future()
         self._functions: dict[int, asyncio.Future[m.FunctionReady]] = {}
@@ -52,7 +55,7 @@ class Link:
         self._slices: dict[int, asyncio.Future[m.SliceAdded]] = {}
         self._hosts: dict[int, int] = {}  # on which each virtual device sits
         self._feeds: dict[int, OnData] = {}
-        self._sources: dict[int, tuple[bytes, list[int]]] = {}  # of functions: what is compiled, and on which hosts
+        self._sources: dict[int, tuple[bytes, list[int]]] = {}  # of functions: what is compiled, for which devices
         self.channels = Channels(self.loop, self._arrived, self._lose)
         self._still = asyncio.Event()  # unless virtual devices may be changing places
         self._still.set()
@@ -137,8 +140,9 @@ class Link:
         """
         await self._still.wait()
         number, feed = self.number(), self.number()
-        hosts = self.hosts_of([device for partitions in assignment for device in partitions])
-        self._sources[number] = (source, hosts)
+        devices = [device for partitions in assignment for device in partitions]
+        hosts = self.hosts_of(devices)
+        self._sources[number] = (source, devices)
         future = self._functions[number] = self.loop.create_future()
         self.upload(hosts, feed, [source])
         self._connection.send(m.RegisterFunction(number, content, feed, assignment))
@@ -163,6 +167,13 @@ class Link:
         added = await future
         added.status.raise_if_error()
         return added
+
+    def _send_sources(self, functions: tuple[tuple[int, tuple[int, ...]], ...]) -> None:
+        for function, hosts in functions:
+            if function in self._sources:
+                feed = self.number()
+                self.upload(hosts, feed, [self._sources[function][0]])
+                self.send(m.CompileAgain(function, feed))
 
     def hold(self) -> None:
         """Virtual devices may change places: nothing new is sent to where they are."""
@@ -191,7 +202,8 @@ class Link:
             _log.warning("%s", error)  # they are gone once more; the controller will tell
             return
         numbers = {host for host, _ in hosts}
-        for function, (source, places) in self._sources.items():
+        for function, (source, devices) in self._sources.items():
+            places = self.hosts_of(devices)
             if numbers.intersection(places):
                 feed = self.number()
                 self.upload(places, feed, [source])
@@ -233,6 +245,16 @@ class Link:
                 added = self._slices.pop(request, None)
                 if added is not None and not added.done():
                     added.set_result(message)
+            case m.Hold(move=move):
+                self.is_held = True
+                self.on_hold()
+                self.send(m.AtRest(move))
+            case m.SendSources(functions=functions):
+                self._send_sources(functions)
+            case m.Moved(hosts=seats):
+                self._hosts.update(seats)
+                self.is_held = False
+                self.on_moved()
             case m.Welcome():
                 self._opening.set_result(message)
             case m.Refused(status=status):

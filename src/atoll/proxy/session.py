@@ -159,6 +159,10 @@ class Session:
         self._sequence = 0
         self._tasks: set[asyncio.Task[None]] = set()
         link.on_retired = self._retired
+        link.on_hold = self.hold
+        link.on_moved = self.go_on
+        if link.is_held:
+            self.hold()
 
     # ---- requests and responses
 
@@ -312,6 +316,10 @@ class Session:
         self._holds += 1
         self._pause()
         self.link.hold()
+
+    @property
+    def is_held(self) -> bool:
+        return self._holds > 0
 
     def go_on(self) -> None:
         self._holds -= 1

@@ -335,6 +335,12 @@ class ReleaseSlice(Message, frozen=True, tag=91):
     slice: int
 
 
+class AtRest(Message, frozen=True, tag=96):
+    """The answer to `Hold`."""
+
+    move: int
+
+
 # ---- controller -> proxy
 
 
@@ -402,6 +408,28 @@ class HostsBack(Message, frozen=True, tag=66):
     hosts: tuple[tuple[int, str], ...]
 
 
+class Hold(Message, frozen=True, tag=93):
+    """Virtual devices are about to change places: send nothing more that your client asks for until `Moved`.
+
+    Answer with `AtRest`, once all that was sent before is on its way.
+    """
+
+    move: int
+
+
+class SendSources(Message, frozen=True, tag=94):
+    """(function, hosts): the source is to be sent to these hosts, and `CompileAgain` said."""
+
+    functions: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+class Moved(Message, frozen=True, tag=95):
+    """The end of a move: (device, host) for what sits elsewhere now; nothing where it failed."""
+
+    move: int
+    hosts: tuple[tuple[int, int], ...]
+
+
 # ---- engine -> controller
 
 
@@ -458,6 +486,22 @@ class Dump(Message, frozen=True, tag=85):
     body: bytes
 
 
+class AskRemap(Message, frozen=True, tag=97):
+    """Move a slice to an island; to these devices of it, by their numbers in the report, or to any."""
+
+    session: int
+    slice: int
+    island: int
+    devices: tuple[int, ...] = ()
+
+
+class Told(Message, frozen=True, tag=98):
+    """The answer to a request of an operator, when it is done or refused: a sentence."""
+
+    status: Status
+    text: str
+
+
 class Stopping(Message, frozen=True, tag=83):
     """The answer to AskStop."""
 
@@ -484,12 +528,14 @@ ToController = (
     | LossSeen
     | AddSlice
     | ReleaseSlice
+    | AtRest
     | Inquire
     | WorkerEnded
     | IslandGivenUp
     | AskStatus
     | AskDump
     | AskStop
+    | AskRemap
 )
 ToWorker = (
     Refused
@@ -509,10 +555,22 @@ ToWorker = (
     | Stop
 )
 ToProxy = (
-    Refused | Welcome | FunctionReady | Awaited | Retired | Answered | HostsLost | HostsBack | SliceAdded | Closing
+    Refused
+    | Welcome
+    | FunctionReady
+    | Awaited
+    | Retired
+    | Answered
+    | HostsLost
+    | HostsBack
+    | SliceAdded
+    | Hold
+    | SendSources
+    | Moved
+    | Closing
 )
 ToEngine = Refused | RestartIsland
-ToOperator = Refused | Report | Dump | Stopping
+ToOperator = Refused | Report | Dump | Stopping | Told
 
 
 class OutputInfo(msgspec.Struct, frozen=True, array_like=True):
