@@ -405,3 +405,19 @@ def test_a_mesh_that_is_not_that_of_the_islands_is_refused(user: User) -> None:
     said = user.atoll("up", "--islands", "1x2x2", "--topology", "3x2").error
     assert "has 4 devices, which cannot stand in a mesh of 3x2" in said
     assert user.leftovers() == []
+
+
+def test_an_island_more_and_one_fewer(user: User) -> None:
+    user.atoll("up", "--islands", "1x1x1").check()
+    assert user.atoll("add-island").check().stdout == "island 1 is up, with devices 1\n"
+    assert user.script(DOUBLE, ATOLL_ADDRESS=address_of(user), **RUN_ON).check().stdout == "2 42.0\n"
+    assert user.atoll("drain", "0").check().stdout == "island 0 is empty, and its workers have ended\n"
+    assert user.script(DOUBLE, ATOLL_ADDRESS=address_of(user), **RUN_ON).check().stdout == "1 42.0\n"
+    assert "drained" in user.atoll("status").check().stdout
+    assert "the only one that is ready" in user.atoll("drain", "1").error
+    user.atoll("down").check()
+    assert user.leftovers() == []
+
+
+def address_of(user: User) -> str:
+    return f"unix:{user.runtime}/atoll/default/controller.sock"

@@ -269,7 +269,7 @@ def status(
     first of these that applies.
 
     The JSON is `{"islands": [{"id", "state", "hosts": [{"id", "pid", "state", "devices": [...]}]}],
-    "sessions": [...]}` and more. States are "starting", "ready", "restarting" and "lost".
+    "sessions": [...]}` and more. States are "starting", "ready", "restarting", "draining", "drained" and "lost".
     """
     from atoll.operate.clusters import find, report_of
     from atoll.operate.tables import status_tables
@@ -305,11 +305,50 @@ def remap(
 
     Which cluster: as for `atoll status`.
     """
-    from atoll.operate import clusters
+    from atoll.operate.clusters import change, find
+    from atoll.transport.messages import AskRemap
 
     island, devices = _place(to)
+    question = AskRemap(session, slice_number, island, devices)
     with _terminal.status(f"moving slice {slice_number} of session {session} ..."):
-        done = clusters.remap(clusters.find(address, name), _token(), session, slice_number, island, devices)
+        done = change(find(address, name), _token(), question)
+    print(done)
+
+
+@app.command("add-island")
+def add_island(address: ClusterAddress = "", name: ClusterName = "") -> None:
+    """Start one more island like the others, while programs run.
+
+    New sessions have its devices; slices of those that run can be moved there (`atoll remap`). Returns when it is up.
+
+    Which cluster: as for `atoll status`.
+    """
+    from atoll.operate.clusters import change, find
+    from atoll.transport.messages import AskAddIsland
+
+    with _terminal.status("starting an island ..."):
+        done = change(find(address, name), _token(), AskAddIsland())
+    print(done)
+
+
+@app.command()
+def drain(
+    island: Annotated[int, typer.Argument(help="The island, by its number in `atoll status`.")],
+    address: ClusterAddress = "",
+    name: ClusterName = "",
+) -> None:
+    """Move all that is on an island to others like it, while programs run, and end its workers.
+
+    Slices, arrays and functions of all sessions move; their programs notice nothing. Where something cannot be moved,
+    the island stays, and the error says what is in the way.
+
+    Which cluster: as for `atoll status`.
+    """
+    from atoll.operate.clusters import change, find
+    from atoll.transport.messages import AskDrain
+
+    with _terminal.status(f"draining island {island} ..."):
+        done = change(find(address, name), _token(), AskDrain(island))
     print(done)
 
 

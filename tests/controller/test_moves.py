@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.controller import moves
+from atoll.controller.report import report
 from atoll.errors import OK, Code, Status
 from atoll.ir.lowering import Seat
 from atoll.ir.program import HostBuffer, HostToDevice, single
 from atoll.transport import messages as m
 from atoll.transport.slices import SliceWish
-from tests.controller.test_core import Client, Play, World, on, runs
+from tests.controller.test_core import Client, Play, World, on, ready, runs
 
 
 class MovePlay(Play):
@@ -265,6 +266,140 @@ def test_an_array_keeps_who_made_it_and_where():
     play.done(first.sequence)
     play.done(second.sequence, host=1)
     assert (entries[5].maker, entries[5].context, entries[5].hosts) == ("put", 33, (1,))
+
+
+# ---- islands that come and go
+
+
+class IslandPlay(MovePlay):
+    def operate(self, question: Any) -> list[Any]:
+        self.controller.from_operator(9, question)
+        return self.outbox()
+
+    def join(self, *hosts: int) -> list[Any]:
+        for host in hosts:
+            here = ready(self.controller.resources.topology, host, f"unix:/data-{host}")
+            self.controller.worker_joined(here, 3000 + host)
+        return self.outbox()
+
+    @property
+    def states(self) -> list[str]:
+        return [island["state"] for island in report(self.controller)["islands"]]
+
+
+def test_an_island_is_added_while_a_session_runs():
+    play = IslandPlay("1x2x1")
+    play.with_call()
+    play.array(5)
+    assert play.operate(m.AskAddIsland()) == [m.StartIsland(1)]
+    assert play.states == ["ready", "starting"]
+    # Whoever comes before it is up has no part in it.
+    early = play.controller.open_session(50, "early.py")
+    assert len(early.devices.virtual) == 2
+    play.outbox()
+    stores = play.join(2)
+    assert [type(each) for each in stores] == [m.OpenStore, m.OpenStore]
+    *_, greeting, greeting_too, answer = play.join(3)
+    assert greeting == greeting_too == m.HostsBack(((2, "unix:/data-2"), (3, "unix:/data-3")))
+    assert answer == m.Told(OK, "island 1 is up, with devices 2, 3")
+    late = play.controller.open_session(51, "late.py")
+    assert [device.island for device in late.devices.virtual] == [0, 0, 1, 1]
+    # The slice can go there.
+    play.outbox()
+    assert play.ask(1) == [m.Hold(1)]
+
+
+def test_an_island_that_does_not_start_is_given_up():
+    play = IslandPlay("1x1x1")
+    play.operate(m.AskAddIsland())
+    play.controller.island_given_up(1, "its workers ended 9 times")
+    said = play.outbox()
+    assert m.EndIsland(1) in said
+    assert "does not start" in told(said).status.message
+    assert play.states == ["ready", "drained"]
+    play.operate(m.AskAddIsland())
+    play.controller.tick(1.0)
+    assert play.outbox() == []
+    play.controller.tick(200.0)
+    assert "not up within 120 s" in told(play.outbox()).status.message
+    assert len(play.controller.open_session(52, "").devices.virtual) == 1
+
+
+def test_an_island_whose_start_succeeds_the_second_time_is_up():
+    play = IslandPlay("1x2x1")
+    play.operate(m.AskAddIsland())
+    play.join(2)
+    play.controller.worker_ended(m.WorkerEnded(2, 3002, -9, "killed"))
+    assert not [each for each in play.outbox() if isinstance(each, m.Told)]
+    assert told(play.join(2, 3)).status.ok
+    assert play.states == ["ready", "ready"]
+
+
+def test_an_island_is_drained_of_all_sessions():
+    play = IslandPlay("2x1x2")
+    play.array(5)
+    other = play.controller.open_session(50, "other.py").number
+    play.outbox()
+    assert play.operate(m.AskDrain(0)) == [m.Hold(1), m.Hold(2)]
+    assert play.states == ["draining", "ready"]
+    assert "being drained already" in told(play.operate(m.AskDrain(0))).status.message
+    assert "only one that is ready" in told(play.operate(m.AskDrain(1))).status.message
+    # Nothing new goes there: neither sessions nor slices.
+    assert {device.island for device in play.controller.open_session(51, "late.py").devices.virtual} == {1}
+    play.outbox()
+    play.controller.from_proxy(other, m.AtRest(2))
+    assert play.outbox() == [m.Moved(2, ((0, 1), (1, 1)))]
+    first, second = runs(play.rest(1))
+    play.done(first.sequence)
+    said = play.done(second.sequence, host=1)
+    assert m.Moved(1, ((0, 1), (1, 1))) in said
+    assert said.count(m.HostsLost((0,))) == 3
+    assert m.EndIsland(0) in said
+    # Whatever is heard of its worker now was to be expected.
+    play.controller.worker_lost(0, "closed")
+    assert play.outbox() == []
+    play.controller.island_ended(0)
+    assert told(play.outbox()) == m.Told(OK, "island 0 is empty, and its workers have ended")
+    assert play.states == ["drained", "ready"]
+    assert [seat.island for seat in play.seats.values()] == [1, 1, 1, 1]
+    assert "does not exist" in told(play.operate(m.AskDrain(0))).status.message
+    play.controller.tick(500.0)
+    assert not [each for each in play.outbox() if isinstance(each, m.Told | m.RestartIsland)]
+
+
+def test_a_drain_that_cannot_be_moves_nobody():
+    play = IslandPlay("2x1x2")
+    play.with_put(2)
+    body = single("spread", (), HostToDevice((HostBuffer(0, (2,), None, None),), (on(0, 2),)), feeds=1)
+    play.say(m.RegisterProgram(3, body))
+    play.controller.open_session(50, "other.py")
+    play.outbox()
+    (answer,) = play.operate(m.AskDrain(0))
+    assert "island 0 is in use: session 1 (script.py): 'spread' lies on" in answer.status.message
+    assert play.states == ["ready", "ready"]
+    assert play.controller._moves.under_way == {}
+
+
+def test_a_drain_during_which_a_move_fails_leaves_the_island():
+    play = IslandPlay("3x1x1")
+    play.array(5)
+    play.operate(m.AskDrain(0))
+    _, second = runs(play.rest())
+    said = play.hear(1, m.Failed(second.sequence, Status(Code.INTERNAL, "no luck")))
+    assert "island 0 is in use: session 1 (script.py): no luck" in told(said).status.message
+    assert play.states == ["ready", "ready", "ready"]
+
+
+def test_islands_of_other_shapes_are_no_way_out():
+    play = IslandPlay("2x1x2")
+    play.controller.worker_lost(1, "killed")
+    play.outbox()
+    (answer,) = play.operate(m.AskDrain(0))
+    assert "the only one that is ready" in answer.status.message
+    (answer,) = play.operate(m.AskDrain(1))
+    assert "island 1 is restarting" in answer.status.message
+    (answer,) = play.operate(m.AskDrain(7))
+    assert "island 7 does not exist" in answer.status.message
 
 
 # ---- random clients, whose slices are moved about

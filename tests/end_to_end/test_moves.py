@@ -16,9 +16,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import atoll
 from atoll.errors import StatusError
-from atoll.operate.question import ask_to_remap
+from atoll.operate.question import ask_to_change
 from atoll.transport.address import parse_address
-from atoll.transport.messages import AskRemap
+from atoll.transport.messages import AskAddIsland, AskDrain, AskRemap
 from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
@@ -40,7 +40,11 @@ def python(islands: StandingCluster, start_python: StartPython) -> Any:
 def remap(cluster: StandingCluster, island: int, devices: tuple[int, ...] = (), number: int = 1) -> str:
     """Moves a slice of the only session."""
     (session,) = cluster.report()["sessions"]
-    return ask_to_remap(parse_address(cluster.address), cluster.token, AskRemap(session["id"], number, island, devices))
+    return ask(cluster, AskRemap(session["id"], number, island, devices))
+
+
+def ask(cluster: StandingCluster, question: AskRemap | AskAddIsland | AskDrain) -> str:
+    return ask_to_change(parse_address(cluster.address), cluster.token, question)
 
 
 STATE: dict[str, Any] = {}
@@ -196,3 +200,93 @@ def test_a_move_to_an_island_that_dies_meanwhile_ends_and_the_program_goes_on(
 
 def arrays_digest() -> str:
     return digest([STATE["arrays"], [jax.jit(lambda v: v * 2)(each) for each in STATE["arrays"]]])
+
+
+# ---- islands that come and go
+
+
+def sum_of_all() -> tuple[int, float]:
+    """Uses every device that there is."""
+    devices = jax.devices()
+    arrays = [jax.device_put(float(i), device) for i, device in enumerate(devices)]
+    return len(devices), sum(float(jax.jit(lambda v: v + 1)(array)) for array in arrays)
+
+
+def states(cluster: StandingCluster) -> list[str]:
+    return [island["state"] for island in cluster.report()["islands"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hosts", ["1x2", "2x1"])
+def test_islands_come_and_go_under_running_programs(
+    start_cluster: StartCluster, start_python: StartPython, hosts: str
+) -> None:
+    cluster = start_cluster(islands=f"1x{hosts}")
+    first = start_python(ATOLL_ADDRESS=cluster.address)
+    first.call(hold_two)
+    before = first.call(arrays_digest)
+    with pytest.raises(StatusError, match="the only one that is ready"):
+        ask(cluster, AskDrain(0))
+    assert ask(cluster, AskAddIsland()) == "island 1 is up, with devices 2, 3"
+    assert states(cluster) == ["ready", "ready"]
+    second = start_python(ATOLL_ADDRESS=cluster.address)
+    assert second.call(sum_of_all) == (4, 10.0)
+    first.begin(train_on_slice, 2.5)
+    assert ask(cluster, AskDrain(0)) == "island 0 is empty, and its workers have ended"
+    result, steps = first.finish()
+    assert first.call(train_on_slice, 0.0, steps) == (result, steps)
+    assert states(cluster) == ["drained", "ready"]
+    assert len([name for name in cluster.processes() if "worker" in name]) == int(hosts[0])
+    # The program is where it was, to all that it can tell, and its slice too.
+    assert first.call(arrays_digest) == before
+    sessions = cluster.report()["sessions"]
+    assert sessions[0]["slices"][0]["physical"] == [2, 3]
+    assert second.call(sum_of_all) == (4, 10.0)
+    # Who comes now has the devices of the island that is left.
+    third = start_python(ATOLL_ADDRESS=cluster.address)
+    assert third.call(sum_of_all) == (2, 3.0)
+    # A new island takes the next number, and starts anew when its worker dies, as all do.
+    assert ask(cluster, AskAddIsland()) == "island 2 is up, with devices 4, 5"
+    cluster.worker(2 * int(hosts[0])).kill()
+    cluster.until(lambda report: report["islands"][2]["restarts"] == 1, 30)
+    cluster.until(lambda report: report["islands"][2]["state"] == "ready", 60)
+    session = next(each for each in cluster.report()["sessions"] if each["slices"])
+    ask(cluster, AskRemap(session["id"], 1, 2))
+    assert first.call(arrays_digest) == before
+    with pytest.raises(StatusError, match="island 0 does not exist"):
+        ask(cluster, AskDrain(0))
+    for child in (first, second, third):
+        child.close()
+
+
+def train_on_slice(seconds: float, steps: int = 0) -> tuple[str, int]:
+    s = STATE["two"]
+    sharding = NamedSharding(s.mesh("x"), PartitionSpec("x"))
+    state = jax.device_put(np.linspace(0, 1, 64), sharding)
+    step = STATE.setdefault("step", jax.jit(lambda v, b: jnp.sin(v + b) + v.mean()))
+    began = time.monotonic()
+    done = 0
+    while done < steps or (not steps and time.monotonic() - began < seconds):
+        state = step(state, jax.device_put(np.cos(np.arange(64.0) + done), sharding))
+        done += 1
+    return digest(state), done
+
+
+def spread() -> None:
+    """An array over the devices of both islands, which cannot be on one."""
+    devices = jax.devices()
+    mesh = jax.sharding.Mesh(np.array(devices), ("x",))
+    STATE["spread"] = jax.device_put(np.arange(8.0), NamedSharding(mesh, PartitionSpec("x")))
+
+
+def test_what_is_in_the_way_of_a_drain_is_named(start_cluster: StartCluster, start_python: StartPython) -> None:
+    cluster = start_cluster(islands="2x1x2")
+    python = start_python(ATOLL_ADDRESS=cluster.address)
+    python.call(spread)
+    with pytest.raises(StatusError, match=r"island 1 is in use: session 1 .*would share a physical one"):
+        ask(cluster, AskDrain(1))
+    assert states(cluster) == ["ready", "ready"]
+    assert python.call(sum_of_all) == (4, 10.0)
+    python.close()
+    cluster.until(lambda report: not report["sessions"], 10)
+    assert "is empty" in ask(cluster, AskDrain(1))

@@ -72,6 +72,7 @@ class Controller:
         self.scheduler = self._launcher.scheduler
         self.memory = self._launcher.memory.ledger
         self._compiles: dict[tuple[int, int, int], m.Compile] = {}  # (session, host, feed)
+        self._queries: dict[int, tuple[int, int, m.Inquire]] = {}  # to which host, of which session
         self._moves = Moves(
             self.resources,
             self.functions,
@@ -81,8 +82,11 @@ class Controller:
             self._release_program,
             self._release_function,
             self._compiles,
+            self._queries,
         )
-        self._operators = Operators(self.sessions, self.resources, self.slices, self._moves, self._outbox)
+        self._operators = Operators(
+            self.sessions, self.resources, self.slices, self._moves, self._launcher, self._outbox
+        )
         self._slice_requests = SliceRequests(self.resources, self.slices, self.memory.free, self._outbox)
         self._device_memory = settings.device_memory
         self._hanging: dict[int, float] = {}  # gangs by sequence, and since when
@@ -91,7 +95,6 @@ class Controller:
         self._next_session = 1
         self._next_plan = 1
         self._next_query = 1
-        self._queries: dict[int, tuple[int, int, m.Inquire]] = {}  # to which host, of which session
 
     def take_outbox(self) -> list[tuple[Destination, Any]]:
         """What is to be sent, in order; see `outbox` for destinations."""
@@ -104,6 +107,7 @@ class Controller:
     def worker_joined(self, ready: m.WorkerReady, pid: int) -> Host:
         """A host is there. With the last of an island that was restarted, all sessions are told to go on."""
         again = self.resources.islands[ready.island].state == "restarting"
+        added = self.resources.islands[ready.island].state == "starting" and self.resources.is_complete
         host = self.resources.join(ready, pid)
         for info in ready.devices:
             self.memory.declare((host.number, info.ordinal), self._device_memory or info.memory_bytes)
@@ -115,6 +119,9 @@ class Controller:
                     self._keep_plans(program, host.number)
         if again and self.resources.islands[ready.island].state == "ready":
             self._island_back(ready.island)
+            self._operators.island_is_up(ready.island)
+        if added and self.resources.islands[ready.island].state == "ready":
+            self._operators.island_ready(ready.island)
         return host
 
     def _island_back(self, island: int) -> None:
@@ -175,6 +182,7 @@ class Controller:
                     f"{gang.work.launch.program.name} failed: {error.message}",
                 )
         self._moves.tick(now)
+        self._operators.tick(now)
         self._launcher.settle_failures(now)
         self._launcher.fail_starving(now)
         for island in self.resources.islands.values():
@@ -196,7 +204,7 @@ class Controller:
         `status` says what befell which host. What needs the island from now on waits until it is back.
         """
         record = self.resources.islands[island]
-        if record.state in ("restarting", "lost"):
+        if record.state in ("restarting", "lost", "drained"):
             return
         self._running_at_loss[island] = self._launcher.running(island)
         self.resources.lose(island, status)
@@ -224,12 +232,13 @@ class Controller:
     def island_given_up(self, island: int, reason: str) -> None:
         """The island will not be back: what waits for it fails."""
         record = self.resources.islands[island]
-        if record.state == "lost":
+        if record.state in ("lost", "drained"):
             return
         status = Status(Code.UNAVAILABLE, f"island {island} is gone for good: {reason}")
         if record.state == "ready":
             self.island_lost(island, status)
         record.state, record.last_failure = "lost", status
+        self._operators.island_given_up(island, status)
         for launch in self._launcher.waiting_for(island):
             self._launcher.fail(launch, status)
         hosts = self.resources.hosts_of(island)
@@ -268,6 +277,12 @@ class Controller:
                     self._to_session(session, m.Answered(question.query, message.status, message.payload))
             case _:
                 raise invalid(f"a worker does not send {type(message).__name__}")
+
+    def island_ended(self, island: int) -> None:
+        """The engine has ended an island's workers, as it was told to."""
+        self._operators.island_ended(island)
+        for host in self.resources.hosts_of(island):
+            self.leases.forget(host)
 
     def from_operator(self, operator: int, message: Any) -> None:
         """An operator asks for something that takes a while; see `operators`."""
@@ -313,7 +328,7 @@ class Controller:
                 session.number,
                 session.secret,
                 devices.virtual,
-                tuple((h.number, h.data_address) for h in self.resources.hosts.values()),
+                self.resources.addresses(),
                 first.platform,
                 first.platform_version,
                 LAUNCH_WINDOW,

@@ -195,6 +195,8 @@ class ControllerServer:
                 self._tell("worker ended", message=message)
             case m.IslandGivenUp(island=island, text=text):
                 self._tell("island given up", island, text)
+            case m.IslandEnded(island=island):
+                self._tell("island ended", island)
 
     def _from_proxy(self, peer: _Peer, session: int, message: Any) -> None:
         try:
@@ -211,7 +213,7 @@ class ControllerServer:
                 peer.connection.send(m.Report(msgspec.json.encode(report(self.controller))))
             case m.AskDump():
                 peer.connection.send(m.Dump(self.log.dump()))
-            case m.AskRemap():
+            case m.AskRemap() | m.AskAddIsland() | m.AskDrain():
                 number = self._next_operator
                 self._next_operator += 1
                 self.operators[number] = peer.connection

@@ -74,7 +74,7 @@ class Moves:
     """All moves under way, one a session.
 
     `release_program(program)` and `release_function(name)` let go of what a session had; `compiles` are those of which
-    a host lacks the source, by session, host and feed.
+    a host lacks the source, by session, host and feed; `queries` those that are not answered, as (host, session, what).
     """
 
     def __init__(
@@ -87,6 +87,7 @@ class Moves:
         release_program: Callable[[RegisteredProgram], None],
         release_function: Callable[[str], None],
         compiles: dict[tuple[int, int, int], m.Compile],
+        queries: Mapping[int, tuple[int, int, m.Inquire]],
     ) -> None:
         self.under_way: dict[int, Move] = {}  # by session
         self._resources = resources
@@ -97,17 +98,22 @@ class Moves:
         self._release_program = release_program
         self._release_function = release_function
         self._compiles = compiles
+        self._queries = queries
         self._next = 1
         self._next_handle = _OWN_HANDLES
 
     # ---- events
 
-    def begin(self, session: Session, plan: Callable[[], Changes], then: Callable[[Status], None]) -> None:
-        """Begins a move. Raises StatusError where it cannot be."""
+    def check(self, session: Session, plan: Callable[[], Changes]) -> None:
+        """Raises StatusError where there can be no such move now."""
         if session.number in self.under_way:
             raise StatusError(Code.FAILED_PRECONDITION, f"session {session.number} is being moved already")
+        self._plan(Move(0, session, plan, lambda status: None))
+
+    def begin(self, session: Session, plan: Callable[[], Changes], then: Callable[[Status], None]) -> None:
+        """Begins a move. Raises StatusError where it cannot be."""
+        self.check(session, plan)
         move = Move(self._next, session, plan, then)
-        self._plan(move)
         self._next += 1
         self.under_way[session.number] = move
         self._outbox.to_session(session.number, m.Hold(move.number))
@@ -191,7 +197,7 @@ class Moves:
         for body in session.bodies.values():
             for group in groups_of(body):
                 if not changes.keys().isdisjoint(group):
-                    check_apart(body.name, after, group)
+                    check_apart(body.name, after, group, "would share")
             for node in body.nodes:
                 if isinstance(node, ir.Call):
                     _check_together(f"{body.name!r}", node.devices, changes, after)
@@ -199,11 +205,11 @@ class Moves:
             devices = [device for row in wish.assignment for device in row]
             _check_together("a compiled function", devices, changes, after)
             if not changes.keys().isdisjoint(devices):
-                check_apart("a compiled function", after, devices)
+                check_apart("a compiled function", after, devices, "would share")
         for handle, entry in session.directory.entries.items():
             if self._moves_with(entry, changes):
                 assert entry.spec is not None
-                check_apart(f"array {handle}", after, entry.spec.sharding.devices)
+                check_apart(f"array {handle}", after, entry.spec.sharding.devices, "would share")
                 if isinstance(entry.spec.sharding.tiling, Opaque) or entry.spec.dtype in ("token", "opaque"):
                     raise unimplemented(f"array {handle}, made by {entry.maker!r}, is of a kind that cannot be moved")
         move.changes, move.islands = changes, islands
@@ -222,7 +228,12 @@ class Moves:
             # Its client may be about to let go of something: held back, it cannot.
             raise StatusError(Code.FAILED_PRECONDITION, "it waits for memory")
         waiting = (each for registrations in self._functions.waiting.values() for each in registrations)
-        return not session.in_flight and not any(each.session == session.number for each in waiting)
+        asked = (number for _, number, _ in self._queries.values())
+        return (
+            not session.in_flight
+            and session.number not in asked
+            and not any(each.session == session.number for each in waiting)
+        )
 
     # ---- stages
 

@@ -350,16 +350,16 @@ def free_text(devices: SessionDevices) -> str:
     )
 
 
-def check_apart(name: str, seats: Mapping[int, Seat], group: Sequence[int]) -> None:
-    """Raises INVALID_ARGUMENT where two of these virtual devices sit on one physical device."""
+def check_apart(name: str, seats: Mapping[int, Seat], group: Sequence[int], share: str = "share") -> None:
+    """Raises INVALID_ARGUMENT where two of these virtual devices sit on one physical device, or would do so."""
     taken: dict[Seat, int] = {}
     for device in group:
         seat = seats.get(device)
         other = device if seat is None else taken.setdefault(seat, device)
         if other != device and seat is not None:
             raise invalid(
-                f"{name!r} lies on the virtual devices {other} and {device}, which share a physical one (device "
-                f"{seat.ordinal} of host {seat.host}) at present: put it on the devices of one slice"
+                f"{name!r} lies on the virtual devices {other} and {device}, which {share} a physical one "
+                f"(device {seat.ordinal} of host {seat.host}): put it on the devices of one slice"
             )
 
 

@@ -34,12 +34,12 @@ def report(controller: Controller) -> dict[str, Any]:
                 ],
             }
             for host in sorted(resources.hosts.values(), key=lambda h: h.number)
-            if host.island == island
+            if host.island == island and record.state != "drained"
         ]
         islands.append(
             {
                 "id": island,
-                "state": record.state,
+                "state": "draining" if record.draining else record.state,
                 "mesh": list(resources.devices(island).mesh),
                 "restarts": record.restarts,
                 "last_failure": record.last_failure.message if record.last_failure is not None else None,

@@ -6,7 +6,7 @@ Which virtual device of a session sits on which physical one is in `controller.p
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -73,14 +73,15 @@ class Island:
     """Hosts that start, and fail, together."""
 
     number: int
-    state: str = "starting"  # then "ready", "restarting" or "lost"
+    state: str = "starting"  # then "ready", "restarting", "lost" or "drained"
+    draining: bool = False  # what is on it is being moved to others
     restarts: int = 0
     last_failure: Status | None = None
 
     @property
     def given_up(self) -> Status | None:
         """Why the island will not come back; None where it is there, or will be."""
-        return self.last_failure if self.state == "lost" else None
+        return self.last_failure if self.state in ("lost", "drained") else None
 
 
 @dataclass
@@ -91,6 +92,7 @@ class ResourceManager:
     mesh: Shape = ()
     hosts: dict[int, Host] = field(default_factory=dict)
     islands: dict[int, Island] = field(default_factory=dict)
+    _was_complete: bool = False
 
     def __post_init__(self) -> None:
         self.islands = {number: Island(number) for number in range(self.topology.islands)}
@@ -108,6 +110,7 @@ class ResourceManager:
             ready.platform_version,
         )
         self.hosts[ready.host] = host
+        self._was_complete = self._was_complete or len(self.hosts) == self.topology.host_count
         members = self.hosts_of(ready.island)
         if len(members) == self.topology.hosts and all(self.hosts[each].state == "ready" for each in members):
             self.islands[ready.island].state = "ready"
@@ -127,11 +130,28 @@ class ResourceManager:
 
     @property
     def is_complete(self) -> bool:
-        """True once every host has joined: from then on sessions may open."""
-        return len(self.hosts) == self.topology.host_count
+        """True once every host has joined: from then on sessions may open, whatever islands come later."""
+        return self._was_complete
+
+    def add_island(self) -> int:
+        """One more island, like the others, is about to start; its number."""
+        island = self.topology.islands
+        self.topology = replace(self.topology, islands=island + 1)
+        self.islands[island] = Island(island)
+        return island
+
+    def retire(self, island: int, status: Status) -> None:
+        """The island ends, by the will of an operator: nothing is there any more, nor will be."""
+        record = self.islands[island]
+        record.state, record.draining, record.last_failure = "drained", False, status
 
     def is_lost(self, host: int) -> bool:
         return self.hosts[host].state == "lost"
+
+    def addresses(self) -> tuple[tuple[int, str], ...]:
+        """Where the data ports of the hosts are that a new session may use."""
+        away = [each.number for each in self.islands.values() if each.state in ("starting", "drained")]
+        return tuple((h.number, h.data_address) for h in self.hosts.values() if h.island not in away)
 
     def number_of(self, seat: Seat) -> int:
         """A physical device's number in the cluster, as operators see it."""
@@ -148,7 +168,7 @@ class ResourceManager:
             mesh,
             tuple(Seat(island, infos[i][0], infos[i][1].ordinal) for i in order),
             tuple(dict.fromkeys(kind for _, info in infos for kind in (info.platform, info.kind))),
-            "" if record.state == "ready" else f"it is {record.state}",
+            "it is being drained" if record.draining else "" if record.state == "ready" else f"it is {record.state}",
         )
 
     def virtual_devices(self) -> tuple[tuple[VirtualDevice, ...], dict[int, Seat]]:
@@ -156,7 +176,7 @@ class ResourceManager:
         virtual: list[VirtualDevice] = []
         seats: dict[int, Seat] = {}
         for island in self.islands:
-            if self.islands[island].state in ("starting", "drained"):
+            if self.islands[island].state in ("starting", "drained") or self.islands[island].draining:
                 continue
             devices = self.devices(island)
             points = {seat: i for i, seat in enumerate(devices.seats)}

@@ -16,11 +16,11 @@ import msgspec
 
 from atoll.engines.local import EngineOptions, Started, default_cache_directory, read_topology
 from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError
-from atoll.operate.question import ask_for_dump, ask_for_report, ask_to_remap, ask_to_stop
+from atoll.operate.question import ask_for_dump, ask_for_report, ask_to_change, ask_to_stop
 from atoll.operate.registrations import DEFAULT_NAME, Registration, Registrations
 from atoll.transport.address import Address, check_may_listen, parse_address
 from atoll.transport.child import Child
-from atoll.transport.messages import AskRemap
+from atoll.transport.messages import AskAddIsland, AskDrain, AskRemap
 
 END_SECONDS = 10.0
 _FORCE_SECONDS = 2.0
@@ -74,10 +74,10 @@ def dump_of(target: Target, token: str) -> bytes:
         return ask_for_dump(target.address, token)
 
 
-def remap(target: Target, token: str, session: int, slice_number: int, island: int, devices: tuple[int, ...]) -> str:
-    """Moves a slice of a session to an island; returns what was done. Raises StatusError, ConnectError and its kin."""
+def change(target: Target, token: str, question: AskRemap | AskAddIsland | AskDrain) -> str:
+    """Has a cluster do something; returns what it has done. Raises StatusError, ConnectError and its kin."""
     with _explained():
-        return ask_to_remap(target.address, token, AskRemap(session, slice_number, island, devices))
+        return ask_to_change(target.address, token, question)
 
 
 @contextlib.contextmanager

@@ -36,8 +36,8 @@ def ask_to_stop(address: Address, token: str) -> None:
     asyncio.run(_ask(address, token, m.AskStop()))
 
 
-def ask_to_remap(address: Address, token: str, question: m.AskRemap) -> str:
-    """Returns once the slice has been moved, with a sentence. Raises StatusError, and ConnectError and its kin."""
+def ask_to_change(address: Address, token: str, question: m.AskRemap | m.AskAddIsland | m.AskDrain) -> str:
+    """Returns once that is done, with a sentence. Raises StatusError, and ConnectError and its kin."""
     return _told(asyncio.run(_ask(address, token, question, MOVE_SECONDS)))
 
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from atoll.quantities import human_bytes
 
-_STATE_STYLES = {"ready": "green", "starting": "yellow", "restarting": "yellow", "lost": "bold red"}
+_STATE_STYLES = {"ready": "green", "lost": "bold red"} | dict.fromkeys(("starting", "restarting", "draining"), "yellow")
 
 
 def status_tables(report: dict[str, Any], address: str) -> RenderableType:
@@ -26,7 +26,7 @@ def status_tables(report: dict[str, Any], address: str) -> RenderableType:
     )
     parts: list[RenderableType] = [heading, _islands(report["islands"])]
     for island in report["islands"]:
-        if island["last_failure"]:
+        if island["last_failure"] and island["state"] != "drained":
             text = f"{island['id']}: {island['last_failure']}"
             parts.append(Text.assemble(("last failure of island ", "bold"), text))
     parts.append(_sessions(report["sessions"]) if report["sessions"] else Text("no sessions are open"))

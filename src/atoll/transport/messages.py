@@ -449,7 +449,25 @@ class IslandGivenUp(Message, frozen=True, tag=71):
     text: str
 
 
+class IslandEnded(Message, frozen=True, tag=101):
+    """The workers of an island have ended, as they were to."""
+
+    island: int
+
+
 # ---- controller -> engine
+
+
+class StartIsland(Message, frozen=True, tag=102):
+    """Start the workers of one more island; numbers rise by one."""
+
+    island: int
+
+
+class EndIsland(Message, frozen=True, tag=103):
+    """End the island's workers, and do not start them again."""
+
+    island: int
 
 
 class RestartIsland(Message, frozen=True, tag=75):
@@ -495,6 +513,16 @@ class AskRemap(Message, frozen=True, tag=97):
     devices: tuple[int, ...] = ()
 
 
+class AskAddIsland(Message, frozen=True, tag=99):
+    """Start one more island like the others."""
+
+
+class AskDrain(Message, frozen=True, tag=100):
+    """Move all that is on the island to others, and end its workers."""
+
+    island: int
+
+
 class Told(Message, frozen=True, tag=98):
     """The answer to a request of an operator, when it is done or refused: a sentence."""
 
@@ -532,10 +560,13 @@ ToController = (
     | Inquire
     | WorkerEnded
     | IslandGivenUp
+    | IslandEnded
     | AskStatus
     | AskDump
     | AskStop
     | AskRemap
+    | AskAddIsland
+    | AskDrain
 )
 ToWorker = (
     Refused
@@ -569,7 +600,7 @@ ToProxy = (
     | Moved
     | Closing
 )
-ToEngine = Refused | RestartIsland
+ToEngine = Refused | RestartIsland | StartIsland | EndIsland
 ToOperator = Refused | Report | Dump | Stopping | Told
 
 
