@@ -8,13 +8,13 @@ import os
 import socket
 import subprocess
 import sys
-import time
 
 import jax
 import numpy as np
 from jax import NamedSharding, P
 from jax.sharding import Mesh
 
+from bench.dispatch import counting_rounds
 from bench.table import Round, Settings
 
 HOSTS, DEVICES_PER_HOST = 2, 2
@@ -56,22 +56,7 @@ def _rounds(calls: int) -> Round:
     )
     sharding = NamedSharding(mesh, P("d"))
     zero = jax.make_array_from_callback((mesh.size,), sharding, lambda index: np.zeros(mesh.size, np.float32)[index])
-    for _ in range(3):
-        add_one(zero).block_until_ready()
-
-    def measure() -> dict[str, float]:
-        x = zero
-        started = time.perf_counter()
-        for _ in range(calls):
-            x = add_one(x)
-        x.block_until_ready()
-        seconds = time.perf_counter() - started
-        for shard in x.addressable_shards:
-            if not np.all(np.asarray(shard.data) == calls):
-                raise ArithmeticError(f"after {calls} additions of one: {np.asarray(shard.data)}")
-        return {"rate": calls / seconds}
-
-    return measure
+    return counting_rounds(add_one, zero, calls)
 
 
 def _peer() -> None:

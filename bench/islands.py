@@ -4,7 +4,7 @@ import socket
 import statistics
 import threading
 import time
-from functools import partial
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ def copy_between(settings: Settings) -> Round:
     return measure
 
 
-def _island_copy() -> "partial[float]":
+def _island_copy() -> Callable[[], float]:
     here, there = jax.devices()[:2]
     assert here.slice_index != there.slice_index
     values = np.arange(LARGE_BYTES // 4, dtype=np.float32)
@@ -43,10 +43,10 @@ def _island_copy() -> "partial[float]":
         np.testing.assert_array_equal(sample, values[:: LARGE_BYTES // 64])
         return seconds
 
-    return partial(move)
+    return move
 
 
-def _socket_copy() -> "partial[float]":
+def _socket_copy() -> Callable[[], float]:
     """Between two threads of one process, into memory that is there already: as fast as a socket gets here."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         sender = socket.create_connection(server.getsockname())
@@ -69,7 +69,7 @@ def _socket_copy() -> "partial[float]":
         np.testing.assert_array_equal(target.view(np.float32)[::1000], source[::1000])
         return seconds
 
-    return partial(move)
+    return move
 
 
 def pipeline(settings: Settings) -> Round:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.conftest import ScriptResult
+from tests.conftest import ScriptResult, start_process
 
 COMMAND = [sys.executable, "-m", "atoll.cli"]
 DEADLINE = 90.0  # seconds, for any one command
@@ -52,17 +52,7 @@ class User:
         # Where the test run itself is a background job, SIGINT is ignored, and children would inherit that.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            return subprocess.Popen(
-                command,
-                env=self.env | env,
-                cwd=self.runtime,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-                start_new_session=True,
-            )
+            return start_process(command, self.env | env, self.runtime)
         finally:
             signal.signal(signal.SIGINT, before)
 

@@ -17,7 +17,7 @@ import textwrap
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -202,6 +202,21 @@ def script_environment(runtime: Path, program_cache: Path, islands: str = "1x1x4
     return env
 
 
+def start_process(command: Sequence[str], environment: dict[str, str], folder: Path) -> subprocess.Popen[str]:
+    """Starts a command in `folder`, in a process group of its own; what it says is for the test to read."""
+    return subprocess.Popen(
+        command,
+        env=environment,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+
+
 @pytest.fixture
 def run_script(short_directory: Path, program_cache: Path) -> RunScript:
     """Runs a Python script on an embedded cluster, to its end.
@@ -235,17 +250,7 @@ def run_script(short_directory: Path, program_cache: Path) -> RunScript:
                 environment.pop(name, None)
             else:
                 environment[name] = value
-        process = subprocess.Popen(
-            [sys.executable, str(script), *arguments],
-            env=environment,
-            cwd=runtime,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
+        process = start_process([sys.executable, str(script), *arguments], environment, runtime)
         try:
             stdout, stderr = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:

@@ -10,13 +10,15 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
 from atoll import __version__, cli
+from atoll.cluster_settings import VARIABLES, ClusterSettings, Dispatch
 from atoll.controller.events import replay
-from atoll.operate import clusters
+from atoll.operate import clusters, serving
 from atoll.transport.messages import Run
 from tests.cluster_process import User, eventually, finish, first_line, free_port
 
@@ -50,6 +52,8 @@ OWN_CLIENT = """
     register_backend_factory("proxy", make_client, priority=-1)
     print(len(jax.devices()))
 """
+
+CLUSTER_OPTIONS = ["--islands", "1x1x2", "--platform", "cuda", "--device-memory", "1KiB", "--dispatch", "sequential"]
 
 
 @pytest.fixture
@@ -91,6 +95,15 @@ def test_dump_writes_a_log_from_which_the_controllers_decisions_replay(owner: tu
     assert {"worker joins", "session opens", "proxy", "worker", "session ends"} <= {event.what for event, _ in events}
     said = [message for _, messages in events for _, message in messages]
     assert any(isinstance(message, Run) for message in said)
+
+
+def test_trace_writes_what_ran_for_perfetto(owner: tuple[User, str], tmp_path: Path) -> None:
+    user, address = owner
+    user.script(DOUBLE, ATOLL_ADDRESS=address, **RUN_ON).check()
+    file = tmp_path / "trace.json"
+    user.atoll("trace", "--output", str(file)).check()
+    events = json.loads(file.read_text())["traceEvents"]
+    assert {"put", "call", "get"} <= {event["cat"] for event in events if event["ph"] == "X"}
 
 
 def test_status_shows_a_person_the_sessions_and_their_memory(owner: tuple[User, str]) -> None:
@@ -286,9 +299,18 @@ def test_run_keeps_platforms_that_name_atoll(user: User, before: str, after: str
 
 
 def test_run_with_islands_takes_no_cluster_that_is_up(user: User) -> None:
-    env = _environment_of_run(user, "--islands", "1x1x2", "--platform", "cuda", ATOLL_ADDRESS="unix:/a")
+    env = _environment_of_run(user, "--islands", "1x1x2", ATOLL_ADDRESS="unix:/a")
     assert "ATOLL_ADDRESS" not in env
-    assert (env["ATOLL_ISLANDS"], env["ATOLL_PLATFORM"]) == ("1x1x2", "cuda")
+
+
+def test_run_passes_its_options_on_in_the_environment(user: User) -> None:
+    env = _environment_of_run(user, *CLUSTER_OPTIONS)
+    assert {name: env[name] for name in VARIABLES.values()} == {
+        "ATOLL_ISLANDS": "1x1x2",
+        "ATOLL_PLATFORM": "cuda",
+        "ATOLL_DEVICE_MEMORY": "1024",
+        "ATOLL_DISPATCH": "sequential",
+    }
 
 
 @pytest.mark.parametrize("options", [(), ("--address", "unix:/a")])
@@ -355,6 +377,14 @@ def test_a_proxy_that_strangers_reach_serves_who_brings_the_token(user: User) ->
         assert refused.returncode == 1
         assert "asks for a token: set ATOLL_TOKEN" in refused.stderr
     assert served.check().stdout == "1\n"
+
+
+def test_a_proxy_of_its_own_cluster_has_the_options_of_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[Any] = []
+    monkeypatch.setattr(serving, "serve_proxy", lambda *arguments: served.extend(arguments))
+    monkeypatch.setattr(cli, "_end_on_signals", lambda: None)
+    cli.app(["proxy", *CLUSTER_OPTIONS], standalone_mode=False)
+    assert served[1:3] == ["", ClusterSettings("1x1x2", "cuda", 1024, Dispatch.SEQUENTIAL)]
 
 
 # ---- the command itself

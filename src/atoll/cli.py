@@ -10,15 +10,15 @@ import json
 import os
 import signal
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
+import msgspec
 import typer
 from rich.console import Console
 
 from atoll._version import __version__
-from atoll.client.settings import DEFAULT_ISLANDS
+from atoll.cluster_settings import DEFAULT_ISLANDS, DEFAULT_PLATFORM, VARIABLES, ClusterSettings, Dispatch
 from atoll.errors import AtollError
 from atoll.operate.registrations import DEFAULT_NAME
 from atoll.quantities import parse_bytes
@@ -40,13 +40,6 @@ app = typer.Typer(
 )
 
 _terminal = Console(stderr=True, highlight=False, soft_wrap=True)
-
-
-class Dispatch(StrEnum):
-    """How launches reach their hosts."""
-
-    PARALLEL = "parallel"
-    SEQUENTIAL = "sequential"
 
 
 def _check_islands(text: str | None) -> str | None:
@@ -78,25 +71,36 @@ _ISLANDS_HELP = (
 )
 _MEMORY_HELP = (
     "The memory of each device, such as 16GiB, where the platform does not tell (cpu) or tells too much. What does not "
-    "fit waits, and what cannot fit fails."
+    "fit waits, and what cannot fit fails. ATOLL_DEVICE_MEMORY if not given."
+)
+_PLATFORM_HELP = (
+    "What the workers compute on: cpu, cuda or tpu, as JAX names it. ATOLL_PLATFORM if not given, else "
+    f"{DEFAULT_PLATFORM}."
+)
+_DISPATCH_HELP = (
+    "Whether a launch is sent off at once, or waits until the one before it is enqueued. ATOLL_DISPATCH if not given, "
+    f"else {Dispatch.PARALLEL}."
 )
 _TOPOLOGY_HELP = (
     "The mesh in which the devices of an island stand, such as 4x4 or 2x2x2, where the platform does not tell (cpu): "
-    "slices of a shape are parts of it. A line unless given."
+    "slices of a shape are parts of it. ATOLL_TOPOLOGY if not given, else a line."
 )
-_PLATFORM_HELP = "What the workers compute on: cpu, cuda or tpu, as JAX names it."
 
 Islands = Annotated[str, typer.Option(help=_ISLANDS_HELP, callback=_check_islands, metavar="IxHxD")]
-DeviceMemory = Annotated[
-    int | None,
+EmbeddedIslands = Annotated[
+    str | None,
     typer.Option(
-        "--device-memory", help=_MEMORY_HELP, envvar="ATOLL_DEVICE_MEMORY", parser=_memory, metavar="AMOUNT"
+        help=f"Of an embedded cluster; ATOLL_ISLANDS if not given, else {DEFAULT_ISLANDS}. {_ISLANDS_HELP}",
+        callback=_check_islands,
+        metavar="IxHxD",
     ),
 ]
-MeshShape = Annotated[
-    str, typer.Option("--topology", help=_TOPOLOGY_HELP, envvar="ATOLL_TOPOLOGY", metavar="MESH")
+Platform = Annotated[str | None, typer.Option(help=_PLATFORM_HELP)]
+DeviceMemory = Annotated[
+    int | None, typer.Option("--device-memory", help=_MEMORY_HELP, parser=_memory, metavar="AMOUNT")
 ]
-Platform = Annotated[str, typer.Option(help=_PLATFORM_HELP, envvar="ATOLL_PLATFORM")]
+MeshShape = Annotated[str | None, typer.Option("--topology", help=_TOPOLOGY_HELP, metavar="MESH")]
+DispatchMode = Annotated[Dispatch | None, typer.Option("--dispatch", help=_DISPATCH_HELP)]
 ClusterAddress = Annotated[
     str,
     typer.Option(
@@ -131,7 +135,8 @@ def atoll(
 
     - `ATOLL_ADDRESS`: where a cluster listens, for scripts and for status, down and proxy.
 
-    - `ATOLL_ISLANDS`, `ATOLL_TOPOLOGY`, `ATOLL_PLATFORM`, `ATOLL_DEVICE_MEMORY`: what an embedded cluster has.
+    - `ATOLL_ISLANDS`, `ATOLL_TOPOLOGY`, `ATOLL_PLATFORM`, `ATOLL_DEVICE_MEMORY`, `ATOLL_DISPATCH`: what an embedded
+    cluster has. All but the first count for `atoll up`, too.
 
     - `ATOLL_TOKEN`: a cluster that is started with it serves only those who bring the same. What listens on
     anything but loopback or a unix socket must have it.
@@ -145,10 +150,11 @@ def atoll(
 @app.command(context_settings={"allow_interspersed_args": False}, no_args_is_help=True)
 def run(
     command: Annotated[list[str], typer.Argument(help="The command and its arguments.", metavar="COMMAND")],
-    islands: Annotated[str | None, typer.Option(help=_ISLANDS_HELP, callback=_check_islands, metavar="IxHxD")] = None,
-    platform: Annotated[str | None, typer.Option(help=_PLATFORM_HELP)] = None,
+    islands: EmbeddedIslands = None,
+    platform: Platform = None,
     device_memory: DeviceMemory = None,
-    topology: MeshShape = "",
+    dispatch: DispatchMode = None,
+    topology: MeshShape = None,
     address: Annotated[str, typer.Option(help="Run on the cluster at this address instead.")] = "",
 ) -> None:
     """Run a command with JAX on Atoll.
@@ -157,7 +163,7 @@ def run(
 
     The command takes the place of this process, so signals and the exit status are its own. It gets an
     embedded cluster of these islands, which ends with it; without --islands, the cluster of ATOLL_ADDRESS if
-    that is set, else an embedded one of 1x1x8.
+    that is set, else an embedded one.
 
     JAX_PLATFORMS becomes "atoll", unless it names atoll already ("atoll,cpu").
     """
@@ -167,15 +173,10 @@ def run(
         env["JAX_PLATFORMS"] = "atoll"
     if islands is not None:
         env.pop("ATOLL_ADDRESS", None)
-        env["ATOLL_ISLANDS"] = islands
     if address:
         env["ATOLL_ADDRESS"] = address
-    if platform is not None:
-        env["ATOLL_PLATFORM"] = platform
-    if device_memory is not None:
-        env["ATOLL_DEVICE_MEMORY"] = str(device_memory)
-    if topology:
-        env["ATOLL_TOPOLOGY"] = topology
+    given = _given(islands=islands, platform=platform, device_memory=device_memory, dispatch=dispatch, mesh=topology)
+    env.update({VARIABLES[name]: str(value) for name, value in given.items()})
     try:
         os.execvpe(command[0], command, env)
     except FileNotFoundError:
@@ -195,13 +196,10 @@ def up(
             metavar="ADDRESS",
         ),
     ] = "",
-    platform: Platform = "cpu",
+    platform: Platform = None,
     device_memory: DeviceMemory = None,
-    topology: MeshShape = "",
-    dispatch: Annotated[
-        Dispatch,
-        typer.Option(help="Whether a launch is sent off at once, or waits until the one before it is enqueued."),
-    ] = Dispatch.PARALLEL,
+    dispatch: DispatchMode = None,
+    topology: MeshShape = None,
     name: Annotated[str, typer.Option(help="Its name, for status and down.")] = DEFAULT_NAME,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay in the foreground; Ctrl-C ends the cluster.")
@@ -216,16 +214,11 @@ def up(
     from atoll.transport.address import parse_address
     from atoll.transport.child import wait_for_any
 
+    settings = _settings(
+        islands=islands, platform=platform, device_memory=device_memory, dispatch=dispatch, mesh=topology
+    )
     cluster = NewCluster(
-        name=name,
-        islands=islands,
-        platform=platform,
-        listen=listen,
-        token=_token(),
-        parent=os.getpid() if foreground else 0,
-        device_memory=device_memory or 0,
-        dispatch=dispatch,
-        mesh=topology,
+        name=name, settings=settings, listen=listen, token=_token(), parent=os.getpid() if foreground else 0
     )
     try:
         with _terminal.status(f"starting {islands} ..."):
@@ -237,7 +230,7 @@ def up(
         raise
     address = cluster.registration.address
     print(address, flush=True)
-    _tell(f"cluster {name} is up: {islands} on {platform}")
+    _tell(f"cluster {name} is up: {islands} on {settings.platform}")
     _tell(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={address} python train.py")
     if not parse_address(address).is_local:
         _tell("         (elsewhere: with this machine's name in the address, and the same ATOLL_TOKEN)")
@@ -385,11 +378,30 @@ def dump(
     """
     from atoll.operate.clusters import dump_of, find
 
-    body = dump_of(find(address, name), _token())
+    _write(dump_of(find(address, name), _token()), output)
+
+
+def _write(body: bytes, output: Path | None) -> None:
     if output is None:
         sys.stdout.buffer.write(body)
     else:
         output.write_bytes(body)
+
+
+@app.command()
+def trace(
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A file; standard output if not given.")] = None,
+    address: ClusterAddress = "",
+    name: ClusterName = "",
+) -> None:
+    """Write what ran on the cluster's hosts lately, and when, as a trace that https://ui.perfetto.dev opens.
+
+    The last 100,000 computations and transfers of all sessions, a row for each host. Which cluster: as for
+    `atoll status`.
+    """
+    from atoll.operate.clusters import find, trace_of
+
+    _write(trace_of(find(address, name), _token()), output)
 
 
 @app.command()
@@ -420,15 +432,11 @@ def proxy(
         str, typer.Option(help="On which address; one that is not loopback needs ATOLL_TOKEN.")
     ] = "127.0.0.1",
     address: ClusterAddress = "",
-    islands: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Of the embedded cluster; {DEFAULT_ISLANDS} unless given. " + _ISLANDS_HELP,
-            callback=_check_islands,
-            metavar="IxHxD",
-        ),
-    ] = None,
-    platform: Platform = "cpu",
+    islands: EmbeddedIslands = None,
+    platform: Platform = None,
+    device_memory: DeviceMemory = None,
+    dispatch: DispatchMode = None,
+    topology: MeshShape = None,
 ) -> None:
     """Serve clients that know nothing of Atoll: those that start with Google's `pathwaysutils`.
 
@@ -449,6 +457,9 @@ def proxy(
     _check_one_of(islands, address)
     listen = Address(host=host.removeprefix("[").removesuffix("]"), port=port)
     check_may_listen(listen, _token())
+    settings = _settings(
+        islands=islands, platform=platform, device_memory=device_memory, dispatch=dispatch, mesh=topology
+    )
     cluster = "" if islands is not None else address or os.environ.get("ATOLL_ADDRESS", "")
     if cluster:
         report_of(Target(parse_address(cluster)), _token())  # where it does not answer, say so at once
@@ -463,9 +474,18 @@ def proxy(
 
     _end_on_signals()
     try:
-        serve_proxy(listen, cluster, islands or DEFAULT_ISLANDS, platform, tell)
+        serve_proxy(listen, cluster, settings, tell)
     except KeyboardInterrupt:
         _tell("the proxy has ended")
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _settings(**options: Any) -> ClusterSettings:
+    """The cluster of these options, and of the environment where one is None. Raises ClusterError."""
+    return msgspec.structs.replace(ClusterSettings.from_environment(), **_given(**options))
 
 
 def _token() -> str:

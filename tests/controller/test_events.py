@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from atoll.controller.core import Controller, Settings
+from atoll.cluster_settings import ClusterSettings, Dispatch
+from atoll.controller.core import Controller
 from atoll.controller.events import EventLog, replay
 from atoll.controller.resources import Topology
 from atoll.errors import OK
@@ -17,10 +18,10 @@ from atoll.transport import messages as m
 PAIR = ArraySpec("float32", (2,), Sharding((0, 1)))
 
 
-def recorded(settings: Settings | None = None) -> tuple[EventLog, list[Any]]:
+def recorded(**settings: Any) -> tuple[EventLog, list[Any]]:
     """A session's life on an island of two hosts, one of which is lost on the way; the log, and what was said."""
-    settings = settings or Settings()
-    log = EventLog(Controller(Topology.parse("1x2x1"), settings), "1x2x1", settings, "test")
+    cluster = ClusterSettings("1x2x1", **settings)
+    log = EventLog(Controller(Topology.parse(cluster.islands), cluster), cluster, "test")
     said: list[Any] = []
     clock = iter(range(1, 1000))
 
@@ -61,9 +62,9 @@ def without_secrets(messages: list[Any]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("settings", [Settings(), Settings(sequential=True), Settings(device_memory=100)])
+@pytest.mark.parametrize("settings", [{}, {"dispatch": Dispatch.SEQUENTIAL}, {"device_memory": 100}])
 def test_a_log_replays_to_the_same_decisions(settings):
-    log, said = recorded(settings)
+    log, said = recorded(**settings)
     assert any(isinstance(message, m.Run) for _, message in said)
     assert any(isinstance(message, m.Awaited) for _, message in said)
     again = [message for _, messages in replay(log.dump().splitlines()) for message in messages]

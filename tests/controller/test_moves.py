@@ -556,9 +556,10 @@ def test_clients_whose_slices_are_moved_notice_nothing(seed, steps, topology, do
         assert client.retired == client.launched, "each launch ends once"
         assert set(client.outcomes) == set(client.waits), "each wait ends"
         for wait, handle in client.waits.items():
-            status, taint = client.outcomes[wait], client.taint[handle]
+            status, taint, maybe = client.outcomes[wait], client.taint[handle], client.maybe[handle]
             if not (memory and status.code == Code.RESOURCE_EXHAUSTED):
-                assert status.ok == (not taint), f"{status} although {handle} depends on {taint or 'no failure'}"
+                assert not (status.ok and taint), f"{handle} is there although it depends on {taint}"
+                assert status.ok or status.message in taint | maybe, f"{status} is none of {taint | maybe}"
         for handle, spec in client.arrays.items():
             if session.directory.entries[handle].error is not None:
                 continue
@@ -577,7 +578,7 @@ def test_clients_whose_slices_are_moved_notice_nothing(seed, steps, topology, do
     for client in list(world.clients.values()):
         world.close(client)
     for host in world.hosts.values():
-        assert (host.plans, host.stores) == ({}, {})
+        assert (host.plans, host.stores, host.walks) == ({}, {}, {})
         assert not any(host.lines.values())
     assert world.controller.functions.users == {}
     assert world.controller.slices.sessions == {}

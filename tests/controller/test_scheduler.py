@@ -48,12 +48,19 @@ def scheduler_with(*tickets: Ticket[str], islands: int = 1, window: int = 8) -> 
     return scheduler
 
 
-def test_ready_launches_start_first_in_first_out_over_all_sessions():
+def test_who_has_been_ready_for_longest_starts_first_over_all_sessions():
     scheduler = scheduler_with(
         launch(1, session=7), launch(2, session=5), launch(3, session=7), launch(4, session=6)
     )
-    # By age and not session by session: 3 is older than 4 although its session had a turn already.
-    assert started(scheduler) == [1, 2, 3, 4]
+    # 3 is older than 4, but was not ready before its session's 1 had its turn.
+    assert started(scheduler) == [1, 2, 4, 3]
+
+
+def test_sessions_with_long_programs_take_turns_node_by_node():
+    scheduler = scheduler_with(
+        *(launch(i, session=1) for i in range(1, 4)), *(launch(i, session=2) for i in range(4, 7))
+    )
+    assert started(scheduler) == [1, 4, 2, 5, 3, 6]
 
 
 def test_a_launch_that_waits_holds_back_its_own_session_and_nobody_else():
@@ -162,10 +169,12 @@ def test_a_newcomer_gets_in_behind_what_is_in_flight_and_not_behind_what_waits()
     long = [launch(i, estimate=10 * MS) for i in range(2, 12)]
     scheduler = scheduler_with(*long)
     first = gangs(scheduler)
-    newcomer = launch(1, session=2)  # the policy's order is by age, and this one is old
+    newcomer = launch(12, session=2)
     scheduler.enqueue(newcomer)
     scheduler.finished(first[0])
-    assert started(scheduler)[0] == 1
+    assert started(scheduler) == [5], "it was ready before"
+    scheduler.finished(first[1])
+    assert started(scheduler) == [12]
 
 
 def test_a_gang_that_runs_alone_waits_for_the_others_and_holds_them_back():

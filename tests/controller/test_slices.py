@@ -22,7 +22,7 @@ def add(play: Play, **wish: Any) -> m.SliceAdded:
 
 
 def test_a_session_is_told_its_slice_and_where_its_devices_are():
-    play = Play("2x1x4", mesh=(2, 2))
+    play = Play("2x1x4", mesh="2x2")
     assert add(play, count=2, shape=(2,)) == m.SliceAdded(7, OK, 1, (0, 1), (2,), ((0, 0), (1, 0)))
     hosts = tuple((device, 1) for device in range(4, 8))
     assert add(play, count=4, shape=(2, 2)) == m.SliceAdded(7, OK, 2, (4, 5, 6, 7), (2, 2), hosts)
@@ -38,7 +38,7 @@ def test_a_wish_that_cannot_be_met_is_refused_at_once():
 
 
 def test_devices_have_the_coordinates_of_the_declared_mesh():
-    play = Play("1x2x2", mesh=(2, 2))
+    play = Play("1x2x2", mesh="2x2")
     session = play.controller.sessions[play.session]
     assert [device.info.coords for device in session.devices.virtual] == [(0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0)]
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import psutil
 
+from atoll.cluster_settings import ClusterSettings
 from atoll.engines.local import EngineOptions, Started
 from atoll.operate.question import ask_for_report
 from atoll.proxy.main import ProxyOptions, Ready
@@ -27,7 +28,8 @@ _END_SECONDS = 15.0
 class StandingCluster:
     """The processes of one cluster, in a folder of its own.
 
-    `environment` is what its engine is started with, `engine` further options of it.
+    `environment` is what its engine is started with, `settings` what its `ClusterSettings`
+    say besides the islands.
     """
 
     def __init__(
@@ -38,19 +40,18 @@ class StandingCluster:
         islands: str = "1x1x4",
         listen: str = "",
         token: str = "",
-        **engine: Any,
+        **settings: Any,
     ) -> None:
         self.directory = folder / "cluster"
         self.directory.mkdir(mode=0o700)
         self._stopped = False
         self.token = token
         options = EngineOptions(
-            islands,
+            ClusterSettings(islands, **settings),
             str(self.directory),
             listen=listen,
             parent=os.getpid(),
             cache_directory=environment.get("ATOLL_CACHE_DIR", ""),
-            **engine,
         )
         self.address = options.controller_address
         self._environment = environment | ({"ATOLL_TOKEN": token} if token else {})

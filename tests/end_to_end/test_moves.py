@@ -290,3 +290,35 @@ def test_what_is_in_the_way_of_a_drain_is_named(start_cluster: StartCluster, sta
     python.close()
     cluster.until(lambda report: not report["sessions"], 10)
     assert "is empty" in ask(cluster, AskDrain(1))
+
+
+# ---- traced programs
+
+
+def traced() -> list[list[float]]:
+    """The program of the paper's figure 2, with its tracer; made once, and run as often as one likes."""
+    if "traced" not in STATE:
+        devices = atoll.make_virtual_device_set()
+        a = jax.pmap(lambda x: x * 2.0, devices=devices.add_slice(devices=2).tpus)
+        b = jax.pmap(lambda x: x + 1.0, devices=devices.add_slice(devices=2).tpus)
+        c = jax.pmap(lambda x: x / 2.0, devices=devices.add_slice(devices=2).tpus)
+
+        @atoll.program
+        def f(v: Any) -> Any:
+            x = a(v)
+            return b(x), a(c(x))
+
+        STATE["traced"] = f
+    return [np.asarray(each).tolist() for each in STATE["traced"](np.array([1.0, 2.0]))]
+
+
+def test_a_traced_program_goes_on_where_its_slices_are_moved(islands: StandingCluster, python: RemotePython) -> None:
+    expected = [[3.0, 5.0], [2.0, 4.0]]
+    assert python.call(traced) == expected
+    (session,) = islands.report()["sessions"]
+    places = {each["id"]: each["physical"] for each in session["slices"]}
+    for number, physical in places.items():
+        remap(islands, 1 - physical[0] // 4, number=number)
+        assert python.call(traced) == expected
+    moved = {each["id"]: each["physical"] for each in islands.report()["sessions"][0]["slices"]}
+    assert all(moved[number][0] // 4 != physical[0] // 4 for number, physical in places.items())

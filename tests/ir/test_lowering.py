@@ -1,10 +1,9 @@
-"""Lowering, judged by running its plans: a machine of numpy arrays walks them, and what comes out must be right."""
+"""Lowering, judged by running its plans on a machine of numpy arrays: what comes out must be right."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from atoll.errors import Code, StatusError
 from atoll.ir import plan as p
-from atoll.ir.lowering import Lowered, Seat, lower
+from atoll.ir.lowering import LoweredGang, lower
 from atoll.ir.program import (
     Call,
     DeviceToHost,
@@ -38,147 +37,17 @@ from atoll.ir.types import (
     shard_boxes,
     shard_shape,
 )
-from tests.ir.test_types import tilings
-
-Placement = dict[int, Seat]
-
-
-def cluster(islands: int, hosts: int, devices: int) -> Placement:
-    """Virtual devices in the order of the physical ones."""
-    seats = [
-        Seat(island, island * hosts + host, ordinal)
-        for island in range(islands)
-        for host in range(hosts)
-        for ordinal in range(devices)
-    ]
-    return dict(enumerate(seats))
-
-
-def slices(box: Any) -> tuple[slice, ...]:
-    return tuple(slice(start, stop) for start, stop in box)
-
-
-class Machine:
-    """Hosts that hold numpy shards and walk plans, as workers do. Feeds are a dict."""
-
-    def __init__(self, placement: Placement) -> None:
-        self.placement = placement
-        self.stores: dict[int, dict[int, list[np.ndarray]]] = {s.host: {} for s in placement.values()}
-        self.feeds: dict[tuple[int, int], np.ndarray] = {}
-        self.to_client: dict[int, np.ndarray] = {}
-        self.sent: Counter[tuple[int, int]] = Counter()
-        self.received: Counter[tuple[int, int]] = Counter()
-        self.executed: list[tuple[int, p.Execute]] = []
-
-    def load(self, value: int, spec: ArraySpec, shards: list[np.ndarray]) -> None:
-        """Gives each host its shards, in the order in which the device list names them."""
-        for device, shard in zip(spec.sharding.devices, shards, strict=True):
-            self.stores[self.placement[device].host].setdefault(value, []).append(shard)
-
-    def shards(self, value: int, spec: ArraySpec) -> list[np.ndarray]:
-        """All shards of a value, in order; each host must hold exactly its own."""
-        left = {host: list(store.get(value, [])) for host, store in self.stores.items()}
-        found = [left[self.placement[device].host].pop(0) for device in spec.sharding.devices]
-        assert not any(left.values())
-        return found
-
-    def run(self, lowered: Lowered) -> None:
-        """Walks each host's plan, each step that receives as soon as its feeds are here. All must get to their ends."""
-        waiting = {host: self._walk(host, plan) for host, plan in lowered.plans.items()}
-        missing = {host: set(next(walk, ())) for host, walk in waiting.items()}
-        moved = True
-        while moved:
-            moved = False
-            for host, feeds in list(missing.items()):
-                if all((host, feed) in self.feeds for feed in feeds):
-                    moved = bool(feeds) or moved
-                    missing[host] = set(next(waiting[host], ()))
-                    if not missing[host]:
-                        del missing[host]
-        assert not missing, "plans wait for feeds that nobody sends before them"
-        assert self.sent == self.received, "each feed is sent once and used once"
-        assert all(count == 1 for count in self.sent.values())
-        assert all(0 <= feed < lowered.feeds for _, feed in self.sent)
-
-    def _walk(self, host: int, plan: p.Plan) -> Iterator[set[int]]:
-        """Yields the feeds that the next step waits for."""
-        store = self.stores[host]
-        values = {value: store[value] for value in plan.arguments}
-        available = set(plan.awaited)
-        for step in plan.steps:
-            if isinstance(step, p.Receive) and step.pieces:
-                yield {piece.feed for piece in step.pieces}
-            self._step(host, step, values, available)
-        store.update((value, values[value]) for value in plan.results)
-
-    def _step(self, host: int, step: p.Step, values: dict[int, Any], available: set[int]) -> None:
-        match step:
-            case p.Execute():
-                self.executed.append((host, step))
-            case p.Put():
-                shards = [np.zeros(0)] * len(step.array.devices)
-                for piece in step.pieces:
-                    content = self.feeds[host, piece.feed]
-                    assert piece.feed in available
-                    shards[piece.shard] = content if piece.box is None else content[slices(piece.box)]
-                values[step.output] = shards
-            case p.Get():
-                whole = np.full(step.shape, -1)
-                for shard, box in zip(step.shards, step.boxes, strict=True):
-                    whole[slices(box)] = values[step.input][shard]
-                self.to_client[step.feed] = whole
-                values[step.completion] = []
-            case p.Move():
-                for source, output in zip(step.inputs, step.outputs, strict=True):
-                    values[output] = list(values[source])
-            case p.Send():
-                for piece in step.pieces:
-                    shard = values[step.input][piece.shard]
-                    assert all(0 <= a <= b <= n for (a, b), n in zip(piece.box, shard.shape, strict=True))
-                    assert (piece.host, piece.feed) not in self.feeds
-                    self.feeds[piece.host, piece.feed] = shard[slices(piece.box)]
-                    self.sent[piece.host, piece.feed] += 1
-            case p.Receive():
-                shards = [np.full(shape, -1) for shape in step.array.shard_shapes]
-                covered = [np.zeros(shape, int) for shape in step.array.shard_shapes]
-                for piece in step.pieces:
-                    assert piece.feed in available
-                    shape = shards[piece.shard].shape
-                    assert all(0 <= a <= b <= n for (a, b), n in zip(piece.box, shape, strict=True))
-                    shards[piece.shard][slices(piece.box)] = self.feeds[host, piece.feed]
-                    covered[piece.shard][slices(piece.box)] += 1
-                    self.received[host, piece.feed] += 1
-                assert all((each == 1).all() for each in covered), "each element comes once"
-                values[step.output] = shards
-            case p.Select():
-                values[step.output] = [values[step.inputs[t.input]][t.shard] for t in step.takes]
-
-
-def contents(spec: ArraySpec, array: np.ndarray) -> list[np.ndarray]:
-    return [array[slices(box)] for box in shard_boxes(spec.sharding, spec.shape)]
-
-
-def counting(shape: tuple[int, ...]) -> np.ndarray:
-    return np.arange(math.prod(shape)).reshape(shape)
-
-
-@st.composite
-def placements(draw: st.DrawFn) -> Placement:
-    """A small cluster whose virtual devices sit on its physical ones in any order."""
-    seats = cluster(draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(1, 4)))
-    return dict(zip(seats, draw(st.permutations(list(seats.values()))), strict=True))
-
-
-@st.composite
-def specs(draw: st.DrawFn, placement: Placement, shape: tuple[int, ...]) -> ArraySpec:
-    chosen = draw(st.permutations(sorted(placement)))
-    devices = tuple(chosen[: draw(st.integers(1, min(8, len(chosen))))])
-    return ArraySpec("int64", shape, Sharding(devices, draw(tilings(len(devices), len(shape)))))
-
-
-# Shards that hold nothing are in these shapes too (a dimension of 0, or more tiles than rows).
-shapes = st.lists(st.integers(0, 6), max_size=3).map(tuple)
-
+from tests.ir.machine import (
+    Machine,
+    cluster,
+    contents,
+    counting,
+    placements,
+    shapes,
+    slices,
+    specs,
+    steps_of,
+)
 
 # ---- transfers
 
@@ -199,10 +68,9 @@ def test_any_chain_of_reshards_over_any_islands_gives_every_shard_its_part(data,
         expected = contents(spec, counting(shape))
         for got, want in zip(machine.shards(value, spec), expected, strict=True):
             np.testing.assert_array_equal(got, want)
-    assert lowered.result_bytes == tuple(nbytes(spec) for spec in chain[1:])
-    assert lowered.result_hosts == tuple(
-        tuple(sorted({placement[d].host for d in spec.sharding.devices})) for spec in chain[1:]
-    )
+    for value, spec in enumerate(chain):
+        assert lowered.values[value].nbytes == nbytes(spec)
+        assert lowered.values[value].hosts == tuple(sorted({placement[d].host for d in spec.sharding.devices}))
 
 
 @given(st.data(), placements(), shapes)
@@ -222,7 +90,7 @@ def test_a_copy_to_other_devices_keeps_shard_i_shard_i(data, placement, shape):
     on_one_host = all(
         placement[a].host == placement[b].host for a, b in zip(source.sharding.devices, devices, strict=True)
     )
-    kinds = {type(step) for plan in lowered.plans.values() for step in plan.steps}
+    kinds = {type(step) for plan in lowered.plans.values() for step in steps_of(plan)}
     assert kinds == ({p.Move} if on_one_host else {p.Send, p.Receive})
 
 
@@ -248,7 +116,7 @@ def test_a_reshard_takes_replicas_from_its_own_host_and_else_from_all_alike():
     senders = Counter(
         (host, piece.host)
         for host, plan in lowered.plans.items()
-        for step in plan.steps
+        for step in steps_of(plan)
         if isinstance(step, p.Send)
         for piece in step.pieces
     )
@@ -261,7 +129,7 @@ def test_a_reshard_of_eight_ways_to_eight_ways_moves_no_byte_twice(hosts):
     rows = ArraySpec("int64", (64, 64), Sharding(tuple(range(8)), Tiled((8, 1), tuple(range(8)))))
     columns = ArraySpec("int64", (64, 64), Sharding(tuple(range(8, 16)), Tiled((1, 8), tuple(range(8)))))
     lowered = lower(single("f", (rows,), Transfer((0,), (columns,), reshard=True)), placement, {})
-    sends = [step for plan in lowered.plans.values() for step in plan.steps if isinstance(step, p.Send)]
+    sends = [step for plan in lowered.plans.values() for step in steps_of(plan) if isinstance(step, p.Send)]
     pieces = [piece for send in sends for piece in send.pieces]
     moved = sum(math.prod(stop - start for start, stop in piece.box) for piece in pieces)
     assert moved == 64 * 64, "each element is needed by one shard of the target, and sent once"
@@ -275,7 +143,7 @@ def test_a_host_waits_for_another_when_it_has_sent_what_that_waits_for():
     lowered = lower(program, placement, {})
     # Each sends first: neither may wait before it has sent, or both would wait for ever.
     for plan in lowered.plans.values():
-        assert [type(step) for step in plan.steps] == [p.Send, p.Receive]
+        assert [type(step) for step in steps_of(plan)] == [p.Send, p.Receive]
     machine = Machine(placement)
     machine.load(0, source, contents(source, counting((4,))))
     machine.run(lowered)
@@ -452,11 +320,13 @@ def test_a_call_becomes_the_same_step_on_each_of_its_hosts():
     placement = cluster(2, 2, 2)
     lowered = lower(call((4, 5, 6, 7), donated=(1,), preserved=(0,), completion=True), placement, {7: "abc"})
     step = p.Execute("abc", (0, 1), 2, (1,), (0,), True)
-    plan = p.Plan("train_step", (0, 1), (step,), (2, 3), (), together=True)
+    leg = p.Leg(0, (step,), (2, 3), drops=(0, 1, 2, 3), together=True)
+    plan = p.Plan("train_step", (0, 1), (leg,), (2, 3))
     assert lowered.plans == {2: plan, 3: plan}
+    assert lowered.gangs == (LoweredGang(0, 1, (2, 3), "abc", True, makes=(2, 3)),)
     assert lowered.donated == {1}
-    assert lowered.result_hosts == ((2, 3), (2, 3))
-    assert lowered.result_bytes == (4 * 8, 0)
+    assert [lowered.values[value].hosts for value in lowered.results] == [(2, 3), (2, 3)]
+    assert [lowered.values[value].nbytes for value in lowered.results] == [4 * 8, 0]
 
 
 def test_a_call_over_two_islands_is_refused_with_what_to_do_instead():
@@ -527,7 +397,28 @@ def test_a_calls_completion_is_no_array():
 def test_values_between_nodes_stay_on_their_host_and_do_not_become_results():
     placement = cluster(1, 1, 2)
     other = ArraySpec("int64", (4,), Sharding((1, 0), Even((2,))))
-    program = Program("f", (PAIR,), (Transfer((0,), (other,)), Transfer((1,), (PAIR,))), (2,))
-    (plan,) = lower(program, placement, {}).plans.values()
+    program = Program("f", (PAIR,), (Transfer((0,), (other,)), Call(7, (1,), (PAIR,), (0, 1))), (2,))
+    (plan,) = lower(program, placement, {7: "abc"}).plans.values()
     assert plan.arguments == (0,)
     assert plan.results == (2,)
+
+
+def test_each_node_is_a_gang_of_its_own_on_each_of_its_islands_and_says_what_goes_with_it():
+    placement = cluster(2, 1, 2)
+    far = ArraySpec("int64", (4,), Sharding((2, 3), Even((2,))))
+    nodes = (
+        Call(7, (0,), (PAIR,), (0, 1)),
+        Transfer((1,), (far,)),
+        Call(8, (2,), (far,), (2, 3), completion=True),
+        Call(8, (2,), (far,), (2, 3)),
+    )
+    lowered = lower(Program("f", (PAIR,), nodes, (5,)), placement, {7: "abc", 8: "def"})
+    assert lowered.gangs == (
+        LoweredGang(0, 0, (0,), "abc", makes=(1,)),
+        LoweredGang(1, 0, (0,), drops=(1,)),
+        LoweredGang(1, 1, (1,), makes=(2,)),
+        LoweredGang(2, 1, (1,), "def", makes=(3, 4), drops=(3, 4)),
+        LoweredGang(3, 1, (1,), "def", makes=(5,), drops=(2,)),
+    )
+    assert {host: [leg.gang for leg in plan.legs] for host, plan in lowered.plans.items()} == {0: [0, 1], 1: [2, 3, 4]}
+    assert [leg.drops for leg in lowered.plans[1].legs] == [(), (3, 4), (2, 5)]

@@ -38,7 +38,12 @@ SAMPLES: dict[Any, Any] = {
     bool: True,
     Status: STATUS,
     Program: Program("f", (SPEC,), (Call(1, (0,), (SPEC,), (0, 1)),), (1,)),
-    p.Plan: p.Plan("f", (0,), (p.Put(1, LOCAL, (p.HostPiece(0, 0, (2,), (-4,), ((0, 2),)),)),), (1,), (0,)),
+    p.Plan: p.Plan(
+        "f",
+        (0,),
+        (p.Leg(0, (p.Put(1, LOCAL, (p.HostPiece(0, 0, (2,), (-4,), ((0, 2),)),)),), (1,), (), (0,)),),
+        (1,),
+    ),
     SliceWish: SliceWish(4, (2, 2), "cpu", (1,), (2, 3), 1 << 30),
     m.DeviceInfo: m.DeviceInfo(0, "cpu", "cpu", ("device",), "device", (0, 0, 0), 0, 0, 0),
 }

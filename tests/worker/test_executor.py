@@ -50,6 +50,7 @@ class Rig:
         from atoll.worker.data_port import DataPort, Inbox
         from atoll.worker.executor import Executor
         from atoll.worker.functions import Functions
+        from atoll.worker.steps import Steps
         from atoll.worker.store import TypeKeys
         from atoll.worker.xla.backend import Backend
 
@@ -59,7 +60,8 @@ class Rig:
         self.inbox = Inbox(lambda session, feed: None)
         self.port = DataPort(Address(path=str(directory / "data.sock")), self.inbox)
         self.functions = Functions(self.backend, self.inbox, keys, self.report)
-        self.executor = Executor(self.backend, self.functions, self.port, keys, self.report, 0)
+        steps = Steps(self.backend, self.functions, self.port, keys, 0)
+        self.executor = Executor(steps, self.inbox, self.report)
         self.session = 0
         self._next = 0
 
@@ -130,9 +132,9 @@ class Rig:
     ) -> tuple[int, ...]:
         plan, sequence = self.fresh(), self.fresh()
         count = len(arguments)
-        body = p.Plan(
-            name, tuple(range(count)), tuple(steps), tuple(range(count, count + results)), tuple(range(len(feeds)))
-        )
+        values = tuple(range(count, count + results))
+        leg = p.Leg(0, tuple(steps), values, awaited=tuple(range(len(feeds))))
+        body = p.Plan(name, tuple(range(count)), (leg,), values)
         handles = tuple(self.fresh() for _ in range(results))
         self.executor.submit(m.KeepPlan(plan, body))
         self.executor.submit(m.Run(sequence, self.session, plan, tuple(arguments), handles, tuple(feeds)))
@@ -228,6 +230,63 @@ def it_runs_on_devices_in_another_order(rig: Rig) -> None:
     name = rig.function(add, spec(), spec(), devices=(2, 0))
     _, (result,) = rig.call(name, rig.ones(2, 0), rig.ones(2, 0))
     assert rig.shard(result, 1).tolist() == [2, 2, 2, 2]
+
+
+def start_legs(rig: Rig, legs: tuple[p.Leg, ...], argument: int, results: int = 1) -> tuple[int, tuple[int, ...]]:
+    """The first leg's turn; its sequence number, and the results' handles."""
+    plan, sequence = rig.fresh(), rig.fresh()
+    body = p.Plan("train_step", (0,), legs, tuple(value for leg in legs for value in leg.results))
+    handles = tuple(rig.fresh() for _ in range(results))
+    rig.executor.submit(m.KeepPlan(plan, body))
+    rig.executor.submit(m.Run(sequence, rig.session, plan, (argument,), handles, ()))
+    return sequence, handles
+
+
+def doubling_legs(name: str) -> tuple[p.Leg, ...]:
+    """Value 1 is twice value 0, value 2 is twice that, and so on; the last one is the result."""
+    calls = [p.Execute(name, (i, i), i + 1, (), (), False) for i in range(3)]
+    return tuple(p.Leg(i, (call,), (3,) if i == 2 else (), drops=(i,)) for i, call in enumerate(calls))
+
+
+@behaviour
+def it_walks_a_plan_leg_by_leg_as_their_turns_come(rig: Rig) -> None:
+    name = rig.function(add, spec(), spec())
+    first, (result,) = start_legs(rig, doubling_legs(name), rig.ones())
+    assert rig.reports.get(timeout=SECONDS).runs[0][0] == first
+    # Others get in between.
+    _, (other,) = rig.call(name, rig.ones(), rig.ones())
+    assert rig.shard(other)[0] == 2
+    rig.executor.submit(m.Go(rig.session, first, (first + 101, first + 102)))
+    ended = [run[0] for run in rig.reports.get(timeout=SECONDS).runs]
+    while len(ended) < 2:
+        ended += [run[0] for run in rig.reports.get(timeout=SECONDS).runs]
+    assert ended == [first + 101, first + 102]
+    assert rig.shard(result)[0] == 8
+
+
+@behaviour
+def it_walks_no_leg_after_one_that_failed(rig: Rig) -> None:
+    name = rig.function(add, spec(), spec())
+    legs = list(doubling_legs(name))
+    legs[1] = p.Leg(1, (p.Execute("no such", (1, 1), 2, (), (), False),), drops=(1,))
+    first, (result,) = start_legs(rig, tuple(legs), rig.ones())
+    rig.reports.get(timeout=SECONDS)
+    rig.executor.submit(m.Go(rig.session, first, (first + 101, first + 102)))
+    failed = rig.reports.get(timeout=SECONDS)
+    assert (failed.sequence, failed.status.code) == (first + 101, Code.NOT_FOUND)
+    assert rig.reports.get(timeout=SECONDS).runs[0][0] == first + 102
+    says(rig.failure(rig.call(name, result, result)), Code.NOT_FOUND, "no such")
+
+
+@behaviour
+def it_forgets_a_run_that_is_dropped(rig: Rig) -> None:
+    name = rig.function(add, spec(), spec())
+    first, _ = start_legs(rig, doubling_legs(name), rig.ones())
+    rig.reports.get(timeout=SECONDS)
+    rig.executor.submit(m.DropRun(rig.session, first))
+    rig.executor.submit(m.Go(rig.session, first, (first + 101,)))
+    assert rig.reports.get(timeout=SECONDS).runs[0][0] == first + 101
+    assert rig.executor._walks == {}
 
 
 @behaviour

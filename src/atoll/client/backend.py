@@ -30,6 +30,11 @@ def choose(settings: Settings | None) -> None:
     _chosen = settings
 
 
+def cluster() -> tuple[str, str] | None:
+    """The address of the controller that this process uses, and its token; None where JAX does not run on Atoll."""
+    return None if _processes is None else (_processes.controller, _processes.token)
+
+
 def make_client() -> Any:
     """Starts what is needed and connects. Called by JAX when it makes its backends."""
     global _processes

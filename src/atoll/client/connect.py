@@ -6,14 +6,17 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from atoll.client import backend
 from atoll.client.plugin import PLATFORM
 from atoll.client.settings import Settings
+from atoll.cluster_settings import DEFAULT_ISLANDS
 
 
 @contextlib.contextmanager
 def connect(
-    address: str | None = None, islands: str = "1x1x8", token: str | None = None
+    address: str | None = None, islands: str = DEFAULT_ISLANDS, token: str | None = None
 ) -> Iterator[list[Any]]:
     """Makes JAX run on Atoll inside a `with` block; gives the list of `jax.Device`.
 
@@ -23,7 +26,7 @@ def connect(
     Args:
       address: a running cluster's, as `atoll up` prints it (`unix:/path` or `HOST:PORT`). None: as ATOLL_ADDRESS says,
         else an embedded cluster that ends with the block.
-      islands: the embedded cluster's ISLANDSxHOSTSxDEVICES.
+      islands: the embedded cluster's ISLANDSxHOSTSxDEVICES; the rest of it is as the environment says.
       token: what the cluster asks of its clients. None: as ATOLL_TOKEN says.
 
     JAX's platforms are "atoll,cpu" inside the block and what they were after it. Arrays and compiled functions of other
@@ -44,10 +47,8 @@ def connect(
     environment = Settings.from_environment()
     settings = Settings(
         environment.address if address is None else address,
-        islands,
         environment.token if token is None else token,
-        environment.platform,
-        mesh=environment.mesh,
+        msgspec.structs.replace(environment.cluster, islands=islands),
     )
     before = jax.config.jax_platforms
     clear_backends()

@@ -42,11 +42,12 @@ class ClientProcesses:
         if settings.address:
             parse_address(settings.address)
         else:
-            read_topology(settings.islands, settings.mesh)
+            read_topology(settings.cluster.islands, settings.cluster.mesh)
         self._directory = make_directory("client")
         self.transfer_directory = Path(tempfile.mkdtemp(prefix="atoll-", dir=_shared_memory()))
         self._children: list[Child] = []
         self._settings = settings
+        self.token = settings.token
         try:
             started = None
             controller = settings.address
@@ -54,18 +55,15 @@ class ClientProcesses:
                 cluster = self._directory / "cluster"
                 cluster.mkdir(mode=0o700)
                 engine = EngineOptions(
-                    settings.islands,
+                    settings.cluster,
                     str(cluster),
-                    platform=settings.platform,
                     parent=os.getpid(),
                     cache_directory=default_cache_directory(cache_directory),
-                    device_memory=settings.device_memory,
-                    dispatch=settings.dispatch,
-                    mesh=settings.mesh,
                     client_directories=(str(self._directory), str(self.transfer_directory)),
                 )
                 controller = engine.controller_address
                 started = self._start("atoll.engines.local", engine, "the embedded cluster")
+            self.controller = controller
             proxy = ProxyOptions(
                 f"unix:{self._directory}/proxy.sock",
                 controller,
@@ -91,7 +89,7 @@ class ClientProcesses:
             raise
 
     def _start(self, module: str, options: msgspec.Struct, who: str) -> Child:
-        child = Child(module, options, who, environment={DEFAULT_TOKEN_VARIABLE: self._settings.token})
+        child = Child(module, options, who, environment={DEFAULT_TOKEN_VARIABLE: self.token})
         self._children.append(child)
         return child
 

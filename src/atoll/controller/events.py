@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from atoll.controller.core import Controller, Settings
+from atoll.cluster_settings import ClusterSettings
+from atoll.controller.core import Controller
 from atoll.controller.outbox import Destination
 from atoll.controller.resources import Topology
 from atoll.transport import messages as m
@@ -37,19 +38,18 @@ class Header(msgspec.Struct, frozen=True):
     """How the controller was started, and how many events are missing at the beginning."""
 
     version: str
-    topology: str
-    settings: Settings
-    missing: int
+    settings: ClusterSettings
+    missing: int = 0
 
 
 class EventLog:
     """Passes events on to a controller, and keeps them."""
 
-    def __init__(self, controller: Controller, topology: str, settings: Settings, version: str) -> None:
+    def __init__(self, controller: Controller, settings: ClusterSettings, version: str) -> None:
         self.controller = controller
         self._events: deque[tuple[float, str, int, str, Any]] = deque(maxlen=MOST_EVENTS)
         self._count = 0
-        self._start = (version, topology, settings)
+        self._header = Header(version, settings)
 
     def tell(self, seconds: float, what: str, who: int = 0, text: str = "", message: Any = None) -> Any:
         """The event happens. Returns what the controller does; raises what it raises."""
@@ -59,9 +59,8 @@ class EventLog:
 
     def dump(self) -> bytes:
         """A line of JSON for the start, and one for each event."""
-        version, topology, settings = self._start
         encode = msgspec.json.encode
-        lines = [encode(Header(version, topology, settings, self._count - len(self._events)))]
+        lines = [encode(msgspec.structs.replace(self._header, missing=self._count - len(self._events)))]
         for seconds, what, who, text, message in self._events:
             body = b"" if message is None else msgspec.msgpack.encode(message)
             lines.append(encode(Event(seconds, what, who, text, body)))
@@ -112,7 +111,7 @@ def replay(lines: Iterable[bytes]) -> Iterator[tuple[Event, list[tuple[Destinati
         raise ValueError(f"this is no event log: {error}") from None
     if header.missing:
         raise ValueError(f"the first {header.missing} events are missing: such a log can be read, and not replayed")
-    controller = Controller(Topology.parse(header.topology), header.settings)
+    controller = Controller(Topology.parse(header.settings.islands), header.settings)
     for row in rows:
         event = msgspec.json.decode(row, type=Event)
         message = msgspec.msgpack.decode(event.message, type=_Said) if event.message else None

@@ -10,7 +10,7 @@ import hashlib
 from dataclasses import dataclass, field
 
 from atoll.errors import Status
-from atoll.ir.lowering import Seat
+from atoll.ir.lowering import Needs, Seat
 
 # [replica][partition]
 Seats = tuple[tuple[Seat, ...], ...]
@@ -55,8 +55,12 @@ class FunctionRegistry:
         self.scratch.pop(name, None)
         return True
 
-    def scratch_of(self, name: str) -> int:
-        return self.scratch.get(name, 0)
+    def scratch_of(self, name: str) -> Needs:
+        """What the function needs on its devices while it runs."""
+        nbytes = self.scratch.get(name, 0)
+        if not nbytes:
+            return ()
+        return tuple(((seat.host, seat.ordinal), nbytes) for partitions in self.seats[name] for seat in partitions)
 
     def expect(self, registration: Registration) -> None:
         for host in registration.pending:

@@ -8,23 +8,22 @@ import hmac
 import logging
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from atoll._version import __version__
-from atoll.controller.core import Controller, Settings
+from atoll.cluster_settings import ClusterSettings
+from atoll.controller.core import Controller
 from atoll.controller.events import EventLog
-from atoll.controller.leases import LEASE_SECONDS, PING_SECONDS
-from atoll.controller.mesh import parse_mesh
 from atoll.controller.report import report
 from atoll.controller.resources import Topology
 from atoll.errors import AtollError, Code, Status, StatusError
 from atoll.transport import messages as m
 from atoll.transport.address import check_may_listen, parse_address
 from atoll.transport.connection import Connection, listen
+from atoll.transport.leases import PING_SECONDS
 from atoll.transport.lifeline import watch_in_loop
 from atoll.transport.process import read_options, run_loop, start_logging
 
@@ -35,17 +34,12 @@ _ENGINE_SAYS_SECONDS = 0.2
 
 
 class ControllerOptions(msgspec.Struct, frozen=True):
-    """How to start a controller. `parent` is the process that it must not outlive; for the rest see `core.Settings`."""
+    """How to start a controller. `parent` is the process that it must not outlive."""
 
     listen: str
-    topology: str
+    settings: ClusterSettings
     parent: int
-    max_sessions: int = 256
-    dispatch: str = "parallel"  # or "sequential"
-    lease_seconds: float = LEASE_SECONDS
-    device_memory: int = 0
     ready_fd: int = -1
-    mesh: str = ""
 
 
 @dataclass(eq=False)
@@ -63,15 +57,20 @@ class ControllerServer:
         self.options = options
         self.token = token
         self.stop = stop
-        mesh = parse_mesh(options.mesh)
-        settings = Settings(options.dispatch == "sequential", options.lease_seconds, options.device_memory, mesh)
-        self.controller = Controller(Topology.parse(options.topology), settings)
-        self.log = EventLog(self.controller, options.topology, settings, __version__)
+        settings = options.settings
+        self.controller = Controller(Topology.parse(settings.islands), settings)
+        self.log = EventLog(self.controller, settings, __version__)
         self.hosts: dict[int, Connection] = {}
         self.sessions: dict[int, Connection] = {}
-        self.engine: Connection | None = None
-        self.operators: dict[int, Connection] = {}  # that wait for an answer
+        self._engine: dict[int, Connection] = {}  # under 0, once it has said Hello
+        self._operators: dict[int, Connection] = {}  # that wait for an answer
         self._next_operator = 1
+        self._places = {
+            "host": self.hosts,
+            "session": self.sessions,
+            "engine": self._engine,
+            "operator": self._operators,
+        }
         self.waiting: list[_Peer] = []  # proxies that came before the cluster was complete
         self.secret = os.urandom(16).hex()
         self._flush_scheduled = False
@@ -141,15 +140,16 @@ class ControllerServer:
         peer.hello = message
         if message.role == "engine":
             peer.connection.name = "the engine"
-            self.engine = peer.connection
+            self._engine[0] = peer.connection
         elif message.role == "proxy":
             peer.connection.name = f"the proxy of {message.label or message.pid}"
-            if len(self.sessions) + len(self.waiting) >= self.options.max_sessions:
+            most = self.options.settings.max_sessions
+            if len(self.sessions) + len(self.waiting) >= most:
                 self._refuse(
                     peer,
                     Status(
                         Code.RESOURCE_EXHAUSTED,
-                        f"the cluster is full: {self.options.max_sessions} sessions are open (atoll status lists them)",
+                        f"the cluster is full: {most} sessions are open (atoll status lists them)",
                     ),
                 )
             elif self.controller.resources.is_complete:
@@ -192,11 +192,11 @@ class ControllerServer:
     def _from_engine(self, message: Any) -> None:
         match message:
             case m.WorkerEnded():
-                self._tell("worker ended", message=message)
+                self._tell_of_loss("worker ended", message=message)
             case m.IslandGivenUp(island=island, text=text):
-                self._tell("island given up", island, text)
+                self._tell_of_loss("island given up", island, text)
             case m.IslandEnded(island=island):
-                self._tell("island ended", island)
+                self._tell_of_loss("island ended", island)
 
     def _from_proxy(self, peer: _Peer, session: int, message: Any) -> None:
         try:
@@ -213,10 +213,12 @@ class ControllerServer:
                 peer.connection.send(m.Report(msgspec.json.encode(report(self.controller))))
             case m.AskDump():
                 peer.connection.send(m.Dump(self.log.dump()))
+            case m.AskTrace(since=since):
+                peer.connection.send(m.TraceOf(msgspec.msgpack.encode(self.controller.trace.spans(since))))
             case m.AskRemap() | m.AskAddIsland() | m.AskDrain():
                 number = self._next_operator
                 self._next_operator += 1
-                self.operators[number] = peer.connection
+                self._operators[number] = peer.connection
                 self._tell("operator", number, message=message)
             case m.AskStop():
                 peer.connection.send(m.Stopping())
@@ -240,11 +242,15 @@ class ControllerServer:
 
     def _worker_lost(self, peer: _Peer, host: int, reason: str) -> None:
         if self.hosts.get(host) is peer.connection:
-            self._tell("worker lost", host, reason)
+            self._tell_of_loss("worker lost", host, reason)
             self._schedule_flush()
 
-    def _drop_lost_hosts(self) -> None:
-        """The other workers of a lost island are on their way out; nothing that they still say counts."""
+    def _tell_of_loss(self, what: str, who: int = 0, text: str = "", message: Any = None) -> None:
+        """An event by which hosts may be lost.
+
+        The other workers of a lost island are on their way out; nothing that they still say counts.
+        """
+        self._tell(what, who, text, message)
         for host in [host for host in self.hosts if self.controller.resources.is_lost(host)]:
             self.hosts.pop(host).close()
 
@@ -254,7 +260,7 @@ class ControllerServer:
         for connection in self.hosts.values():
             connection.send(ping)
         if self.controller.resources.is_complete:
-            self._tell("tick")
+            self._tell_of_loss("tick")
         self._schedule_flush()
         self.loop.call_later(PING_SECONDS, self.tick)
 
@@ -271,19 +277,12 @@ class ControllerServer:
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        self._drop_lost_hosts()
-        places: dict[str, Mapping[int, Connection | None]] = {
-            "host": self.hosts,
-            "session": self.sessions,
-            "operator": self.operators,
-            "engine": {0: self.engine},
-        }
         for (kind, number), message in self._tell("flush"):
-            connection = places[kind].get(number)
+            connection = self._places[kind].get(number)
             if connection is not None:
                 connection.send(message)
             if kind == "operator":
-                del self.operators[number]
+                self._operators.pop(number, None)
 
     def stop_workers(self) -> None:
         for connection in self.hosts.values():

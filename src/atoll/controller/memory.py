@@ -45,13 +45,6 @@ class Ledger:
                     return place
         return None
 
-    def impossible(self, needs: Needs) -> Place | None:
-        """A device on which there never will be."""
-        for place, nbytes in needs:
-            if place in self.capacity and nbytes > self.capacity[place]:
-                return place
-        return None
-
     def free(self, place: Place) -> int:
         capacity = self.capacity.get(place)
         return 1 << 62 if capacity is None else capacity - self.used[place]

@@ -19,13 +19,15 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from atoll.controller.compilation import Compilation
 from atoll.controller.directory import Entry
-from atoll.controller.functions import FunctionRegistry, Seats, function_name, hosts_of
+from atoll.controller.functions import Seats, function_name, hosts_of
 from atoll.controller.launcher import Launcher
 from atoll.controller.memory import total
 from atoll.controller.outbox import Outbox
 from atoll.controller.placement import check_apart, groups_of
 from atoll.controller.programs import RegisteredProgram
+from atoll.controller.questions import Questions
 from atoll.controller.resources import ResourceManager
 from atoll.controller.session import Session
 from atoll.errors import OK, Code, Status, StatusError, unimplemented
@@ -46,7 +48,7 @@ _NEW = 1 << 40
 
 Changes = Mapping[int, Seat]
 # Lowers a program of the session, for these seats and functions.
-Lower = Callable[[Session, ir.Program, Placement, Mapping[int, str]], RegisteredProgram]
+Lower = Callable[[ir.Program, Placement, Mapping[int, str]], RegisteredProgram]
 
 
 @dataclass(eq=False)
@@ -73,32 +75,27 @@ class Move:
 class Moves:
     """All moves under way, one a session.
 
-    `release_program(program)` and `release_function(name)` let go of what a session had; `compiles` are those of which
-    a host lacks the source, by session, host and feed; `queries` those that are not answered, as (host, session, what).
+    `release_program(program)` lets go of what a session had.
     """
 
     def __init__(
         self,
         resources: ResourceManager,
-        functions: FunctionRegistry,
+        compilation: Compilation,
+        questions: Questions,
         launcher: Launcher,
         outbox: Outbox,
         lower: Lower,
         release_program: Callable[[RegisteredProgram], None],
-        release_function: Callable[[str], None],
-        compiles: dict[tuple[int, int, int], m.Compile],
-        queries: Mapping[int, tuple[int, int, m.Inquire]],
     ) -> None:
         self.under_way: dict[int, Move] = {}  # by session
         self._resources = resources
-        self._functions = functions
+        self._compilation = compilation
+        self._questions = questions
         self._launcher = launcher
         self._outbox = outbox
         self._lower = lower
         self._release_program = release_program
-        self._release_function = release_function
-        self._compiles = compiles
-        self._queries = queries
         self._next = 1
         self._next_handle = _OWN_HANDLES
 
@@ -177,7 +174,7 @@ class Moves:
         move = self.under_way.pop(number, None)
         if move is not None:
             for name in move.functions.values():
-                self._release_function(name)
+                self._compilation.let_go(name)
             move.then(Status(Code.CANCELLED, f"session {number} has ended"))
 
     # ---- what is where, now and then
@@ -227,12 +224,10 @@ class Moves:
         if self._launcher.memory.is_waiting(session.number):
             # Its client may be about to let go of something: held back, it cannot.
             raise StatusError(Code.FAILED_PRECONDITION, "it waits for memory")
-        waiting = (each for registrations in self._functions.waiting.values() for each in registrations)
-        asked = (number for _, number, _ in self._queries.values())
-        return (
-            not session.in_flight
-            and session.number not in asked
-            and not any(each.session == session.number for each in waiting)
+        return not (
+            session.in_flight
+            or self._compilation.is_waiting(session.number)
+            or self._questions.is_waiting(session.number)
         )
 
     # ---- stages
@@ -249,8 +244,8 @@ class Moves:
             name = function_name(wish.content, seats)
             if name == session.functions[function]:
                 continue
-            self._functions.acquire(name)
-            self._functions.seats[name] = seats
+            self._compilation.functions.acquire(name)
+            self._compilation.functions.seats[name] = seats
             move.functions[function] = name
             move.compiling.add(function)
             asked.append((function, tuple(sorted(hosts_of(seats)))))
@@ -326,10 +321,10 @@ class Moves:
         for function, name in move.functions.items():
             old = session.functions.get(function)
             if old is None:
-                self._release_function(name)
+                self._compilation.let_go(name)
                 continue
             session.functions[function] = name
-            self._release_function(old)
+            self._compilation.let_go(old)
         views: dict[ArraySpec, int] = {}
         for handle, entry in kept.items():
             spec = entry.spec
@@ -354,7 +349,7 @@ class Moves:
                 continue
             old = session.programs.get(number)
             try:
-                session.programs[number] = self._lower(session, body, session.devices.seats, session.functions)
+                session.programs[number] = self._lower(body, session.devices.seats, session.functions)
             except StatusError as error:
                 session.programs[number] = error.status
             if isinstance(old, RegisteredProgram):
@@ -366,30 +361,19 @@ class Moves:
         if self.under_way.pop(session.number, None) is None:
             return
         for name in move.functions.values():
-            self._forget_compilation(session, name)
-            self._release_function(name)
+            self._compilation.forget(session, name)
+            self._compilation.let_go(name)
         self._launcher.release(session, tuple(move.copies.values()), delete=False)
         for number in move.programs.values():
             self._drop_own(session, number)
         self._outbox.to_session(session.number, m.Moved(move.number, ()))
         move.then(status)
 
-    def _forget_compilation(self, session: Session, name: str) -> None:
-        for number, host, feed in [key for key, each in self._compiles.items() if each.function == name]:
-            if number == session.number:
-                del self._compiles[number, host, feed]
-                session.unwanted_feeds.add((host, feed))
-        for key, registrations in list(self._functions.waiting.items()):
-            if key[0] == name:
-                registrations[:] = [each for each in registrations if each.session != session.number]
-                if not registrations:
-                    del self._functions.waiting[key]
-
     # ---- the controller's own launches
 
     def _own_program(self, session: Session, body: ir.Program, places: Placement) -> int:
         number = min((0, *session.programs)) - 1
-        session.programs[number] = self._lower(session, body, places, {})
+        session.programs[number] = self._lower(body, places, {})
         return number
 
     def _drop_own(self, session: Session, number: int) -> None:

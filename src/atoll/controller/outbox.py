@@ -20,11 +20,22 @@ class Outbox:
 
     def __init__(self) -> None:
         self._messages: list[tuple[Destination, Any]] = []
+        self._last: dict[int, int] = {}  # by host, the place of the last message for it
         self._frees: dict[tuple[int, int, bool], list[int]] = {}
         self._retired: dict[int, int] = {}
 
     def to_host(self, host: int, message: Any) -> None:
+        self._last[host] = len(self._messages)
         self._messages.append((("host", host), message))
+
+    def go(self, host: int, session: int, run: int, sequence: int) -> None:
+        """The turn of a run's next leg has come: one message for many in a row."""
+        place = self._last.get(host)
+        last = self._messages[place][1] if place is not None else None
+        if type(last) is m.Go and last.run == run and place is not None:
+            self._messages[place] = (("host", host), m.Go(session, run, (*last.sequences, sequence)))
+        else:
+            self.to_host(host, m.Go(session, run, (sequence,)))
 
     def to_engine(self, message: Any) -> None:
         self._messages.append((("engine", 0), message))
@@ -53,6 +64,7 @@ class Outbox:
     def forget_host(self, host: int) -> None:
         """The host's worker is gone: what was for it is for nobody."""
         self._messages = [each for each in self._messages if each[0] != ("host", host)]
+        self._last.clear()
         for key in [key for key in self._frees if key[0] == host]:
             del self._frees[key]
 
@@ -70,4 +82,5 @@ class Outbox:
                 self.to_session(session, m.Retired(count))
         self._retired.clear()
         messages, self._messages = self._messages, []
+        self._last.clear()
         return messages

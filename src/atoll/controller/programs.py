@@ -5,142 +5,174 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from atoll.controller.memory import total
 from atoll.controller.scheduler import UNKNOWN_NS
 from atoll.errors import invalid
-from atoll.ir.lowering import Needs, Placement, lower
-from atoll.ir.plan import Plan
-from atoll.ir.program import Call, Program, value_specs
+from atoll.ir import plan as p
+from atoll.ir.lowering import Lowered, LoweredGang, Needs, Placement, lower
+from atoll.ir.program import Program, value_specs
 from atoll.ir.types import ArraySpec
 
 
 @dataclass(slots=True)
-class RunTemplate:
-    """A plan's part in a launch: which handles it takes and gives, by their place in the launch's list of handles.
-
-    `awaited` are the client's feeds that it takes, `incoming` those of other hosts.
-    """
+class HostPlan:
+    """A host's plan under its number; which handles a run of it takes and gives, by their place in the launch's."""
 
     host: int
-    plan: int
-    body: Plan
+    number: int
+    body: p.Plan
     arguments: tuple[int, ...]
     results: tuple[int, ...]
-    awaited: tuple[int, ...]
-    incoming: tuple[int, ...]
 
 
 @dataclass(slots=True)
 class GangTemplate:
-    """What a launch of the program does on one island. `estimate` is the time that this takes, as learnt from its runs.
+    """What a launch of the program does as one gang: a node, on one island.
 
-    A gang that waits for other hosts teaches nothing: how long it takes is not its own doing.
+    `estimate` is the time that this takes, as learnt from its runs. A gang that waits for other hosts teaches nothing:
+    how long it takes is not its own doing.
     """
 
     island: int
-    runs: tuple[RunTemplate, ...]
+    hosts: tuple[int, ...]
+    work: str  # what it does, in one word
+    function: str  # that it runs, or ""
+    awaited: tuple[tuple[int, int], ...]  # the client's feeds that it takes: (host, feed)
+    incoming: tuple[tuple[int, tuple[int, ...]], ...]  # those of other hosts
+    handles: tuple[int, ...]  # of the launch, that it needs or makes; by their place
+    # What it makes here: (value, its bytes, the values whose memory it shares instead).
+    makes: tuple[tuple[int, Needs, frozenset[int]], ...]
+    consumes: tuple[int, ...]  # values in whose place it may write
+    drops: tuple[int, ...]  # values between nodes that nothing after it needs on this island
+    scratch: Needs  # while it runs
+    together: bool  # its hosts compute something together: on none of them it ends without the others
     estimate: int = UNKNOWN_NS
-    waits: bool = False
-    together: bool = False  # its hosts compute something together: on none of them it ends without the others
-    # What it makes here: (which result, its bytes, the arguments whose memory it shares instead).
-    makes: tuple[tuple[int, Needs, frozenset[int]], ...] = ()
-    scratch: Needs = ()  # while it runs
 
     def learn(self, nanoseconds: int) -> None:
-        if self.waits:
+        if self.incoming:
             return
         # Slow to forget: the first run often takes longer, and one that was disturbed should not count for much.
         self.estimate += (nanoseconds - self.estimate) // 4
 
 
+@dataclass(frozen=True, slots=True)
+class MadeValue:
+    """A value that a launch makes. `result` is its place among the results, or -1 for one between nodes."""
+
+    hosts: tuple[int, ...]
+    nbytes: int
+    result: int
+
+
 @dataclass(slots=True)
 class RegisteredProgram:
-    """A program cut into gangs, one an island. A launch's handles are its arguments and results, in this order."""
+    """A program cut into gangs. A launch's handles are its arguments and results, in this order."""
 
     name: str
     arguments: int
     results: int
     feeds: int  # the client's
     all_feeds: int  # and those between hosts
-    gangs: tuple[GangTemplate, ...]
+    nodes: tuple[tuple[GangTemplate, ...], ...]  # the gangs of each node
+    plans: dict[int, HostPlan]  # by host
+    values: tuple[MadeValue, ...]  # those after the arguments
+    result_specs: tuple[ArraySpec | None, ...]  # None: a completion
     donated: frozenset[int]
-    result_hosts: tuple[tuple[int, ...], ...]
-    result_bytes: tuple[int, ...]
-    result_specs: tuple[ArraySpec | None, ...]
     functions: tuple[str, ...]
     # Gangs that have not started still need the plans, also of a program that its session has released.
     waiting: int = 0
     released: bool = False
+
+    @property
+    def gangs(self) -> list[GangTemplate]:
+        return [gang for node in self.nodes for gang in node]
 
 
 def register(
     body: Program,
     placement: Placement,
     functions: Mapping[int, str],
-    island_of: Callable[[int], int],
-    keep_plan: Callable[[int, Plan], int],
-    scratch_of: Callable[[str], int],
+    keep_plan: Callable[[int, p.Plan], int],
+    scratch_of: Callable[[str], Needs],
 ) -> RegisteredProgram:
     """Lowers a program; `keep_plan(host, plan)` sends a plan to its host and gives its number.
 
-    `scratch_of(function)` is what the workers' function of that name needs on each of its devices while it runs.
+    `scratch_of(function)` is what the workers' function of that name needs on its devices while it runs.
 
     Raises INVALID_ARGUMENT or UNIMPLEMENTED where the program cannot run.
     """
     lowered = lower(body, placement, functions)
     count = len(body.arguments)
-    if len(set(body.results)) != len(body.results) or any(value < count for value in body.results):
+    place_of = {value: count + i for i, value in enumerate(lowered.results)}
+    if len(place_of) != len(lowered.results) or any(value < count for value in place_of):
         raise invalid(f"program {body.name!r} returns a value twice, or an argument")
-    slots = {value: value for value in range(count)}
-    slots.update((value, count + i) for i, value in enumerate(body.results))
-    islands: dict[int, list[RunTemplate]] = {}
+    place_of.update((value, value) for value in range(count))
+    legs_of: list[dict[int, p.Leg]] = [{} for _ in lowered.gangs]
     for host, plan in lowered.plans.items():
-        run = RunTemplate(
-            host,
-            keep_plan(host, plan),
-            plan,
-            tuple(slots[value] for value in plan.arguments),
-            tuple(slots[value] for value in plan.results),
-            tuple(feed for feed in plan.awaited if feed < body.feeds),
-            tuple(feed for feed in plan.awaited if feed >= body.feeds),
-        )
-        islands.setdefault(island_of(host), []).append(run)
+        for leg in plan.legs:
+            legs_of[leg.gang][host] = leg
     specs = value_specs(body)
-    scratch = [lowered.scratch]
-    for node in body.nodes:
-        if isinstance(node, Call):
-            seats = (placement[device] for device in node.devices)
-            nbytes = scratch_of(functions[node.function])
-            scratch.append(tuple(((seat.host, seat.ordinal), nbytes) for seat in seats))
+    nodes: dict[int, list[GangTemplate]] = {}
+    for gang, legs in zip(lowered.gangs, legs_of, strict=True):
+        scratch = _on(gang.hosts, scratch_of(gang.function)) if gang.function else ()
+        nodes.setdefault(gang.node, []).append(_template(gang, legs, lowered, place_of, body.feeds, scratch))
     return RegisteredProgram(
         body.name,
         count,
-        len(body.results),
+        len(lowered.results),
         body.feeds,
         lowered.feeds,
-        tuple(
-            GangTemplate(
-                island,
-                tuple(runs),
-                waits=any(run.incoming for run in runs),
-                together=any(run.body.together for run in runs),
-                makes=tuple(
-                    (i, _on(runs, needs), views)
-                    for i, (needs, views) in enumerate(zip(lowered.result_needs, lowered.result_views, strict=True))
-                ),
-                scratch=_on(runs, total(scratch)),
+        tuple(tuple(gangs) for gangs in nodes.values()),
+        {
+            host: HostPlan(
+                host,
+                keep_plan(host, plan),
+                plan,
+                tuple(place_of[value] for value in plan.arguments),
+                tuple(place_of[value] for value in plan.results),
             )
-            for island, runs in islands.items()
+            for host, plan in lowered.plans.items()
+        },
+        tuple(
+            MadeValue(made.hosts, made.nbytes, place_of.get(value, count - 1) - count)
+            for value, made in enumerate(lowered.values[count:], start=count)
         ),
-        lowered.donated,
-        lowered.result_hosts,
-        lowered.result_bytes,
         tuple(specs[value] for value in body.results),
-        tuple(functions[node.function] for node in body.nodes if isinstance(node, Call)),
+        lowered.donated,
+        tuple({gang.function: None for gang in lowered.gangs if gang.function}),
     )
 
 
-def _on(runs: list[RunTemplate], needs: Needs) -> Needs:
-    """The part of it that lies on the hosts of these runs."""
-    hosts = {run.host for run in runs}
+def _template(
+    gang: LoweredGang,
+    legs: Mapping[int, p.Leg],
+    lowered: Lowered,
+    place_of: Mapping[int, int],
+    client_feeds: int,
+    scratch: Needs,
+) -> GangTemplate:
+    values = lowered.values
+    steps = [step for leg in legs.values() for step in leg.steps]
+    uses = {value for step in steps for value in p.uses(step)}
+    return GangTemplate(
+        gang.island,
+        gang.hosts,
+        p.WORDS[type(steps[-1])],
+        gang.function,
+        tuple((host, feed) for host, leg in legs.items() for feed in leg.awaited if feed < client_feeds),
+        tuple(
+            (host, feeds)
+            for host, leg in legs.items()
+            if (feeds := tuple(feed for feed in leg.awaited if feed >= client_feeds))
+        ),
+        tuple(sorted({place_of[value] for value in uses.union(gang.makes) if value in place_of})),
+        tuple((value, _on(gang.hosts, values[value].needs), values[value].views) for value in gang.makes),
+        tuple({value: None for step in steps for value in p.consumes(step)}),
+        gang.drops,
+        scratch,
+        gang.together,
+    )
+
+
+def _on(hosts: tuple[int, ...], needs: Needs) -> Needs:
+    """The part of it that lies on these hosts."""
     return tuple(need for need in needs if need[0][0] in hosts and need[1])

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from atoll.controller.directory import Entry
+from atoll.controller.durations import Durations
 from atoll.controller.memory import Block, Ledger, total
 from atoll.controller.scheduler import Gang, Scheduler
 from atoll.controller.session import Session, Work
@@ -29,29 +30,27 @@ class Reservations:
         self._scheduler = scheduler
         self._hosts_per_island = hosts_per_island
         self._held_back: dict[int, tuple[Gang[Work], Place, int]] = {}  # by island: what lacks how much where
-        self._since: dict[int, float] = {}  # by island
+        self._waiting: Durations[int] = Durations()  # gangs, by sequence
 
     # ---- taking
 
-    def reserve(self, session: Session, gang: Gang[Work]) -> bool:
+    def reserve(self, gang: Gang[Work]) -> bool:
         """Takes what the gang needs on its island; False where it has to wait for others to let go.
 
         A gang that can never fit waits, too, until `starving` names it.
         """
-        entries, launch, template = session.directory.entries, gang.work.launch, gang.work.template
-        hosts = {host for host, _ in gang.work.runs}
-        reusable = self._donated(entries, gang, hosts) if launch.program.donated else {}
+        template, entries = gang.work.template, gang.work.launch.entries
+        reusable = self._consumed(gang) if template.consumes else {}
         fresh: list[tuple[Entry, Needs]] = []
         inherited: list[tuple[Entry, Entry, Block]] = []
-        for index, needs, views in template.makes:
-            entry = entries.get(launch.results[index])
-            if entry is None or views or not needs:
+        for value, needs, views in template.makes:
+            if views or not needs:
                 continue
             donors = reusable.get(needs)
             if donors:
-                inherited.append((entry, *donors.pop()))
+                inherited.append((entries[value], *donors.pop()))
             else:
-                fresh.append((entry, needs))
+                fresh.append((entries[value], needs))
         if self.ledger.capacity:
             wanted = total([template.scratch, *(needs for _, needs in fresh)])
             lacking = self.ledger.lacking(wanted)
@@ -67,39 +66,22 @@ class Reservations:
         for entry, donor, block in inherited:
             donor.blocks = tuple(other for other in donor.blocks if other is not block)
             entry.blocks += (block,)
-        for index, _, views in template.makes:
-            if views:
-                self._share(entries, launch.results[index], [launch.arguments[view] for view in views], hosts)
+        for value, _, views in template.makes:
+            for view in views:
+                _share(entries[view], entries[value], template.hosts)
         if template.scratch:
             held.append(self.ledger.take(template.scratch))
         self._held_back.pop(gang.island, None)
-        self._since.pop(gang.island, None)
         return True
 
-    def _donated(
-        self, entries: Mapping[int, Entry], gang: Gang[Work], hosts: set[int]
-    ) -> dict[Needs, list[tuple[Entry, Block]]]:
+    def _consumed(self, gang: Gang[Work]) -> dict[Needs, list[tuple[Entry, Block]]]:
         """The blocks of donated inputs: an output of the same size is written in the place of one."""
         found: dict[Needs, list[tuple[Entry, Block]]] = {}
-        launch = gang.work.launch
-        for position in launch.program.donated:
-            entry = entries.get(launch.arguments[position])
-            for block in entry.blocks if entry is not None else ():
-                if block.needs[0][0][0] in hosts:
-                    assert entry is not None
-                    found.setdefault(block.needs, []).append((entry, block))
+        for value in gang.work.template.consumes:
+            entry = gang.work.launch.entries[value]
+            for block in _on(gang.work.template.hosts, entry):
+                found.setdefault(block.needs, []).append((entry, block))
         return found
-
-    def _share(self, entries: Mapping[int, Entry], result: int, arguments: Iterable[int], hosts: set[int]) -> None:
-        entry = entries.get(result)
-        if entry is None:
-            return
-        for argument in arguments:
-            source = entries.get(argument)
-            for block in source.blocks if source is not None else ():
-                if block.needs[0][0][0] in hosts and block not in entry.blocks:
-                    block.users += 1
-                    entry.blocks += (block,)
 
     # ---- giving back
 
@@ -109,7 +91,13 @@ class Reservations:
         self._let_go(blocks)
 
     def ended(self, gang: Gang[Work]) -> None:
+        """Its own memory goes, and what only it and those before it needed."""
         blocks, gang.work.blocks = gang.work.blocks, []
+        for value in gang.work.template.drops:
+            entry = gang.work.launch.entries[value]
+            dropped = _on(gang.work.template.hosts, entry)
+            entry.blocks = tuple(block for block in entry.blocks if block not in dropped)
+            blocks += dropped
         self._let_go(blocks)
         self._scheduler.go_on(gang.island)
 
@@ -131,11 +119,11 @@ class Reservations:
         help, once all clients had a while to let go of something.
         """
         found = []
+        waiting = self._waiting.update(now, [gang.sequence for gang, _, _ in self._held_back.values()])
         for island, (gang, place, need) in list(self._held_back.items()):
-            since = self._since.setdefault(island, now)
             never = need > self.ledger.capacity.get(place, need)
-            if gang.ticket.dropped or never or (is_idle[island] and now - since >= PATIENCE_SECONDS):
-                del self._held_back[island], self._since[island]
+            if gang.ticket.dropped or never or (is_idle[island] and waiting[gang.sequence] >= PATIENCE_SECONDS):
+                del self._held_back[island]
                 if not gang.ticket.dropped:
                     found.append((gang, self._exhausted(gang, place, need)))
         return found
@@ -174,3 +162,16 @@ class Reservations:
         holders = [m.MemoryHolder(context, maker, *counts) for (maker, context), counts in sums.items()]
         holders.sort(key=lambda holder: -(holder.ready_bytes + holder.unready_bytes))
         return holders, [text for _, text in sorted(sessions, reverse=True)[:_NAMED_HOLDERS]]
+
+
+def _on(hosts: tuple[int, ...], entry: Entry) -> list[Block]:
+    """The blocks of a buffer that lie on these hosts."""
+    return [block for block in entry.blocks if block.needs[0][0][0] in hosts]
+
+
+def _share(source: Entry, view: Entry, hosts: tuple[int, ...]) -> None:
+    """The view's memory on these hosts is that of its source."""
+    for block in _on(hosts, source):
+        if block not in view.blocks:
+            block.users += 1
+            view.blocks += (block,)

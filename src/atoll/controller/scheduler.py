@@ -1,13 +1,14 @@
 """The order of gangs: one line an island, none of which contradicts another.
 
-A launch has one gang on each of its islands. A session's launches wait in lines, one an island; a launch that is at the
-head of all of its lines, and lacks nothing, is *ready*. When an island has room, its policy picks a ready launch, and
-that launch is *committed*: at this moment its gangs get their places in the order of all of its islands, whether these
-have room now or later. So all islands start their gangs in one total order, that of commitment, and what a gang awaits
-from another island stands earlier in it: nobody can wait in a circle.
+Each node of a launch is a ticket, with one gang on each of the node's islands. A session's tickets wait in lines, one
+an island; one that is at the head of all of its lines, and lacks nothing, is *ready*. When an island has room, its
+policy picks a ready ticket, and that is *committed*: at this moment its gangs get their places in the order of all of
+its islands, whether these have room now or later. So all islands start their gangs in one total order, that of
+commitment, and what a gang awaits from another island stands earlier in it: nobody can wait in a circle.
 
 Bounded: an island starts gangs while those in flight keep it busy for less than `BUSY_NS`, at most `window` of them.
-Launches are committed as late as that allows, so that a newcomer gets in within milliseconds.
+Tickets are committed as late as that allows, so that a newcomer gets in within milliseconds, also between the nodes of
+a long program.
 
 Pure: `enqueue`, `arrived`, `finished`, `drop`, `pause` and their like are the events; `next` hands out the gangs to
 start, in order, and `touched` names the islands that may have some.
@@ -15,7 +16,6 @@ start, in order, and `touched` names the islands that may have some.
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -33,7 +33,9 @@ _LEAST_IN_FLIGHT = 3
 
 @dataclass(slots=True, eq=False)
 class Ticket(Generic[Work]):
-    """A launch in line. `number` is its age; `missing` counts what it still waits for, such as its client's bytes."""
+    """A node of a launch, in line. `number` is its age; `missing` counts what it still waits for, such as its client's
+    bytes.
+    """
 
     number: int
     session: int
@@ -46,7 +48,7 @@ class Ticket(Generic[Work]):
 
 @dataclass(slots=True, eq=False)
 class Gang(Generic[Work]):
-    """A launch's part on one island: what its hosts start together.
+    """A node's part on one island: what its hosts start together.
 
     `estimate` is the time it keeps them busy, in nanoseconds; with `alone`, nothing else is in flight meanwhile.
     """
@@ -60,30 +62,31 @@ class Gang(Generic[Work]):
 
 
 class Policy(Protocol):
-    """Which of an island's ready launches goes next."""
+    """Which of an island's ready tickets goes next."""
 
     def add(self, ticket: Ticket[Any]) -> None:
-        """The launch is ready."""
+        """The ticket is ready."""
 
     def take(self) -> Ticket[Any] | None:
-        """The next launch, which is the policy's no more; those committed or dropped meanwhile are passed over."""
+        """The next ticket, which is the policy's no more; those committed or dropped meanwhile are passed over."""
 
 
 class FirstComeFirstServed:
-    """The oldest launch first, whosever it is."""
+    """Who has been ready for longest goes first: sessions with many launches in line take turns."""
 
     def __init__(self) -> None:
-        self._ages: list[int] = []
-        self._tickets: dict[int, Any] = {}
+        self._line: deque[Ticket[Any]] = deque()
+        self._numbers: set[int] = set()  # of those in line
 
     def add(self, ticket: Ticket[Any]) -> None:
-        if ticket.number not in self._tickets:
-            self._tickets[ticket.number] = ticket
-            heapq.heappush(self._ages, ticket.number)
+        if ticket.number not in self._numbers:
+            self._numbers.add(ticket.number)
+            self._line.append(ticket)
 
     def take(self) -> Ticket[Any] | None:
-        while self._ages:
-            ticket: Ticket[Any] = self._tickets.pop(heapq.heappop(self._ages))
+        while self._line:
+            ticket = self._line.popleft()
+            self._numbers.discard(ticket.number)
             if not ticket.committed and not ticket.dropped:
                 return ticket
         return None
@@ -139,7 +142,7 @@ class Scheduler(Generic[Work]):
         self._islands.append(_Island(self._policy()))
 
     def enqueue(self, ticket: Ticket[Work]) -> None:
-        """The launch joins the ends of its session's lines. Numbers rise."""
+        """The ticket joins the ends of its session's lines. Numbers rise."""
         for gang in ticket.gangs:
             line = self._islands[gang.island].lines.setdefault(ticket.session, deque())
             ticket.behind += bool(line)
@@ -147,7 +150,7 @@ class Scheduler(Generic[Work]):
         self._offer(ticket)
 
     def arrived(self, ticket: Ticket[Work]) -> None:
-        """One of the things that the launch waited for is here."""
+        """One of the things that the ticket waited for is here."""
         ticket.missing -= 1
         self._offer(ticket)
 
@@ -215,7 +218,7 @@ class Scheduler(Generic[Work]):
             self.touched.add(island)
 
     def drop(self, ticket: Ticket[Work]) -> None:
-        """The launch will not run, where it has not started yet."""
+        """The ticket's gangs will not run, where they have not started yet."""
         if ticket.dropped:
             return
         ticket.dropped = True
@@ -225,7 +228,7 @@ class Scheduler(Generic[Work]):
             self._leave_lines(ticket)
 
     def drop_session(self, session: int) -> list[Ticket[Work]]:
-        """The session has ended; returns its launches of which something has not started."""
+        """The session has ended; returns its tickets of which something has not started."""
         waiting = {
             ticket.number: ticket
             for island in range(len(self._islands))
@@ -242,7 +245,7 @@ class Scheduler(Generic[Work]):
         return list(waiting.values())
 
     def pause(self, island: int) -> None:
-        """The island starts nothing until `resume`; nor does any launch that needs it."""
+        """The island starts nothing until `resume`; nor does any ticket that needs it."""
         self._islands[island].paused = True
 
     def resume(self, island: int) -> None:
@@ -292,7 +295,7 @@ class Scheduler(Generic[Work]):
         self._leave_lines(ticket)
 
     def _leave_lines(self, ticket: Ticket[Work]) -> None:
-        """Whoever stood behind the launch moves up."""
+        """Whoever stood behind the ticket moves up."""
         for gang in ticket.gangs:
             lines = self._islands[gang.island].lines
             line = lines.get(ticket.session)
@@ -309,7 +312,7 @@ class Scheduler(Generic[Work]):
             self._offer(line[0])
 
     def tickets(self, island: int) -> list[Ticket[Work]]:
-        """The launches that wait for their turn on the island."""
+        """The tickets that wait for their turn on the island."""
         state = self._islands[island]
         in_line = (ticket for line in state.lines.values() for ticket in line)
         return [*(gang.ticket for gang in state.committed), *in_line]

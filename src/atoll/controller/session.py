@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from atoll.controller.directory import Directory
+from atoll.controller.directory import Directory, Entry
+from atoll.controller.feeds import Feeds
 from atoll.controller.memory import Block
 from atoll.controller.placement import SessionDevices
 from atoll.controller.programs import GangTemplate, RegisteredProgram
@@ -16,27 +17,32 @@ from atoll.transport import messages as m
 
 @dataclass(slots=True, eq=False)
 class Launch:
-    """One run of a program. `pending` counts the gangs that have not ended."""
+    """One run of a program. `entries` has the buffer of each of its values, also of those between its nodes.
+
+    `begun` are the hosts that know of it, with the sequence number of the first gang there; `pending` counts the gangs
+    that have not ended.
+    """
 
     session: int
     program: RegisteredProgram
-    results: tuple[int, ...]
     arguments: tuple[int, ...]
+    results: tuple[int, ...]
     feeds: tuple[int, ...]
-    pending: int
-    ticket: Ticket[Work]
+    context: int
+    entries: list[Entry]
+    tickets: list[Ticket[Work]] = field(default_factory=list)
+    begun: dict[int, int] = field(default_factory=dict)
+    pending: int = 0
     error: Status | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """What a gang does: one run a host. `handles` are the arguments and results, each once."""
+    """What a gang does."""
 
     launch: Launch
     template: GangTemplate
-    runs: tuple[tuple[int, m.Run], ...] = ()
-    handles: tuple[int, ...] = ()
-    hosts_left: set[int] = field(default_factory=set)
+    hosts_left: set[int]
     started: bool = False
     failure: Status | None = None  # on some of several hosts
     duration: int = 0  # in nanoseconds, of the slowest host
@@ -58,9 +64,7 @@ class Session:
     # As they came, for when devices change places.
     bodies: dict[int, Program] = field(default_factory=dict)  # of programs
     wishes: dict[int, m.RegisterFunction] = field(default_factory=dict)  # for functions
-    awaited_feeds: dict[tuple[int, int], Ticket[Work]] = field(default_factory=dict)  # (host, feed)
-    early_feeds: set[tuple[int, int]] = field(default_factory=set)
-    unwanted_feeds: set[tuple[int, int]] = field(default_factory=set)  # of launches that will not be
+    feeds: Feeds[Ticket[Work]] = field(default_factory=Feeds)  # that its client sends
     cold: dict[int, set[str]] = field(default_factory=dict)  # by island: functions to be compiled again there
     # By island: what befell it, until the proxy knows that what it has sent there is lost.
     unseen: dict[int, Status] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from functools import partial
 import msgspec
 
 from atoll.transport.lifeline import watch_in_loop
-from atoll.transport.process import command
+from atoll.transport.process import command, end
 
 _log = logging.getLogger(__name__)
 
@@ -114,14 +114,3 @@ def describe(status: int) -> str:
     with contextlib.suppress(ValueError):
         return f"killed by {signal.Signals(-status).name}"
     return f"killed by signal {-status}"
-
-
-def end(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Ends a process, by force where it does not go."""
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

@@ -21,11 +21,11 @@ from typing import Any
 import msgspec
 
 from atoll._version import __version__
-from atoll.controller.leases import LEASE_SECONDS
+from atoll.cluster_settings import ClusterSettings
 from atoll.controller.main import ControllerOptions
 from atoll.controller.mesh import parse_mesh
 from atoll.controller.resources import Topology
-from atoll.engines.island import Island, describe, end, start
+from atoll.engines.island import Island, describe, start
 from atoll.errors import AtollError, ClusterError
 from atoll.transport.address import Address, check_may_listen, parse_address
 from atoll.transport.connection import Connection, connect
@@ -42,7 +42,7 @@ from atoll.transport.messages import (
     ToEngine,
     WorkerEnded,
 )
-from atoll.transport.process import read_options, run_loop, start_logging, tell
+from atoll.transport.process import end, read_options, run_loop, start_logging, tell
 from atoll.worker.main import Membership, WorkerOptions
 
 _log = logging.getLogger(__name__)
@@ -54,18 +54,12 @@ _END_SECONDS = 1.0
 class EngineOptions(msgspec.Struct, frozen=True):
     """How to start a cluster. `parent` 0: it stays until it is told to end."""
 
-    topology: str
+    settings: ClusterSettings
     directory: str
     listen: str = ""  # of the controller; "": a socket in `directory`
-    platform: str = "cpu"
     parent: int = 0
     cache_directory: str = ""
     ready_fd: int = -1
-    max_sessions: int = 256
-    dispatch: str = "parallel"  # or "sequential": see `controller.launcher`
-    lease_seconds: float = LEASE_SECONDS
-    device_memory: int = 0  # bytes of each device; 0: what the platform says
-    mesh: str = ""  # of an island's devices, such as 4x4, where the platform tells none
     client_directories: tuple[str, ...] = ()  # of its client, which the proxy removes unless it was killed
 
     @property
@@ -130,10 +124,10 @@ class LocalEngine:
     def __init__(self, options: EngineOptions, stop: asyncio.Event) -> None:
         self.options = options
         self.stop = stop
-        self.topology = read_topology(options.topology, options.mesh)
+        self.topology = read_topology(options.settings.islands, options.settings.mesh)
         self.address = parse_address(options.controller_address)
         self.controller: subprocess.Popen[bytes] | None = None
-        self._environment = worker_environment(options.platform)
+        self._environment = worker_environment(options.settings.platform)
         self.islands = [self._island(number) for number in range(self.topology.islands)]
         self._link: Connection | None = None
         self._first_death = ""
@@ -150,20 +144,9 @@ class LocalEngine:
 
     def start(self) -> int:
         """Starts all processes; returns a descriptor that tells when the controller has everything it needs."""
-        options = self.options
         check_may_listen(self.address, os.environ.get(DEFAULT_TOKEN_VARIABLE, ""))
         readable, writable = os.pipe()
-        controller = ControllerOptions(
-            str(self.address),
-            options.topology,
-            os.getpid(),
-            options.max_sessions,
-            options.dispatch,
-            options.lease_seconds,
-            options.device_memory,
-            writable,
-            options.mesh,
-        )
+        controller = ControllerOptions(str(self.address), self.options.settings, os.getpid(), writable)
         self.controller = start("atoll.controller.main", controller, os.environ.copy(), (writable,))
         os.close(writable)
         watch_in_loop(self.controller.pid, self.stop.set)

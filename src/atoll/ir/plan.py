@@ -1,6 +1,7 @@
 """The plan: one host's part of a program, in the words of that host's own devices.
 
-A worker keeps a plan under its number and walks its steps at each launch, in order. Values carry the program's numbers.
+A worker keeps a plan under its number and walks it at each launch, leg by leg, as the turns of the program's gangs
+come. Values carry the numbers that lowering gave them.
 """
 
 from __future__ import annotations
@@ -130,18 +131,62 @@ class Select(msgspec.Struct, frozen=True, array_like=True, tag="select"):
 
 Step = Execute | Put | Get | Move | Send | Receive | Select
 
+# What each step is for, in a word.
+WORDS: dict[type[Step], str] = {
+    Execute: "call",
+    Put: "put",
+    Get: "get",
+    Move: "move",
+    Send: "send",
+    Receive: "receive",
+    Select: "rearrange",
+}
+
+
+def uses(step: Step) -> tuple[int, ...]:
+    """The values that the step reads."""
+    match step:
+        case Execute(inputs=inputs) | Move(inputs=inputs):
+            return inputs
+        case Get(input=value) | Send(input=value):
+            return (value,)
+        case Select(inputs=inputs, takes=takes):
+            return tuple({inputs[take.input]: None for take in takes})
+    return ()
+
+
+def consumes(step: Step) -> tuple[int, ...]:
+    """The values whose memory the step may write its outputs over."""
+    match step:
+        case Execute(inputs=inputs, donated=donated):
+            return tuple(inputs[position] for position in donated)
+        case Move(inputs=inputs, donate=True):
+            return inputs
+    return ()
+
+
+class Leg(msgspec.Struct, frozen=True, array_like=True):
+    """A host's part in one gang of the program: what it does when that gang's turn has come.
+
+    `gang` is the gang's place among the program's. `awaited` are the feeds that its steps take from this host's data
+    port: the client's, which have arrived when the leg begins, and those of other hosts, which a step waits for.
+    """
+
+    gang: int
+    steps: tuple[Step, ...]
+    results: tuple[int, ...] = ()  # of the program, that it defines
+    drops: tuple[int, ...] = ()  # values that no later leg uses
+    awaited: tuple[int, ...] = ()
+    together: bool = False  # it computes something together with other hosts of the island
+
 
 class Plan(msgspec.Struct, frozen=True, array_like=True):
-    """One host's steps of a program.
+    """One host's part of a program: its legs, in the order of the program's gangs.
 
-    `arguments` and `results` are values; a run brings one handle for each. `awaited` are the feeds that its steps take
-    from this host's data port: the client's, which have arrived when a run begins, and those of other hosts, which a
-    step waits for.
+    `arguments` and `results` are values; a run brings one handle for each.
     """
 
     name: str
     arguments: tuple[int, ...]
-    steps: tuple[Step, ...]
+    legs: tuple[Leg, ...]
     results: tuple[int, ...]
-    awaited: tuple[int, ...]
-    together: bool = False  # it computes something together with other hosts of the island

@@ -14,10 +14,12 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from atoll.cluster_settings import ClusterSettings
 from atoll.engines.local import EngineOptions, Started, default_cache_directory, read_topology
 from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError
-from atoll.operate.question import ask_for_dump, ask_for_report, ask_to_change, ask_to_stop
+from atoll.operate.question import ask_for_dump, ask_for_report, ask_for_trace, ask_to_change, ask_to_stop
 from atoll.operate.registrations import DEFAULT_NAME, Registration, Registrations
+from atoll.operate.traces import chrome_trace
 from atoll.transport.address import Address, check_may_listen, parse_address
 from atoll.transport.child import Child
 from atoll.transport.messages import AskAddIsland, AskDrain, AskRemap
@@ -80,6 +82,12 @@ def change(target: Target, token: str, question: AskRemap | AskAddIsland | AskDr
         return ask_to_change(target.address, token, question)
 
 
+def trace_of(target: Target, token: str) -> bytes:
+    """What ran on the cluster lately, as Chrome's trace events. Raises ConnectError and its kin."""
+    with _explained():
+        return chrome_trace(ask_for_trace(target.address, token))
+
+
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
     """Adds what to do to the error that nobody listens."""
@@ -102,16 +110,12 @@ class NewCluster:
         self,
         *,
         name: str,
-        islands: str,
-        platform: str,
+        settings: ClusterSettings,
         listen: str,
         token: str,
         parent: int = 0,
-        device_memory: int = 0,
-        dispatch: str = "parallel",
-        mesh: str = "",
     ) -> None:
-        read_topology(islands, mesh)
+        read_topology(settings.islands, settings.mesh)
         registrations = Registrations()
         self._directory = registrations.directory(name)
         address = _listening_address(listen or registrations.address(name), token)
@@ -128,21 +132,19 @@ class NewCluster:
                 # Held open: where the start fails, its folder is gone when the log is to be read.
                 self._log = open(self._directory / "log", "a+b")  # noqa: SIM115
             options = EngineOptions(
-                islands,
+                settings,
                 str(self._directory),
                 listen=str(address),
-                platform=platform,
                 parent=parent,
                 cache_directory=default_cache_directory(),
-                device_memory=device_memory,
-                dispatch=dispatch,
-                mesh=mesh,
             )
             output = self._log.fileno() if self._log else 2
             self.child = Child("atoll.engines.local", options, "the cluster", output)
             pid = self.child.process.pid
             try:
-                self.registration = registrations.register(name, str(address), islands, platform, pid)
+                self.registration = registrations.register(
+                    name, str(address), settings.islands, settings.platform, pid
+                )
             except BaseException:
                 self.child.end()
                 shutil.rmtree(self._directory, ignore_errors=True)

@@ -6,7 +6,10 @@ import asyncio
 import os
 from typing import Any
 
+import msgspec
+
 from atoll._version import __version__
+from atoll.controller.trace import Span
 from atoll.errors import ConnectError, refusal
 from atoll.transport import messages as m
 from atoll.transport.address import Address
@@ -31,6 +34,13 @@ def ask_for_dump(address: Address, token: str) -> bytes:
     return answer.body
 
 
+def ask_for_trace(address: Address, token: str, since: int = 0) -> list[Span]:
+    """What ran on the cluster's hosts and ended after `since`. Raises ConnectError and its kin."""
+    answer = asyncio.run(_ask(address, token, m.AskTrace(since)))
+    assert isinstance(answer, m.TraceOf)
+    return msgspec.msgpack.decode(answer.body, type=list[Span])
+
+
 def ask_to_stop(address: Address, token: str) -> None:
     """Returns once the controller has agreed to end its cluster. Raises ConnectError and its kin."""
     asyncio.run(_ask(address, token, m.AskStop()))
@@ -38,13 +48,10 @@ def ask_to_stop(address: Address, token: str) -> None:
 
 def ask_to_change(address: Address, token: str, question: m.AskRemap | m.AskAddIsland | m.AskDrain) -> str:
     """Returns once that is done, with a sentence. Raises StatusError, and ConnectError and its kin."""
-    return _told(asyncio.run(_ask(address, token, question, MOVE_SECONDS)))
-
-
-def _told(answer: Any) -> str:
-    assert isinstance(answer, m.Told)
-    answer.status.raise_if_error()
-    return answer.text
+    told = asyncio.run(_ask(address, token, question, MOVE_SECONDS))
+    assert isinstance(told, m.Told)
+    told.status.raise_if_error()
+    return told.text
 
 
 async def _ask(address: Address, token: str, question: m.Message, seconds: float = ANSWER_SECONDS) -> Any:

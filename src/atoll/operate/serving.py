@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable
 
+from atoll.cluster_settings import ClusterSettings
 from atoll.engines.local import EngineOptions, Started, default_cache_directory, make_directory
 from atoll.errors import AtollError, ClusterError, error_kind
 from atoll.proxy.main import ProxyOptions, Ready
@@ -13,10 +14,10 @@ from atoll.transport.address import Address
 from atoll.transport.child import Child, wait_for_any
 
 
-def serve_proxy(listen: Address, cluster: str, islands: str, platform: str, on_up: Callable[[str], None]) -> None:
+def serve_proxy(listen: Address, cluster: str, settings: ClusterSettings, on_up: Callable[[str], None]) -> None:
     """Runs a proxy until it ends, or a signal's exception comes through here; ends what it started.
 
-    `cluster` "" starts a cluster of `islands`, which ends with the proxy. `on_up(address)` is called once the
+    `cluster` "" starts a cluster of these `settings`, which ends with the proxy. `on_up(address)` is called once the
     proxy listens. Raises AtollError where something does not start, or ends by itself.
     """
     children: list[Child] = []
@@ -25,11 +26,7 @@ def serve_proxy(listen: Address, cluster: str, islands: str, platform: str, on_u
         if not cluster:
             directory = make_directory("proxy")
             engine = EngineOptions(
-                islands,
-                str(directory),
-                platform=platform,
-                parent=os.getpid(),
-                cache_directory=default_cache_directory(),
+                settings, str(directory), parent=os.getpid(), cache_directory=default_cache_directory()
             )
             cluster = engine.controller_address
             children.append(Child("atoll.engines.local", engine, "the embedded cluster"))

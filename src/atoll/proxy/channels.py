@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -21,19 +21,21 @@ from atoll.transport.data import DataChannel, Piece, dial
 # The controller tells that a host is lost soon after its channel broke; else it is the channel alone that broke.
 _NEWS_SECONDS = 3.0
 
-OnPiece = Callable[[Piece, Any, Callable[[], None]], None]
-Send = Callable[[DataChannel], None]
+_OnPiece = Callable[[Piece, Any, Callable[[], None]], None]
+_Send = Callable[[DataChannel], None]
 
 
 class Channels:
     """One channel a host. `on_broken(status)` is called where one breaks whose host is still there."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_piece: OnPiece, on_broken: Callable[[Status], None]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, on_piece: _OnPiece, on_broken: Callable[[Status], None]
+    ) -> None:
         self._loop = loop
         self._on_piece = on_piece
         self._on_broken = on_broken
         self._open: dict[int, DataChannel] = {}
-        self._absent: dict[int, list[tuple[Send, bool]]] = {}  # by host: what it is to be sent, and whether it is small
+        self._absent: dict[int, list[tuple[_Send, bool]]] = {}  # by host: what to send, and whether it is small
         self._lost: set[int] = set()  # of those: whose loss the controller has told
         self._senders = ThreadPoolExecutor(2, "atoll-upload")
         self._closed = False
@@ -50,7 +52,7 @@ class Channels:
         for send, small in self._absent.pop(host, ()):
             self.send(host, send, small)
 
-    def send(self, host: int, send: Send, small: bool) -> None:
+    def send(self, host: int, send: _Send, small: bool) -> None:
         """Has `send(channel)` called: here and now if it is `small`, else on a thread; or once the host is back."""
         channel = self._open.get(host)
         if channel is None:
@@ -60,7 +62,7 @@ class Channels:
         else:
             self._senders.submit(self._try, host, channel, send)
 
-    def lose(self, hosts: list[int]) -> None:
+    def lose(self, hosts: Iterable[int]) -> None:
         """The controller says that these hosts are gone, for now."""
         for host in hosts:
             self._lost.add(host)
@@ -78,7 +80,7 @@ class Channels:
 
     # ---- on any thread
 
-    def _try(self, host: int, channel: DataChannel, send: Send) -> None:
+    def _try(self, host: int, channel: DataChannel, send: _Send) -> None:
         try:
             send(channel)
         except (OSError, AtollError) as error:

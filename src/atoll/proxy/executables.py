@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import abc
 import hashlib
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -12,11 +14,15 @@ from atoll.errors import Code, Status, invalid, unimplemented
 from atoll.ir.program import Call, Program, single
 from atoll.ir.types import ArraySpec, Even, Replicated, Sharding, Tiled
 from atoll.proxy import codec
+from atoll.proxy.arrays import ArrayRecord
+from atoll.proxy.devices import cost_attributes
+from atoll.proxy.link import Link
 from atoll.proxy.protos import compile_pb2, executables_pb2, xla_pb2
 from atoll.transport.messages import FunctionInfo, FunctionSource, OutputInfo
 
 XLA_PROGRAM = "xla::ifrt::XlaProgram"
 PLUGIN_PROGRAM = "xla::ifrt::PluginProgram"
+_PLUGIN_PREFIX = b"__serialized_plugin_program "
 CALLBACK_ADVICE = (
     "this program calls back into the client's Python (jax.pure_callback, io_callback, debug.print or debug.callback), "
     "which jaxlib's IFRT proxy client cannot serve; return the values and use them outside of jit, or run that part on "
@@ -39,11 +45,16 @@ class CompileJob:
         return tuple(device for partitions in self.assignment for device in partitions)
 
 
+def plugin_payload(program: Any) -> bytes:
+    """What a client has put into a plugin program; empty for programs of other kinds."""
+    return program.data.removeprefix(_PLUGIN_PREFIX) if program.type_name == PLUGIN_PROGRAM else b""
+
+
 def compile_job(request: Any, device_count: int) -> CompileJob:
     """Reads a Compile request. Raises INVALID_ARGUMENT or UNIMPLEMENTED."""
     kind = request.program.type_name
     if kind == PLUGIN_PROGRAM:
-        text = request.program.data.decode(errors="replace").removeprefix("__serialized_plugin_program ")
+        text = plugin_payload(request.program).decode(errors="replace")
         raise invalid(f"unknown plugin program {text[:200]!r}: this server runs XLA programs")
     if kind != XLA_PROGRAM:
         raise unimplemented(f"programs of kind {kind[:100]!r} are not supported; this server runs XLA programs")
@@ -85,21 +96,101 @@ def default_assignment(replicas: int, partitions: int, device_count: int) -> tup
     return tuple(tuple(r * partitions + p for p in range(partitions)) for r in range(replicas))
 
 
-@dataclass
-class Executable:
+class Loaded(abc.ABC):
+    """What a session can run by a handle: a compiled function, or a program of several.
+
+    `functions` are those that the session keeps for as long as it has this, each once. Results of a run that are no
+    arrays, and tell only that parts of it have ended, come after `outputs`.
+    """
+
+    name: str
+    devices: tuple[int, ...]
+    fingerprint: bytes  # names it to programs of the same session
+    functions: tuple[int, ...]
+    outputs: tuple[ArraySpec, ...]
+    donated: frozenset[int]
+
+    def __init__(self) -> None:
+        # The registered programs that run it and how many completions they give, by what the caller keeps and whether
+        # it asks for the run's status.
+        self.programs: dict[tuple[frozenset[int], bool], tuple[int, int]] = {}
+
+    def unloaded(self, link: Link) -> None:
+        """It is no more, for its session."""
+        return None
+
+    def gather(self, staged: list[int], arguments: list[int]) -> list[int] | None:
+        """The handles of all arguments of a run, of which some may be staged; None where this was staging only."""
+        return arguments
+
+    @abc.abstractmethod
+    def check(self, arguments: Sequence[ArrayRecord]) -> None:
+        """Raises INVALID_ARGUMENT where it cannot be run on these."""
+
+    @abc.abstractmethod
+    def program(self, preserved: frozenset[int], completion: bool) -> Program:
+        """The program that runs it; the caller keeps the `preserved` of `donated`."""
+
+    def awaited(self, handles: Sequence[int], completions: Sequence[int]) -> tuple[int, ...]:
+        """Which of a run's results tell, together, that it has ended."""
+        return tuple(completions)
+
+    @abc.abstractmethod
+    def metadata_reply(self) -> Any: ...
+
+    @abc.abstractmethod
+    def output_replies(self, handles: list[int]) -> list[Any]:
+        """The outputs as the first run describes them."""
+
+    @abc.abstractmethod
+    async def cost(self, link: Link, reply: Any) -> None:
+        """Fills in XLA's estimates. Raises StatusError."""
+
+    @abc.abstractmethod
+    async def text(self, link: Link) -> str:
+        """What it looks like, for people. Raises StatusError."""
+
+    def compile_reply(self, handle: int, ready_future: int) -> Any:
+        return executables_pb2.CompileReply(
+            executable=handle,
+            name=self.name,
+            num_devices=len(self.devices),
+            device_ids=self.devices,
+            addressable_device_ids=self.devices,
+            fingerprint_value=self.fingerprint,
+            ready_future_handle=ready_future,
+        )
+
+
+def _fingerprint(info: FunctionInfo, job: CompileJob) -> bytes:
+    """The same for what does the same on the same devices, wherever in a script it stands.
+
+    XLA's own leaves out the devices, and how the shards make up an array.
+    """
+    told = (
+        info.fingerprint or job.content,
+        job.assignment,
+        info.parameters,
+        info.parameter_shardings,
+        info.outputs,
+        info.donated,
+    )
+    return hashlib.sha256(msgspec.msgpack.encode(told)).hexdigest().encode()
+
+
+class Executable(Loaded):
     """A compiled function of the session."""
 
-    function: int
-    info: FunctionInfo
-    devices: tuple[int, ...]
-    outputs: tuple[ArraySpec, ...] = ()
-    donated: frozenset[int] = frozenset()
-    # The registered programs that run it, by what the caller keeps and whether it asks for the run's status.
-    programs: dict[tuple[frozenset[int], bool], int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.outputs = tuple(self._output(output) for output in self.info.outputs)
-        self.donated = frozenset(self.info.donated)
+    def __init__(self, function: int, info: FunctionInfo, job: CompileJob) -> None:
+        super().__init__()
+        self.function = function
+        self.info = info
+        self.name = info.name
+        self.devices = job.devices
+        self.fingerprint = _fingerprint(info, job)
+        self.functions = (function,)
+        self.outputs = tuple(self._output(output) for output in info.outputs)
+        self.donated = frozenset(info.donated)
 
     def _output(self, output: OutputInfo) -> ArraySpec:
         count = len(self.devices)
@@ -117,8 +208,12 @@ class Executable:
         layout = codec.order_of_layout(output.layout.decode()) if output.layout else None
         return ArraySpec(output.dtype, shape, Sharding(self.devices, tiling, output.memory_kind), layout)
 
+    def check(self, arguments: Sequence[ArrayRecord]) -> None:
+        """Counts; the worker checks the rest."""
+        if len(arguments) != len(self.info.parameters):
+            raise invalid(f"{self.name} takes {len(self.info.parameters)} arguments, got {len(arguments)}")
+
     def program(self, preserved: frozenset[int], completion: bool) -> Program:
-        """The program of one node that runs this executable."""
         arguments = tuple(
             ArraySpec(dtype, shape, Sharding(self.devices, Even(shape))) for dtype, shape in self.info.parameters
         )
@@ -135,16 +230,11 @@ class Executable:
 
     # ---- what JAX asks
 
-    def compile_reply(self, handle: int, ready_future: int) -> Any:
-        return executables_pb2.CompileReply(
-            executable=handle,
-            name=self.info.name,
-            num_devices=len(self.devices),
-            device_ids=self.devices,
-            addressable_device_ids=self.devices,
-            fingerprint_value=self.info.fingerprint,
-            ready_future_handle=ready_future,
-        )
+    async def cost(self, link: Link, reply: Any) -> None:
+        cost_attributes(await link.inquire("cost", self.devices[0], self.function), reply)
+
+    async def text(self, link: Link) -> str:
+        return (await link.inquire("text", self.devices[0], self.function)).decode()
 
     def metadata_reply(self) -> Any:
         info = self.info
@@ -181,7 +271,6 @@ class Executable:
         return reply
 
     def output_replies(self, handles: list[int]) -> list[Any]:
-        """The outputs as the first run of the executable describes them."""
         return [
             executables_pb2.ExecuteReply.Output(
                 dtype=codec.dtype_to(spec.dtype),

@@ -56,7 +56,7 @@ class Link:
         self._hosts: dict[int, int] = {}  # on which each virtual device sits
         self._feeds: dict[int, OnData] = {}
         self._sources: dict[int, tuple[bytes, list[int]]] = {}  # of functions: what is compiled, for which devices
-        self.channels = Channels(self.loop, self._arrived, self._lose)
+        self._channels = Channels(self.loop, self._arrived, self._lose)
         self._still = asyncio.Event()  # unless virtual devices may be changing places
         self._still.set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -89,7 +89,7 @@ class Link:
         self._closed = True
         if hasattr(self, "_connection"):
             self._connection.close()
-        self.channels.close()
+        self._channels.close()
 
     def _connection_lost(self, reason: str) -> None:
         self._lose(Status(Code.UNAVAILABLE, f"the Atoll controller is gone: {reason}"))
@@ -186,11 +186,11 @@ class Link:
 
     async def _open_channel(self, host: int, address: str) -> None:
         welcome = self.welcome
-        await self.channels.open(host, _reachable(address, self._controller), welcome.session, welcome.secret)
+        await self._channels.open(host, _reachable(address, self._controller), welcome.session, welcome.secret)
 
     def _hosts_lost(self, hosts: tuple[int, ...]) -> None:
         """From here on, nothing is sent to what is left of them: the controller is told so."""
-        self.channels.lose(list(hosts))
+        self._channels.lose(hosts)
         self._connection.send(m.LossSeen(hosts))
 
     async def _hosts_back(self, hosts: tuple[tuple[int, str], ...]) -> None:
@@ -287,7 +287,7 @@ class Link:
         session = self.welcome.session
         small = sum(memoryview(part).nbytes for part in contents) <= _DIRECT_BYTES
         for host in hosts:
-            self.channels.send(host, lambda channel: channel.send(session, feed, contents), small)
+            self._channels.send(host, lambda channel: channel.send(session, feed, contents), small)
 
     def upload_file(self, hosts: Sequence[int], feed: int, nbytes: int, descriptor: int) -> None:
         """Sends a file's contents as one feed, by its descriptor where the host is on this machine."""
@@ -305,7 +305,7 @@ class Link:
                 os.close(own)
 
         for host in hosts:
-            self.channels.send(host, partial(send_and_close, own=os.dup(descriptor)), small=False)
+            self._channels.send(host, partial(send_and_close, own=os.dup(descriptor)), small=False)
         os.close(descriptor)
 
     def _arrived(self, piece: Piece, content: Any, done: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +21,7 @@ from atoll.ir.program import Program
 from atoll.ir.types import ArraySpec
 from atoll.proxy import codec
 from atoll.proxy.arrays import ArrayRecord, Arrays, Memory, Origin
-from atoll.proxy.executables import Executable
+from atoll.proxy.executables import Loaded
 from atoll.proxy.host_buffers import HostBuffers
 from atoll.proxy.link import Link
 from atoll.proxy.protos import session_pb2
@@ -143,7 +143,9 @@ class Session:
         self.number = number
         self.arrays = Arrays()
         self.buffers = HostBuffers()
-        self.executables: dict[int, Executable] = {}
+        self.executables: dict[int, Loaded] = {}
+        self._function_users: Counter[int] = Counter()
+        self.staged: list[int] = []  # arguments of the program that runs next, by handle
         self.layouts: dict[Any, bytes] = {}
         self._handlers = handlers
         self._write = write
@@ -243,7 +245,26 @@ class Session:
             memory = memories[i] if memories is not None else Memory()
             self.arrays.records[handle] = ArrayRecord(specs[i], memory, origin)
 
-    def executable(self, handle: int) -> Executable:
+    def load(self, loaded: Loaded) -> int:
+        """A handle for something that can be run; the functions that it needs are the session's from now on."""
+        handle = self.mint()
+        self.executables[handle] = loaded
+        self._function_users.update(loaded.functions)
+        return handle
+
+    def unload(self, handle: int) -> None:
+        """Releases it, and those of its functions that nothing else needs."""
+        loaded = self.executables.pop(handle)
+        loaded.unloaded(self.link)
+        for program, _ in loaded.programs.values():
+            self.link.send(m.ReleaseProgram(program))
+        self._function_users.subtract(loaded.functions)
+        for function in loaded.functions:
+            if not self._function_users[function]:
+                del self._function_users[function]
+                self.link.release_function(function)
+
+    def executable(self, handle: int) -> Loaded:
         executable = self.executables.get(handle)
         if executable is None:
             raise not_found(f"unknown executable handle {handle}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import subprocess
@@ -13,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from atoll.errors import ClusterError
-from atoll.transport.process import command, own_environment
+from atoll.transport.process import command, end, own_environment
 
 Message = TypeVar("Message")
 
@@ -77,13 +76,7 @@ class Child:
 
     def end(self) -> None:
         """Ends the process, by force where it does not go within a few seconds."""
-        with contextlib.suppress(ProcessLookupError):
-            self.process.terminate()
-        try:
-            self.process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        end(self.process, END_SECONDS)
 
 
 def wait_for_any(children: Sequence[Child]) -> Child:

@@ -14,6 +14,11 @@ import threading
 import time
 from collections.abc import Callable
 
+from atoll.transport.leases import Leases
+
+_RENEWER = 0  # the one peer of a `Lease`
+_LOOKS = 8  # how often a lease is looked at while it runs
+
 
 def open_pid(pid: int) -> int | None:
     """A descriptor that becomes readable when process `pid` ends; None if it has ended already."""
@@ -61,24 +66,23 @@ class Lease:
 
     def __init__(self, on_lapse: Callable[[], None]) -> None:
         self._lock = threading.Lock()
-        self._deadline = 0.0
+        self._leases = Leases()
         self._on_lapse = on_lapse
+        self._has_begun = False
 
     def renew(self, seconds: float) -> None:
         """The lease runs for so long from now on."""
         with self._lock:
-            first, self._deadline = self._deadline == 0.0, time.monotonic() + seconds
-        if first:
-            threading.Thread(target=self._watch, args=(seconds,), name="atoll-lease", daemon=True).start()
+            self._leases.seconds, self._leases.period = seconds, seconds / _LOOKS
+            self._leases.heard(_RENEWER, time.monotonic())
+            begins, self._has_begun = not self._has_begun, True
+        if begins:
+            threading.Thread(target=self._watch, name="atoll-lease", daemon=True).start()
 
-    def _watch(self, seconds: float) -> None:
-        while True:
-            before = time.monotonic()
-            time.sleep(seconds / 8)
-            now = time.monotonic()
-            if now - before > seconds / 2:
-                with self._lock:  # the machine was away, and the renewals of that time are yet to be read
-                    self._deadline = now + seconds
-            if now > self._deadline:
-                self._on_lapse()
-                return
+    def _watch(self) -> None:
+        lapsed = False
+        while not lapsed:
+            time.sleep(self._leases.period)
+            with self._lock:
+                lapsed = bool(self._leases.expired(time.monotonic()))
+        self._on_lapse()

@@ -19,7 +19,7 @@ from atoll.ir.program import Program
 from atoll.transport.slices import SliceWish
 
 # Raised whenever a message changes its meaning: two processes speak together only with equal numbers.
-PROTOCOL = 3
+PROTOCOL = 4
 
 # Feeds between hosts, whose numbers the controller gives, start here; proxies count below.
 OWN_NUMBERS = 1 << 48
@@ -101,13 +101,13 @@ class Compiled(Message, frozen=True, tag=11):
 
 
 class Done(Message, frozen=True, tag=12):
-    """Plans that are finished: (sequence number, start, end), times in nanoseconds of the host's clock."""
+    """Legs that have ended: (sequence number, start, end), times in nanoseconds of the host's clock."""
 
     runs: tuple[tuple[int, int, int], ...]
 
 
 class Failed(Message, frozen=True, tag=13):
-    """A plan failed; its results hold the status from now on."""
+    """A leg failed; the results of its run hold the status from now on."""
 
     sequence: int
     status: Status
@@ -130,7 +130,7 @@ class Answer(Message, frozen=True, tag=15):
 
 
 class Enqueued(Message, frozen=True, tag=16):
-    """A run that was to be acknowledged has been enqueued on the devices."""
+    """A leg that was to be acknowledged has been enqueued on the devices."""
 
     sequence: int
 
@@ -168,7 +168,10 @@ class DropPlan(Message, frozen=True, tag=23):
 
 
 class Run(Message, frozen=True, tag=24):
-    """Run a plan. `feeds[i]` is the data port's number for the plan's feed i."""
+    """Walk a plan: its first leg now, under this sequence number, the others as `Go` says.
+
+    `feeds[i]` is the data port's number for the program's feed i.
+    """
 
     sequence: int
     session: int
@@ -176,7 +179,22 @@ class Run(Message, frozen=True, tag=24):
     arguments: tuple[int, ...]
     results: tuple[int, ...]
     feeds: tuple[int, ...]
-    acknowledge: bool = False  # say Enqueued
+    acknowledge: bool = False  # say Enqueued, for each leg
+
+
+class Go(Message, frozen=True, tag=34):
+    """The turns of the next legs of a run have come, under these sequence numbers."""
+
+    session: int
+    run: int  # the sequence number of its first leg
+    sequences: tuple[int, ...]
+
+
+class DropRun(Message, frozen=True, tag=35):
+    """The legs of this run whose turns have not come will not be walked."""
+
+    session: int
+    run: int
 
 
 class Free(Message, frozen=True, tag=25):
@@ -504,6 +522,16 @@ class Dump(Message, frozen=True, tag=85):
     body: bytes
 
 
+class AskTrace(Message, frozen=True, tag=86):
+    since: int  # spans that ended before, in nanoseconds of their hosts' clocks, are left out
+
+
+class TraceOf(Message, frozen=True, tag=87):
+    """The answer to AskTrace: msgpack of a list of `controller.trace.Span`."""
+
+    body: bytes
+
+
 class AskRemap(Message, frozen=True, tag=97):
     """Move a slice to an island; to these devices of it, by their numbers in the report, or to any."""
 
@@ -561,12 +589,13 @@ ToController = (
     | WorkerEnded
     | IslandGivenUp
     | IslandEnded
-    | AskStatus
-    | AskDump
-    | AskStop
     | AskRemap
     | AskAddIsland
     | AskDrain
+    | AskStatus
+    | AskDump
+    | AskTrace
+    | AskStop
 )
 ToWorker = (
     Refused
@@ -575,6 +604,8 @@ ToWorker = (
     | KeepPlan
     | DropPlan
     | Run
+    | Go
+    | DropRun
     | Free
     | OpenStore
     | CloseStore
@@ -601,7 +632,7 @@ ToProxy = (
     | Closing
 )
 ToEngine = Refused | RestartIsland | StartIsland | EndIsland
-ToOperator = Refused | Report | Dump | Stopping | Told
+ToOperator = Refused | Report | Dump | TraceOf | Told | Stopping
 
 
 class OutputInfo(msgspec.Struct, frozen=True, array_like=True):

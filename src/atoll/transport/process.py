@@ -1,4 +1,4 @@
-"""What each of Atoll's own processes does first: options, logging, its event loop, its lifeline."""
+"""What Atoll's own processes have in common: how one is started and ended, its options, logging and event loop."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -41,6 +42,17 @@ def own_environment() -> dict[str, str]:
 def command(module: str, options: msgspec.Struct) -> list[str]:
     """The command line that starts `module` with `options`."""
     return [sys.executable, "-P", "-m", module, msgspec.json.encode(options).decode()]
+
+
+def end(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Ends a child of this process, by force where it does not go within so many seconds."""
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def start_logging(name: str) -> None:

@@ -1,10 +1,10 @@
-"""The executor: walks plans in the order in which the controller sent them.
+"""The executor: walks plans, leg by leg, in the order in which the controller sent their turns.
 
 One thread enqueues; nothing in it waits for data. Small programs may run inside the call that enqueues them, and
 may wait there for a peer: that is why this thread reads no messages. Other threads learn from XLA when runs have ended,
 and a pool of threads reads results for clients and other hosts.
 
-A plan that awaits bytes of another host is *parked* with all that its session has sent after it; other sessions go on.
+A leg that awaits bytes of another host is *parked* with all that its session has sent after it; other sessions go on.
 What several hosts of an island compute together keeps its order, though, on all of them: it does not overtake its like.
 """
 
@@ -23,12 +23,10 @@ from typing import Any
 from atoll.errors import Code, Status, status_of
 from atoll.ir import plan as p
 from atoll.transport import messages as m
-from atoll.worker.data_port import DataPort
-from atoll.worker.ends import Deletions, Ends, ReadEnd, is_over, outcome
-from atoll.worker.functions import Functions
-from atoll.worker.steps import Steps, Walk
-from atoll.worker.store import Store, TypeKeys
-from atoll.worker.xla.backend import Backend
+from atoll.worker.data_port import Inbox
+from atoll.worker.ends import Ends, ReadEnd, is_over, outcome
+from atoll.worker.steps import Steps, Stretch, Walk
+from atoll.worker.store import Store
 
 _log = logging.getLogger(__name__)
 
@@ -40,41 +38,36 @@ _ENDS_AT_A_TIME = 6
 
 
 # What a session has done in its order.
-_Item = Walk | m.Free | m.CloseStore
+_Item = Stretch | m.DropRun | m.Free | m.CloseStore
 
 
 class _Wake:
-    """Bytes that a parked plan awaited are here."""
+    """Bytes that a parked leg awaited are here."""
 
 
 class Executor:
     """Owns the stores. `submit` takes messages from the control thread; `report` sends back what came of them."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        functions: Functions,
-        data_port: DataPort,
-        keys: TypeKeys,
-        report: Callable[..., None],
-        host: int,
-    ) -> None:
-        self._inbox = data_port.inbox
+    def __init__(self, steps: Steps, inbox: Inbox, report: Callable[..., None]) -> None:
+        self._steps = steps
+        self._inbox = inbox
         self._report = report
         self._stores: dict[int, Store] = {}
         self._plans: dict[int, p.Plan] = {}
+        self._walks: dict[int, Walk] = {}  # those with legs to come, by the sequence number of their first
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._parked: dict[int, deque[_Item]] = {}  # by session
-        self._together: deque[Walk] = deque()  # of those parked, what other hosts of the island compute with us
+        self._together: deque[Stretch] = deque()  # of those parked, what other hosts of the island compute with us
         self._ends = Ends(report)
         self._ended: list[tuple[int, int, int]] = []  # runs that ended while they were started, to be reported together
-        self._deletions = Deletions()
-        self._steps = Steps(backend, functions, data_port, keys, self._deletions, host)
         self._readers = ThreadPoolExecutor(READ_THREADS, "atoll-read")
         threading.Thread(target=self._work, name="atoll-executor", daemon=True).start()
 
     def submit(self, message: Any) -> None:
-        """Takes one of Run, Free, KeepPlan, DropPlan, OpenStore, CloseStore; a session's are done in order."""
+        """Takes one of Run, Go, DropRun, Free, KeepPlan, DropPlan, OpenStore, CloseStore.
+
+        What belongs to a session is done in order.
+        """
         self._queue.put(message)
 
     # ---- the executor's thread
@@ -88,7 +81,9 @@ class Executor:
             try:
                 if type(message) is m.Run:
                     self._run(message)
-                elif type(message) is m.Free or type(message) is m.CloseStore:
+                elif type(message) is m.Go:
+                    self._go(message)
+                elif type(message) in (m.Free, m.DropRun, m.CloseStore):
                     self._in_turn(message.session, message)
                 elif type(message) is _Wake:
                     self._go_on()
@@ -106,11 +101,27 @@ class Executor:
         plan = self._plans.get(run.plan)
         if plan is None:
             if run.session not in self._stores:
-                self._drop(run)
+                self._drop(run.sequence)
                 return
             self._report(m.Failed(run.sequence, Status(Code.INTERNAL, f"plan {run.plan} is not on this host")))
             return
-        self._in_turn(run.session, Walk(run, plan))
+        walk = Walk(run, plan)
+        if len(plan.legs) > 1:
+            self._walks[run.sequence] = walk
+        self._next_leg(walk, run.sequence)
+
+    def _go(self, go: m.Go) -> None:
+        for sequence in go.sequences:
+            walk = self._walks.get(go.run)
+            if walk is None:  # it has failed, or its session has ended
+                self._drop(sequence)
+            else:
+                self._next_leg(walk, sequence)
+
+    def _next_leg(self, walk: Walk, sequence: int) -> None:
+        index = walk.legs
+        walk.legs += 1
+        self._in_turn(walk.run.session, Stretch(walk, index, walk.plan.legs[index], sequence))
 
     def _in_turn(self, session: int, item: _Item) -> None:
         """Does it, unless something before it in its session is parked."""
@@ -120,7 +131,7 @@ class Executor:
         if line is None:
             line = self._parked[session] = deque()
         line.append(item)
-        if type(item) is Walk and item.plan.together:
+        if type(item) is Stretch and item.leg.together:
             self._together.append(item)
 
     def _go_on(self) -> None:
@@ -137,104 +148,126 @@ class Executor:
                 if not line:
                     del self._parked[session]
 
-    def _drop(self, run: m.Run) -> None:
-        """Its session has ended, and with it all that the run would have made."""
+    def _drop(self, sequence: int) -> None:
+        """Nobody is interested in what the leg would have made."""
         now = time.monotonic_ns()
-        self._report(m.Done(((run.sequence, now, now),)))
+        self._report(m.Done(((sequence, now, now),)))
 
     def _do(self, item: _Item) -> bool:
         """True where it is done; False where it has to wait."""
-        if type(item) is m.Free:
-            store = self._stores.get(item.session)
-            if store is not None:
-                with self._deletions.lock if item.delete else nullcontext():
-                    for handle in item.handles:
-                        store.free(handle, item.delete)
-            return True
-        if type(item) is m.CloseStore:
-            # In its turn, too: what other hosts compute together with us must not be dropped on this one alone.
-            self._stores.pop(item.session, None)
-            self._inbox.drop_session(item.session)
-            return True
-        assert isinstance(item, Walk)
-        return self._walk(item)
+        match item:
+            case Stretch():
+                return self._walk(item)
+            case m.Free(session=session, handles=handles, delete=delete):
+                store = self._stores.get(session)
+                if store is not None:
+                    with self._steps.deletions.lock if delete else nullcontext():
+                        for handle in handles:
+                            store.free(handle, delete)
+            case m.DropRun(run=run):
+                self._walks.pop(run, None)
+            case m.CloseStore(session=session):
+                # In its turn, too: what other hosts compute together with us must not be dropped on this one alone.
+                self._stores.pop(session, None)
+                self._inbox.drop_session(session)
+                for run in [run for run, walk in self._walks.items() if walk.run.session == session]:
+                    del self._walks[run]
+        return True
 
-    def _walk(self, walk: Walk) -> bool:
-        """Takes as many steps as it can; True where that was the last one, or the plan has failed."""
+    def _walk(self, stretch: Stretch) -> bool:
+        """Takes as many steps as it can; True where that was the leg's last one, or it has failed."""
+        walk, leg = stretch.walk, stretch.leg
         run, plan = walk.run, walk.plan
         store = self._stores.get(run.session)
-        if store is None:
-            self._drop(run)
+        if store is None or walk.failed:
+            self._drop(stretch.sequence)
             return True
-        if plan.together and self._together and self._together[0] is not walk:
+        if leg.together and self._together and self._together[0] is not stretch:
             return False
         try:
+            if not stretch.started:
+                stretch.started = time.monotonic_ns()
             if walk.values is None:
-                walk.started = time.monotonic_ns()
                 walk.values = {
                     value: store.get(handle) for value, handle in zip(plan.arguments, run.arguments, strict=True)
                 }
-            while walk.position < len(plan.steps):
-                step = plan.steps[walk.position]
-                if type(step) is p.Receive and not self._is_here(step, walk):
+            while stretch.position < len(leg.steps):
+                step = leg.steps[stretch.position]
+                if type(step) is p.Receive and not self._is_here(step, stretch):
+                    stretch.started = 0  # it takes no time of its own until then
                     return False
-                self._steps.take(step, walk)
-                walk.position += 1
-            for value, handle in zip(plan.results, run.results, strict=True):
-                store.set(handle, walk.values[value])
+                self._steps.take(step, stretch)
+                stretch.position += 1
+            if leg.results:
+                handles = dict(zip(plan.results, run.results, strict=True))
+                for value in leg.results:
+                    store.set(handles[value], walk.values[value])
         except Exception as error:
-            status = status_of(error).within(plan.name)
-            for handle in run.results:
-                store.set(handle, status)
-            self._start_reads(walk)  # they hold what they read
-            self._report(m.Failed(run.sequence, status))
+            self._fail(stretch, store, status_of(error).within(plan.name))
             return True
+        if stretch.index == len(plan.legs) - 1:
+            self._walks.pop(run.sequence, None)
+        else:
+            for value in leg.drops:
+                del walk.values[value]
         if run.acknowledge:
-            self._report(m.Enqueued(run.sequence))
-        self._expect_end(walk)
+            self._report(m.Enqueued(stretch.sequence))
+        self._expect_end(stretch)
         return True
 
-    def _is_here(self, step: p.Receive, walk: Walk) -> bool:
-        feeds = [walk.run.feeds[piece.feed] for piece in step.pieces]
-        if self._inbox.await_all(walk.run.session, feeds, self._wake):
+    def _fail(self, stretch: Stretch, store: Store, status: Status) -> None:
+        run, plan = stretch.walk.run, stretch.walk.plan
+        unmade = {value for leg in plan.legs[stretch.index :] for value in leg.results}  # others may be freed already
+        for value, handle in zip(plan.results, run.results, strict=True):
+            if value in unmade:
+                store.set(handle, status)
+        stretch.walk.failed = True
+        self._walks.pop(run.sequence, None)
+        self._start_reads(stretch)  # they hold what they read
+        self._report(m.Failed(stretch.sequence, status))
+
+    def _is_here(self, step: p.Receive, stretch: Stretch) -> bool:
+        run = stretch.walk.run
+        feeds = [run.feeds[piece.feed] for piece in step.pieces]
+        if self._inbox.await_all(run.session, feeds, self._wake):
             return True
-        self._start_reads(walk)  # the other hosts may wait for them
+        self._start_reads(stretch)  # the other hosts may wait for them
         return False
 
     def _wake(self) -> None:
         self._queue.put(_Wake())
 
-    def _start_reads(self, walk: Walk) -> None:
-        walk.waits.extend(ReadEnd(self._readers.submit(each.read)) for each in walk.reads)
-        walk.reads.clear()
+    def _start_reads(self, stretch: Stretch) -> None:
+        stretch.waits.extend(ReadEnd(self._readers.submit(each.read)) for each in stretch.reads)
+        stretch.reads.clear()
 
-    def _expect_end(self, walk: Walk) -> None:
-        """Reports the run's end: here where it is over already, since a hand-over to another thread takes longer."""
-        if walk.reads and (walk.waits or len(walk.reads) > 1):
-            self._start_reads(walk)
-        if walk.reads:
-            (each,) = walk.reads
+    def _expect_end(self, stretch: Stretch) -> None:
+        """Reports the leg's end: here where it is over already, since a hand-over to another thread takes longer."""
+        if stretch.reads and (stretch.waits or len(stretch.reads) > 1):
+            self._start_reads(stretch)
+        if stretch.reads:
+            (each,) = stretch.reads
             if each.at_once():
-                self._read(walk, each.read, self._ended.append)
+                self._read(stretch, each.read, self._ended.append)
             else:
-                self._readers.submit(self._read, walk, each.read, lambda end: self._report(m.Done((end,))))
+                self._readers.submit(self._read, stretch, each.read, lambda end: self._report(m.Done((end,))))
             return
-        if not is_over(walk.waits):
-            self._ends.expect(self._steps.device_of(walk.plan), walk.run.sequence, walk.started, walk.waits)
+        if not is_over(stretch.waits):
+            self._ends.expect(self._steps.device_of(stretch.leg), stretch.sequence, stretch.started, stretch.waits)
             return
-        failure = outcome(walk.waits)
+        failure = outcome(stretch.waits)
         if failure is not None:
-            self._report(m.Failed(walk.run.sequence, failure))
+            self._report(m.Failed(stretch.sequence, failure))
         else:
-            self._ended.append((walk.run.sequence, walk.started, time.monotonic_ns()))
+            self._ended.append((stretch.sequence, stretch.started, time.monotonic_ns()))
 
     def _read(
-        self, walk: Walk, read: Callable[[], None], on_end: Callable[[tuple[int, int, int]], None]
+        self, stretch: Stretch, read: Callable[[], None], on_end: Callable[[tuple[int, int, int]], None]
     ) -> None:
         started = time.monotonic_ns()
         try:
             read()
         except Exception as error:
-            self._report(m.Failed(walk.run.sequence, status_of(error).within(walk.plan.name)))
+            self._report(m.Failed(stretch.sequence, status_of(error).within(stretch.walk.plan.name)))
         else:
-            on_end((walk.run.sequence, started, time.monotonic_ns()))
+            on_end((stretch.sequence, started, time.monotonic_ns()))

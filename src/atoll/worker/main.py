@@ -53,6 +53,7 @@ class Worker:
         from atoll.worker.data_port import DataPort, Inbox
         from atoll.worker.executor import Executor
         from atoll.worker.functions import Functions
+        from atoll.worker.steps import Steps
         from atoll.worker.store import TypeKeys
         from atoll.worker.xla.backend import Backend, self_test
 
@@ -66,7 +67,8 @@ class Worker:
         check_may_listen(address, os.environ.get(m.DEFAULT_TOKEN_VARIABLE, ""))
         self.data_port = DataPort(address, inbox)
         self.functions = Functions(self.backend, inbox, keys, report)
-        self.executor = Executor(self.backend, self.functions, self.data_port, keys, report, options.host)
+        steps = Steps(self.backend, self.functions, self.data_port, keys, options.host)
+        self.executor = Executor(steps, inbox, report)
         self._lease = Lease(self._lapsed)
         self._answers = ThreadPoolExecutor(2, "atoll-answer")
         connection.send(
@@ -85,7 +87,7 @@ class Worker:
         """Serves the controller until it says stop, or is gone."""
         for message in self.connection.receive():
             match message:
-                case m.Run() | m.Free() | m.KeepPlan() | m.DropPlan():
+                case m.Run() | m.Go() | m.DropRun() | m.Free() | m.KeepPlan() | m.DropPlan():
                     self.executor.submit(message)
                 case m.OpenStore():
                     self.executor.submit(message)

@@ -47,14 +47,26 @@ class Read:
 
 @dataclass(slots=True)
 class Walk:
-    """One run of a plan, and how far it has come.
+    """One run of a plan. `legs` counts those whose turns have come."""
+
+    run: m.Run
+    plan: p.Plan
+    legs: int = 0
+    failed: bool = False
+    values: dict[int, Buffer] | None = None  # from its first step on
+
+
+@dataclass(slots=True)
+class Stretch:
+    """One leg of a walk, and how far it has come.
 
     `waits` are the ends of what it has enqueued; `reads` what threads are yet to read for it.
     """
 
-    run: m.Run
-    plan: p.Plan
-    values: dict[int, Buffer] | None = None  # from its first step on
+    walk: Walk
+    index: int  # of the leg, among the plan's
+    leg: p.Leg
+    sequence: int
     position: int = 0
     started: int = 0  # in nanoseconds
     waits: list[RunEnd | ArrayEnd | ReadEnd] = field(default_factory=list)
@@ -70,7 +82,6 @@ class Steps:
         functions: Functions,
         data_port: DataPort,
         keys: TypeKeys,
-        deletions: Deletions,
         host: int,
     ) -> None:
         self._backend = backend
@@ -78,36 +89,36 @@ class Steps:
         self._data_port = data_port
         self._inbox = data_port.inbox
         self._keys = keys
-        self._deletions = deletions
+        self.deletions = Deletions()
         self._host = host
         self._readers_lock = threading.Lock()
 
-    def take(self, step: p.Step, walk: Walk) -> None:
-        """Does one step: reads and writes `walk.values`, and notes what its end depends on."""
-        assert walk.values is not None
-        values, run = walk.values, walk.run
+    def take(self, step: p.Step, stretch: Stretch) -> None:
+        """Does one step: reads and writes the walk's values, and notes what the stretch's end depends on."""
+        values, run = stretch.walk.values, stretch.walk.run
+        assert values is not None
         if type(step) is p.Execute:
-            self._execute(step, run, values, walk.waits)
+            self._execute(step, stretch, values)
         elif type(step) is p.Put:
             values[step.output] = self._put(step, run)
-            walk.waits.append(ArrayEnd(values[step.output].array, self._deletions))
+            stretch.waits.append(ArrayEnd(values[step.output].array, self.deletions))
         elif type(step) is p.Get:
-            walk.reads.append(self._get(step, run, values))
+            stretch.reads.append(self._get(step, run, values))
         elif type(step) is p.Move:
             for source, target, array in zip(step.inputs, step.outputs, step.arrays, strict=True):
                 values[target] = self._move(values[source], array, step.donate)
-                walk.waits.append(ArrayEnd(values[target].array, self._deletions))
+                stretch.waits.append(ArrayEnd(values[target].array, self.deletions))
         elif type(step) is p.Select:
             values[step.output] = self._select(step, values)
         elif type(step) is p.Send:
-            walk.reads.append(self._send(step, run, values))
+            stretch.reads.append(self._send(step, run, values))
         elif type(step) is p.Receive:
             values[step.output] = self._receive(step, run)
-            walk.waits.append(ArrayEnd(values[step.output].array, self._deletions))
+            stretch.waits.append(ArrayEnd(values[step.output].array, self.deletions))
 
-    def device_of(self, plan: p.Plan) -> int:
-        """A device that the plan's last step keeps busy: its runs' ends are awaited in that device's line."""
-        step = plan.steps[-1]
+    def device_of(self, leg: p.Leg) -> int:
+        """A device that the leg's last step keeps busy: its end is awaited in that device's line."""
+        step = leg.steps[-1]
         if type(step) is p.Execute:
             return self._functions.get(step.function).ordinals[0]
         if type(step) is p.Move:
@@ -116,7 +127,7 @@ class Steps:
 
     # ---- compute
 
-    def _execute(self, step: p.Execute, run: m.Run, values: dict[int, Buffer], waits: list[Any]) -> None:
+    def _execute(self, step: p.Execute, stretch: Stretch, values: dict[int, Buffer]) -> None:
         function = self._functions.get(step.function)
         buffers = [values[value] for value in step.inputs]
         if [buffer.key for buffer in buffers] != function.input_keys:
@@ -132,15 +143,15 @@ class Steps:
                 arguments[position] = self._backend.copy(arguments[position])
         if len(step.donated) > 0:
             _check_donation(step.donated, buffers)
-        with self._deletions.lock if step.donated else nullcontext():
-            outputs, token = function.executable.execute(arguments, run.sequence)
+        with self.deletions.lock if step.donated else nullcontext():
+            outputs, token = function.executable.execute(arguments, stretch.sequence)
         value = step.first_output
         for array, key in zip(outputs, function.output_keys, strict=True):
             values[value] = Buffer(array, key, _COMPUTED)
             value += 1
         if step.completion:
             values[value] = Buffer(Completion(), -1, None)
-        waits.append(RunEnd(token, outputs, self._deletions, len(function.ordinals)))
+        stretch.waits.append(RunEnd(token, outputs, self.deletions, len(function.ordinals)))
 
     def _check_arguments(self, function: Function, buffers: list[Buffer]) -> None:
         """Raises INVALID_ARGUMENT that says which argument is wrong, unless all differ in tokens alone."""
@@ -201,7 +212,7 @@ class Steps:
 
     def _move(self, buffer: Buffer, array: p.LocalArray, donate: bool) -> Buffer:
         donate = donate and not buffer.is_read
-        with self._deletions.lock if donate else nullcontext():
+        with self.deletions.lock if donate else nullcontext():
             moved = self._backend.move(_alive(buffer), array, donate)
         return self._buffer(moved, array, self._keys.layout(buffer.key))
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
 
 from atoll.errors import OK, Code, Status, StatusError, invalid, unimplemented
+from atoll.ir.submission import is_submission
 from atoll.proxy import codec, slices
-from atoll.proxy.devices import cost_attributes
-from atoll.proxy.executables import CALLBACK_ADVICE, MPMD_ERROR, Executable, compile_job
+from atoll.proxy.executables import CALLBACK_ADVICE, MPMD_ERROR, Executable, Loaded, compile_job, plugin_payload
+from atoll.proxy.program_executables import read
 from atoll.proxy.session import Exchange, Handler
 from atoll.transport import messages as m
 from atoll.transport.messages import FunctionInfo
@@ -20,23 +21,28 @@ _NOTHING_KEPT: frozenset[int] = frozenset()
 
 def _compile(exchange: Exchange, request: Any) -> None:
     session = exchange.session
-    slice_wish = slices.payload_of(request)
-    if slice_wish is not None:
-        slices.add(exchange, slice_wish)
+    payload = plugin_payload(request.program)
+    if slices.is_wish(payload):
+        slices.add(exchange, payload)
+        return
+    if is_submission(payload):
+        exchange.reply(_loaded(exchange, read(payload, list(session.executables.values()), session.link)))
         return
 
     async def work() -> Any:
         job = compile_job(request, len(session.link.welcome.devices))
         number, encoded = await session.link.register_function(job.source, job.content, job.assignment)
-        handle = session.mint()
-        executable = Executable(number, msgspec.msgpack.decode(encoded, type=FunctionInfo), job.devices)
-        session.executables[handle] = executable
-        response = exchange.response()
-        response.compile.CopyFrom(executable.compile_reply(handle, session.add_future(OK)))
-        return response
+        return _loaded(exchange, Executable(number, msgspec.msgpack.decode(encoded, type=FunctionInfo), job))
 
     # JAX raises this error from the very call that it belongs to: it reads as in stock JAX without its place.
     exchange.later(work(), placed=False)
+
+
+def _loaded(exchange: Exchange, loaded: Loaded) -> Any:
+    session = exchange.session
+    response = exchange.response()
+    response.compile.CopyFrom(loaded.compile_reply(session.load(loaded), session.add_future(OK)))
+    return response
 
 
 def _metadata(exchange: Exchange, request: Any) -> None:
@@ -61,27 +67,29 @@ def _mpmd_cost_analysis(exchange: Exchange, request: Any) -> None:
 
 
 def _cost_analysis(exchange: Exchange, request: Any) -> None:
-    _inquire(exchange, request, "executable_cost_analysis", "cost", cost_attributes)
+    response = exchange.response()
+    reply = response.executable_cost_analysis
+    executable = exchange.session.executable(request.executable)
+    _inquire(exchange, response, reply, executable.cost(exchange.session.link, reply))
 
 
 def _program_text(exchange: Exchange, request: Any) -> None:
-    def fill(text: bytes, reply: Any) -> None:
-        reply.human_readable_program_text = text.decode()
-
-    _inquire(exchange, request, "executable_program_text", "text", fill)
-
-
-def _inquire(
-    exchange: Exchange, request: Any, kind: str, what: str, fill: Callable[[bytes, Any], None]
-) -> None:
-    """Asks a worker that holds the executable; both kinds of reply have a `status` of their own for a failure."""
+    response = exchange.response()
+    reply = response.executable_program_text
     executable = exchange.session.executable(request.executable)
 
+    async def fill() -> None:
+        reply.human_readable_program_text = await executable.text(exchange.session.link)
+
+    _inquire(exchange, response, reply, fill())
+
+
+def _inquire(exchange: Exchange, response: Any, reply: Any, fill: Coroutine[Any, Any, None]) -> None:
+    """Answers when `reply` is filled; both kinds of reply have a `status` of their own for a failure."""
+
     async def work() -> Any:
-        response = exchange.response()
-        reply = getattr(response, kind)
         try:
-            fill(await exchange.session.link.inquire(what, executable.devices[0], executable.function), reply)
+            await fill
         except StatusError as error:
             reply.status.CopyFrom(codec.status_to(error.status))
         return response
@@ -106,14 +114,8 @@ def _is_deleted(exchange: Exchange, request: Any) -> None:
 
 def _destruct(exchange: Exchange, request: Any) -> None:
     session = exchange.session
-    executable = session.executable(request.executable)
-    del session.executables[request.executable]
-    for program in executable.programs.values():
-        session.link.send(m.ReleaseProgram(program))
-    if isinstance(executable, slices.SliceExecutable):
-        session.link.send(m.ReleaseSlice(executable.slice))
-    else:
-        session.link.release_function(executable.function)
+    session.executable(request.executable)
+    session.unload(request.executable)
     response = exchange.response()
     response.executable_destruct.SetInParent()
     exchange.reply(response)
@@ -139,34 +141,35 @@ def _execute(exchange: Exchange, request: Any) -> None:
     session.send(response, 0 if handles else exchange.context)
 
 
-def _run(exchange: Exchange, request: Any, given: list[int]) -> tuple[list[int], int, Executable]:
+def _run(exchange: Exchange, request: Any, given: list[int]) -> tuple[list[int], int, Loaded]:
     session = exchange.session
     executable = session.executable(request.executable)
-    arguments = list(request.arguments)
-    if len(arguments) != len(executable.info.parameters):
-        raise invalid(
-            f"{executable.info.name} takes {len(executable.info.parameters)} arguments, got {len(arguments)}"
-        )
+    arguments = executable.gather(session.staged, list(request.arguments))
+    if arguments is None:
+        return session.handles(given, 0), 0, executable
     if request.device_ids and tuple(request.device_ids) != executable.devices:
         raise invalid("an executable runs on the devices that it was compiled for")
     records = [session.arrays.get(handle) for handle in arguments]
+    executable.check(records)
     options = request.options
     preserved = _NOTHING_KEPT
     if options.non_donatable_input_indices and executable.donated:
         preserved = executable.donated & frozenset(options.non_donatable_input_indices)
     key = (preserved, options.fill_status)
-    program = executable.programs.get(key)
-    if program is None:
-        program = executable.programs[key] = session.link.number()
-        session.link.send(m.RegisterProgram(program, executable.program(*key)))
+    registered = executable.programs.get(key)
+    if registered is None:
+        body = executable.program(*key)
+        registered = executable.programs[key] = session.link.number(), len(body.results) - len(executable.outputs)
+        session.link.send(m.RegisterProgram(registered[0], body))
+    program, completions = registered
     handles = session.handles(given, len(executable.outputs))
     status_handle = 0
     if options.fill_status:
         status_handle = session.add_future(handle=request.status_handle)
-        completion = session.mint()
-        session.launch(program, arguments, (*handles, completion), context=exchange.context)
-        session.link.wait((completion,), session.resolver(status_handle))
-        session.link.send(m.Release((completion,)))
+        ends = [session.mint() for _ in range(completions)]
+        session.launch(program, arguments, (*handles, *ends), context=exchange.context)
+        session.link.wait(executable.awaited(handles, ends), session.resolver(status_handle))
+        session.link.send(m.Release(tuple(ends)))
     else:
         session.launch(program, arguments, handles, context=exchange.context)
     for position in executable.donated:

@@ -1,0 +1,195 @@
+"""All of JAX that is not public and that programs need, in one place: JAX 0.10 to 0.12 have it under these names.
+
+How a trace becomes current, what a jit call carries, and the quick ways in and out of a launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import config as _config
+from jax._src import core, dispatch, source_info_util, traceback_util
+from jax._src import pjit as _pjit
+from jax._src import shard_map as _shard_map
+from jax._src.interpreters import pxla
+from jax._src.lib import xla_client
+from jax._src.sharding_impls import UNSPECIFIED as UNSPECIFIED
+from jax._src.sharding_impls import physical_sharding
+
+Trace: Any = core.Trace
+Tracer: Any = core.Tracer
+jit_p = _pjit.jit_p
+device_put_p = dispatch.device_put_p
+Array: Any = xla_client.ArrayImpl
+trace_context: Callable[[], Any] = _config.trace_context
+trace_state_clean: Callable[[], bool] = core.trace_state_clean
+set_current_trace: Any = core.set_current_trace
+abstractify: Callable[[Any], Any] = core.shaped_abstractify
+default_device: Callable[[], Any] = pxla.get_default_device
+# Whether a copy shares its source's memory, or takes it over.
+CopySemantics: Any = xla_client.ArrayCopySemantics
+
+_REUSE = CopySemantics.REUSE_INPUT
+
+
+def leave_out_of_tracebacks(path: str) -> None:
+    """Frames of this file are not the user's."""
+    source_info_util.register_exclusion(path)
+    traceback_util.register_exclusion(path)
+
+
+leave_out_of_tracebacks(__file__)
+
+
+def line() -> str:
+    """The innermost line of the user's that runs now, as `file:line:column (function)`."""
+    return str(source_info_util.summarize(source_info_util.current()))
+
+
+def run_now(primitive: Any, arguments: Sequence[Any], params: dict[str, Any]) -> Any:
+    """What eager JAX does for a primitive that no tracer takes part in."""
+    return core.eval_trace.process_primitive(primitive, arguments, params)
+
+
+# Whose primitives eager JAX runs as several computations, or as a jit call of their own making.
+_COMPOSED = ("pjit", "ad_checkpoint", "custom_derivatives", "custom_batching")
+
+
+def run_as_eager_jax(trace: Any, primitive: Any, arguments: Sequence[Any], params: dict[str, Any]) -> Any:
+    """Has `trace` see the jit calls that eager JAX makes for the primitive."""
+    with set_current_trace(trace):
+        if getattr(primitive.impl, "__module__", "").rpartition(".")[2] in _COMPOSED:
+            return primitive.impl(*arguments, **params)
+        return dispatch.apply_primitive(primitive, *arguments, **params)
+
+
+def run_shard_map(trace: Any, primitive: Any, fun: Any, arguments: Sequence[Any], params: dict[str, Any]) -> Any:
+    """Has `trace` see one jit call for a shard_map that stands outside of any."""
+    structures: list[Any] = []
+
+    def shard_map(*xs: Any) -> list[Any]:
+        results = primitive.bind(*xs, subfuns=(fun,), **params)
+        structures.append(results)
+        return list(results)
+
+    with set_current_trace(trace):
+        flat = jax.jit(shard_map)(*arguments)
+    return structures[-1].update(flat)
+
+
+# ---- what a jit call carries
+
+
+def has_effects(jaxpr: Any) -> bool:
+    return bool(jaxpr.effects)
+
+
+def as_function(jaxpr: Any, name: str) -> Callable[..., Any]:
+    """A function that does what the jaxpr says; jit names its module after it."""
+
+    def run(*arguments: Any) -> Any:
+        return tuple(core.jaxpr_as_fun(jaxpr)(*arguments))
+
+    run.__name__ = run.__qualname__ = name
+    return run
+
+
+def devices_of(sharding: Any) -> tuple[Any, ...] | None:
+    """The devices in the sharding's order; None where it names none."""
+    if isinstance(sharding, type(UNSPECIFIED)) or sharding is None:
+        return None
+    if isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh):
+        return None
+    return tuple(sharding._device_assignment)
+
+
+def mesh_devices(mesh: Any) -> tuple[Any, ...] | None:
+    """The devices of a mesh that has some."""
+    if mesh is None or isinstance(mesh, jax.sharding.AbstractMesh) or mesh.empty:
+        return None
+    return tuple(mesh.devices.flat)
+
+
+def shardings_inside(jaxpr: Any) -> Iterator[Any]:
+    """Those that the computation itself names, for instance in its constraints and shard_maps."""
+    for sharding, _ in dispatch.get_intermediate_shardings(getattr(jaxpr, "jaxpr", jaxpr)):
+        if devices_of(sharding) is not None:
+            yield sharding
+
+
+def only_shard_map(jaxpr: Any) -> tuple[list[Any], list[Any]] | None:
+    """The shardings of what goes in and out of a computation that is one shard_map, as pmap's are; else None."""
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    if len(inner.eqns) != 1 or inner.eqns[0].primitive is not _shard_map.shard_map_p:
+        return None
+    (eqn,) = inner.eqns
+    mesh = eqn.params["mesh"]
+    if mesh_devices(mesh) is None or list(eqn.invars) != list(inner.invars) or list(eqn.outvars) != list(inner.outvars):
+        return None
+    named = jax.sharding.NamedSharding
+    return (
+        [named(mesh, spec) for spec in eqn.params["in_specs"]],
+        [named(mesh, spec) for spec in eqn.params["out_specs"]],
+    )
+
+
+# ---- arrays
+
+
+def physical(aval: Any, sharding: Any) -> tuple[Any, Any]:
+    """An array's type as devices know it: that of the numbers, for keys."""
+    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+        return core.physical_aval(aval), physical_sharding(aval, sharding)
+    return aval, sharding
+
+
+def tiles(sharding: Any, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The tile assignment (dimensions, devices) in XLA's form; None for an array that is whole on each device."""
+    hlo = sharding._to_xla_hlo_sharding(rank)
+    if hlo.is_replicated() or hlo.is_maximal():
+        return None
+    if hlo.is_manual() or hlo.is_unreduced():
+        raise NotImplementedError(f"arrays whose sharding is {sharding} cannot leave their computation")
+    return tuple(hlo.tile_assignment_dimensions()), tuple(hlo.tile_assignment_devices())
+
+
+def check_deleted(arrays: Sequence[Any]) -> None:
+    """Raises JAX's error for one that is deleted."""
+    for each in arrays:
+        each._check_if_deleted()
+
+
+def is_committed(array: Any) -> bool:
+    return bool(getattr(array, "_committed", True))
+
+
+def buffer(array: Any) -> Any:
+    """What jaxlib takes as an argument: the numbers behind a key, else the array itself."""
+    return array if type(array) is Array else getattr(array, "_base_array", array)
+
+
+def put(values: Sequence[Any], shardings: Sequence[Any]) -> Sequence[Any]:
+    """Arrays of host values, with these shardings; without the checks of `jax.device_put`."""
+    count = len(values)
+    arrays: Sequence[Any] = pxla.shard_args(shardings, [None] * count, [_REUSE] * count, values)
+    return arrays
+
+
+def plain(aval: Any) -> Any:
+    """The type without a mesh whose axes are XLA's affair: arrays of equal shape and dtype are then of one type."""
+    mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
+    return aval if mesh is None or mesh.empty or not mesh.are_all_axes_auto else aval.update(sharding=None)
+
+
+def result_handler(aval: Any, sharding: Any, committed: bool) -> Any:
+    """Makes a `jax.Array` of what jaxlib returns, of the type that eager JAX gives it."""
+    aval = core.update_aval_with_sharding(aval, sharding)
+    return pxla.global_aval_to_result_handler(aval, sharding, committed)
+
+
+def is_host_value(value: Any) -> bool:
+    """Something that JAX takes for an array and that lies on no device yet."""
+    return isinstance(value, np.ndarray | np.generic | bool | int | float | complex)

@@ -1,0 +1,249 @@
+"""`atoll.program`: a traced function is one program, and one call of it one message and one launch.
+
+Section 3 and figure 2 of the paper. What JAX's jit compares to find a compiled function, a program compares to find its
+launch: the arguments' structure, their types and shardings, the static arguments, and JAX's settings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import jax
+import numpy as np
+
+from atoll.client import jax_internals as internals
+from atoll.client.launching import Built, Launch, build, devices
+from atoll.client.placing import Placer
+from atoll.client.stages import Lowered
+from atoll.client.tracing import record
+from atoll.client.values import ProgramError, Value
+
+internals.leave_out_of_tracebacks(__file__)
+
+_NO_STATICS = ()
+_ATOLL = "proxy/atoll"  # jaxlib's name for our client
+
+
+@overload
+def program(fun: Callable[..., Any], **options: Any) -> Program: ...
+@overload
+def program(fun: None = None, **options: Any) -> Callable[[Callable[..., Any]], Program]: ...
+
+
+def program(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Makes a function over compiled functions into one program.
+
+        @atoll.program
+        def step(params, batch):
+            return update(params, gradients(params, batch))   # each a jitted function, on devices of its own
+
+    The first call with arguments of some type traces the function: computations become nodes, and arrays move between
+    their devices as they need to. Further calls send one message, whatever the number of nodes.
+
+    Args:
+      fun: a function of arrays, or of trees of arrays. It may call functions of jit, pmap and shard_map on any devices,
+        their derivatives, other programs, `jax.device_put`, and JAX's ordinary operations. It is run by Python once.
+      static_argnums, static_argnames: arguments that are no arrays, as in `jax.jit`.
+      donate_argnums, donate_argnames: arguments that the program may consume, as in `jax.jit`.
+
+    Under another transformation, in another program, and on backends other than Atoll, the function is simply called.
+
+    Raises (when called):
+      atoll.client.values.ProgramError: the function cannot be made into a program.
+      jax.errors.ConcretizationTypeError and its kin: Python looks at a value that only the cluster will know.
+    """
+    return functools.partial(Program, **options) if fun is None else Program(fun, **options)
+
+
+@dataclass(frozen=True, slots=True)
+class _Traced:
+    """What the cache has for one kind of arguments. Without a `launch` the function is simply called."""
+
+    built: Built
+    out_tree: Any
+    launch: Launch | None
+    plain: bool
+
+
+class Program:
+    """A function made by `program`. Threads may share it."""
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        *,
+        static_argnums: int | Sequence[int] | None = None,
+        static_argnames: str | Iterable[str] | None = None,
+        donate_argnums: int | Sequence[int] | None = None,
+        donate_argnames: str | Iterable[str] | None = None,
+    ) -> None:
+        if not callable(fun):
+            raise TypeError(f"a program is made of a function, not of {fun!r}")
+        functools.update_wrapper(self, fun)
+        self._fun = fun
+        self._name = getattr(fun, "__name__", type(fun).__name__)
+        names = _parameters(fun)
+        self._static_numbers, self._static_names = _both(static_argnums, static_argnames, names)
+        self._donated_numbers, self._donated_names = _both(donate_argnums, donate_argnames, names)
+        self._has_statics = bool(self._static_numbers or self._static_names)
+        self._cache: dict[Hashable, _Traced] = {}
+        self._tracing = threading.RLock()
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not internals.trace_state_clean():
+            return self._fun(*args, **kwargs)
+        statics: Any = _NO_STATICS
+        dynamic = args, kwargs
+        if self._has_statics:
+            dynamic, statics = self._split(args, kwargs)
+        leaves, tree = jax.tree.flatten(dynamic)
+        key = (tree, tuple([_kind(leaf) for leaf in leaves]), statics, internals.trace_context())
+        traced = self._cache.get(key)
+        if traced is None:
+            with self._tracing:
+                traced = self._cache.get(key)
+                if traced is None:
+                    traced = self._cache[key] = self._traced(leaves, tree, statics)
+        if traced.launch is None:
+            return self._fun(*args, **kwargs)
+        results = traced.launch.call(leaves)
+        if not traced.plain:
+            results = traced.built.returned(results, leaves)
+        return traced.out_tree.unflatten(results)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """Traces for these arguments, or for `jax.ShapeDtypeStruct`s in their place."""
+        dynamic, statics = self._split(args, kwargs)
+        leaves, tree = jax.tree.flatten(dynamic)
+        built, out_tree = self._build(leaves, tree, statics)
+        return Lowered(built, tree, out_tree, self._donated_leaves(tree))
+
+    def clear_cache(self) -> None:
+        """Forgets all that was traced, so that the cluster can forget it, too."""
+        self._cache.clear()
+
+    # ---- tracing
+
+    def _traced(self, leaves: Sequence[Any], tree: Any, statics: Any) -> _Traced:
+        built, out_tree = self._build(leaves, tree, statics)
+        on_atoll = all(device.client.runtime_type == _ATOLL for device in devices(built))
+        launch = Launch(built) if built.program.nodes and on_atoll else None
+        return _Traced(built, out_tree, launch, built.plain)
+
+    def _build(self, leaves: Sequence[Any], tree: Any, statics: Any) -> tuple[Built, Any]:
+        names = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree.unflatten(leaves))]
+        values = [_argument(leaf, f"argument {name}") for leaf, name in zip(leaves, names, strict=True)]
+        out_trees: list[Any] = []
+
+        def flat(tracers: list[Any]) -> list[Any]:
+            args, kwargs = self._joined(tree.unflatten(tracers), statics)
+            results = jax.tree.flatten(self._fun(*args, **kwargs))
+            out_trees.append(results[1])
+            return list(results[0])
+
+        with contextlib.closing(Placer()) as placer:
+            recording = record(self._name, flat, values, placer)
+            recording.results[:] = [_returned(each, self._name) for each in recording.results]
+            return build(recording, self._donated_leaves(tree)), out_trees[0]
+
+    def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """Without the static arguments, and these."""
+        numbers = [i % len(args) for i in self._static_numbers if -len(args) <= i < len(args)]
+        statics = [(i, type(args[i]), args[i]) for i in numbers]
+        named = [(name, type(kwargs[name]), kwargs[name]) for name in self._static_names if name in kwargs]
+        for where, _, value in (*statics, *named):
+            try:
+                hash(value)
+            except TypeError:
+                raise TypeError(
+                    f"static argument {where!r} of program {self._name!r} is not hashable: {type(value)}"
+                ) from None
+        rest = tuple(arg for i, arg in enumerate(args) if i not in numbers)
+        return (rest, {k: v for k, v in kwargs.items() if k not in self._static_names}), (*statics, *named)
+
+    def _joined(self, dynamic: Any, statics: Any) -> tuple[list[Any], dict[str, Any]]:
+        args, kwargs = list(dynamic[0]), dict(dynamic[1])
+        for where, _, value in sorted(statics, key=lambda each: (isinstance(each[0], str), each[0])):
+            if isinstance(where, str):
+                kwargs[where] = value
+            else:
+                args.insert(where, value)
+        return args, kwargs
+
+    def _donated_leaves(self, tree: Any) -> frozenset[int]:
+        if not self._donated_numbers and not self._donated_names:
+            return frozenset()
+        args, kwargs = tree.unflatten(range(tree.num_leaves))
+        before = [i for i in self._static_numbers if i >= 0]
+        donated: list[int] = []
+        for i in self._donated_numbers:
+            position = i - sum(each < i for each in before)
+            if i not in before and -len(args) <= position < len(args):
+                donated.extend(jax.tree.leaves(args[position]))
+        for name in self._donated_names:
+            donated.extend(jax.tree.leaves(kwargs.get(name)))
+        return frozenset(donated)
+
+
+def _kind(leaf: Any) -> Any:
+    """What a program depends on in an argument."""
+    kind = type(leaf)
+    if kind is internals.Array:
+        return leaf.aval, leaf.sharding, leaf._committed
+    if kind is np.ndarray:
+        return leaf.dtype, leaf.shape
+    if hasattr(leaf, "sharding"):
+        return leaf.aval, leaf.sharding, internals.is_committed(leaf)
+    return kind
+
+
+def _argument(leaf: Any, name: str) -> Value:
+    try:
+        aval = internals.abstractify(leaf)
+    except TypeError as error:
+        raise TypeError(
+            f"{name} of a program is no array but {type(leaf)}; make it static (static_argnums, static_argnames)"
+        ) from error
+    sharding = getattr(leaf, "sharding", None)
+    committed = sharding is not None and internals.is_committed(leaf)
+    return Value(aval, committed, name, place=sharding, host=sharding is None)
+
+
+def _returned(each: Any, name: str) -> Any:
+    if isinstance(each, Value) or hasattr(each, "sharding"):
+        return each
+    try:
+        return jax.numpy.asarray(each)
+    except TypeError as error:
+        raise ProgramError(f"program {name!r} returns {type(each)}, which is no array") from error
+
+
+def _parameters(fun: Callable[..., Any]) -> list[str]:
+    """The names of the positional parameters."""
+    try:
+        parameters = inspect.signature(fun).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+
+
+def _both(
+    numbers: int | Sequence[int] | None, names: str | Iterable[str] | None, parameters: list[str]
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Numbers and names of the same arguments, from either, as `jax.jit` infers them."""
+    given = () if numbers is None else (numbers,) if isinstance(numbers, int) else tuple(numbers)
+    named = () if names is None else (names,) if isinstance(names, str) else tuple(names)
+    if numbers is None:
+        given = tuple(parameters.index(name) for name in named if name in parameters)
+    if names is None:
+        named = tuple(parameters[i] for i in given if -len(parameters) <= i < len(parameters))
+    return given, named

@@ -1,0 +1,122 @@
+"""What can be asked of a program before it runs, as `jax.stages` has it for jit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from atoll.client import jax_internals as internals
+from atoll.client.launching import Built, Launch, devices
+from atoll.client.values import Value
+from atoll.ir.lowered import Seat
+
+internals.leave_out_of_tracebacks(__file__)
+
+
+class _Stage:
+    def __init__(self, built: Built, in_tree: Any, out_tree: Any, donated: frozenset[int]) -> None:
+        self._built = built
+        self._donated = donated
+        self.in_tree = in_tree
+        self.out_tree = out_tree
+
+    @property
+    def in_avals(self) -> Any:
+        """The arguments' types, as a tree of (args, kwargs)."""
+        return self.in_tree.unflatten([value.aval for value in self._built.given])
+
+    @property
+    def args_info(self) -> Any:
+        """What is known of each argument, as a tree of (args, kwargs)."""
+        return self.in_tree.unflatten(
+            [jax.stages.ArgInfo(value.aval, i in self._donated) for i, value in enumerate(self._built.given)]
+        )
+
+    @property
+    def out_info(self) -> Any:
+        """The results' types, as a tree of `jax.ShapeDtypeStruct`."""
+        return self.out_tree.unflatten([_structure(each) for each in self._built.described()])
+
+    @property
+    def donate_argnums(self) -> tuple[int, ...]:
+        """The flat arguments that may be consumed."""
+        return tuple(sorted(self._donated))
+
+    def cost_analysis(self) -> dict[str, float]:
+        """XLA's estimates, summed over the calls of the program."""
+        sums: dict[str, float] = {}
+        costs = [function.compiled().cost_analysis() or {} for function in self._built.functions]
+        for node in self._built.program.nodes:
+            number = getattr(node, "function", None)
+            for name, cost in costs[number].items() if number is not None else ():
+                sums[name] = sums.get(name, 0.0) + cost
+        return sums
+
+
+class Lowered(_Stage):
+    """A traced program: its functions are lowered, and being compiled."""
+
+    def as_text(self, stage: str | None = None) -> str:
+        """The program without any machines; with `stage="lowered"`, each machine's plan."""
+        from atoll.ir.text import render, render_lowered  # the compiler's machinery comes with it
+
+        names = [function.call.name for function in self._built.functions]
+        if stage is None:
+            return render(self._built.program, names)
+        if stage != "lowered":
+            raise ValueError(f"a program has no stage {stage!r}: leave it out, or ask for 'lowered'")
+        seats = {d.id: Seat(d.slice_index, d.host, d.id) for d in devices(self._built)}
+        return render_lowered(self._built.program, seats, names)
+
+    def compile(self) -> Compiled:
+        """Waits until all functions are compiled, and makes the program known to the cluster."""
+        return Compiled(self._built, self.in_tree, self.out_tree, self._donated)
+
+
+class Compiled(_Stage):
+    """A program that can be called, with arguments of the types that it was made for."""
+
+    def __init__(self, built: Built, in_tree: Any, out_tree: Any, donated: frozenset[int]) -> None:
+        super().__init__(built, in_tree, out_tree, donated)
+        self._launch = Launch(built) if built.program.nodes else None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        if tree != self.in_tree:
+            raise TypeError(f"this program was compiled for arguments {self.in_tree}, and called with {tree}")
+        for leaf, value in zip(leaves, self._built.given, strict=True):
+            aval = internals.abstractify(leaf)
+            if (aval.shape, aval.dtype) != (value.aval.shape, value.aval.dtype):
+                raise TypeError(f"this program was compiled for {value.aval} as {value.line}, and called with {aval}")
+        leaves = [_placed(leaf, value) for leaf, value in zip(leaves, self._built.given, strict=True)]
+        made: Sequence[Any] = self._launch.call(leaves) if self._launch is not None else ()
+        return self.out_tree.unflatten(self._built.returned(made, leaves))
+
+    def as_text(self) -> str:
+        """XLA's text of each function that the program calls."""
+        return "\n\n".join(function.compiled().as_text() for function in self._built.functions)
+
+    @property
+    def input_shardings(self) -> Any:
+        """A tree of (args, kwargs); None for arguments that are not used."""
+        shardings = [value.sharding if value.placed else None for value in self._built.given]
+        return self.in_tree.unflatten(shardings)
+
+    @property
+    def output_shardings(self) -> Any:
+        return self.out_tree.unflatten([each.sharding for each in self._built.described()])
+
+
+def _placed(leaf: Any, value: Value) -> Any:
+    """The leaf where the program takes it."""
+    sharding = getattr(leaf, "sharding", None)
+    if value.host or not value.placed:
+        return leaf
+    return leaf if sharding == value.sharding else jax.device_put(leaf, value.sharding)
+
+
+def _structure(result: Any) -> Any:
+    sharding = result.sharding if not isinstance(result, Value) or result.placed else None
+    return jax.ShapeDtypeStruct(result.aval.shape, result.aval.dtype, sharding=sharding)

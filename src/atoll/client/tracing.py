@@ -1,0 +1,279 @@
+"""Tracing: the function runs once, and what JAX would run is recorded instead.
+
+It is JAX's own eager evaluation, with other hands. A jit call stays whole and becomes one node; a `device_put` becomes
+a transfer; any other operation becomes the jit call that eager JAX makes of it; what depends on no argument is computed
+at once. So a program's values are, bit for bit, those that its function has without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from atoll.client import jax_internals as internals
+from atoll.client.placing import Function, JitCall, Placer
+from atoll.client.values import Place, ProgramError, Value, kept
+
+internals.leave_out_of_tracebacks(__file__)
+
+_SMALL_BYTES = 4096  # host constants up to this size are compared by their contents
+_copy = jax.jit(jax.numpy.copy)
+_WAY_OUT = (
+    "A program runs on the cluster after it has been traced, so Python cannot look at its values. Choose on the "
+    "devices (jax.lax.cond, jax.numpy.where), make the argument a static one (static_argnums, static_argnames), "
+    "or leave that part out of the program."
+)
+
+
+@dataclass(eq=False)
+class Called:
+    """A node that calls a function; `donated` are positions among its inputs."""
+
+    function: Function
+    inputs: list[Value]
+    outputs: list[Value]
+    donated: tuple[int, ...]
+    line: str
+
+
+@dataclass(eq=False)
+class Moved:
+    """A node that gives its input another sharding."""
+
+    inputs: list[Value]
+    outputs: list[Value]
+    donated: bool
+    line: str
+
+
+@dataclass
+class Recording:
+    """All that a traced function does. `results` are its flat results: values, or arrays that no launch changes."""
+
+    name: str
+    arguments: list[Value]
+    placer: Placer
+    nodes: list[Called | Moved] = field(default_factory=list)
+    results: list[Any] = field(default_factory=list)
+
+
+class ProgramTracer(internals.Tracer):  # type: ignore[misc]
+    """Stands for an array of the program. Unlike jit's tracers it knows where the array lies."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, trace: ProgramTrace, value: Value) -> None:
+        super().__init__(trace, value.aval)
+        self.value = value
+
+    @property
+    def sharding(self) -> Any:
+        if not self.value.placed:
+            raise AttributeError(f"a host value has no sharding before it is used.{self._origin_msg()}")
+        return self.value.sharding
+
+    @property
+    def committed(self) -> bool:
+        return self.value.committed
+
+    @property
+    def _committed(self) -> bool:
+        return self.value.committed
+
+    def full_lower(self) -> ProgramTracer:
+        return self
+
+    def _origin_msg(self) -> str:
+        return (
+            f"\nThe error occurred at {internals.line()}, while tracing the program "
+            f"{self._trace.recording.name!r}. The value was made at {self.value.line}.\n{_WAY_OUT}"
+        )
+
+
+class ProgramTrace(internals.Trace):  # type: ignore[misc]
+    """Records into `recording`."""
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()
+        self.recording = recording
+        self._placer = recording.placer
+        self._constants: dict[Any, Value] = {}
+        self._computed: set[int] = set()  # arrays that the trace itself has made, by identity
+        self._alive: list[Any] = []  # whose identity is used
+
+    # ---- what JAX asks of a trace
+
+    def process_primitive(self, primitive: Any, tracers: Sequence[Any], params: dict[str, Any], /) -> Any:
+        if not any(isinstance(each, ProgramTracer) for each in tracers):
+            return self._compute(primitive, tracers, params)
+        if primitive is internals.jit_p:
+            return self._call(JitCall.of(params), tracers)
+        if primitive is internals.device_put_p:
+            copies = params["copy_semantics"]
+            return [
+                self._put(each, device, copy)
+                for each, device, copy in zip(tracers, params["devices"], copies, strict=True)
+            ]
+        return internals.run_as_eager_jax(self, primitive, tracers, params)
+
+    def process_call(self, primitive: Any, fun: Any, tracers: Sequence[Any], params: Any, /) -> Any:
+        return self._inline(fun, tracers)
+
+    def process_custom_jvp_call(self, primitive: Any, fun: Any, jvp: Any, tracers: Sequence[Any], /, **_: Any) -> Any:
+        return self._inline(fun, tracers)
+
+    def process_custom_vjp_call(
+        self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Sequence[Any], /, **_: Any
+    ) -> Any:
+        return self._inline(fun, tracers)
+
+    def process_shard_map(self, primitive: Any, fun: Any, tracers: Sequence[Any], /, **params: Any) -> Any:
+        return internals.run_shard_map(self, primitive, fun, tracers, params)
+
+    def stage_value(self, value: Any) -> Any:
+        return value
+
+    def _inline(self, fun: Any, tracers: Sequence[Any]) -> Any:
+        with internals.set_current_trace(self):
+            return getattr(fun, "call_wrapped", fun)(*tracers)
+
+    def _compute(self, primitive: Any, arguments: Sequence[Any], params: dict[str, Any]) -> Any:
+        """What depends on no argument is the same in each launch. Its arrays are the program's own."""
+        results = internals.run_now(primitive, arguments, params)
+        given = {id(each) for each in arguments}
+        for each in jax.tree.leaves(results):
+            if id(each) not in given:
+                self._computed.add(id(each))
+                self._alive.append(each)
+        return results
+
+    # ---- values
+
+    def value_of(self, given: Any) -> Value:
+        if isinstance(given, ProgramTracer):
+            if given._trace is not self:
+                raise ProgramError(f"a value of another program is used in {self.recording.name!r}")
+            return given.value
+        key = _identity(given)
+        value = self._constants.get(key)
+        if value is None:
+            value = self._constants[key] = kept(given, internals.line())
+            value.shared |= id(given) in self._computed
+            self._alive.append(given)
+        return value
+
+    def _usable(self, given: Any, what: str) -> Value:
+        value = self.value_of(given)
+        if value.given_away():
+            raise ProgramError(
+                f"{what} at {internals.line()} uses an array that was donated at {value.given_away()} (made at "
+                f"{value.line}). Donate it to its last use only, or pass a copy there: jax.numpy.copy(x)."
+            )
+        return value
+
+    # ---- nodes
+
+    def _call(self, call: JitCall, given: Sequence[Any]) -> list[ProgramTracer]:
+        line = internals.line()
+        if internals.has_effects(call.jaxpr):
+            raise ProgramError(
+                f"{call.name} at {line} has effects (a callback, jax.debug.print, a mutable array), which a program "
+                "cannot have; call it outside of the program"
+            )
+        operands = [self._usable(each, call.name) for each in given]
+        placed = self._placer.place(call, operands)
+        donated = []
+        inputs = []
+        for i, (value, place) in enumerate(zip(operands, placed.inputs, strict=True)):
+            gives = i in call.donated
+            moved = self._moved(value, place, fresh=gives)
+            if gives and not moved.root.shared:
+                if sum(other.root is moved.root for other in operands) > 1:
+                    raise ProgramError(f"{call.name} at {line} takes an array twice and consumes it: donate a copy")
+                donated.append(i)
+            inputs.append(moved)
+        for i in donated:
+            inputs[i].root.donated = line
+        outputs = [
+            Value(aval, placed.committed, line, place)
+            for aval, place in zip(call.out_avals, placed.outputs, strict=True)
+        ]
+        self.recording.nodes.append(Called(placed.function, inputs, outputs, tuple(donated), line))
+        return [ProgramTracer(self, value) for value in outputs]
+
+    def _put(self, given: Any, device: Any, copy: Any) -> Any:
+        value = self._usable(given, "device_put")
+        target = getattr(device, "sharding", device) if hasattr(device, "layout") else device
+        if hasattr(device, "layout") and device.layout is not None:
+            raise ProgramError(f"device_put at {internals.line()} asks for a layout; a program has default layouts")
+        if isinstance(target, jax.Device):
+            target = SingleDeviceSharding(target)
+        if target is not None and internals.devices_of(target) is None:
+            raise ProgramError(f"device_put at {internals.line()} to {target}, which names no devices")
+        gives = copy == internals.CopySemantics.DONATE_INPUT
+        if copy == internals.CopySemantics.ALWAYS_COPY and value.placed and (target is None or value.lies_on(target)):
+            with internals.set_current_trace(self):
+                return _copy(given)
+        if target is None:
+            return ProgramTracer(self, value)
+        moved = self._moved(value, target, fresh=gives, consume=gives).seen()
+        if gives:
+            value.donated = internals.line()
+        return ProgramTracer(self, moved)
+
+    def _moved(self, value: Value, place: Place, *, fresh: bool = False, consume: bool = False) -> Value:
+        """The value where it must lie; by a transfer, where it lies elsewhere.
+
+        A `fresh` copy is nobody else's; with `consume` the source goes.
+        """
+        root = value.root
+        if root.place is None:
+            root.place = place
+            return root
+        sharding = place() if callable(place) else place
+        if root.lies_on(sharding):
+            return root
+        spec = Value(root.aval, True, "", sharding).spec.sharding
+        copy = root.copies.get(spec)
+        if copy is None or fresh or copy.given_away():
+            copy = Value(root.aval, True, internals.line(), sharding)
+            gives = consume and not root.shared
+            self.recording.nodes.append(Moved([root], [copy], gives, copy.line))
+            if gives:
+                root.donated = copy.line
+            if not fresh:
+                root.copies[spec] = copy
+        return copy
+
+
+def _identity(given: Any) -> Any:
+    """Equal for constants that may share one array."""
+    if isinstance(given, np.ndarray | np.generic) and given.nbytes <= _SMALL_BYTES:
+        return type(given), given.dtype, given.shape, given.tobytes()
+    if isinstance(given, bool | int | float | complex):
+        return type(given), repr(given)
+    return id(given) if not isinstance(given, np.ndarray) else object()
+
+
+def record(name: str, function: Any, arguments: Sequence[Value], placer: Placer) -> Recording:
+    """Calls `function` with tracers for `arguments`; it returns its flat results."""
+    recording = Recording(name, list(arguments), placer)
+    trace = ProgramTrace(recording)
+    tracers = [ProgramTracer(trace, value) for value in arguments]
+    try:
+        with internals.set_current_trace(trace):
+            results = function(tracers)
+            for each in results:
+                if isinstance(each, ProgramTracer):
+                    value = trace._usable(each, f"the end of program {name!r}")
+                    recording.results.append(value)
+                else:
+                    recording.results.append(each)
+    finally:
+        trace.invalidate()
+    return recording

@@ -1,0 +1,94 @@
+"""From a program's wire form to the dialect: what the client asked, op by op."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from xdsl.dialects.builtin import IntAttr, ModuleOp, StringAttr
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.utils.exceptions import VerifyException
+
+from atoll.errors import invalid
+from atoll.ir.dialect.attributes import Buffers, Mappings, Numbers, Strides
+from atoll.ir.dialect.ops import (
+    PRESENT,
+    CallOp,
+    GetOp,
+    ProgramOp,
+    PutOp,
+    RearrangeOp,
+    ReturnOp,
+    TransferOp,
+)
+from atoll.ir.dialect.types import ArrayType, CompletionType
+from atoll.ir.program import Call, DeviceToHost, HostToDevice, Node, Program, Transfer
+from atoll.ir.types import ArraySpec
+
+COMPLETION = CompletionType()
+
+
+def build(program: Program, functions: Mapping[int, str]) -> ModuleOp:
+    """The module of a program that passed `check`: location-free, one op for each node. `functions` names the callees;
+    one that it lacks is named by its number.
+
+    Raises INVALID_ARGUMENT for a program that cannot run wherever it is placed.
+    """
+    types: dict[ArraySpec, ArrayType] = {}
+
+    def typed(spec: ArraySpec) -> ArrayType:
+        found = types.get(spec)
+        if found is None:
+            found = types[spec] = ArrayType(spec)
+        return found
+
+    block = Block(arg_types=[typed(spec) for spec in program.arguments])
+    values: list[SSAValue] = list(block.args)
+    ops: list[Operation] = []
+    for node in program.nodes:
+        outputs: list[Attribute] = [typed(spec) for spec in node.outputs]
+        op = _op(node, [values[value] for value in node.inputs], outputs, functions)
+        try:
+            op.verify_()
+        except VerifyException as error:
+            raise invalid(f"{program.name!r}: {error}") from None
+        ops.append(op)
+        values.extend(op.results)
+    ops.append(ReturnOp.create(operands=[values[value] for value in program.results]))
+    block.add_ops(ops)
+    return ModuleOp([ProgramOp.of(program.name, program.feeds, Region(block))])
+
+
+def _op(
+    node: Node,
+    operands: list[SSAValue],
+    types: list[Attribute],
+    functions: Mapping[int, str],
+) -> Operation:
+    match node:
+        case Call():
+            if node.completion:
+                types.append(COMPLETION)
+            facts: dict[str, Attribute] = {
+                "callee": StringAttr(functions.get(node.function, f"function_{node.function}")),
+                "devices": Numbers(node.devices),
+            }
+            if node.donated:
+                facts["donated"] = Numbers(node.donated)
+            if node.preserved:
+                facts["preserved"] = Numbers(node.preserved)
+            return CallOp.create(operands=operands, result_types=types, properties=facts)
+        case HostToDevice():
+            return PutOp.create(result_types=types, properties={"buffers": Buffers(node.buffers)})
+        case DeviceToHost():
+            facts = {"feed": IntAttr(node.feed)}
+            if node.strides is not None:
+                facts["strides"] = Strides(node.strides)
+            return GetOp.create(operands=operands, result_types=[COMPLETION], properties=facts)
+        case Transfer():
+            flags = [("donate", node.donate), ("reshard", node.reshard)]
+            facts = {name: PRESENT for name, present in flags if present}
+            return TransferOp.create(operands=operands, result_types=types, properties=facts)
+    facts = {"mappings": Mappings(node.mappings)}
+    flags = [("donate", node.donate), ("bitcast", node.bitcast)]
+    facts.update((name, PRESENT) for name, present in flags if present)
+    return RearrangeOp.create(operands=operands, result_types=types, properties=facts)

@@ -1,0 +1,158 @@
+"""The dialect's attributes: what ops say besides their operands and types. Each carries plain data of `atoll.ir`."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TypeVar
+
+from xdsl.ir import Data
+from xdsl.irdl import irdl_attr_definition
+from xdsl.parser import AttrParser
+from xdsl.printer import Printer
+
+from atoll.ir.dialect import syntax
+from atoll.ir.lowered import Seat
+from atoll.ir.program import HostBuffer, Mapping
+
+DataT = TypeVar("DataT")
+
+
+class Bare(Data[DataT]):
+    """An attribute that ops write without its name and brackets."""
+
+    @classmethod
+    @abstractmethod
+    def parse_bare(cls, parser: AttrParser) -> DataT: ...
+
+    @abstractmethod
+    def text(self) -> str: ...
+
+    @classmethod
+    def parse_parameter(cls, parser: AttrParser) -> DataT:
+        with parser.in_angle_brackets():
+            return cls.parse_bare(parser)
+
+    def print_parameter(self, printer: Printer) -> None:
+        printer.print_string(f"<{self.text()}>")
+
+
+@irdl_attr_definition
+class Numbers(Bare[tuple[int, ...]]):
+    """Virtual devices, or positions among inputs: `[0:8]`, `[0, 2, 7]`."""
+
+    name = "atoll.numbers"
+
+    @classmethod
+    def parse_bare(cls, parser: AttrParser) -> tuple[int, ...]:
+        return syntax.parse_ranges(parser)
+
+    def text(self) -> str:
+        return syntax.ranges_text(self.data)
+
+
+@irdl_attr_definition
+class Strides(Bare[tuple[int, ...]]):
+    """Bytes between the elements of each dimension: `[16, 4]`."""
+
+    name = "atoll.strides"
+
+    @classmethod
+    def parse_bare(cls, parser: AttrParser) -> tuple[int, ...]:
+        return syntax.parse_numbers(parser)
+
+    def text(self) -> str:
+        return syntax.list_text(self.data)
+
+
+@irdl_attr_definition
+class Seats(Bare[tuple[Seat, ...]]):
+    """`[island 0 hosts 0:2 each [0:4]]`."""
+
+    name = "atoll.seats"
+
+    @classmethod
+    def parse_bare(cls, parser: AttrParser) -> tuple[Seat, ...]:
+        return syntax.parse_seats(parser)
+
+    def text(self) -> str:
+        return syntax.seats_text(self.data)
+
+
+@irdl_attr_definition
+class Buffers(Bare[tuple[HostBuffer, ...]]):
+    """What a put takes from the client: `[feed 0 [4, 4] strides [16, 4]]`, `[feeds 0:2 [2] -> [0:2]]`.
+
+    `feed` fills all positions named (or is the whole array, where none is named); of `feeds`, each fills one.
+    """
+
+    name = "atoll.buffers"
+
+    @classmethod
+    def parse_bare(cls, parser: AttrParser) -> tuple[HostBuffer, ...]:
+        def several() -> list[HostBuffer]:
+            one = parser.parse_keyword_in(("feed", "feeds")) == "feed"
+            feeds = syntax.parse_range(parser)
+            shape = syntax.parse_numbers(parser)
+            strides = syntax.parse_numbers(parser) if parser.parse_optional_keyword("strides") else None
+            if parser.parse_optional_punctuation("->") is None:
+                return [HostBuffer(feeds[0], shape, strides, None)]
+            positions = syntax.parse_ranges(parser)
+            if one:
+                return [HostBuffer(feeds[0], shape, strides, positions)]
+            return [HostBuffer(f, shape, strides, (p,)) for f, p in zip(feeds, positions, strict=True)]
+
+        return tuple(buffer for group in syntax.parse_list(parser, several) for buffer in group)
+
+    def text(self) -> str:
+        texts = []
+        at = 0
+        while at < len(self.data):
+            first, end = self.data[at], at + 1
+            if first.positions is not None and len(first.positions) == 1:
+                while end < len(self.data) and self.data[end] == HostBuffer(
+                    first.feed + end - at, first.shape, first.strides, (first.positions[0] + end - at,)
+                ):
+                    end += 1
+            text = f"{'feed' if end == at + 1 else 'feeds'} {syntax.range_text(first.feed, end - at)}"
+            text += f" {syntax.list_text(first.shape)}"
+            if first.strides is not None:
+                text += f" strides {syntax.list_text(first.strides)}"
+            if first.positions is not None:
+                here = first.positions if end == at + 1 else range(first.positions[0], first.positions[0] + end - at)
+                text += f" -> {syntax.ranges_text(here)}"
+            texts.append(text)
+            at = end
+        return f"[{', '.join(texts)}]"
+
+
+@irdl_attr_definition
+class Mappings(Bare[tuple[Mapping, ...]]):
+    """Where a rearrangement's shards come from: `[0 at 0:4:2 -> 1 at 0:2]`, inputs and outputs by their positions."""
+
+    name = "atoll.mappings"
+
+    @classmethod
+    def parse_bare(cls, parser: AttrParser) -> tuple[Mapping, ...]:
+        def shards() -> tuple[int, tuple[int, int, int]]:
+            which = parser.parse_integer()
+            parser.parse_keyword("at")
+            start = parser.parse_integer()
+            parser.parse_punctuation(":")
+            stop = parser.parse_integer()
+            return which, (start, stop, parser.parse_integer() if parser.parse_optional_punctuation(":") else 1)
+
+        def one() -> Mapping:
+            source, taken = shards()
+            parser.parse_punctuation("->")
+            target, given = shards()
+            return Mapping(source, target, taken, given)
+
+        return syntax.parse_list(parser, one)
+
+    def text(self) -> str:
+        def shards(which: int, bounds: tuple[int, int, int]) -> str:
+            start, stop, step = bounds
+            return f"{which} at {start}:{stop}" + (f":{step}" if step != 1 else "")
+
+        texts = [f"{shards(m.input, m.source)} -> {shards(m.output, m.target)}" for m in self.data]
+        return f"[{', '.join(texts)}]"

@@ -1,0 +1,99 @@
+"""The ops that a transfer becomes once places are known. What belongs to one transfer says so by its number (`of`)."""
+
+from __future__ import annotations
+
+from xdsl.dialects.builtin import IntAttr, UnitAttr
+from xdsl.ir import Attribute, SSAValue
+from xdsl.irdl import (
+    irdl_op_definition,
+    operand_def,
+    opt_prop_def,
+    prop_def,
+    result_def,
+    var_operand_def,
+    var_result_def,
+)
+from xdsl.parser import Parser
+from xdsl.printer import Printer
+from xdsl.utils.exceptions import VerifyException
+
+from atoll.ir.dialect.ops import Node, parse_flags, parse_value, parse_values, print_optional, print_values
+from atoll.ir.dialect.parts import Received, Sent
+from atoll.ir.dialect.types import PlacedType
+
+
+def _parse_of(parser: Parser) -> IntAttr:
+    parser.parse_keyword("of")
+    return IntAttr(parser.parse_integer())
+
+
+@irdl_op_definition
+class MoveOp(Node):
+    """`%2, %3 = atoll.move of 0 %0, %1 donate : ...`: shard i becomes shard i, on the host where it is."""
+
+    name = "atoll.move"
+    of = prop_def(IntAttr)
+    inputs = var_operand_def(PlacedType)
+    values = var_result_def(PlacedType)
+    donate = opt_prop_def(UnitAttr)
+
+    @classmethod
+    def parse_facts(cls, parser: Parser, operands: list[SSAValue], properties: dict[str, Attribute]) -> None:
+        properties["of"] = _parse_of(parser)
+        operands.extend(parse_values(parser))
+        parse_flags(parser, properties, ("donate",))
+
+    def print_facts(self, printer: Printer) -> None:
+        printer.print_string(f" of {self.of.data} ")
+        print_values(printer, self.operands)
+        print_optional(printer, "donate", self.donate)
+
+    def verify_(self) -> None:
+        for operand, result in zip(self.operands, self.results, strict=True):
+            source, target = operand.type, result.type
+            if isinstance(source, PlacedType) and isinstance(target, PlacedType):
+                before = [seat.host for seat in source.data.seats]
+                if before != [seat.host for seat in target.data.seats]:
+                    raise VerifyException("a move keeps each shard on its host")
+
+
+@irdl_op_definition
+class SendOp(Node):
+    """`atoll.send of 0 %0 [0 [0:2] -> host 1 feeds 3] donate`: hands parts of an array to the hosts that need them."""
+
+    name = "atoll.send"
+    of = prop_def(IntAttr)
+    input = operand_def(PlacedType)
+    parts = prop_def(Sent)
+    donate = opt_prop_def(UnitAttr)
+
+    @classmethod
+    def parse_facts(cls, parser: Parser, operands: list[SSAValue], properties: dict[str, Attribute]) -> None:
+        properties["of"] = _parse_of(parser)
+        operands.append(parse_value(parser))
+        properties["parts"] = Sent(Sent.parse_bare(parser))
+        parse_flags(parser, properties, ("donate",))
+
+    def print_facts(self, printer: Printer) -> None:
+        printer.print_string(f" of {self.of.data} ")
+        printer.print_ssa_value(self.input)
+        printer.print_string(f" {self.parts.text()}")
+        print_optional(printer, "donate", self.donate)
+
+
+@irdl_op_definition
+class ReceiveOp(Node):
+    """`%1 = atoll.receive of 0 [feeds 3 -> 0 [0:2]] : ...`: puts an array together out of what was sent."""
+
+    name = "atoll.receive"
+    of = prop_def(IntAttr)
+    value = result_def(PlacedType)
+    parts = prop_def(Received)
+
+    @classmethod
+    def parse_facts(cls, parser: Parser, operands: list[SSAValue], properties: dict[str, Attribute]) -> None:
+        properties["of"] = _parse_of(parser)
+        properties["parts"] = Received(Received.parse_bare(parser))
+
+    def print_facts(self, printer: Printer) -> None:
+        printer.print_string(f" of {self.of.data} {self.parts.text()}")

@@ -1,0 +1,176 @@
+"""Arrays on seats: which host holds which part of an array, and which parts of one array make up another.
+
+Pure, and free of the IR. A `Located` remembers what it has worked out, so that arrays of one type share it.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import NamedTuple
+
+from atoll.errors import unimplemented
+from atoll.ir.lowered import Needs, Place, Seat
+from atoll.ir.plan import LocalArray
+from atoll.ir.types import DTYPE_BITS, ArraySpec, Box, Even, Opaque, Replicated, Shape, Tiled, nbytes, shard_boxes
+
+
+@dataclass(frozen=True)
+class Located:
+    """An array whose shard i is at `seats[i]`."""
+
+    spec: ArraySpec
+    seats: tuple[Seat, ...]
+
+    @cached_property
+    def positions(self) -> dict[int, tuple[int, ...]]:
+        """By host, the positions of its shards in the device list."""
+        found: dict[int, list[int]] = {}
+        for position, seat in enumerate(self.seats):
+            found.setdefault(seat.host, []).append(position)
+        return {host: tuple(found[host]) for host in sorted(found)}
+
+    @cached_property
+    def hosts(self) -> tuple[int, ...]:
+        return tuple(self.positions)
+
+    @cached_property
+    def shard_of(self) -> tuple[int, ...]:
+        """The number of each position's shard among those of its host."""
+        counts: dict[int, int] = {}
+        numbers = []
+        for seat in self.seats:
+            number = counts.get(seat.host, 0)
+            counts[seat.host] = number + 1
+            numbers.append(number)
+        return tuple(numbers)
+
+    @cached_property
+    def boxes(self) -> tuple[Box, ...]:
+        """What each shard holds. Raises UNIMPLEMENTED where the tiling does not say."""
+        return shard_boxes(self.spec.sharding, self.spec.shape)
+
+    @cached_property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The shape of each shard. Raises UNIMPLEMENTED where the tiling does not say."""
+        tiling, count = self.spec.sharding.tiling, len(self.seats)
+        match tiling:
+            case Replicated():
+                return (self.spec.shape,) * count
+            case Tiled():
+                return tuple(tuple(stop - start for start, stop in box) for box in self.boxes)
+            case Even(shard_shape=each):
+                return (each,) * count
+            case Opaque():
+                raise unimplemented("the shards of an opaque sharding have no known shape")
+        return tiling.shard_shapes
+
+    @cached_property
+    def needs(self) -> Needs:
+        """Bytes on each device."""
+        if isinstance(self.spec.sharding.tiling, Opaque):
+            return ()
+        bits = DTYPE_BITS[self.spec.dtype]
+        sums: dict[Place, int] = {}
+        for seat, shape in zip(self.seats, self.shapes, strict=True):
+            place = (seat.host, seat.ordinal)
+            sums[place] = sums.get(place, 0) + math.prod(shape) * bits // 8
+        return tuple(sums.items())
+
+    @cached_property
+    def nbytes(self) -> int:
+        return nbytes(self.spec)
+
+    @cached_property
+    def _on(self) -> dict[int, LocalArray]:
+        return {}
+
+    def on(self, host: int) -> LocalArray:
+        """The host's part."""
+        part = self._on.get(host)
+        if part is None:
+            spec, here = self.spec, self.positions[host]
+            part = self._on[host] = LocalArray(
+                spec.dtype,
+                spec.shape,
+                tuple(self.shapes[i] for i in here),
+                tuple(self.seats[i].ordinal for i in here),
+                here,
+                spec.sharding.memory_kind,
+                spec.layout,
+            )
+        return part
+
+    @cached_property
+    def grid(self) -> _Grid:
+        return _Grid(self.boxes)
+
+
+class Part(NamedTuple):
+    """`box` of the shard at position `origin` becomes `target` of the shard at `position`, both in shards' own
+    coordinates."""
+
+    origin: int
+    box: Box
+    position: int
+    target: Box
+
+
+def copies(source: Located) -> list[Part]:
+    """Shard i becomes shard i."""
+    wholes = [tuple((0, size) for size in shape) for shape in source.shapes]
+    return [Part(i, whole, i, whole) for i, whole in enumerate(wholes)]
+
+
+def parts(source: Located, target: Located) -> list[Part]:
+    """What each shard of `target` is made of: each element once.
+
+    Replicas on the target's own host are preferred; else replicas share the load.
+    """
+    found = []
+    for position, wanted in enumerate(target.boxes):
+        host = target.seats[position].host
+        for box, origins in source.grid.overlapping(wanted):
+            common = tuple((max(a[0], b[0]), min(a[1], b[1])) for a, b in zip(box, wanted, strict=True))
+            near = [origin for origin in origins if source.seats[origin].host == host]
+            choices = near or origins
+            origin = choices[position % len(choices)]
+            found.append(Part(origin, _relative(common, box), position, _relative(common, wanted)))
+    return found
+
+
+def stays(source: Located, target: Located, reshard: bool) -> bool:
+    """Whether shard i becomes shard i, on the host where it is."""
+    if len(source.seats) != len(target.seats):
+        return False
+    if any(a.host != b.host for a, b in zip(source.seats, target.seats, strict=True)):
+        return False
+    return not reshard or source.boxes == target.boxes
+
+
+class _Grid:
+    """The distinct boxes of a tiling, which cut the array along lines through all of it."""
+
+    def __init__(self, boxes: tuple[Box, ...]) -> None:
+        self.origins: dict[Box, list[int]] = {}
+        for position, box in enumerate(boxes):
+            self.origins.setdefault(box, []).append(position)
+        rank = len(boxes[0]) if boxes else 0
+        cuts = [sorted({box[d] for box in self.origins if box[d][0] < box[d][1]}) for d in range(rank)]
+        self.intervals = [(cut, [start for start, _ in cut], [stop for _, stop in cut]) for cut in cuts]
+
+    def overlapping(self, wanted: Box) -> list[tuple[Box, list[int]]]:
+        """The boxes that share elements with `wanted`, and the positions that hold each."""
+        choices = []
+        for (start, stop), (cut, starts, stops) in zip(wanted, self.intervals, strict=True):
+            if start >= stop:
+                return []
+            choices.append(cut[bisect_right(stops, start) : bisect_left(starts, stop)])
+        return [(box, self.origins[box]) for box in product(*choices)]
+
+
+def _relative(box: Box, origin: Box) -> Box:
+    return tuple((a - o, b - o) for (a, b), (o, _) in zip(box, origin, strict=True))

@@ -1,0 +1,295 @@
+"""The last step: a placed program with explicit transfers is cut into gangs, and one plan for each host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from xdsl.ir import Operation, SSAValue
+
+from atoll.errors import invalid
+from atoll.ir import plan as p
+from atoll.ir.dialect.moves import MoveOp, ReceiveOp, SendOp
+from atoll.ir.dialect.ops import CallOp, GetOp, Node, ProgramOp, PutOp, RearrangeOp
+from atoll.ir.dialect.types import PlacedCompletionType, PlacedType
+from atoll.ir.geometry import Located
+from atoll.ir.lowered import Lowered, LoweredGang, LoweredValue
+from atoll.ir.types import Box, Replicated
+
+
+def cut(program: ProgramOp) -> Lowered:
+    """Gangs, plans and values of a program.
+
+    Takes programs that `Place` and `ExplicitTransfers` have been through; refuses others with INVALID_ARGUMENT.
+    Guarantees: each node is one gang on each of its islands; the ops of one transfer are one node. On a host, steps
+    that wait for other hosts come after all others of their gang. Each value is dropped once, by the last leg (and the
+    last gang of the island) that touches it.
+    """
+    return _Cut(program).run()
+
+
+@dataclass
+class _Work:
+    """What a node does on one host."""
+
+    steps: list[p.Step] = field(default_factory=list)
+    waiting: list[p.Step] = field(default_factory=list)  # steps that wait for other hosts
+    uses: set[int] = field(default_factory=set)
+    defines: set[int] = field(default_factory=set)
+    awaited: dict[int, None] = field(default_factory=dict)
+
+    def add(self, step: p.Step, uses: Iterable[int], defines: Iterable[int], feeds: Iterable[int] = ()) -> None:
+        (self.waiting if isinstance(step, p.Receive) else self.steps).append(step)
+        self.uses.update(uses)
+        self.defines.update(defines)
+        self.awaited.update(dict.fromkeys(feeds))
+
+
+@dataclass
+class _Node:
+    islands: dict[int, list[int]]  # its hosts, by island
+    function: str = ""
+    works: dict[int, _Work] = field(default_factory=dict)  # by host
+
+    def on(self, host: int) -> _Work:
+        work = self.works.get(host)
+        if work is None:
+            work = self.works[host] = _Work()
+        return work
+
+
+class _Cut:
+    def __init__(self, program: ProgramOp) -> None:
+        self.program = program
+        self.name = program.sym_name.data
+        arguments = program.body.block.args
+        self.arguments = len(arguments)
+        self.numbers: dict[SSAValue, int] = {value: i for i, value in enumerate(arguments)}
+        self.views: dict[int, frozenset[int]] = {}
+        self.donated: set[int] = set()
+        self.island_of: dict[int, int] = {}
+        self.nodes: list[_Node] = []
+
+    def run(self) -> Lowered:
+        transfer = -1
+        for op in self.program.nodes():
+            if not isinstance(op, Node):
+                raise invalid(f"{self.name!r} cannot be cut: {op.name} is no node of a program")
+            for result in op.results:
+                self.numbers[result] = len(self.numbers)
+            of = op.of.data if isinstance(op, MoveOp | SendOp | ReceiveOp) else -1
+            if of < 0 or of != transfer:
+                self.nodes.append(_Node({}))
+            transfer = of
+            self._node(op, self.nodes[-1])
+            self.donated.update(
+                number
+                for index, number in enumerate(self._inputs(op))
+                if number < self.arguments and op.consumes(index)
+            )
+        results = tuple(self.numbers[value] for value in self.program.returned().operands)
+        values = tuple(self._value(value, number) for value, number in self.numbers.items())
+        gangs, plans = self._gangs(frozenset(results))
+        return Lowered(gangs, plans, values, results, frozenset(self.donated), self.program.feeds.data)
+
+    def _value(self, value: SSAValue, number: int) -> LoweredValue:
+        if isinstance(value.type, PlacedCompletionType):
+            return LoweredValue(value.type.data)
+        located = _located(value)
+        views = self.views.get(number)
+        if views is not None:
+            return LoweredValue(located.hosts, located.nbytes, (), views)
+        return LoweredValue(located.hosts, located.nbytes, located.needs)
+
+    def _inputs(self, op: Operation) -> tuple[int, ...]:
+        return tuple([self.numbers[operand] for operand in op.operands])
+
+    # ---- nodes
+
+    def _node(self, op: Node, node: _Node) -> None:
+        match op:
+            case CallOp():
+                self._call(op, node)
+            case PutOp():
+                self._put(op, node)
+            case GetOp():
+                self._get(op, node)
+            case MoveOp():
+                self._move(op, node)
+            case SendOp():
+                self._send(op, node)
+            case ReceiveOp():
+                self._receive(op, node)
+            case RearrangeOp():
+                self._rearrange(op, node)
+            case _:
+                raise invalid(f"{self.name!r} cannot be cut: {op.name} is not explicit yet")
+
+    def _call(self, op: CallOp, node: _Node) -> None:
+        if op.seats is None:
+            raise invalid(f"{self.name!r} cannot be cut: its calls have no places")
+        inputs = self._inputs(op)
+        defines = tuple([self.numbers[result] for result in op.results])
+        node.function = op.callee.data
+        # A call without results still has a place for them in the plan.
+        first = defines[0] if defines else len(self.numbers)
+        step = p.Execute(
+            node.function,
+            inputs,
+            first,
+            op.donated.data if op.donated is not None else (),
+            op.preserved.data if op.preserved is not None else (),
+            op.completes,
+        )
+        for host in dict.fromkeys(seat.host for seat in op.seats.data):
+            node.on(host).add(step, inputs, defines)
+        self.island_of.update((seat.host, seat.island) for seat in op.seats.data)
+
+    def _put(self, op: PutOp, node: _Node) -> None:
+        located, (output,) = self._known(op.value), self._outputs(op)
+        pieces: dict[int, list[p.HostPiece]] = {host: [] for host in located.hosts}
+        for buffer in op.buffers.data:
+            whole = buffer.positions is None
+            for position in buffer.positions if buffer.positions is not None else range(len(located.seats)):
+                box = None
+                if whole and any(
+                    (start, stop) != (0, n)
+                    for (start, stop), n in zip(located.boxes[position], located.spec.shape, strict=True)
+                ):
+                    box = located.boxes[position]
+                if position < len(located.seats):
+                    piece = p.HostPiece(located.shard_of[position], buffer.feed, buffer.shape, buffer.strides, box)
+                    pieces[located.seats[position].host].append(piece)
+        for host, here in pieces.items():
+            here.sort(key=lambda piece: piece.shard)
+            step = p.Put(output, located.on(host), tuple(here))
+            node.on(host).add(step, (), (output,), [piece.feed for piece in here])
+
+    def _get(self, op: GetOp, node: _Node) -> None:
+        located, (value,), (completion,) = self._known(op.input), self._inputs(op), self._outputs(op)
+        assert isinstance(op.completion.type, PlacedCompletionType)
+        (host,) = op.completion.type.data
+        if isinstance(located.spec.sharding.tiling, Replicated):
+            boxes: dict[Box, int] = {tuple((0, size) for size in located.spec.shape): 0}
+        else:
+            boxes = {box: origins[0] for box, origins in located.grid.origins.items()}
+        step = p.Get(
+            value,
+            completion,
+            op.feed.data,
+            located.spec.shape,
+            op.strides.data if op.strides is not None else None,
+            tuple(located.shard_of[position] for position in boxes.values()),
+            tuple(boxes),
+        )
+        node.on(host).add(step, (value,), (completion,))
+
+    def _move(self, op: MoveOp, node: _Node) -> None:
+        inputs, outputs = self._inputs(op), self._outputs(op)
+        targets = [self._known(result) for result in op.results]
+        for host in sorted({host for target in targets for host in target.hosts}):
+            here = [i for i, target in enumerate(targets) if host in target.positions]
+            uses, defines = tuple(inputs[i] for i in here), tuple(outputs[i] for i in here)
+            arrays = tuple(targets[i].on(host) for i in here)
+            node.on(host).add(p.Move(uses, defines, arrays, op.donate is not None), uses, defines)
+
+    def _send(self, op: SendOp, node: _Node) -> None:
+        source, (value,) = self._known(op.input), self._inputs(op)
+        pieces: dict[int, list[p.SendPiece]] = {}
+        for position, box, host, feed in op.parts.data:
+            piece = p.SendPiece(source.shard_of[position], box, host, feed)
+            pieces.setdefault(source.seats[position].host, []).append(piece)
+        for host in sorted(pieces):
+            node.on(host).add(p.Send(value, tuple(pieces[host])), (value,), ())
+
+    def _receive(self, op: ReceiveOp, node: _Node) -> None:
+        target, (output,) = self._known(op.value), self._outputs(op)
+        pieces: dict[int, list[p.ReceivePiece]] = {host: [] for host in target.hosts}
+        for position, box, feed in op.parts.data:
+            piece = p.ReceivePiece(target.shard_of[position], box, feed)
+            pieces[target.seats[position].host].append(piece)
+        for host, here in pieces.items():
+            step = p.Receive(output, target.on(host), tuple(here))
+            node.on(host).add(step, (), (output,), [piece.feed for piece in here])
+
+    def _rearrange(self, op: RearrangeOp, node: _Node) -> None:
+        inputs = self._inputs(op)
+        held = [self._known(operand) for operand in op.operands]
+        bitcast = op.bitcast is not None
+        for result, output, sources in zip(op.results, self._outputs(op), op.sources(), strict=True):
+            located = self._known(result)
+            for host, positions in located.positions.items():
+                takes = tuple(
+                    p.Take(which, held[which].shard_of[origin]) for which, origin in (sources[i] for i in positions)
+                )
+                step = p.Select(inputs, output, located.on(host), takes, bitcast)
+                node.on(host).add(step, [inputs[take.input] for take in takes], (output,))
+            if not bitcast:
+                self.views[output] = frozenset(inputs[which] for which, _ in sources)
+
+    def _outputs(self, op: Operation) -> list[int]:
+        return [self.numbers[result] for result in op.results]
+
+    def _known(self, value: SSAValue) -> Located:
+        located = _located(value)
+        self.island_of.update((seat.host, seat.island) for seat in located.seats)
+        return located
+
+    # ---- gangs and plans
+
+    def _gangs(self, results: frozenset[int]) -> tuple[tuple[LoweredGang, ...], dict[int, p.Plan]]:
+        """One gang for each node and island, one leg for each of its hosts. What they drop is found from behind."""
+        kept = {*range(self.arguments), *results}
+        by_island: dict[int, set[int]] = {}  # what later gangs touch
+        by_host: dict[int, set[int]] = {}  # what later legs touch
+        legs: dict[int, list[p.Leg]] = {}
+        gangs: list[LoweredGang] = []
+        islands = [self._islands(node) for node in self.nodes]
+        place = sum(map(len, islands))
+        for number in reversed(range(len(self.nodes))):
+            node = self.nodes[number]
+            for island, hosts in reversed(islands[number]):
+                place -= 1
+                together = bool(node.function) and len(hosts) > 1
+                gang_touches: set[int] = set()
+                makes: set[int] = set()
+                for host in hosts:
+                    work = node.works[host]
+                    touched = work.uses | work.defines
+                    later = by_host.setdefault(host, set())
+                    leg = p.Leg(
+                        place,
+                        (*work.steps, *work.waiting),
+                        tuple(sorted(work.defines & results)),
+                        tuple(sorted(touched - later)),
+                        tuple(work.awaited),
+                        together,
+                    )
+                    legs.setdefault(host, []).append(leg)
+                    later |= touched
+                    gang_touches |= touched
+                    makes |= work.defines
+                needed = by_island.setdefault(island, set(kept))
+                drops = tuple(sorted(gang_touches - needed))
+                needed |= gang_touches
+                gangs.append(LoweredGang(number, island, hosts, node.function, together, tuple(sorted(makes)), drops))
+        gangs.reverse()
+        return tuple(gangs), {host: self._plan(host, legs[host][::-1], results) for host in sorted(legs)}
+
+    def _islands(self, node: _Node) -> list[tuple[int, tuple[int, ...]]]:
+        hosts: dict[int, list[int]] = {}
+        for host in sorted(node.works):
+            hosts.setdefault(self.island_of[host], []).append(host)
+        return [(island, tuple(hosts[island])) for island in sorted(hosts)]
+
+    def _plan(self, host: int, legs: list[p.Leg], results: frozenset[int]) -> p.Plan:
+        works = [node.works[host] for node in self.nodes if host in node.works]
+        used = set[int]().union(*(work.uses for work in works))
+        defined = set[int]().union(*(work.defines for work in works))
+        return p.Plan(self.name, tuple(sorted(used - defined)), tuple(legs), tuple(sorted(defined & results)))
+
+
+def _located(value: SSAValue) -> Located:
+    if not isinstance(value.type, PlacedType):
+        raise invalid(f"a value of type {value.type} has no place")
+    return value.type.data

@@ -1,0 +1,134 @@
+"""Placing: virtual devices get their seats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.passes import ModulePass
+
+from atoll.errors import invalid, unimplemented
+from atoll.ir.dialect.attributes import Seats
+from atoll.ir.dialect.ops import CallOp, GetOp, ProgramOp, RearrangeOp
+from atoll.ir.dialect.types import ArrayType, PlacedCompletionType, PlacedType
+from atoll.ir.geometry import Located
+from atoll.ir.lowered import Placement, Seat
+from atoll.ir.types import Replicated
+
+
+@dataclass(frozen=True)
+class Place(ModulePass):
+    """Puts programs on the devices that `placement` gives to their virtual ones.
+
+    Takes location-free programs. Guarantees: every array is `!atoll.placed`; every call has its seats, all of one
+    island; every completion has its hosts. Ops stay what and where they were.
+
+    Refuses, with INVALID_ARGUMENT: virtual devices without a seat; a call over several islands (a mesh is one
+    island's); a rearrangement that would move shards. With UNIMPLEMENTED: to fetch an array that lies in parts on
+    several hosts.
+    """
+
+    placement: Placement
+
+    name = "atoll-place"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for program in op.body.block.ops:
+            if isinstance(program, ProgramOp):
+                _Placing(program, self.placement).run()
+
+
+class _Placing:
+    def __init__(self, program: ProgramOp, placement: Placement) -> None:
+        self.program = program
+        self.name = program.sym_name.data
+        self.placement = placement
+        self.types: dict[ArrayType, PlacedType] = {}
+        self.by_identity: dict[int, PlacedType] = {}  # a shorter way for types that are the same object
+        self.seats: dict[tuple[int, ...], Seats] = {}
+        self.islands: dict[Seats, int] = {}
+
+    def run(self) -> None:
+        old = self.program.body.block
+        new = Block(arg_types=[self.placed(argument.type) for argument in old.args])
+        values: dict[SSAValue, SSAValue] = dict(zip(old.args, new.args, strict=True))
+        ops: list[Operation] = []
+        for op in old.ops:
+            operands = [values[operand] for operand in op.operands]
+            properties = op.properties
+            completion: tuple[int, ...] = ()
+            match op:
+                case CallOp(devices=devices) if devices is not None:
+                    seats = self.call_seats(devices.data)
+                    completion = tuple(sorted({seat.host for seat in seats.data}))
+                    properties = {**properties, "seats": seats}
+                    del properties["devices"]
+                case GetOp():
+                    completion = (self.fetched_from(operands[0].type),)
+            types: list[Attribute] = [
+                self.placed(result.type) if isinstance(result.type, ArrayType) else PlacedCompletionType(completion)
+                for result in op.results
+            ]
+            placed = type(op).create(operands=operands, result_types=types, properties=properties)
+            if isinstance(placed, RearrangeOp):
+                self.check_rearrangement(placed)
+            ops.append(placed)
+            values.update(zip(op.results, placed.results, strict=True))
+        new.add_ops(ops)
+        self.program.detach_region(self.program.body)
+        self.program.add_region(Region(new))
+
+    def seat(self, device: int) -> Seat:
+        seat = self.placement.get(device)
+        if seat is None:
+            raise invalid(f"{self.name!r} names device {device}, which this session does not have")
+        return seat
+
+    def placed(self, array: Attribute) -> PlacedType:
+        found = self.by_identity.get(id(array))
+        if found is None:
+            assert isinstance(array, ArrayType)
+            found = self.types.get(array)
+            if found is None:
+                spec = array.data
+                seats = tuple(map(self.seat, spec.sharding.devices))
+                found = self.types[array] = PlacedType(Located(spec, seats))
+            self.by_identity[id(array)] = found
+        return found
+
+    def call_seats(self, devices: tuple[int, ...]) -> Seats:
+        found = self.seats.get(devices)
+        if found is None:
+            found = self.seats[devices] = Seats(tuple(map(self.seat, devices)))
+            islands = {seat.island for seat in found.data}
+            if len(islands) != 1:
+                raise invalid(
+                    f"{self.name!r} runs one compiled function over devices of {len(islands)} islands; "
+                    "a mesh must lie inside one island (jax.Device.slice_index tells which), and arrays move "
+                    "between islands with jax.device_put"
+                )
+        return found
+
+    def fetched_from(self, array: Attribute) -> int:
+        """The host that sends the array to the client."""
+        assert isinstance(array, PlacedType)
+        located = array.data
+        if isinstance(located.spec.sharding.tiling, Replicated):
+            return located.seats[0].host
+        if len(located.hosts) != 1:
+            raise unimplemented("an array over several hosts is fetched shard by shard (jax.device_get does so)")
+        return located.hosts[0]
+
+    def check_rearrangement(self, op: RearrangeOp) -> None:
+        for result, sources in zip(op.results, op.sources(), strict=True):
+            for seat, (which, origin) in zip(_seats(result), sources, strict=True):
+                if _seats(op.operands[which])[origin] != seat:
+                    raise invalid("rearranging shards cannot move them to another device")
+
+
+def _seats(value: SSAValue) -> Sequence[Seat]:
+    assert isinstance(value.type, PlacedType)
+    return value.type.data.seats

@@ -1,0 +1,225 @@
+"""Simplification of location-free programs: what need not be done is not done.
+
+What a launch returns stays what it is: results remain distinct values, none becomes an argument, and nothing that a
+program donates is anything else than before. Views share their array's memory, so wherever views or donation are in
+play, arrays are only made one where nobody else has a hold on them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Attribute, Operation, OpResult, SSAValue
+from xdsl.passes import ModulePass
+from xdsl.rewriter import Rewriter
+
+from atoll.ir.dialect.ops import PRESENT, CallOp, Node, ProgramOp, RearrangeOp, ReturnOp, TransferOp, spec_of
+from atoll.ir.types import ArraySpec, Replicated, Tiled
+
+
+@dataclass(frozen=True)
+class Simplify(ModulePass):
+    """Drops and joins nodes until nothing more is to be had.
+
+    Takes location-free programs, and guarantees the same results from fewer nodes or as many:
+
+    - dead nodes go: calls, transfers and rearrangements whose results nobody uses. Calls that donate, tell their
+      completion or have no results are kept, and so is whatever donates; puts and gets always are.
+    - transfers to where the value already is go (same sharding, memory and layout).
+    - of two equal transfers of one value, one is left.
+    - A to B to C, where nobody else uses B, becomes A to C. Not where B is in a memory of another kind than both A and
+      C: such a detour is there to save memory.
+
+    Refuses nothing.
+    """
+
+    name = "atoll-simplify"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for program in op.body.block.ops:
+            if isinstance(program, ProgramOp):
+                simplify(program)
+
+
+def simplify(program: ProgramOp) -> None:
+    _drop_dead(program)
+    changed = True
+    while changed:
+        changed = False
+        left: dict[TransferOp, list[int]] = {}  # results of transfers that others do now
+        uses = _Uses()
+        for op in program.nodes():
+            changed |= isinstance(op, TransferOp) and _join(op, left, uses)
+        for first, indices in left.items():
+            _without(first, indices)
+        known: dict[tuple[SSAValue, Attribute, bool], SSAValue] = {}
+        uses = _Uses()
+        for op in program.nodes():
+            changed |= isinstance(op, TransferOp) and _merge(op, known, uses)
+        if changed:
+            _drop_dead(program)
+
+
+def _drop_dead(program: ProgramOp) -> None:
+    op = program.body.block.last_op
+    while op is not None:
+        before = op.prev_op
+        if isinstance(op, TransferOp) and op.donate is None:
+            unused = [i for i, result in enumerate(op.results) if result.first_use is None]
+            if unused:
+                _without(op, unused)
+        elif _is_pure(op) and all(result.first_use is None for result in op.results):
+            Rewriter.erase_op(op)
+        op = before
+
+
+def _is_pure(op: Operation) -> bool:
+    if isinstance(op, CallOp):
+        return bool(op.results) and not op.completes and op.donated is None
+    return isinstance(op, RearrangeOp) and op.donate is None
+
+
+def _without(op: TransferOp, indices: list[int]) -> None:
+    """Takes inputs and their unused results out of a transfer."""
+    gone = set(indices)
+    left = [i for i in range(len(op.results)) if i not in gone]
+    if not left:
+        Rewriter.erase_op(op)
+        return
+    smaller = TransferOp.create(
+        operands=[op.operands[i] for i in left],
+        result_types=[op.results[i].type for i in left],
+        properties=op.properties,
+    )
+    results: list[SSAValue | None] = [None] * len(op.results)
+    for i, result in zip(left, smaller.results, strict=True):
+        results[i] = result
+    Rewriter.replace_op(op, smaller, results)
+
+
+# ---- A to B to C
+
+
+def _join(op: TransferOp, left: dict[TransferOp, list[int]], uses: _Uses) -> bool:
+    """Puts in the transfer's place one that also does what those before it did, and notes what is `left` of those."""
+    firsts: list[TransferOp] = []
+    flags: set[tuple[bool, bool]] = set()
+    for value, result in zip(op.operands, op.results, strict=True):
+        first = value.owner
+        if not isinstance(first, TransferOp) or not value.has_one_use():
+            return False
+        source = first.operands[_index(value)]
+        reshard = _composed(first, spec_of(source), spec_of(value), op, spec_of(result))
+        # The source is read later than before: nobody else may have taken it in the meantime.
+        alone = _is_fresh(source) and source.has_one_use()
+        lives_on = not isinstance(source.owner, RearrangeOp) and uses.holders(source) <= {first}
+        if reshard is None or not (alone or lives_on):
+            return False
+        firsts.append(first)
+        flags.add((reshard, first.donate is not None))
+    if len(flags) != 1:
+        return False
+    ((reshard, donate),) = flags
+    joined = TransferOp.create(
+        operands=[f.operands[_index(value)] for f, value in zip(firsts, op.operands, strict=True)],
+        result_types=op.result_types,
+        properties={name: PRESENT for name, present in (("reshard", reshard), ("donate", donate)) if present},
+    )
+    middles = [_index(value) for value in op.operands]
+    Rewriter.replace_op(op, joined)
+    for first, index in zip(firsts, middles, strict=True):
+        left.setdefault(first, []).append(index)
+    return True
+
+
+def _composed(first: TransferOp, a: ArraySpec, b: ArraySpec, second: TransferOp, c: ArraySpec) -> bool | None:
+    """Whether A to C is a reshard; None where one transfer cannot do both."""
+    if b.sharding.memory_kind not in (a.sharding.memory_kind, c.sharding.memory_kind):
+        return None
+    one, two = first.reshard is not None, second.reshard is not None
+    if not one and not two:
+        return False
+    if not all(isinstance(spec.sharding.tiling, Replicated | Tiled) for spec in (a, b, c)):
+        return None
+    if not one and a.sharding.tiling != b.sharding.tiling:
+        return None  # shard i becomes shard i of another tiling: the array's contents change
+    if not two and b.sharding.tiling != c.sharding.tiling:
+        return None
+    return True
+
+
+# ---- one instead of two
+
+
+def _merge(op: TransferOp, known: dict[tuple[SSAValue, Attribute, bool], SSAValue], uses: _Uses) -> bool:
+    """Uses, for results of the transfer, the value itself where it is there already, or what an equal transfer made."""
+    if op.donate is not None:
+        return False
+    reshard = op.reshard is not None
+    gone = []
+    for index, (value, result) in enumerate(zip(op.operands, op.results, strict=True)):
+        key = (value, result.type, reshard)
+        twin = value if value.type == result.type else known.get(key)
+        if twin is not None and _may_be_one(twin, result, uses):
+            uses.join(twin, result)
+            result.replace_all_uses_with(twin)
+            gone.append(index)
+        else:
+            known.setdefault(key, result)
+    return bool(gone)
+
+
+def _may_be_one(kept: SSAValue, gone: SSAValue, uses: _Uses) -> bool:
+    """Whether `kept` can stand for `gone`, a copy of it or of the same, without anybody noticing."""
+    if gone.first_use is None:
+        return False
+    if _is_fresh(kept) and kept.has_one_use() and isinstance(gone.owner, TransferOp) and kept in gone.owner.operands:
+        return True  # nobody but the transfer has it
+    if isinstance(kept.owner, RearrangeOp) or uses.holders(kept) or uses.holders(gone):
+        return False
+    return not uses.returned(gone) or (_is_fresh(kept) and not uses.returned(kept))
+
+
+def _is_fresh(value: SSAValue) -> bool:
+    """Whether its memory is its own: no argument, and no view."""
+    return isinstance(value.owner, Operation) and not isinstance(value.owner, RearrangeOp)
+
+
+class _Uses:
+    """What is to be known of values' uses, looked up once in a sweep: a value may have thousands."""
+
+    def __init__(self) -> None:
+        self._known: dict[SSAValue, tuple[set[Operation], bool]] = {}
+
+    def holders(self, value: SSAValue) -> set[Operation]:
+        """What consumes it, or has views of it."""
+        return self._of(value)[0]
+
+    def returned(self, value: SSAValue) -> bool:
+        return self._of(value)[1]
+
+    def join(self, kept: SSAValue, gone: SSAValue) -> None:
+        """From now on the uses of both are those of `kept`."""
+        (held, returned), (also_held, also_returned) = self._of(kept), self._of(gone)
+        self._known[kept] = held | also_held, returned or also_returned
+
+    def _of(self, value: SSAValue) -> tuple[set[Operation], bool]:
+        found = self._known.get(value)
+        if found is None:
+            holders: set[Operation] = set()
+            returned = False
+            for use in value.uses:
+                op = use.operation
+                returned = returned or isinstance(op, ReturnOp)
+                if isinstance(op, RearrangeOp) or (isinstance(op, Node) and op.consumes(use.index)):
+                    holders.add(op)
+            found = self._known[value] = holders, returned
+        return found
+
+
+def _index(value: SSAValue) -> int:
+    """Which of its op's results a value is."""
+    assert isinstance(value, OpResult)
+    return value.index

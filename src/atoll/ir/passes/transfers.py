@@ -1,0 +1,93 @@
+"""Explicit transfers: what leaves a host is sent and received, piece by piece; what stays is moved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import IntAttr, ModuleOp
+from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.passes import ModulePass
+from xdsl.rewriter import Rewriter
+
+from atoll.ir.dialect.moves import MoveOp, ReceiveOp, SendOp
+from atoll.ir.dialect.ops import PRESENT, ProgramOp, TransferOp
+from atoll.ir.dialect.parts import Received, ReceivedPart, Sent, SentPart
+from atoll.ir.dialect.types import PlacedType
+from atoll.ir.geometry import Located, copies, parts, stays
+
+
+@dataclass(frozen=True)
+class ExplicitTransfers(ModulePass):
+    """Replaces transfers by what they do.
+
+    Takes placed programs. Guarantees: no `atoll.transfer` is left. In its place, with one number (`of`) and without
+    other ops between them, stand: a send for each array of which something leaves its host, one move for all those
+    whose shards stay on their hosts, and a receive for each send. Each element of each target shard is received once.
+    What passes between hosts has feeds of its own, numbered from the program's `feeds` on, which grows.
+
+    Refuses, with UNIMPLEMENTED, to reshard what does not say where its shards lie.
+    """
+
+    name = "atoll-explicit-transfers"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for program in op.body.block.ops:
+            if not isinstance(program, ProgramOp):
+                continue
+            feeds = first = program.feeds.data
+            number = 0
+            for node in program.nodes():
+                if isinstance(node, TransferOp):
+                    feeds = _replace(node, number, feeds)
+                    number += 1
+            if feeds != first:
+                program.properties["feeds"] = IntAttr(feeds)
+
+
+def _replace(op: TransferOp, number: int, feeds: int) -> int:
+    """Puts sends, a move and receives in the op's place; gives the next feed."""
+    of: dict[str, Attribute] = {"of": IntAttr(number)}
+    reshard = op.reshard is not None
+    donate = {"donate": PRESENT} if op.donate is not None else {}
+    sends: list[Operation] = []
+    receives: list[Operation] = []
+    moved: list[int] = []
+    results: dict[int, SSAValue] = {}
+    for index, (value, result) in enumerate(zip(op.operands, op.results, strict=True)):
+        source, target = _located(value), _located(result)
+        if stays(source, target, reshard):
+            moved.append(index)
+            continue
+        sent, received = [], []
+        for feed, part in enumerate(parts(source, target) if reshard else copies(source), start=feeds):
+            sent.append(SentPart(part.origin, part.box, target.seats[part.position].host, feed))
+            received.append(ReceivedPart(part.position, part.target, feed))
+        feeds += len(sent)
+        sends.append(SendOp.create(operands=[value], properties={**of, "parts": Sent(tuple(sent)), **donate}))
+        receive = ReceiveOp.create(result_types=[result.type], properties={**of, "parts": Received(tuple(received))})
+        receives.append(receive)
+        results[index] = receive.results[0]
+    moves = list(_moves(op, moved, {**of, **donate}, results))
+    Rewriter.replace_op(op, [*sends, *moves, *receives], [results[i] for i in range(len(op.results))])
+    return feeds
+
+
+def _moves(
+    op: TransferOp, indices: list[int], facts: dict[str, Attribute], results: dict[int, SSAValue]
+) -> Iterator[Operation]:
+    if not indices:
+        return
+    move = MoveOp.create(
+        operands=[op.operands[i] for i in indices],
+        result_types=[op.results[i].type for i in indices],
+        properties=facts,
+    )
+    results.update(zip(indices, move.results, strict=True))
+    yield move
+
+
+def _located(value: SSAValue) -> Located:
+    assert isinstance(value.type, PlacedType)
+    return value.type.data

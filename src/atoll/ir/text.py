@@ -1,0 +1,106 @@
+"""Programs as text: what a user's `f.lower(*args).as_text()` shows, and what becomes of it on the hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
+
+from atoll.ir import plan as p
+from atoll.ir.build import build
+from atoll.ir.dialect.syntax import box_text, ranges_text
+from atoll.ir.lowered import LoweredGang, Placement
+from atoll.ir.lowering import lower
+from atoll.ir.program import Program, check
+
+
+def render(program: Program, functions: Sequence[str]) -> str:
+    """The program in the dialect, as it was asked for: on virtual devices, and before any pass.
+
+    `functions[i]` is the name of function i; of equal names the later ones get a number.
+    """
+    check(program)
+    return str(build(program, _symbols(functions))) + "\n"
+
+
+def render_lowered(program: Program, placement: Placement, functions: Sequence[str]) -> str:
+    """The program's gangs, and the plan of each host; hosts whose plans are the same stand together.
+
+    For reading: it does not parse. Raises what `lower` raises.
+    """
+    lowered = lower(program, placement, _symbols(functions))
+    results = ", ".join(f"%{value}" for value in lowered.results)
+    lines = [
+        f"program @{program.name}: {len(program.arguments)} arguments, returns ({results}), {lowered.feeds} feeds",
+        *(_gang(number, gang) for number, gang in enumerate(lowered.gangs)),
+    ]
+    alike: dict[p.Plan, list[int]] = {}
+    for host, plan in lowered.plans.items():
+        alike.setdefault(plan, []).append(host)
+    for plan, hosts in alike.items():
+        lines.append(f"plan of hosts {ranges_text(hosts)}: takes ({_values(plan.arguments)})")
+        for leg in plan.legs:
+            notes = "".join(
+                f", {word} ({_values(values)})"
+                for word, values in (("returns", leg.results), ("drops", leg.drops))
+                if values
+            )
+            lines.append(f"  gang {leg.gang}{notes}")
+            lines.extend(f"    {_step(step)}" for step in leg.steps)
+    return "\n".join(lines) + "\n"
+
+
+def _symbols(functions: Sequence[str]) -> dict[int, str]:
+    names: dict[int, str] = {}
+    taken: set[str] = set()
+    for number, name in enumerate(functions):
+        candidates: Iterator[str] = (f"{name}_{i}" if i else name for i in count())
+        names[number] = next(each for each in candidates if each not in taken)
+        taken.add(names[number])
+    return names
+
+
+def _gang(number: int, gang: LoweredGang) -> str:
+    text = f"gang {number}: node {gang.node} on island {gang.island}, hosts {ranges_text(gang.hosts)}"
+    if gang.function:
+        text += f", runs @{gang.function}" + (" together" if gang.together else "")
+    if gang.makes:
+        text += f", makes ({_values(gang.makes)})"
+    return text + (f", drops ({_values(gang.drops)})" if gang.drops else "")
+
+
+def _values(values: Iterable[int]) -> str:
+    return ", ".join(f"%{value}" for value in values)
+
+
+def _step(step: p.Step) -> str:
+    match step:
+        case p.Execute():
+            donated = f", donates {ranges_text(step.donated)}" if step.donated else ""
+            return f"execute @{step.function}({_values(step.inputs)}), outputs from %{step.first_output} on{donated}"
+        case p.Put():
+            return f"%{step.output} = put on {_on(step.array)}, feeds {_feeds(step.pieces)}"
+        case p.Get():
+            return f"%{step.completion} = get %{step.input} shards {ranges_text(step.shards)}, feed {step.feed}"
+        case p.Move():
+            targets = ", ".join(_on(array) for array in step.arrays)
+            return f"{_values(step.outputs)} = move {_values(step.inputs)} to {targets}"
+        case p.Send():
+            pieces = ", ".join(
+                f"{piece.shard} {box_text(piece.box)} to host {piece.host} as feed {piece.feed}"
+                for piece in step.pieces
+            )
+            return f"send of %{step.input} shards {pieces}"
+        case p.Receive():
+            return f"%{step.output} = receive on {_on(step.array)}, feeds {_feeds(step.pieces)}"
+        case p.Select():
+            takes = ", ".join(f"%{step.inputs[take.input]} shard {take.shard}" for take in step.takes)
+            return f"%{step.output} = select {takes} on {_on(step.array)}"
+
+
+def _on(array: p.LocalArray) -> str:
+    memory = f" {array.memory_kind}" if array.memory_kind else ""
+    return f"devices {ranges_text(array.devices)}{memory}"
+
+
+def _feeds(pieces: Iterable[p.HostPiece] | Iterable[p.ReceivePiece]) -> str:
+    return ranges_text(list(dict.fromkeys(piece.feed for piece in pieces)))

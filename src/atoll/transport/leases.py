@@ -1,0 +1,38 @@
+"""Who has been silent for too long. Pure: its callers bring the time.
+
+The time for which the caller itself was away does not count, as when the whole machine was: what was sent to it
+meanwhile has yet to be read.
+"""
+
+from __future__ import annotations
+
+LEASE_SECONDS = 10.0
+PING_SECONDS = 1.0
+_JITTER_SECONDS = 0.2  # that a timer may be late
+
+
+class Leases:
+    """When each peer was last heard of, in seconds of the caller's clock. Peers have numbers.
+
+    `seconds` is how long one may be silent. Whoever has them looks every `period` seconds.
+    """
+
+    def __init__(self, seconds: float = LEASE_SECONDS, period: float = PING_SECONDS) -> None:
+        self.seconds = seconds
+        self.period = period
+        self._heard: dict[int, float] = {}
+        self._looked = 0.0
+
+    def heard(self, peer: int, now: float) -> None:
+        self._heard[peer] = now
+
+    def forget(self, peer: int) -> None:
+        self._heard.pop(peer, None)
+
+    def expired(self, now: float) -> list[int]:
+        """The peers that nothing was heard of for too long. To be called every `period` seconds."""
+        away = now - self._looked - self.period
+        self._looked = now
+        if away > _JITTER_SECONDS:
+            self._heard = {peer: min(now, heard + away) for peer, heard in self._heard.items()}
+        return [peer for peer, heard in self._heard.items() if now - heard > self.seconds]

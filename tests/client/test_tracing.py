@@ -1,0 +1,293 @@
+"""What `atoll.program` records of a function, on stock CPU devices: no cluster takes part."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+import atoll
+from atoll.client.values import ProgramError
+from atoll.ir.program import Call, Program, Transfer, check
+
+VECTOR = np.arange(8.0)
+double = jax.jit(lambda x: x * 2)
+consume = jax.jit(lambda x: x + 1, donate_argnums=0)
+
+
+def mesh(first: int, count: int = 2, name: str = "x") -> Mesh:
+    return Mesh(np.array(jax.devices()[first : first + count]), name)
+
+
+def at(number: int) -> Any:
+    return SingleDeviceSharding(jax.devices()[number])
+
+
+def body(function: Any, *arguments: Any, **options: Any) -> Program:
+    program = atoll.program(function, **options).lower(*arguments)._built.program
+    check(program)
+    return program
+
+
+def kinds(program: Program) -> list[str]:
+    return [type(node).__name__ for node in program.nodes]
+
+
+def devices(program: Program) -> list[tuple[int, ...]]:
+    return [node.outputs[0].sharding.devices for node in program.nodes]
+
+
+# ---- nodes
+
+
+def test_a_jit_call_is_one_node() -> None:
+    program = body(lambda x: double(double(x)), VECTOR)
+    assert kinds(program) == ["Call", "Call"]
+
+
+def test_equal_calls_share_a_function() -> None:
+    def chain(x: Any) -> Any:
+        for _ in range(64):
+            x = double(x) + 1.0
+        return x
+
+    lowered = atoll.program(chain).lower(VECTOR)
+    assert len(lowered._built.program.nodes) == 128
+    assert len(lowered._built.functions) == 2
+    assert len(lowered._built.program.arguments) == 2
+
+
+def test_an_operation_is_the_node_that_eager_jax_makes_of_it() -> None:
+    program = body(lambda x: jnp.sin(x) + 1.0, VECTOR)
+    assert kinds(program) == ["Call", "Call"]
+    assert len(program.arguments) == 2  # the constant, too
+
+
+def test_what_depends_on_no_argument_is_computed_once() -> None:
+    program = body(lambda x: x + jnp.arange(8) * 2, VECTOR)
+    assert kinds(program) == ["Call", "Call"] or kinds(program) == ["Call"]
+    assert len(program.arguments) == 2
+
+
+def test_nodes_that_no_result_needs_are_left_out() -> None:
+    def function(x: Any) -> Any:
+        double(x)
+        return x + 1
+
+    assert len(body(function, VECTOR).nodes) == 1
+
+
+def test_values_that_lie_elsewhere_are_moved_once() -> None:
+    one, two = mesh(0), mesh(2)
+    on_two = jax.jit(lambda x: x * 2, in_shardings=NamedSharding(two, P("x")))
+    other = jax.jit(lambda x: x - 1, in_shardings=NamedSharding(two, P("x")))
+    x = jax.device_put(VECTOR, NamedSharding(one, P("x")))
+    program = body(lambda x: (on_two(x), other(x)), x)
+    assert kinds(program) == ["Transfer", "Call", "Call"]
+    assert devices(program) == [(2, 3)] * 3
+    moved = program.nodes[0]
+    assert isinstance(moved, Transfer)
+    assert moved.reshard
+
+
+def test_a_pmap_runs_on_its_devices() -> None:
+    a = jax.pmap(lambda x: x * 2, devices=jax.devices()[0:2])
+    b = jax.pmap(lambda x: x + 1, devices=jax.devices()[2:4])
+    program = body(lambda x: b(a(x)), VECTOR[:2])
+    assert kinds(program) == ["Call", "Transfer", "Call"]
+    assert devices(program) == [(0, 1), (2, 3), (2, 3)]
+    assert program.arguments[0].sharding.devices == (0, 1)
+
+
+def test_a_shard_map_runs_on_its_mesh_with_and_without_jit() -> None:
+    mapped = jax.shard_map(lambda x: x * 2, mesh=mesh(4), in_specs=P("x"), out_specs=P("x"))
+    for function in (mapped, jax.jit(mapped)):
+        program = body(function, VECTOR)
+        assert devices(program) == [(4, 5)]
+
+
+def test_an_operation_runs_where_its_first_committed_operand_is() -> None:
+    x, y = jax.device_put(VECTOR, at(3)), jax.device_put(VECTOR, at(5))
+    program = body(lambda x, y: (x + y, y + x), x, y)
+    calls = [node.devices for node in program.nodes if isinstance(node, Call)]
+    assert calls == [(3,), (5,)]
+
+
+def test_a_device_put_is_a_transfer_unless_it_lies_there() -> None:
+    x = jax.device_put(VECTOR, at(3))
+    program = body(lambda x: double(jax.device_put(jax.device_put(x, at(3)), at(1))), x)
+    assert kinds(program) == ["Transfer", "Call"]
+
+
+def test_host_values_go_where_they_are_used_first() -> None:
+    on = functools.partial(jax.jit, lambda x: x * 2)
+    first, second = (on(in_shardings=NamedSharding(mesh(i), P("x"))) for i in (2, 4))
+    program = body(lambda x: (first(x), second(x)), VECTOR)
+    assert program.arguments[0].sharding.devices == (2, 3)
+    assert kinds(program) == ["Call", "Transfer", "Call"]
+
+
+def test_a_tracer_knows_where_its_array_lies() -> None:
+    x = jax.device_put(VECTOR, at(3))
+    seen = []
+
+    def function(x: Any) -> Any:
+        seen.extend([x.sharding, double(x).sharding, x.committed])
+        return double(x)
+
+    body(function, x)
+    assert seen == [at(3), at(3), True]
+
+
+def test_results_may_repeat_and_be_arguments() -> None:
+    lowered = atoll.program(lambda x: (double(x), x, (y := double(x)), y, 3)).lower(VECTOR)
+    assert len(set(lowered._built.program.results)) == len(lowered._built.program.results) == 2
+    assert [leaf.shape for leaf in jax.tree.leaves(lowered.out_info)] == [(8,)] * 4 + [()]
+
+
+def test_arguments_with_other_numbers_of_shards_come_first() -> None:
+    wide = jax.device_put(VECTOR, NamedSharding(mesh(0), P("x")))
+    program = body(lambda a, b, c: (double(a), double(b), double(c)), wide, jnp.ones(3), wide)
+    assert [len(spec.sharding.devices) for spec in program.arguments] == [1, 2, 2]
+
+
+# ---- the function it is made of
+
+
+def test_a_program_is_its_function_to_whoever_looks() -> None:
+    @atoll.program
+    def step(x: Any, *, scale: float = 1.0) -> Any:
+        """Takes a step."""
+        return x * scale
+
+    assert (step.__name__, step.__doc__) == ("step", "Takes a step.")
+    assert list(inspect.signature(step).parameters) == ["x", "scale"]
+
+
+def test_on_other_backends_and_under_transformations_the_function_is_called() -> None:
+    program = atoll.program(lambda x: (x**2).sum())
+    assert program(VECTOR) == (VECTOR**2).sum()
+    np.testing.assert_array_equal(jax.grad(program)(VECTOR), 2 * VECTOR)
+    np.testing.assert_array_equal(jax.vmap(program)(VECTOR[:, None]), VECTOR**2)
+    assert jax.jit(program)(VECTOR) == (VECTOR**2).sum()
+
+
+def test_inner_programs_are_part_of_the_outer() -> None:
+    inner = atoll.program(lambda x: double(x) + 1)
+    assert kinds(body(lambda x: inner(inner(x)), VECTOR)) == ["Call"] * 4
+
+
+def test_a_function_is_traced_once_for_each_kind_of_arguments() -> None:
+    traced = []
+
+    @functools.partial(atoll.program, static_argnames="n")
+    def function(x: Any, n: int = 1) -> Any:
+        traced.append(n)
+        return double(x) if isinstance(x, jax.core.Tracer) else x
+
+    def count(*args: Any, **kwargs: Any) -> int:
+        function(*args, **kwargs)
+        return len(function._cache)
+
+    x = jnp.asarray(VECTOR)
+    assert count(x) == count(x + 1) == 1
+    assert count(x, n=2) == 2
+    assert count(x, 2) == 3
+    assert count(jax.device_put(VECTOR, at(1))) == 4
+    assert count(VECTOR) == 5
+    assert count(1.0) == count(2.0) == 6
+    with jax.numpy_dtype_promotion("strict"):
+        assert count(x) == 7
+
+
+def test_static_arguments_must_be_hashable() -> None:
+    with pytest.raises(TypeError, match="static argument 1 of program '<lambda>' is not hashable"):
+        atoll.program(lambda x, y: x, static_argnums=1)(1.0, [])
+
+
+# ---- donation
+
+
+def test_a_donation_inside_consumes_the_argument() -> None:
+    (call,) = body(consume, VECTOR).nodes
+    assert isinstance(call, Call)
+    assert call.donated == (0,)
+
+
+def test_a_donated_argument_is_consumed_by_its_last_user() -> None:
+    program = body(lambda x: (double(x), double(double(x))), jnp.asarray(VECTOR), donate_argnums=0)
+    assert [node.donated for node in program.nodes if isinstance(node, Call)] == [(), (0,), ()]
+
+
+def test_a_constant_of_the_programs_own_is_never_consumed() -> None:
+    (call,) = body(lambda x: consume(np.arange(8.0)) if x is None else x + consume(jnp.arange(8.0)), VECTOR).nodes
+    assert isinstance(call, Call)
+    assert call.donated == ()
+
+
+def test_a_use_after_donation_names_both_lines() -> None:
+    def function(x: Any) -> Any:
+        y = double(x)
+        z = consume(y)
+        return y + z
+
+    first = inspect.getsourcelines(function)[1]
+    with pytest.raises(ProgramError) as caught:
+        body(function, VECTOR)
+    message = str(caught.value)
+    assert f"test_tracing.py:{first + 3}" in message
+    assert f"donated at {__file__}:{first + 2}" in message
+
+
+# ---- what cannot be traced
+
+
+@pytest.mark.parametrize(
+    "look",
+    [bool, float, int, np.asarray, lambda x: x.tolist()],
+    ids=["bool", "float", "int", "numpy", "list"],
+)
+def test_python_cannot_look_at_a_value(look: Any) -> None:
+    def function(x: Any) -> Any:
+        return look(double(x))
+
+    line = inspect.getsourcelines(function)[1] + 1
+    with pytest.raises((jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)) as caught:
+        body(function, 1.0)
+    message = str(caught.value)
+    assert re.search(rf"test_tracing\.py:{line}\b", message)
+    assert "'function'" in message
+    assert "jax.lax.cond" in message
+    assert "static_argnums" in message
+
+
+def test_effects_are_refused() -> None:
+    @jax.jit
+    def talkative(x: Any) -> Any:
+        jax.debug.print("{}", x)
+        return x
+
+    with pytest.raises(ProgramError, match=r"talkative at .* has effects"):
+        body(lambda x: talkative(x), VECTOR)
+
+
+def test_results_and_arguments_are_arrays() -> None:
+    with pytest.raises(ProgramError, match=r"returns <class 'object'>"):
+        body(lambda x: object(), VECTOR)
+    with pytest.raises(TypeError, match=r"argument \[0\]\[0\] of a program is no array.*static_argnums"):
+        body(lambda x: x, "text")
+
+
+def test_a_value_that_escapes_is_an_error() -> None:
+    kept: list[Any] = []
+    body(lambda x: kept.append(x) or double(x), VECTOR)
+    with pytest.raises(jax.errors.UnexpectedTracerError):
+        _ = kept[0] + 1

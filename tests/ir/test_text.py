@@ -1,0 +1,214 @@
+"""Programs as text: what users read, that it parses back, and that it stays short."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from xdsl.utils.exceptions import ParseError, VerifyException
+
+from atoll.ir.build import build
+from atoll.ir.dialect import context, parse
+from atoll.ir.lowering import Placement, Seat, pipeline
+from atoll.ir.program import (
+    Call,
+    DeviceToHost,
+    HostBuffer,
+    HostToDevice,
+    Mapping,
+    Program,
+    Rearrange,
+    Transfer,
+)
+from atoll.ir.text import render, render_lowered
+from atoll.ir.types import ArraySpec, Even, Opaque, Replicated, Sharding, Tiled, Uneven
+
+
+def two_steps(shards: int) -> Program:
+    """A call on some devices, whose result goes to as many others for another."""
+
+    def rows(first: int) -> ArraySpec:
+        devices = tuple(range(first, first + shards))
+        return ArraySpec("float32", (8192, 128), Sharding(devices, Tiled((shards, 1), tuple(range(shards)))))
+
+    here, there = rows(0), rows(shards)
+    nodes = (
+        Call(0, (0, 1), (here,), here.sharding.devices, donated=(1,)),
+        Transfer((2,), (there,)),
+        Call(1, (3,), (there,), there.sharding.devices),
+    )
+    return Program("train", (here, here), nodes, (4,))
+
+
+def two_islands(shards: int) -> Placement:
+    """Hosts of up to eight devices."""
+    here = min(shards, 8)
+    return {i: Seat(i // shards, i // here, i % here) for i in range(2 * shards)}
+
+
+HERE = "!atoll.array<float32[8192, 128], devices = [0:8], tiled = [8, 1]>"
+THERE = "!atoll.array<float32[8192, 128], devices = [8:16], tiled = [8, 1]>"
+
+
+def test_a_program_reads_as_what_was_asked_for():
+    assert render(two_steps(8), ["step", "loss"]) == (
+        f"""\
+builtin.module {{
+  atoll.program @train(%0: {HERE}, %1: {HERE}) {{
+    %2 = atoll.call @step(%0, %1) on [0:8] donate [1] : {HERE}
+    %3 = atoll.transfer %2 : {THERE}
+    %4 = atoll.call @loss(%3) on [8:16] : {THERE}
+    atoll.return (%4)
+  }}
+}}
+"""
+    )
+
+
+def test_functions_of_one_name_are_told_apart():
+    text = render(two_steps(1), ["<lambda>", "<lambda>"])
+    assert '@"<lambda>"(%0, %1)' in text
+    assert '@"<lambda>_1"(%3)' in text
+
+
+def test_the_lowered_form_reads_as_gangs_and_the_hosts_plans():
+    assert render_lowered(two_steps(16), two_islands(16), ["step", "loss"]) == (
+        """\
+program @train: 2 arguments, returns (%4), 16 feeds
+gang 0: node 0 on island 0, hosts [0:2], runs @step together, makes (%2)
+gang 1: node 1 on island 0, hosts [0:2], drops (%2)
+gang 2: node 1 on island 1, hosts [2:4], makes (%3)
+gang 3: node 2 on island 1, hosts [2:4], runs @loss together, makes (%4), drops (%3)
+plan of hosts [0]: takes (%0, %1)
+  gang 0, drops (%0, %1)
+    execute @step(%0, %1), outputs from %2 on, donates [1]
+  gang 1, drops (%2)
+    send of %2 shards """
+        + ", ".join(f"{i} [0:512, 0:128] to host 2 as feed {i}" for i in range(8))
+        + """
+plan of hosts [1]: takes (%0, %1)
+  gang 0, drops (%0, %1)
+    execute @step(%0, %1), outputs from %2 on, donates [1]
+  gang 1, drops (%2)
+    send of %2 shards """
+        + ", ".join(f"{i} [0:512, 0:128] to host 3 as feed {8 + i}" for i in range(8))
+        + """
+plan of hosts [2]: takes ()
+  gang 2
+    %3 = receive on devices [0:8], feeds [0:8]
+  gang 3, returns (%4), drops (%3, %4)
+    execute @loss(%3), outputs from %4 on
+plan of hosts [3]: takes ()
+  gang 2
+    %3 = receive on devices [0:8], feeds [8:16]
+  gang 3, returns (%4), drops (%3, %4)
+    execute @loss(%3), outputs from %4 on
+"""
+    )
+
+
+@pytest.mark.parametrize("shards", [1, 8, 2048])
+def test_text_and_ops_do_not_grow_with_the_number_of_shards(shards):
+    program = two_steps(shards)
+    module = build(program, {0: "step", 1: "loss"})
+    (function,) = module.body.block.ops
+    assert len(function.body.block.ops) == 4  # two calls, a transfer, and what is returned
+    assert len(str(module)) < 600
+    pipeline(two_islands(shards)).apply(context(), module)
+    assert len(function.body.block.ops) == 5  # a send and a receive for the transfer
+    assert len(str(module)) < 1000
+
+
+ONE = ArraySpec("float32", (2,), Sharding((0,)))
+SPECS = [
+    ONE,
+    ArraySpec("bfloat16", (), Sharding((0,)), ()),
+    ArraySpec("int8", (4,), Sharding((7, 6, 5, 4), Replicated(), "pinned_host"), (0,)),
+    ArraySpec("float8_e4m3b11fnuz", (4, 4), Sharding((0, 2, 4, 6), Tiled((2, 1, 2), (0, 2, 1, 3))), (0, 1)),
+    ArraySpec("int4", (8,), Sharding((0, 1), Even((3,)))),
+    ArraySpec("int4", (9,), Sharding((0, 1, 2), Uneven(((2,), (2,), (5,))))),
+    ArraySpec("token", (0,), Sharding((1, 3), Opaque())),
+    ArraySpec("int8", (4,), Sharding((5, 5, 2), Replicated(), 'a "kind"')),
+    ArraySpec("int8", (4,), Sharding(())),
+]
+
+
+def every_node() -> Program:
+    nodes = (
+        HostToDevice(
+            (
+                HostBuffer(0, (2,), (-4,), (0,)),
+                HostBuffer(1, (2,), (-4,), (1,)),
+                HostBuffer(3, (2,), None, (2, 3)),
+            ),
+            (ArraySpec("float32", (8,), Sharding((0, 1, 2, 3), Even((2,)))),),
+        ),
+        HostToDevice((HostBuffer(2, (2,), None, None),), (ONE,)),
+        Call(3, (0, 1), (ONE,), (0, 2, 4), (0,), (1,), True),
+        Call(4, (), (), (0,)),
+        Transfer((0, 10), (ArraySpec("float32", (2,), Sharding((1,))), ONE), True, True),
+        Rearrange((9, 10), (ONE,), (Mapping(0, 0, (0, 4, 4), (0, 1, 1)),), True, True),
+        DeviceToHost((0,), 4, (-4,)),
+        DeviceToHost((0,), 5, None),
+    )
+    return Program("every node", tuple(SPECS), nodes, (12, 13, 0, 12), 6)
+
+
+def test_every_node_and_array_survives_its_text():
+    module = build(every_node(), {3: "f", 4: "g"})
+    again = parse(str(module))
+    assert again.is_structurally_equivalent(module)
+    assert str(again) == str(module)
+
+
+def test_placed_programs_and_transfers_survive_their_text():
+    spec = ArraySpec("float32", (8, 8), Sharding(tuple(range(8)), Tiled((4, 2), tuple(range(8)))))
+    flat = ArraySpec("float32", (8, 8), Sharding((0, 3, 5, 9), Tiled((1, 4), (0, 1, 3, 2))))
+    moved = ArraySpec("float32", (8, 8), Sharding((1, 0, 3, 2, 5, 4, 7, 6), spec.sharding.tiling))
+    nodes = (
+        Call(0, (0,), (spec,), spec.sharding.devices, completion=True),
+        Transfer((0, 1, 0), (flat, flat, moved), reshard=True),
+        Transfer((0,), (moved,)),
+    )
+    placement = {i: Seat(i // 8, i // 2, i % 2) for i in range(10)}
+    module = build(Program("f", (spec,), nodes, (1, 2, 3, 4, 5, 6)), {0: "f"})
+    for stage in pipeline(placement).passes:
+        stage.apply(context(), module)
+        module.verify()
+        again = parse(str(module))
+        assert again.is_structurally_equivalent(module)
+        assert str(again) == str(module)
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "message"),
+    [
+        ("%1 = atoll.transfer %0 : !atoll.array<int8[5], devices = [0]>", VerifyException, "cannot change int8"),
+        ("%1 = atoll.transfer %0 : !atoll.array<int8[4], devices = [0:2]>", VerifyException, "1 devices .* to 2"),
+        ("%1 = atoll.put [] : !atoll.array<int8[4], devices = [0]>", VerifyException, "each shard exactly once"),
+        (
+            "%1 = atoll.rearrange %0 [0 at 0:2 -> 0 at 0:2] : !atoll.array<int8[4], devices = [0]>",
+            VerifyException,
+            "not there",
+        ),
+        ("atoll.call @f(%0) on [0] donate [1]", VerifyException, "no input 1 to donate"),
+        ("atoll.call @f(%0)", ParseError, "at"),
+        ("atoll.call @f(%1) on [0]", ParseError, "%1 is not defined above"),
+        ("%1 = atoll.transfer %0 : !atoll.array<int8[4], devices = [0], cut = [2]>", ParseError, "tiled"),
+    ],
+)
+def test_text_that_makes_no_program_is_refused_with_a_reason(body, error, message):
+    text = f"""
+        atoll.program @f(%0: !atoll.array<int8[4], devices = [0]>) {{
+          {body}
+          atoll.return ()
+        }}"""
+    with pytest.raises(error, match=message):
+        parse(text)
+
+
+@pytest.mark.parametrize("module", ["atoll.worker.main", "atoll.client.connect", "atoll.client.plugin"])
+def test_users_processes_and_workers_do_not_load_the_compiler(module):
+    code = f"import sys, {module}; sys.exit('xdsl' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

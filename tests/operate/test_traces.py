@@ -1,0 +1,33 @@
+"""Traces as Chrome's trace events."""
+
+from __future__ import annotations
+
+import json
+
+from atoll.controller.trace import Span, Trace
+from atoll.operate.traces import chrome_trace
+
+
+def test_a_span_is_an_event_in_its_hosts_row_and_times_begin_with_the_first():
+    spans = [
+        Span(0, 0, 1, "step", "call", 7, 5_000, 9_000),
+        Span(1, 3, 2, "copy", "receive", 8, 6_000, 6_500),
+    ]
+    events = json.loads(chrome_trace(spans))["traceEvents"]
+    names = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert names == {(0, 0): "host 0", (1, 0): "island 1", (1, 3): "host 3"}
+    first, second = [event for event in events if event["ph"] == "X"]
+    assert (first["name"], first["pid"], first["tid"], first["ts"], first["dur"]) == ("step", 0, 0, 0.0, 4.0)
+    assert first["args"] == {"session": 1, "sequence": 7}
+    assert (second["name"], second["ts"], second["dur"]) == ("copy (receive)", 1.0, 0.5)
+
+
+def test_a_trace_of_nothing_is_still_one():
+    assert json.loads(chrome_trace([]))["traceEvents"] == []
+
+
+def test_only_what_ended_since_then_is_asked_for():
+    trace = Trace()
+    for sequence in range(4):
+        trace.add(0, 0, 1, "f", "call", sequence, sequence * 10, sequence * 10 + 5)
+    assert [span.sequence for span in trace.spans(since=25)] == [2, 3]
