@@ -54,6 +54,7 @@ OWN_CLIENT = """
 """
 
 CLUSTER_OPTIONS = ["--islands", "1x1x2", "--platform", "cuda", "--device-memory", "1KiB", "--dispatch", "sequential"]
+CLUSTER_OPTIONS += ["--topology", "2x1"]
 
 
 @pytest.fixture
@@ -310,6 +311,7 @@ def test_run_passes_its_options_on_in_the_environment(user: User) -> None:
         "ATOLL_PLATFORM": "cuda",
         "ATOLL_DEVICE_MEMORY": "1024",
         "ATOLL_DISPATCH": "sequential",
+        "ATOLL_TOPOLOGY": "2x1",
     }
 
 
@@ -384,7 +386,7 @@ def test_a_proxy_of_its_own_cluster_has_the_options_of_run(monkeypatch: pytest.M
     monkeypatch.setattr(serving, "serve_proxy", lambda *arguments: served.extend(arguments))
     monkeypatch.setattr(cli, "_end_on_signals", lambda: None)
     cli.app(["proxy", *CLUSTER_OPTIONS], standalone_mode=False)
-    assert served[1:3] == ["", ClusterSettings("1x1x2", "cuda", 1024, Dispatch.SEQUENTIAL)]
+    assert served[1:3] == ["", ClusterSettings("1x1x2", "cuda", 1024, Dispatch.SEQUENTIAL, mesh="2x1")]
 
 
 # ---- the command itself

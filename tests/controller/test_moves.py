@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from atoll.controller import moves
 from atoll.controller.report import report
 from atoll.errors import OK, Code, Status
-from atoll.ir.lowering import Seat
+from atoll.ir.lowered import Seat
 from atoll.ir.program import HostBuffer, HostToDevice, single
 from atoll.transport import messages as m
 from atoll.transport.slices import SliceWish

@@ -14,7 +14,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from atoll.controller.mesh import Shape, boxes, is_box
 from atoll.controller.placement import IslandDevices, SessionDevices, Slices
 from atoll.errors import Code, StatusError
-from atoll.ir.lowering import Seat
+from atoll.ir.lowered import Seat
 from atoll.transport.messages import DeviceInfo, VirtualDevice
 from atoll.transport.slices import SliceWish
 

@@ -9,7 +9,7 @@ import pytest
 from atoll.controller.placement import Slice
 from atoll.controller.report import report
 from atoll.errors import OK, Code
-from atoll.ir.lowering import Seat
+from atoll.ir.lowered import Seat
 from atoll.transport import messages as m
 from atoll.transport.slices import SliceWish
 from tests.controller.test_core import Play

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPython
 from tests.end_to_end.same import assert_same
+from tests.end_to_end.standing_cluster import StartCluster
 
 RNG = np.random.default_rng(0)
 SQUARE = RNG.standard_normal((8, 8)).astype(np.float32)
@@ -376,6 +377,33 @@ def deleted() -> None:
 def test_a_deleted_argument_is_an_error_as_in_jit(python: RemotePython) -> None:
     with pytest.raises(RemoteError, match=r"RuntimeError: Array has been deleted with shape=float64\[3\]"):
         python.call(deleted)
+
+
+# ---- islands that go and come back
+
+
+def keep_a_program() -> Any:
+    import atoll
+
+    far = jax.devices()[1]
+    globals()["_kept"] = atoll.program(lambda x: jax.device_put(x, far) * 2.5 + jnp.arange(4))
+    return call_it()
+
+
+def call_it() -> Any:
+    return host(globals()["_kept"](np.arange(4.0)))
+
+
+def test_a_program_runs_again_when_an_island_with_its_constants_is_back(
+    start_cluster: StartCluster, start_python: StartPython
+) -> None:
+    cluster = start_cluster(islands="2x1x1")
+    client = start_python(ATOLL_ADDRESS=cluster.address)
+    expected = client.call(keep_a_program)
+    before = cluster.worker(1)
+    before.kill()
+    cluster.until(lambda report: report["islands"][1]["hosts"][0]["pid"] not in (0, None, before.pid), 60.0)
+    assert_same(client.call(call_it), expected)
 
 
 # ---- donation

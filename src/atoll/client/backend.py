@@ -13,6 +13,7 @@ from atoll.client.quiet import filtered
 from atoll.client.settings import Settings
 from atoll.client.slices import forget_slices
 from atoll.client.strides import send_any_strides
+from atoll.client.timer_slack import relaxed
 
 # From this size on, arrays reach the proxy through files in shared memory.
 _LARGE_TRANSFER_BYTES = 256 * 1024
@@ -51,11 +52,17 @@ def make_client() -> Any:
     send_any_strides()
     options = ifrt_proxy.ClientConnectionOptions()
     options.connection_timeout_in_seconds = _CONNECT_SECONDS
-    with filtered():
+    with filtered(), relaxed():
         client = ifrt_proxy.get_client("grpc://" + _processes.proxy_address, options)
     # Its destructor would report the end of the connection as if it were an error. The process's end closes it too.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
     return client
+
+
+def losses() -> int:
+    """How often this client's cluster has lost hosts: what was stored on them is gone."""
+    processes = _processes
+    return processes.losses() if processes is not None else 0
 
 
 def _users_cache() -> str:

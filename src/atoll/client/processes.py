@@ -45,6 +45,8 @@ class ClientProcesses:
             read_topology(settings.cluster.islands, settings.cluster.mesh)
         self._directory = make_directory("client")
         self.transfer_directory = Path(tempfile.mkdtemp(prefix="atoll-", dir=_shared_memory()))
+        self._losses = self._directory / "losses"
+        self._losses.touch()
         self._children: list[Child] = []
         self._settings = settings
         self.token = settings.token
@@ -72,6 +74,7 @@ class ClientProcesses:
                 client=os.getpid(),
                 directory=str(self._directory),
                 transfer_directory=str(self.transfer_directory),
+                losses=str(self._losses),
                 patience=60.0 if started is not None else 5.0,
             )
             answer = self._start("atoll.proxy.main", proxy, "the proxy")
@@ -92,6 +95,13 @@ class ClientProcesses:
         child = Child(module, options, who, environment={DEFAULT_TOKEN_VARIABLE: self.token})
         self._children.append(child)
         return child
+
+    def losses(self) -> int:
+        """How often the cluster has lost hosts, and what they stored, as far as the proxy has heard."""
+        try:
+            return os.stat(self._losses).st_size
+        except OSError:  # the proxy has ended, and removed it
+            return 0
 
     def leave(self) -> None:
         """This process ends: the others see that for themselves, and clean up, unless they have ended before it."""

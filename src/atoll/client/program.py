@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from atoll.client import jax_internals as internals
+from atoll.client.backend import losses
 from atoll.client.launching import Built, Launch, build, devices
 from atoll.client.placing import Placer
 from atoll.client.stages import Lowered
@@ -52,6 +53,8 @@ def program(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
       static_argnums, static_argnames: arguments that are no arrays, as in `jax.jit`.
       donate_argnums, donate_argnames: arguments that the program may consume, as in `jax.jit`.
 
+    As in jit, `jax.set_mesh` stands outside of the function, and callbacks and jax.debug.print have no place in it.
+
     Under another transformation, in another program, and on backends other than Atoll, the function is simply called.
 
     Raises (when called):
@@ -69,6 +72,8 @@ class _Traced:
     out_tree: Any
     launch: Launch | None
     plain: bool
+    # Of the cluster's hosts, until it was traced: later ones may have cost it its constants, so it is traced again.
+    losses: int
 
 
 class Program:
@@ -108,10 +113,10 @@ class Program:
         leaves, tree = jax.tree.flatten(dynamic)
         key = (tree, tuple([_kind(leaf) for leaf in leaves]), statics, internals.trace_context())
         traced = self._cache.get(key)
-        if traced is None:
+        if traced is None or traced.losses != losses():
             with self._tracing:
                 traced = self._cache.get(key)
-                if traced is None:
+                if traced is None or traced.losses != losses():
                     traced = self._cache[key] = self._traced(leaves, tree, statics)
         if traced.launch is None:
             return self._fun(*args, **kwargs)
@@ -134,10 +139,11 @@ class Program:
     # ---- tracing
 
     def _traced(self, leaves: Sequence[Any], tree: Any, statics: Any) -> _Traced:
+        before = losses()
         built, out_tree = self._build(leaves, tree, statics)
         on_atoll = all(device.client.runtime_type == _ATOLL for device in devices(built))
         launch = Launch(built) if built.program.nodes and on_atoll else None
-        return _Traced(built, out_tree, launch, built.plain)
+        return _Traced(built, out_tree, launch, built.plain, before)
 
     def _build(self, leaves: Sequence[Any], tree: Any, statics: Any) -> tuple[Built, Any]:
         names = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree.unflatten(leaves))]

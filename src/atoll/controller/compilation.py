@@ -14,7 +14,7 @@ from atoll.controller.resources import ResourceManager
 from atoll.controller.scheduler import Scheduler
 from atoll.controller.session import Session, Work
 from atoll.errors import OK, Status, StatusError, invalid
-from atoll.ir.lowering import Seat
+from atoll.ir.lowered import Seat
 from atoll.transport import messages as m
 
 

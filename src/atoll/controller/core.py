@@ -28,7 +28,7 @@ from atoll.controller.resources import Host, ResourceManager, Topology
 from atoll.controller.session import Session
 from atoll.controller.slices import SliceRequests
 from atoll.errors import Code, Status, StatusError, invalid
-from atoll.ir.lowering import Placement, Seat
+from atoll.ir.lowered import Placement, Seat
 from atoll.ir.plan import Plan
 from atoll.ir.program import Program
 from atoll.transport import messages as m

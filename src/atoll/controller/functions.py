@@ -10,7 +10,7 @@ import hashlib
 from dataclasses import dataclass, field
 
 from atoll.errors import Status
-from atoll.ir.lowering import Needs, Seat
+from atoll.ir.lowered import Needs, Seat
 
 # [replica][partition]
 Seats = tuple[tuple[Seat, ...], ...]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from atoll.ir.lowering import Needs, Place
+from atoll.ir.lowered import Needs, Place
 
 
 @dataclass(slots=True, eq=False)

@@ -32,7 +32,7 @@ from atoll.controller.resources import ResourceManager
 from atoll.controller.session import Session
 from atoll.errors import OK, Code, Status, StatusError, unimplemented
 from atoll.ir import program as ir
-from atoll.ir.lowering import Needs, Placement, Seat
+from atoll.ir.lowered import Needs, Placement, Seat
 from atoll.ir.types import ArraySpec, Opaque
 from atoll.quantities import human_bytes
 from atoll.transport import messages as m

@@ -15,7 +15,7 @@ from atoll.controller.placement import IslandDevices, Slices
 from atoll.controller.resources import ResourceManager
 from atoll.controller.session import Session
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
-from atoll.ir.lowering import Seat
+from atoll.ir.lowered import Seat
 from atoll.transport import messages as m
 
 # For a new island to be up, and for the workers of one that was drained to end.

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from atoll.controller.mesh import Shape, boxes, compact_shapes, is_box, text_of
 from atoll.errors import Code, StatusError, invalid, not_found
-from atoll.ir.lowering import Seat
+from atoll.ir.lowered import Seat
 from atoll.ir.program import Call, Program
 from atoll.quantities import human_bytes
 from atoll.transport.messages import VirtualDevice

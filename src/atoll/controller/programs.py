@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from atoll.controller.scheduler import UNKNOWN_NS
 from atoll.errors import invalid
 from atoll.ir import plan as p
-from atoll.ir.lowering import Lowered, LoweredGang, Needs, Placement, lower
+from atoll.ir.lowered import Lowered, LoweredGang, Needs, Placement
+from atoll.ir.lowering import lower
 from atoll.ir.program import Program, value_specs
 from atoll.ir.types import ArraySpec
 

@@ -11,7 +11,7 @@ from atoll.controller.outbox import Outbox
 from atoll.controller.resources import ResourceManager
 from atoll.controller.session import Session
 from atoll.errors import Status, not_found
-from atoll.ir.lowering import Seat
+from atoll.ir.lowered import Seat
 from atoll.transport import messages as m
 
 

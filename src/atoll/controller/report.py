@@ -6,7 +6,7 @@ from typing import Any
 
 from atoll._version import __version__
 from atoll.controller.core import Controller
-from atoll.ir.lowering import Seat
+from atoll.ir.lowered import Seat
 
 
 def report(controller: Controller) -> dict[str, Any]:

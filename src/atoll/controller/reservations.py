@@ -12,7 +12,7 @@ from atoll.controller.memory import Block, Ledger, total
 from atoll.controller.scheduler import Gang, Scheduler
 from atoll.controller.session import Session, Work
 from atoll.errors import Code, Status
-from atoll.ir.lowering import Needs, Place
+from atoll.ir.lowered import Needs, Place
 from atoll.quantities import human_bytes
 from atoll.transport import messages as m
 

@@ -13,7 +13,7 @@ import msgspec
 from atoll.controller.mesh import Shape, mesh_of, point, text_of
 from atoll.controller.placement import IslandDevices
 from atoll.errors import Status
-from atoll.ir.lowering import Seat
+from atoll.ir.lowered import Seat
 from atoll.transport.messages import DeviceInfo, VirtualDevice, WorkerReady
 
 

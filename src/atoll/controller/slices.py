@@ -9,7 +9,7 @@ from atoll.controller.placement import IslandDevices, Slices
 from atoll.controller.resources import ResourceManager
 from atoll.controller.session import Session
 from atoll.errors import OK, StatusError
-from atoll.ir.lowering import Place, Seat
+from atoll.ir.lowered import Place, Seat
 from atoll.transport import messages as m
 from atoll.transport.slices import check
 

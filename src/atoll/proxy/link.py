@@ -43,6 +43,7 @@ class Link:
         self.loop = asyncio.get_running_loop()
         self.welcome: m.Welcome
         self.on_lost: Callable[[Status], None] = lambda status: None
+        self.on_hosts_lost: Callable[[], None] = lambda: None
         self.on_retired: Callable[[int], None] = lambda count: None
         self.is_held = False
         self.on_hold: Callable[[], None] = lambda: None
@@ -192,6 +193,7 @@ class Link:
         """From here on, nothing is sent to what is left of them: the controller is told so."""
         self._channels.lose(hosts)
         self._connection.send(m.LossSeen(hosts))
+        self.on_hosts_lost()
 
     async def _hosts_back(self, hosts: tuple[tuple[int, str], ...]) -> None:
         """They have nothing of this session: all functions that run on them are compiled again."""

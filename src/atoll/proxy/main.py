@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 
@@ -32,6 +33,7 @@ class ProxyOptions(msgspec.Struct, frozen=True):
     client: int = 0
     directory: str = ""  # of the client's own, with this proxy's socket; removed in the end
     transfer_directory: str = ""  # shared with the client for large arrays; removed in the end
+    losses: str = ""  # a file that grows by a byte whenever hosts are lost: the client looks at its size
     ready_fd: int = -1
     patience: float = 60.0
 
@@ -53,7 +55,10 @@ async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:
     async def link() -> Link:
         if first:
             return first.pop()
-        return await open_link(controller, token, options.label, options.client or os.getpid(), options.patience)
+        opened = await open_link(controller, token, options.label, options.client or os.getpid(), options.patience)
+        if options.losses:
+            opened.on_hosts_lost = lambda: _note(options.losses)
+        return opened
 
     service = Service(
         link,
@@ -80,6 +85,11 @@ async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:
     await stop.wait()
     service.close()
     await server.close()
+
+
+def _note(path: str) -> None:
+    with contextlib.suppress(OSError), open(path, "ab") as losses:
+        losses.write(b"\n")
 
 
 def main() -> None:
