@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from atoll import __version__, cli
 from atoll.cluster_settings import VARIABLES, ClusterSettings, Dispatch
@@ -53,6 +54,7 @@ OWN_CLIENT = """
 """
 
 CLUSTER_OPTIONS = ["--islands", "1x1x2", "--platform", "cuda", "--device-memory", "1KiB", "--dispatch", "sequential"]
+CLUSTER_OPTIONS += ["--topology", "2x1"]
 
 
 @pytest.fixture
@@ -309,6 +311,7 @@ def test_run_passes_its_options_on_in_the_environment(user: User) -> None:
         "ATOLL_PLATFORM": "cuda",
         "ATOLL_DEVICE_MEMORY": "1024",
         "ATOLL_DISPATCH": "sequential",
+        "ATOLL_TOPOLOGY": "2x1",
     }
 
 
@@ -383,7 +386,7 @@ def test_a_proxy_of_its_own_cluster_has_the_options_of_run(monkeypatch: pytest.M
     monkeypatch.setattr(serving, "serve_proxy", lambda *arguments: served.extend(arguments))
     monkeypatch.setattr(cli, "_end_on_signals", lambda: None)
     cli.app(["proxy", *CLUSTER_OPTIONS], standalone_mode=False)
-    assert served[1:3] == ["", ClusterSettings("1x1x2", "cuda", 1024, Dispatch.SEQUENTIAL)]
+    assert served[1:3] == ["", ClusterSettings("1x1x2", "cuda", 1024, Dispatch.SEQUENTIAL, mesh="2x1")]
 
 
 # ---- the command itself
@@ -408,3 +411,45 @@ def test_a_wrong_command_line_is_one_line_and_status_2(user: User, arguments: tu
     ended = user.atoll(*arguments)
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
     assert "--help`" in ended.stderr
+
+
+# ---- slices
+
+
+def test_remap_says_what_it_cannot_do(owner: tuple[User, str]) -> None:
+    user, _ = owner
+    assert "session 99 does not exist" in user.atoll("remap", "99", "1", "--to", "1").error
+
+
+@pytest.mark.parametrize("place", ["", "x", "-1", "1:", "1:a", "1:3-", "1:0-99999999", ":3"])
+def test_what_is_no_place_is_a_wrong_command_line(place: str) -> None:
+    with pytest.raises(typer.BadParameter, match="is no place: expected an island"):
+        cli._place(place)
+
+
+def test_places_are_an_island_and_perhaps_devices() -> None:
+    assert cli._place("1") == (1, ())
+    assert cli._place("1:4,6") == (1, (4, 6))
+    assert cli._place("0:2-4,0") == (0, (2, 3, 4, 0))
+
+
+def test_a_mesh_that_is_not_that_of_the_islands_is_refused(user: User) -> None:
+    said = user.atoll("up", "--islands", "1x2x2", "--topology", "3x2").error
+    assert "has 4 devices, which cannot stand in a mesh of 3x2" in said
+    assert user.leftovers() == []
+
+
+def test_an_island_more_and_one_fewer(user: User) -> None:
+    user.atoll("up", "--islands", "1x1x1").check()
+    assert user.atoll("add-island").check().stdout == "island 1 is up, with devices 1\n"
+    assert user.script(DOUBLE, ATOLL_ADDRESS=address_of(user), **RUN_ON).check().stdout == "2 42.0\n"
+    assert user.atoll("drain", "0").check().stdout == "island 0 is empty, and its workers have ended\n"
+    assert user.script(DOUBLE, ATOLL_ADDRESS=address_of(user), **RUN_ON).check().stdout == "1 42.0\n"
+    assert "drained" in user.atoll("status").check().stdout
+    assert "the only one that is ready" in user.atoll("drain", "1").error
+    user.atoll("down").check()
+    assert user.leftovers() == []
+
+
+def address_of(user: User) -> str:
+    return f"unix:{user.runtime}/atoll/default/controller.sock"

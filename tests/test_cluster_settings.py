@@ -22,6 +22,7 @@ def _nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"ATOLL_ISLANDS": "2x1x4"}, ClusterSettings(islands="2x1x4")),
         ({"ATOLL_PLATFORM": "cuda"}, ClusterSettings(platform="cuda")),
         ({"ATOLL_DEVICE_MEMORY": "16GiB"}, ClusterSettings(device_memory=16 << 30)),
+        ({"ATOLL_TOPOLOGY": "2x4"}, ClusterSettings(mesh="2x4")),
         ({"ATOLL_DISPATCH": "sequential"}, ClusterSettings(dispatch=Dispatch.SEQUENTIAL)),
     ],
 )

@@ -27,6 +27,7 @@ from atoll.transport.messages import DEFAULT_TOKEN_VARIABLE
 # The commands import what they need: the engine and all below it would double the time of `atoll --help`.
 
 _TABLE_WIDTH = 140  # where there is no terminal to ask
+_MOST_DEVICES = 1 << 16  # of a slice
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127  # exit statuses, as of a shell
 
 app = typer.Typer(
@@ -80,6 +81,10 @@ _DISPATCH_HELP = (
     "Whether a launch is sent off at once, or waits until the one before it is enqueued. ATOLL_DISPATCH if not given, "
     f"else {Dispatch.PARALLEL}."
 )
+_TOPOLOGY_HELP = (
+    "The mesh in which the devices of an island stand, such as 4x4 or 2x2x2, where the platform does not tell (cpu): "
+    "slices of a shape are parts of it. ATOLL_TOPOLOGY if not given, else a line."
+)
 
 Islands = Annotated[str, typer.Option(help=_ISLANDS_HELP, callback=_check_islands, metavar="IxHxD")]
 EmbeddedIslands = Annotated[
@@ -94,6 +99,7 @@ Platform = Annotated[str | None, typer.Option(help=_PLATFORM_HELP)]
 DeviceMemory = Annotated[
     int | None, typer.Option("--device-memory", help=_MEMORY_HELP, parser=_memory, metavar="AMOUNT")
 ]
+MeshShape = Annotated[str | None, typer.Option("--topology", help=_TOPOLOGY_HELP, metavar="MESH")]
 DispatchMode = Annotated[Dispatch | None, typer.Option("--dispatch", help=_DISPATCH_HELP)]
 ClusterAddress = Annotated[
     str,
@@ -129,8 +135,8 @@ def atoll(
 
     - `ATOLL_ADDRESS`: where a cluster listens, for scripts and for status, down and proxy.
 
-    - `ATOLL_ISLANDS`, `ATOLL_PLATFORM`, `ATOLL_DEVICE_MEMORY`, `ATOLL_DISPATCH`: what an embedded cluster has. All
-    but the first count for `atoll up`, too.
+    - `ATOLL_ISLANDS`, `ATOLL_TOPOLOGY`, `ATOLL_PLATFORM`, `ATOLL_DEVICE_MEMORY`, `ATOLL_DISPATCH`: what an embedded
+    cluster has. All but the first count for `atoll up`, too.
 
     - `ATOLL_TOKEN`: a cluster that is started with it serves only those who bring the same. What listens on
     anything but loopback or a unix socket must have it.
@@ -148,6 +154,7 @@ def run(
     platform: Platform = None,
     device_memory: DeviceMemory = None,
     dispatch: DispatchMode = None,
+    topology: MeshShape = None,
     address: Annotated[str, typer.Option(help="Run on the cluster at this address instead.")] = "",
 ) -> None:
     """Run a command with JAX on Atoll.
@@ -168,7 +175,7 @@ def run(
         env.pop("ATOLL_ADDRESS", None)
     if address:
         env["ATOLL_ADDRESS"] = address
-    given = _given(islands=islands, platform=platform, device_memory=device_memory, dispatch=dispatch)
+    given = _given(islands=islands, platform=platform, device_memory=device_memory, dispatch=dispatch, mesh=topology)
     env.update({VARIABLES[name]: str(value) for name, value in given.items()})
     try:
         os.execvpe(command[0], command, env)
@@ -192,6 +199,7 @@ def up(
     platform: Platform = None,
     device_memory: DeviceMemory = None,
     dispatch: DispatchMode = None,
+    topology: MeshShape = None,
     name: Annotated[str, typer.Option(help="Its name, for status and down.")] = DEFAULT_NAME,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay in the foreground; Ctrl-C ends the cluster.")
@@ -206,7 +214,9 @@ def up(
     from atoll.transport.address import parse_address
     from atoll.transport.child import wait_for_any
 
-    settings = _settings(islands=islands, platform=platform, device_memory=device_memory, dispatch=dispatch)
+    settings = _settings(
+        islands=islands, platform=platform, device_memory=device_memory, dispatch=dispatch, mesh=topology
+    )
     cluster = NewCluster(
         name=name, settings=settings, listen=listen, token=_token(), parent=os.getpid() if foreground else 0
     )
@@ -252,7 +262,7 @@ def status(
     first of these that applies.
 
     The JSON is `{"islands": [{"id", "state", "hosts": [{"id", "pid", "state", "devices": [...]}]}],
-    "sessions": [...]}` and more. States are "starting", "ready", "restarting" and "lost".
+    "sessions": [...]}` and more. States are "starting", "ready", "restarting", "draining", "drained" and "lost".
     """
     from atoll.operate.clusters import find, report_of
     from atoll.operate.tables import status_tables
@@ -264,6 +274,95 @@ def status(
     else:
         width = None if sys.stdout.isatty() else _TABLE_WIDTH
         Console(width=width, highlight=False).print(status_tables(report, str(target.address)))
+
+
+@app.command()
+def remap(
+    session: Annotated[int, typer.Argument(help="The session, by its number in `atoll status`.")],
+    slice_number: Annotated[int, typer.Argument(help="The slice, by its number there.", metavar="SLICE")],
+    to: Annotated[
+        str,
+        typer.Option(
+            help="An island, and which of its devices by their numbers in `atoll status`, in the order of the slice: "
+            "1, or 1:4,5,6,7, or 1:4-7. Without devices, those on which the fewest slices are.",
+            metavar="ISLAND[:DEVICES]",
+        ),
+    ],
+    address: ClusterAddress = "",
+    name: ClusterName = "",
+) -> None:
+    """Move a slice to other devices of the same shape, while its program runs.
+
+    All that is on the slice moves with it: arrays are copied, functions compiled anew. The program waits meanwhile, and
+    notices nothing else. A move that cannot be made leaves everything as it was, and says why.
+
+    Which cluster: as for `atoll status`.
+    """
+    from atoll.operate.clusters import change, find
+    from atoll.transport.messages import AskRemap
+
+    island, devices = _place(to)
+    question = AskRemap(session, slice_number, island, devices)
+    with _terminal.status(f"moving slice {slice_number} of session {session} ..."):
+        done = change(find(address, name), _token(), question)
+    print(done)
+
+
+@app.command("add-island")
+def add_island(address: ClusterAddress = "", name: ClusterName = "") -> None:
+    """Start one more island like the others, while programs run.
+
+    New sessions have its devices; slices of those that run can be moved there (`atoll remap`). Returns when it is up.
+
+    Which cluster: as for `atoll status`.
+    """
+    from atoll.operate.clusters import change, find
+    from atoll.transport.messages import AskAddIsland
+
+    with _terminal.status("starting an island ..."):
+        done = change(find(address, name), _token(), AskAddIsland())
+    print(done)
+
+
+@app.command()
+def drain(
+    island: Annotated[int, typer.Argument(help="The island, by its number in `atoll status`.")],
+    address: ClusterAddress = "",
+    name: ClusterName = "",
+) -> None:
+    """Move all that is on an island to others like it, while programs run, and end its workers.
+
+    Slices, arrays and functions of all sessions move; their programs notice nothing. Where something cannot be moved,
+    the island stays, and the error says what is in the way.
+
+    Which cluster: as for `atoll status`.
+    """
+    from atoll.operate.clusters import change, find
+    from atoll.transport.messages import AskDrain
+
+    with _terminal.status(f"draining island {island} ..."):
+        done = change(find(address, name), _token(), AskDrain(island))
+    print(done)
+
+
+def _place(text: str) -> tuple[int, tuple[int, ...]]:
+    """Reads 1, 1:4,5 or 1:4-7."""
+    island, _, rest = text.partition(":")
+    devices: list[int] = []
+    try:
+        for part in rest.split(",") if rest else []:
+            first, dash, last = part.partition("-")
+            numbers = range(int(first), int(last if dash else first) + 1)
+            if len(devices) + len(numbers) > _MOST_DEVICES:
+                raise ValueError
+            devices.extend(numbers)
+        if not island.isdecimal() or (":" in text and not devices):
+            raise ValueError
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is no place: expected an island and perhaps devices of it, such as 1, 1:4,5 or 1:4-7"
+        ) from None
+    return int(island), tuple(devices)
 
 
 @app.command()
@@ -337,6 +436,7 @@ def proxy(
     platform: Platform = None,
     device_memory: DeviceMemory = None,
     dispatch: DispatchMode = None,
+    topology: MeshShape = None,
 ) -> None:
     """Serve clients that know nothing of Atoll: those that start with Google's `pathwaysutils`.
 
@@ -357,7 +457,9 @@ def proxy(
     _check_one_of(islands, address)
     listen = Address(host=host.removeprefix("[").removesuffix("]"), port=port)
     check_may_listen(listen, _token())
-    settings = _settings(islands=islands, platform=platform, device_memory=device_memory, dispatch=dispatch)
+    settings = _settings(
+        islands=islands, platform=platform, device_memory=device_memory, dispatch=dispatch, mesh=topology
+    )
     cluster = "" if islands is not None else address or os.environ.get("ATOLL_ADDRESS", "")
     if cluster:
         report_of(Target(parse_address(cluster)), _token())  # where it does not answer, say so at once

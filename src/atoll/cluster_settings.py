@@ -23,6 +23,7 @@ VARIABLES = {
     "platform": "ATOLL_PLATFORM",
     "device_memory": "ATOLL_DEVICE_MEMORY",
     "dispatch": "ATOLL_DISPATCH",
+    "mesh": "ATOLL_TOPOLOGY",
 }
 
 
@@ -42,6 +43,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     dispatch: Dispatch = Dispatch.PARALLEL
     lease_seconds: float = LEASE_SECONDS  # that a worker may be silent for
     max_sessions: int = 256
+    mesh: str = ""  # of an island's devices, such as 4x4, where the platform tells none; "": a line
 
     @property
     def sequential(self) -> bool:
@@ -63,4 +65,10 @@ class ClusterSettings(msgspec.Struct, frozen=True):
         except ValueError:
             expected = " or ".join(Dispatch)
             raise ClusterError(f"ATOLL_DISPATCH is {said['dispatch']!r}: expected {expected}") from None
-        return cls(said["islands"] or DEFAULT_ISLANDS, said["platform"] or DEFAULT_PLATFORM, device_memory, dispatch)
+        return cls(
+            said["islands"] or DEFAULT_ISLANDS,
+            said["platform"] or DEFAULT_PLATFORM,
+            device_memory,
+            dispatch,
+            mesh=said["mesh"],
+        )

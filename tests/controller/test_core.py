@@ -93,7 +93,7 @@ class Play:
     def with_function(self, function: int = 1, devices: tuple[int, ...] = (0,)) -> str:
         """A compiled function; its name."""
         self.say(m.RegisterFunction(function, f"content {function}", 900 + function, (devices,)))
-        hosts = sorted({self.controller.resources.seats[d].host for d in devices})
+        hosts = sorted({self.controller.sessions[self.session].devices.seats[d].host for d in devices})
         for host in hosts:
             for message in self.hear(host, m.Arrived(self.session, (900 + function,))):
                 self.hear(host, m.Compiled(message.function, OK, b"info", 0.1, False))
@@ -1086,15 +1086,15 @@ class Client:
 
     def spec(self) -> ArraySpec:
         """A sharding over some devices of the cluster."""
-        seats = self.world.controller.resources.seats
+        seats = self.world.controller.sessions[self.number].devices.seats
         devices = tuple(self.rng.sample(sorted(seats), self.rng.randint(1, min(3, len(seats)))))
         tiling = Tiled((len(devices),), tuple(range(len(devices))))
         return ArraySpec("float32", (6,), Sharding(devices, tiling))
 
     def island_spec(self) -> ArraySpec:
-        resources = self.world.controller.resources
-        island = self.rng.randrange(resources.topology.islands)
-        devices = [d for d, seat in resources.seats.items() if seat.island == island]
+        island = self.rng.randrange(self.world.controller.resources.topology.islands)
+        seats = self.world.controller.sessions[self.number].devices.seats
+        devices = [d for d, seat in seats.items() if seat.island == island]
         chosen = tuple(self.rng.sample(devices, self.rng.randint(1, len(devices))))
         return ArraySpec("float32", (6,), Sharding(chosen, Tiled((len(chosen),), tuple(range(len(chosen))))))
 
@@ -1133,7 +1133,7 @@ class Client:
         spec = self.spec()
         body = single(self.name("put"), (), HostToDevice((HostBuffer(0, (6,), None, None),), (spec,)), feeds=1)
         feed = self.fresh()
-        seats = self.world.controller.resources.seats
+        seats = self.world.controller.sessions[self.number].devices.seats
         self.uploads.extend((host, feed) for host in {seats[d].host for d in spec.sharding.devices})
         (handle,) = self.launch(body, (), (feed,))
         self.arrays[handle] = spec

@@ -43,7 +43,7 @@ class RemotePython:
         with open(self._errors, "wb") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(theirs[0]), str(ours[1])],
-                env=environment | {"PYTHONPATH": str(ROOT)},
+                env=environment | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=errors,

@@ -12,6 +12,7 @@ from atoll.ir import plan as p
 from atoll.ir.program import Call, Program
 from atoll.ir.types import ArraySpec, Sharding, Tiled
 from atoll.transport import messages as m
+from atoll.transport.slices import SliceWish
 
 UNIONS = {
     "ToController": m.ToController,
@@ -43,6 +44,7 @@ SAMPLES: dict[Any, Any] = {
         (p.Leg(0, (p.Put(1, LOCAL, (p.HostPiece(0, 0, (2,), (-4,), ((0, 2),)),)),), (1,), (), (0,)),),
         (1,),
     ),
+    SliceWish: SliceWish(4, (2, 2), "cpu", (1,), (2, 3), 1 << 30),
     m.DeviceInfo: m.DeviceInfo(0, "cpu", "cpu", ("device",), "device", (0, 0, 0), 0, 0, 0),
 }
 SAMPLES[m.VirtualDevice] = m.VirtualDevice(0, 0, 0, SAMPLES[m.DeviceInfo])

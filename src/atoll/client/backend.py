@@ -11,6 +11,7 @@ from typing import Any
 from atoll.client.processes import ClientProcesses
 from atoll.client.quiet import filtered
 from atoll.client.settings import Settings
+from atoll.client.slices import forget_slices
 from atoll.client.strides import send_any_strides
 from atoll.client.timer_slack import relaxed
 
@@ -79,5 +80,6 @@ def disconnect() -> None:
     if processes is not None:
         atexit.unregister(processes.leave)
         with filtered():
+            forget_slices()
             processes.close()
             time.sleep(_LAST_WORDS_SECONDS)

@@ -42,7 +42,7 @@ class ClientProcesses:
         if settings.address:
             parse_address(settings.address)
         else:
-            read_topology(settings.cluster.islands)
+            read_topology(settings.cluster.islands, settings.cluster.mesh)
         self._directory = make_directory("client")
         self.transfer_directory = Path(tempfile.mkdtemp(prefix="atoll-", dir=_shared_memory()))
         self._losses = self._directory / "losses"

@@ -28,7 +28,7 @@ class Compilation:
         outbox: Outbox,
         blame: Blame,
         scheduler: Scheduler[Work],
-        seat_of: Callable[[int], Seat],
+        seat_of: Callable[[Session, int], Seat],
     ) -> None:
         self.functions = FunctionRegistry()
         self._resources = resources
@@ -37,19 +37,21 @@ class Compilation:
         self._blame = blame
         self._scheduler = scheduler
         self._seat_of = seat_of
+        # A session that is moved has its functions compiled under other names: see `controller.moves`.
+        self.name_of: Callable[[Session, int], str | None] = lambda session, function: session.functions.get(function)
+        self.is_for_move: Callable[[int, int, str, Status | None], bool] = lambda *_: False
         self._awaiting: dict[tuple[int, int, int], m.Compile] = {}  # their source: (session, host, feed)
 
     # ---- a session's wishes
 
     def register(self, session: Session, message: m.RegisterFunction) -> None:
         try:
-            seats = tuple(tuple(self._seat_of(d) for d in partitions) for partitions in message.assignment)
+            flat = [device for partitions in message.assignment for device in partitions]
+            seats = tuple(tuple(self._seat_of(session, d) for d in partitions) for partitions in message.assignment)
             islands = {seat.island for partitions in seats for seat in partitions}
             if len(islands) != 1:
-                raise invalid(
-                    f"the computation's devices lie on {len(islands)} islands; a mesh must lie inside one island "
-                    "(jax.Device.slice_index tells which), and arrays move between islands with jax.device_put"
-                )
+                raise invalid(session.devices.scattered(flat))
+            session.devices.use("a compiled function", [tuple(flat)])
             given_up = self._resources.islands[islands.pop()].given_up
             if given_up is not None:
                 given_up.raise_if_error()
@@ -59,13 +61,14 @@ class Compilation:
             self._outbox.to_session(session.number, m.FunctionReady(message.function, error.status, b""))
             return
         session.functions[message.function] = name
+        session.wishes[message.function] = message
         self.functions.acquire(name)
         self.functions.seats[name] = seats
         self._compile(session, message.function, name, message.feed)
 
     def again(self, session: Session, message: m.CompileAgain) -> None:
-        """An island was restarted: its hosts have nothing of what they had compiled."""
-        name = session.functions.get(message.function)
+        """An island was restarted, and its hosts have nothing of what they had compiled; or the session is moved."""
+        name = self.name_of(session, message.function)
         if name is not None:  # else it was released meanwhile
             self._compile(session, message.function, name, message.feed)
 
@@ -85,6 +88,7 @@ class Compilation:
 
     def release(self, session: Session, function: int) -> None:
         name = session.functions.pop(function, None)
+        session.wishes.pop(function, None)
         if name is not None:
             self.let_go(name)
             self._warm(session.number, name)
@@ -94,6 +98,22 @@ class Compilation:
         if self.functions.release(name):
             for host in self._resources.hosts:
                 self._outbox.to_host(host, m.DropFunction(name))
+
+    def is_waiting(self, session: int) -> bool:
+        """Whether something is being compiled for the session."""
+        return any(each.session == session for waiting in self.functions.waiting.values() for each in waiting)
+
+    def forget(self, session: Session, name: str) -> None:
+        """The session does not wait for it any more."""
+        for number, host, feed in [key for key, each in self._awaiting.items() if each.function == name]:
+            if number == session.number:
+                del self._awaiting[number, host, feed]
+                session.feeds.unwanted.add((host, feed))
+        for key, waiting in list(self.functions.waiting.items()):
+            if key[0] == name:
+                waiting[:] = [each for each in waiting if each.session != session.number]
+                if not waiting:
+                    del self.functions.waiting[key]
 
     def session_closed(self, session: Session) -> None:
         for key in [key for key in self._awaiting if key[0] == session.number]:
@@ -122,8 +142,11 @@ class Compilation:
     def _settle(self, name: str, host: int, status: Status, info: bytes) -> None:
         for done in self.functions.settle(name, host, status, info):
             failure = done.failure
+            if self.is_for_move(done.session, done.function, name, failure):
+                continue
             if failure is not None and done.session in self._sessions:
                 self._sessions[done.session].functions.pop(done.function, None)
+                self._sessions[done.session].wishes.pop(done.function, None)
                 self.let_go(name)
             self._outbox.to_session(done.session, m.FunctionReady(done.function, failure or OK, done.info))
             self._warm(done.session, name)

@@ -8,6 +8,7 @@ message per host); completion (results become ready, memory goes, the client get
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from atoll.cluster_settings import ClusterSettings
@@ -15,15 +16,21 @@ from atoll.controller.blame import Blame
 from atoll.controller.compilation import Compilation
 from atoll.controller.directory import Entry
 from atoll.controller.launcher import Launcher
+from atoll.controller.mesh import parse_mesh
+from atoll.controller.moves import Moves
+from atoll.controller.operators import Operators
 from atoll.controller.outbox import Destination, Outbox
+from atoll.controller.placement import Slices, groups_of
 from atoll.controller.programs import RegisteredProgram, register
 from atoll.controller.questions import Questions
 from atoll.controller.recovery import Recovery
 from atoll.controller.resources import Host, ResourceManager, Topology
 from atoll.controller.session import Session
+from atoll.controller.slices import SliceRequests
 from atoll.errors import Code, Status, StatusError, invalid
-from atoll.ir.lowered import Seat
+from atoll.ir.lowered import Placement, Seat
 from atoll.ir.plan import Plan
+from atoll.ir.program import Program
 from atoll.transport import messages as m
 from atoll.transport.leases import Leases
 
@@ -38,7 +45,8 @@ class Controller:
 
     def __init__(self, topology: Topology, settings: ClusterSettings | None = None) -> None:
         settings = settings or ClusterSettings()
-        self.resources = ResourceManager(topology)
+        self.resources = ResourceManager(topology, parse_mesh(settings.mesh))
+        self.slices = Slices()
         self.sessions: dict[int, Session] = {}
         self.blame = Blame()
         self.leases = Leases(settings.lease_seconds)
@@ -67,18 +75,38 @@ class Controller:
         self.worker_lost = self._recovery.worker_lost
         self.worker_ended = self._recovery.worker_ended
         self.island_given_up = self._recovery.island_given_up
+        self._moves = Moves(
+            self.resources,
+            self._compilation,
+            self._questions,
+            self._launcher,
+            self._outbox,
+            self._lower,
+            self._release_program,
+        )
+        self._compilation.name_of = self._moves.name_of
+        self._compilation.is_for_move = self._moves.compiled
+        self._recovery.on_lost = self._moves.island_lost
+        self._operators = Operators(
+            self.sessions, self.resources, self.slices, self._moves, self._launcher, self._outbox
+        )
+        self._recovery.on_given_up = self._operators.island_given_up
+        self._slice_requests = SliceRequests(self.resources, self.slices, self.memory.free, self._outbox)
         self._device_memory = settings.device_memory
         self._next_session = 1
         self._next_plan = 1
 
     def take_outbox(self) -> list[tuple[Destination, Any]]:
         """What is to be sent, in order; see `outbox` for destinations."""
+        self._moves.proceed()
         self._launcher.pump()
         return self._outbox.take()
 
     def tick(self, now: float) -> None:
         """Once a second: looks for what is silent, hangs, or waits in vain."""
         self._recovery.tick(now)
+        self._moves.tick(now)
+        self._operators.tick(now)
         self._launcher.settle_failures(now)
         self._launcher.fail_starving(now)
 
@@ -87,6 +115,7 @@ class Controller:
     def worker_joined(self, ready: m.WorkerReady, pid: int) -> Host:
         """A host is there. With the last of an island that was restarted, all sessions are told to go on."""
         again = self.resources.islands[ready.island].state == "restarting"
+        added = self.resources.islands[ready.island].state == "starting" and self.resources.is_complete
         host = self.resources.join(ready, pid)
         for info in ready.devices:
             self.memory.declare((host.number, info.ordinal), self._device_memory or info.memory_bytes)
@@ -98,6 +127,9 @@ class Controller:
                     self._outbox.to_host(host.number, m.KeepPlan(plan.number, plan.body))
         if again and self.resources.islands[ready.island].state == "ready":
             self._recovery.island_back(ready.island)
+            self._operators.island_is_up(ready.island)
+        if added and self.resources.islands[ready.island].state == "ready":
+            self._operators.island_ready(ready.island)
         return host
 
     def from_worker(self, host: int, message: Any) -> None:
@@ -120,6 +152,16 @@ class Controller:
             case _:
                 raise invalid(f"a worker does not send {type(message).__name__}")
 
+    def from_operator(self, operator: int, message: Any) -> None:
+        """An operator asks for something that takes a while; see `operators`."""
+        self._operators.hear(operator, message)
+
+    def island_ended(self, island: int) -> None:
+        """The engine has ended an island's workers, as it was told to."""
+        self._operators.island_ended(island)
+        for host in self.resources.hosts_of(island):
+            self.leases.forget(host)
+
     def _arrived(self, host: int, number: int, feeds: tuple[int, ...]) -> None:
         session = self.sessions.get(number)
         if session is None:
@@ -139,7 +181,8 @@ class Controller:
     # ---- sessions
 
     def open_session(self, pid: int, label: str) -> Session:
-        session = Session(self._next_session, pid, label, os.urandom(16).hex())
+        devices = self.slices.open(self._next_session, *self.resources.virtual_devices())
+        session = Session(self._next_session, pid, label, os.urandom(16).hex(), devices)
         self._next_session += 1
         self.sessions[session.number] = session
         for host in self.resources.hosts:
@@ -150,8 +193,8 @@ class Controller:
             m.Welcome(
                 session.number,
                 session.secret,
-                self.resources.virtual,
-                tuple((h.number, h.data_address) for h in self.resources.hosts.values()),
+                devices.virtual,
+                self.resources.addresses(),
                 first.platform,
                 first.platform_version,
                 LAUNCH_WINDOW,
@@ -164,7 +207,9 @@ class Controller:
         session = self.sessions.pop(number, None)
         if session is None:
             return
+        self.slices.close(number)
         self._outbox.forget_session(number)
+        self._moves.session_closed(number)
         self._launcher.session_closed(session)
         for host in self.resources.hosts:
             self._outbox.to_host(host, m.CloseStore(number))
@@ -189,6 +234,7 @@ class Controller:
             case m.RegisterProgram():
                 self._register_program(session, message)
             case m.ReleaseProgram(program=program):
+                session.bodies.pop(program, None)
                 known = session.programs.pop(program, None)
                 if isinstance(known, RegisteredProgram):
                     self._release_program(known)
@@ -207,22 +253,32 @@ class Controller:
                     session.directory.add(handle, Entry((), 0, ready=True, error=status))
             case m.Inquire():
                 self._questions.ask(session, message)
+            case m.AddSlice():
+                self._slice_requests.add(session, message)
+            case m.ReleaseSlice(slice=number_of_slice):
+                self._slice_requests.release(session, number_of_slice)
+            case m.AtRest(move=move):
+                self._moves.at_rest(session, move)
             case _:
                 raise invalid(f"a proxy does not send {type(message).__name__}")
 
     # ---- programs
 
     def _register_program(self, session: Session, message: m.RegisterProgram) -> None:
+        session.bodies[message.program] = message.body
         try:
-            program = register(
-                message.body, self.resources.seats, session.functions, self._keep_plan, self.functions.scratch_of
+            session.devices.use(message.body.name, groups_of(message.body))
+            session.programs[message.program] = self._lower(
+                message.body, session.devices.seats, session.functions
             )
         except StatusError as error:
             session.programs[message.program] = error.status
-            return
+
+    def _lower(self, body: Program, seats: Placement, functions: Mapping[int, str]) -> RegisteredProgram:
+        program = register(body, seats, functions, self._keep_plan, self.functions.scratch_of)
         for name in program.functions:
             self.functions.acquire(name)
-        session.programs[message.program] = program
+        return program
 
     def _keep_plan(self, host: int, plan: Plan) -> int:
         number = self._next_plan
@@ -240,8 +296,8 @@ class Controller:
         for name in program.functions:
             self._compilation.let_go(name)
 
-    def _seat(self, device: int) -> Seat:
-        seat = self.resources.seats.get(device)
+    def _seat(self, session: Session, device: int) -> Seat:
+        seat = session.devices.seats.get(device)
         if seat is None:
             raise invalid(f"device {device} does not exist")
         return seat

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from atoll.controller.memory import Block
 from atoll.errors import OK, Code, Status
+from atoll.ir.types import ArraySpec
 
 
 @dataclass(slots=True)
@@ -30,6 +31,7 @@ class Entry:
     blocks: tuple[Block, ...] = ()  # its memory
     maker: str = ""  # the program that it is a result of
     context: int = 0  # the client's number for the Python stack of its request
+    spec: ArraySpec | None = None  # None: an error from the start, or a call's completion
 
 
 @dataclass(slots=True)

@@ -86,6 +86,10 @@ def apply(controller: Controller, seconds: float, what: str, who: int, text: str
             return controller.worker_lost(who, text)
         case "worker ended":
             return controller.worker_ended(message)
+        case "island ended":
+            return controller.island_ended(who)
+        case "operator":
+            return controller.from_operator(who, message)
         case "island given up":
             return controller.island_given_up(who, text)
         case "tick":

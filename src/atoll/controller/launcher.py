@@ -99,6 +99,7 @@ class Launcher:
         for made in program.values:
             entry = Entry(made.hosts, made.nbytes, maker=program.name, context=message.context)
             if made.result >= 0:
+                entry.spec = program.result_specs[made.result]
                 directory.add(message.results[made.result], entry)
             entries.append(entry)
         feeds = message.feeds

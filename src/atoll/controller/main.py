@@ -63,7 +63,14 @@ class ControllerServer:
         self.hosts: dict[int, Connection] = {}
         self.sessions: dict[int, Connection] = {}
         self._engine: dict[int, Connection] = {}  # under 0, once it has said Hello
-        self._places = {"host": self.hosts, "session": self.sessions, "engine": self._engine}
+        self._operators: dict[int, Connection] = {}  # that wait for an answer
+        self._next_operator = 1
+        self._places = {
+            "host": self.hosts,
+            "session": self.sessions,
+            "engine": self._engine,
+            "operator": self._operators,
+        }
         self.waiting: list[_Peer] = []  # proxies that came before the cluster was complete
         self.secret = os.urandom(16).hex()
         self._flush_scheduled = False
@@ -188,6 +195,8 @@ class ControllerServer:
                 self._tell_of_loss("worker ended", message=message)
             case m.IslandGivenUp(island=island, text=text):
                 self._tell_of_loss("island given up", island, text)
+            case m.IslandEnded(island=island):
+                self._tell_of_loss("island ended", island)
 
     def _from_proxy(self, peer: _Peer, session: int, message: Any) -> None:
         try:
@@ -206,6 +215,11 @@ class ControllerServer:
                 peer.connection.send(m.Dump(self.log.dump()))
             case m.AskTrace(since=since):
                 peer.connection.send(m.TraceOf(msgspec.msgpack.encode(self.controller.trace.spans(since))))
+            case m.AskRemap() | m.AskAddIsland() | m.AskDrain():
+                number = self._next_operator
+                self._next_operator += 1
+                self._operators[number] = peer.connection
+                self._tell("operator", number, message=message)
             case m.AskStop():
                 peer.connection.send(m.Stopping())
                 self.loop.call_later(0.05, self.stop.set)
@@ -267,6 +281,8 @@ class ControllerServer:
             connection = self._places[kind].get(number)
             if connection is not None:
                 connection.send(message)
+            if kind == "operator":
+                self._operators.pop(number, None)
 
     def stop_workers(self) -> None:
         for connection in self.hosts.values():

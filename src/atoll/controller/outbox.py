@@ -11,7 +11,7 @@ from typing import Any
 
 from atoll.transport import messages as m
 
-# ("host", number), ("session", number) or ("engine", 0)
+# ("host", number), ("session", number), ("operator", number) or ("engine", 0)
 Destination = tuple[str, int]
 
 
@@ -43,14 +43,17 @@ class Outbox:
     def to_session(self, session: int, message: Any) -> None:
         self._messages.append((("session", session), message))
 
+    def to_operator(self, operator: int, message: Any) -> None:
+        self._messages.append((("operator", operator), message))
+
     def free(self, hosts: Iterable[int], session: int, handles: Iterable[int], *, delete: bool = False) -> None:
         """The hosts may forget these buffers; with `delete`, their memory goes whoever else refers to it."""
         for host in hosts:
             self._frees.setdefault((host, session, delete), []).extend(handles)
 
-    def retire(self, session: int) -> None:
-        """One of the session's launches has left the system."""
-        self._retired[session] = self._retired.get(session, 0) + 1
+    def retire(self, session: int, count: int = 1) -> None:
+        """One of the session's launches has left the system; with -1, one that its proxy did not make has come."""
+        self._retired[session] = self._retired.get(session, 0) + count
 
     def forget_session(self, session: int) -> None:
         """The session is over: nothing more need be freed or told."""
@@ -75,7 +78,8 @@ class Outbox:
     def take(self) -> list[tuple[Destination, Any]]:
         self.flush_frees()
         for session, count in self._retired.items():
-            self.to_session(session, m.Retired(count))
+            if count:
+                self.to_session(session, m.Retired(count))
         self._retired.clear()
         messages, self._messages = self._messages, []
         self._last.clear()

@@ -10,7 +10,8 @@ from atoll.errors import invalid
 from atoll.ir import plan as p
 from atoll.ir.lowered import Lowered, LoweredGang, Needs, Placement
 from atoll.ir.lowering import lower
-from atoll.ir.program import Program
+from atoll.ir.program import Program, value_specs
+from atoll.ir.types import ArraySpec
 
 
 @dataclass(slots=True)
@@ -75,6 +76,7 @@ class RegisteredProgram:
     nodes: tuple[tuple[GangTemplate, ...], ...]  # the gangs of each node
     plans: dict[int, HostPlan]  # by host
     values: tuple[MadeValue, ...]  # those after the arguments
+    result_specs: tuple[ArraySpec | None, ...]  # None: a completion
     donated: frozenset[int]
     functions: tuple[str, ...]
     # Gangs that have not started still need the plans, also of a program that its session has released.
@@ -109,6 +111,7 @@ def register(
     for host, plan in lowered.plans.items():
         for leg in plan.legs:
             legs_of[leg.gang][host] = leg
+    specs = value_specs(body)
     nodes: dict[int, list[GangTemplate]] = {}
     for gang, legs in zip(lowered.gangs, legs_of, strict=True):
         scratch = _on(gang.hosts, scratch_of(gang.function)) if gang.function else ()
@@ -134,6 +137,7 @@ def register(
             MadeValue(made.hosts, made.nbytes, place_of.get(value, count - 1) - count)
             for value, made in enumerate(lowered.values[count:], start=count)
         ),
+        tuple(specs[value] for value in body.results),
         lowered.donated,
         tuple({gang.function: None for gang in lowered.gangs if gang.function}),
     )

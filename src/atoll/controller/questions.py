@@ -23,7 +23,7 @@ class Questions:
         resources: ResourceManager,
         sessions: Mapping[int, Session],
         outbox: Outbox,
-        seat_of: Callable[[int], Seat],
+        seat_of: Callable[[Session, int], Seat],
     ) -> None:
         self._resources = resources
         self._sessions = sessions
@@ -40,7 +40,7 @@ class Questions:
                 status = not_found(f"function {message.function} does not exist in this session").status
                 self._outbox.to_session(session.number, m.Answered(message.query, status, b""))
                 return
-        seat = self._seat_of(message.device)
+        seat = self._seat_of(session, message.device)
         given_up = self._resources.islands[seat.island].given_up
         if given_up is not None:
             self._outbox.to_session(session.number, m.Answered(message.query, given_up, b""))
@@ -56,6 +56,10 @@ class Questions:
         if asked is not None:
             _, session, question = asked
             self._outbox.to_session(session, m.Answered(question.query, message.status, message.payload))
+
+    def is_waiting(self, session: int) -> bool:
+        """Whether the session waits for an answer."""
+        return any(number == session for _, number, _ in self._asked.values())
 
     def ask_again(self, hosts: set[int]) -> None:
         """These hosts' workers were started anew, and know of no questions."""

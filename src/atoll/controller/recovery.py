@@ -5,6 +5,8 @@ An island fails as a whole: the broken collectives of the hosts that are left ca
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from atoll.controller.blame import Blame
 from atoll.controller.compilation import Compilation
 from atoll.controller.durations import Durations
@@ -47,6 +49,8 @@ class Recovery:
         self._questions = questions
         self._blame = blame
         self._leases = leases
+        self.on_lost: Callable[[int, Status], None] = lambda island, status: None
+        self.on_given_up: Callable[[int, Status], None] = lambda island, status: None
         self._hanging: Durations[int] = Durations()  # gangs, by sequence
         self._restarting: Durations[int] = Durations()  # islands
         self._running_at_loss: dict[int, set[str]] = {}  # functions, by island
@@ -106,7 +110,7 @@ class Recovery:
 
         `status` says what befell which host. What needs the island from now on waits until it is back.
         """
-        if self._resources.islands[island].state in ("restarting", "lost"):
+        if self._resources.islands[island].state in ("restarting", "lost", "drained"):
             return
         self._running_at_loss[island] = self._launcher.running(island)
         self._resources.lose(island, status)
@@ -128,6 +132,7 @@ class Recovery:
                     elif entry.error is None:
                         entry.error = status.within(entry.maker)
         self._launcher.fail_doomed()
+        self.on_lost(island, status)
 
     def island_back(self, island: int) -> None:
         """All hosts of an island that was restarted have joined: all sessions are told to go on."""
@@ -142,7 +147,7 @@ class Recovery:
     def island_given_up(self, island: int, reason: str) -> None:
         """The island will not be back: what waits for it fails."""
         record = self._resources.islands[island]
-        if record.state == "lost":
+        if record.state in ("lost", "drained"):
             return
         status = Status(Code.UNAVAILABLE, f"island {island} is gone for good: {reason}")
         if record.state == "ready":
@@ -152,3 +157,4 @@ class Recovery:
         hosts = set(self._resources.hosts_of(island))
         self._compilation.give_up(hosts, status)
         self._questions.give_up(hosts, status)
+        self.on_given_up(island, status)

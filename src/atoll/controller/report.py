@@ -6,14 +6,14 @@ from typing import Any
 
 from atoll._version import __version__
 from atoll.controller.core import Controller
+from atoll.ir.lowered import Seat
 
 
 def report(controller: Controller) -> dict[str, Any]:
     """Islands with their hosts and devices, sessions with what they own, and counts of what was compiled."""
     resources = controller.resources
-    numbers = {(seat.host, seat.ordinal): device for device, seat in resources.seats.items()}
     islands = []
-    for island in range(resources.topology.islands):
+    for island in resources.islands:
         scheduler = controller.scheduler.statistics(island)
         record = resources.islands[island]
         hosts = [
@@ -23,7 +23,7 @@ def report(controller: Controller) -> dict[str, Any]:
                 "state": host.state,
                 "devices": [
                     {
-                        "id": numbers.get((host.number, info.ordinal), info.ordinal),
+                        "id": resources.number_of(Seat(island, host.number, info.ordinal)),
                         "kind": info.kind,
                         "platform": info.platform,
                         "memory_bytes": controller.memory.capacity.get((host.number, info.ordinal), 0),
@@ -34,12 +34,13 @@ def report(controller: Controller) -> dict[str, Any]:
                 ],
             }
             for host in sorted(resources.hosts.values(), key=lambda h: h.number)
-            if host.island == island
+            if host.island == island and record.state != "drained"
         ]
         islands.append(
             {
                 "id": island,
-                "state": record.state,
+                "state": "draining" if record.draining else record.state,
+                "mesh": list(resources.devices(island).mesh),
                 "restarts": record.restarts,
                 "last_failure": record.last_failure.message if record.last_failure is not None else None,
                 "waiting": scheduler.waiting,
@@ -60,6 +61,20 @@ def report(controller: Controller) -> dict[str, Any]:
             "functions": len(session.functions),
             "launches": session.launches,
             "in_flight": session.in_flight,
+            "slices": [
+                {
+                    "id": each.number,
+                    "shape": list(each.shape),
+                    "island": session.devices.island_of(each.number),
+                    "virtual": list(each.devices),
+                    "physical": [resources.number_of(session.devices.seats[device]) for device in each.devices],
+                }
+                for each in session.devices.slices.values()
+            ],
+            # Devices in no slice that are not where they were when the session began.
+            "moved": {
+                str(device): resources.number_of(seat) for device, seat in sorted(session.devices.elsewhere().items())
+            },
         }
         for session in controller.sessions.values()
     ]

@@ -108,6 +108,10 @@ class Reservations:
 
     # ---- waiting
 
+    def is_waiting(self, session: int) -> bool:
+        """Whether something of the session waits for memory."""
+        return any(gang.ticket.session == session for gang, _, _ in self._held_back.values())
+
     def starving(self, now: float, is_idle: Mapping[int, bool]) -> list[tuple[Gang[Work], Status]]:
         """Gangs that get no memory however long they wait, and what they are told.
 

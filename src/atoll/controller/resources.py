@@ -1,12 +1,17 @@
-"""The resource manager: which islands, hosts and devices there are, and which virtual device sits on which.
+"""The physical side of the resource manager: which islands, hosts and devices there are, and in which state.
 
-Virtual devices map one to one onto the physical ones, island by island, host by host.
+Which virtual device of a session sits on which physical one is in `controller.placement`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 
+import msgspec
+
+from atoll.controller.mesh import Shape, mesh_of, point, text_of
+from atoll.controller.placement import IslandDevices
 from atoll.errors import Status
 from atoll.ir.lowered import Seat
 from atoll.transport.messages import DeviceInfo, VirtualDevice, WorkerReady
@@ -37,6 +42,14 @@ class Topology:
     def island_of(self, host: int) -> int:
         return host // self.hosts
 
+    def check_mesh(self, mesh: Shape) -> None:
+        """Raises ValueError where the devices of an island cannot stand in such a mesh."""
+        if mesh and math.prod(mesh) != self.hosts * self.devices:
+            raise ValueError(
+                f"an island of {self} has {self.hosts * self.devices} devices, which cannot stand in a mesh of "
+                f"{text_of(mesh)}"
+            )
+
     def __str__(self) -> str:
         return f"{self.islands}x{self.hosts}x{self.devices}"
 
@@ -60,25 +73,26 @@ class Island:
     """Hosts that start, and fail, together."""
 
     number: int
-    state: str = "starting"  # then "ready", "restarting" or "lost"
+    state: str = "starting"  # then "ready", "restarting", "lost" or "drained"
+    draining: bool = False  # what is on it is being moved to others
     restarts: int = 0
     last_failure: Status | None = None
 
     @property
     def given_up(self) -> Status | None:
         """Why the island will not come back; None where it is there, or will be."""
-        return self.last_failure if self.state == "lost" else None
+        return self.last_failure if self.state in ("lost", "drained") else None
 
 
 @dataclass
 class ResourceManager:
-    """Hosts as they join and leave, and the mapping of virtual devices."""
+    """Hosts as they join and leave. `mesh` is that of an island's devices where the platform tells none; (): a line."""
 
     topology: Topology
+    mesh: Shape = ()
     hosts: dict[int, Host] = field(default_factory=dict)
     islands: dict[int, Island] = field(default_factory=dict)
-    seats: dict[int, Seat] = field(default_factory=dict)
-    virtual: tuple[VirtualDevice, ...] = ()
+    _was_complete: bool = False
 
     def __post_init__(self) -> None:
         self.islands = {number: Island(number) for number in range(self.topology.islands)}
@@ -96,11 +110,10 @@ class ResourceManager:
             ready.platform_version,
         )
         self.hosts[ready.host] = host
+        self._was_complete = self._was_complete or len(self.hosts) == self.topology.host_count
         members = self.hosts_of(ready.island)
         if len(members) == self.topology.hosts and all(self.hosts[each].state == "ready" for each in members):
             self.islands[ready.island].state = "ready"
-        if self.is_complete and not self.virtual:
-            self._number_devices()
         return host
 
     def hosts_of(self, island: int) -> list[int]:
@@ -117,18 +130,62 @@ class ResourceManager:
 
     @property
     def is_complete(self) -> bool:
-        """True once every host has joined: from then on sessions may open."""
-        return len(self.hosts) == self.topology.host_count
+        """True once every host has joined: from then on sessions may open, whatever islands come later."""
+        return self._was_complete
+
+    def add_island(self) -> int:
+        """One more island, like the others, is about to start; its number."""
+        island = self.topology.islands
+        self.topology = replace(self.topology, islands=island + 1)
+        self.islands[island] = Island(island)
+        return island
+
+    def retire(self, island: int, status: Status) -> None:
+        """The island ends, by the will of an operator: nothing is there any more, nor will be."""
+        record = self.islands[island]
+        record.state, record.draining, record.last_failure = "drained", False, status
 
     def is_lost(self, host: int) -> bool:
         return self.hosts[host].state == "lost"
 
-    def _number_devices(self) -> None:
+    def addresses(self) -> tuple[tuple[int, str], ...]:
+        """Where the data ports of the hosts are that a new session may use."""
+        away = [each.number for each in self.islands.values() if each.state in ("starting", "drained")]
+        return tuple((h.number, h.data_address) for h in self.hosts.values() if h.island not in away)
+
+    def number_of(self, seat: Seat) -> int:
+        """A physical device's number in the cluster, as operators see it."""
+        return seat.host * self.topology.devices + seat.ordinal
+
+    def devices(self, island: int) -> IslandDevices:
+        """The island's devices at the points of its mesh."""
+        members = [self.hosts[number] for number in self.hosts_of(island)]
+        infos = [(host.number, info) for host in members for info in host.devices]
+        mesh, order = mesh_of([(*info.coords, info.core_on_chip) for _, info in infos], self.mesh)
+        record = self.islands[island]
+        return IslandDevices(
+            island,
+            mesh,
+            tuple(Seat(island, infos[i][0], infos[i][1].ordinal) for i in order),
+            tuple(dict.fromkeys(kind for _, info in infos for kind in (info.platform, info.kind))),
+            "it is being drained" if record.draining else "" if record.state == "ready" else f"it is {record.state}",
+        )
+
+    def virtual_devices(self) -> tuple[tuple[VirtualDevice, ...], dict[int, Seat]]:
+        """What a session that opens now is given: a virtual device for each physical one, in its place."""
         virtual: list[VirtualDevice] = []
-        for number in sorted(self.hosts):
-            host = self.hosts[number]
-            for info in host.devices:
-                device = len(virtual)
-                virtual.append(VirtualDevice(device, host.island, number, info))
-                self.seats[device] = Seat(host.island, number, info.ordinal)
-        self.virtual = tuple(virtual)
+        seats: dict[int, Seat] = {}
+        for island in self.islands:
+            if self.islands[island].state in ("starting", "drained") or self.islands[island].draining:
+                continue
+            devices = self.devices(island)
+            points = {seat: i for i, seat in enumerate(devices.seats)}
+            for host in self.hosts_of(island):
+                for info in self.hosts[host].devices:
+                    seat = Seat(island, host, info.ordinal)
+                    if devices.mesh == self.mesh:
+                        coords = (*point(points[seat], devices.mesh), 0, 0, 0)[:3]
+                        info = msgspec.structs.replace(info, coords=coords)
+                    seats[len(virtual)] = seat
+                    virtual.append(VirtualDevice(len(virtual), island, host, info))
+        return tuple(virtual), seats

@@ -130,11 +130,16 @@ class Scheduler(Generic[Work]):
     ) -> None:
         self.window = window
         self._busy_ns = busy_ns
+        self._policy = policy
         self._islands: list[_Island[Work]] = [_Island(policy()) for _ in range(islands)]
         self._held: dict[int, list[Ticket[Work]]] = {}  # ready, by the paused island that they need
         self.touched: set[int] = set()  # islands that may have something to start now
 
     # ---- events
+
+    def add_island(self) -> None:
+        """There is one more, with the next number."""
+        self._islands.append(_Island(self._policy()))
 
     def enqueue(self, ticket: Ticket[Work]) -> None:
         """The ticket joins the ends of its session's lines. Numbers rise."""

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from atoll.controller.directory import Directory, Entry
 from atoll.controller.feeds import Feeds
 from atoll.controller.memory import Block
+from atoll.controller.placement import SessionDevices
 from atoll.controller.programs import GangTemplate, RegisteredProgram
 from atoll.controller.scheduler import Ticket
 from atoll.errors import Status
+from atoll.ir.program import Program
+from atoll.transport import messages as m
 
 
 @dataclass(slots=True, eq=False)
@@ -54,9 +57,13 @@ class Session:
     pid: int
     label: str
     secret: str
+    devices: SessionDevices
     directory: Directory = field(default_factory=Directory)
     programs: dict[int, RegisteredProgram | Status] = field(default_factory=dict)  # or why it cannot be lowered
     functions: dict[int, str] = field(default_factory=dict)
+    # As they came, for when devices change places.
+    bodies: dict[int, Program] = field(default_factory=dict)  # of programs
+    wishes: dict[int, m.RegisterFunction] = field(default_factory=dict)  # for functions
     feeds: Feeds[Ticket[Work]] = field(default_factory=Feeds)  # that its client sends
     cold: dict[int, set[str]] = field(default_factory=dict)  # by island: functions to be compiled again there
     # By island: what befell it, until the proxy knows that what it has sent there is lost.

@@ -23,6 +23,7 @@ import msgspec
 from atoll._version import __version__
 from atoll.cluster_settings import ClusterSettings
 from atoll.controller.main import ControllerOptions
+from atoll.controller.mesh import parse_mesh
 from atoll.controller.resources import Topology
 from atoll.engines.island import Island, describe, start
 from atoll.errors import AtollError, ClusterError
@@ -32,9 +33,12 @@ from atoll.transport.lifeline import watch_in_loop
 from atoll.transport.messages import (
     DEFAULT_TOKEN_VARIABLE,
     PROTOCOL,
+    EndIsland,
     Hello,
+    IslandEnded,
     IslandGivenUp,
     RestartIsland,
+    StartIsland,
     ToEngine,
     WorkerEnded,
 )
@@ -104,12 +108,14 @@ def worker_environment(platform: str) -> dict[str, str]:
     return env
 
 
-def read_topology(text: str) -> Topology:
-    """The topology of a cluster. Raises ClusterError for what is none."""
+def read_topology(text: str, mesh: str = "") -> Topology:
+    """The topology of a cluster. Raises ClusterError for what is none, or is not of islands with that mesh."""
     try:
-        return Topology.parse(text)
+        topology = Topology.parse(text)
+        topology.check_mesh(parse_mesh(mesh))
     except ValueError as error:
         raise ClusterError(str(error)) from None
+    return topology
 
 
 class LocalEngine:
@@ -118,23 +124,23 @@ class LocalEngine:
     def __init__(self, options: EngineOptions, stop: asyncio.Event) -> None:
         self.options = options
         self.stop = stop
-        self.topology = read_topology(options.settings.islands)
+        self.topology = read_topology(options.settings.islands, options.settings.mesh)
         self.address = parse_address(options.controller_address)
         self.controller: subprocess.Popen[bytes] | None = None
-        env = worker_environment(options.settings.platform)
-        hosts = self.topology.hosts
-        self.islands = [
-            Island(
-                range(number * hosts, (number + 1) * hosts),
-                partial(self._workers, number),
-                env,
-                self._worker_ended,
-                partial(self._given_up, number),
-            )
-            for number in range(self.topology.islands)
-        ]
+        self._environment = worker_environment(options.settings.platform)
+        self.islands = [self._island(number) for number in range(self.topology.islands)]
         self._link: Connection | None = None
         self._first_death = ""
+
+    def _island(self, number: int) -> Island:
+        hosts = self.topology.hosts
+        return Island(
+            range(number * hosts, (number + 1) * hosts),
+            partial(self._workers, number),
+            self._environment,
+            self._worker_ended,
+            partial(self._given_up, number),
+        )
 
     def start(self) -> int:
         """Starts all processes; returns a descriptor that tells when the controller has everything it needs."""
@@ -182,9 +188,18 @@ class LocalEngine:
         self._link.send(Hello(PROTOCOL, "engine", token, os.getpid(), __version__))
 
     def _message(self, message: Any) -> None:
-        if isinstance(message, RestartIsland):
-            _log.warning("island %d is restarted: %s", message.island, message.reason)
-            self.islands[message.island].restart()
+        match message:
+            case RestartIsland(island=island, reason=reason):
+                _log.warning("island %d is restarted: %s", island, reason)
+                self.islands[island].restart()
+            case StartIsland(island=island) if island == len(self.islands):
+                self.islands.append(self._island(island))
+                self.islands[island].restarts_itself = True
+                self.islands[island].start()
+            case EndIsland(island=island):
+                self.islands[island].end(_END_SECONDS)
+                if self._link is not None:
+                    self._link.send(IslandEnded(island))
 
     def _worker_ended(self, host: int, pid: int, status: int) -> None:
         self._first_death = self._first_death or f"the worker of host {host} ended: {describe(status)}"

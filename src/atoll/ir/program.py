@@ -131,6 +131,15 @@ def output_count(node: Node) -> int:
     return len(node.outputs) + completes
 
 
+def value_specs(program: Program) -> list[ArraySpec | None]:
+    """What each value of the program is; None for a completion."""
+    specs: list[ArraySpec | None] = list(program.arguments)
+    for node in program.nodes:
+        specs.extend(node.outputs)
+        specs.extend([None] * (output_count(node) - len(node.outputs)))
+    return specs
+
+
 def check(program: Program) -> None:
     """Raises INVALID_ARGUMENT where a value is used before it is defined, or a feed is out of range."""
     defined = len(program.arguments)

@@ -15,13 +15,14 @@ from typing import Any, BinaryIO
 import msgspec
 
 from atoll.cluster_settings import ClusterSettings
-from atoll.engines.local import EngineOptions, Started, default_cache_directory
+from atoll.engines.local import EngineOptions, Started, default_cache_directory, read_topology
 from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError
-from atoll.operate.question import ask_for_dump, ask_for_report, ask_for_trace, ask_to_stop
+from atoll.operate.question import ask_for_dump, ask_for_report, ask_for_trace, ask_to_change, ask_to_stop
 from atoll.operate.registrations import DEFAULT_NAME, Registration, Registrations
 from atoll.operate.traces import chrome_trace
 from atoll.transport.address import Address, check_may_listen, parse_address
 from atoll.transport.child import Child
+from atoll.transport.messages import AskAddIsland, AskDrain, AskRemap
 
 END_SECONDS = 10.0
 _FORCE_SECONDS = 2.0
@@ -75,6 +76,12 @@ def dump_of(target: Target, token: str) -> bytes:
         return ask_for_dump(target.address, token)
 
 
+def change(target: Target, token: str, question: AskRemap | AskAddIsland | AskDrain) -> str:
+    """Has a cluster do something; returns what it has done. Raises StatusError, ConnectError and its kin."""
+    with _explained():
+        return ask_to_change(target.address, token, question)
+
+
 def trace_of(target: Target, token: str) -> bytes:
     """What ran on the cluster lately, as Chrome's trace events. Raises ConnectError and its kin."""
     with _explained():
@@ -108,6 +115,7 @@ class NewCluster:
         token: str,
         parent: int = 0,
     ) -> None:
+        read_topology(settings.islands, settings.mesh)
         registrations = Registrations()
         self._directory = registrations.directory(name)
         address = _listening_address(listen or registrations.address(name), token)

@@ -16,6 +16,8 @@ from atoll.transport.address import Address
 from atoll.transport.connection import connect
 
 ANSWER_SECONDS = 10.0
+# Longer than the controller tries.
+MOVE_SECONDS = 900.0
 
 
 def ask_for_report(address: Address, token: str) -> bytes:
@@ -44,7 +46,15 @@ def ask_to_stop(address: Address, token: str) -> None:
     asyncio.run(_ask(address, token, m.AskStop()))
 
 
-async def _ask(address: Address, token: str, question: m.AskStatus | m.AskDump | m.AskTrace | m.AskStop) -> Any:
+def ask_to_change(address: Address, token: str, question: m.AskRemap | m.AskAddIsland | m.AskDrain) -> str:
+    """Returns once that is done, with a sentence. Raises StatusError, and ConnectError and its kin."""
+    told = asyncio.run(_ask(address, token, question, MOVE_SECONDS))
+    assert isinstance(told, m.Told)
+    told.status.raise_if_error()
+    return told.text
+
+
+async def _ask(address: Address, token: str, question: m.Message, seconds: float = ANSWER_SECONDS) -> Any:
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def on_message(message: Any) -> None:
@@ -63,9 +73,9 @@ async def _ask(address: Address, token: str, question: m.AskStatus | m.AskDump |
     connection.send(m.Hello(m.PROTOCOL, "operator", token, os.getpid(), __version__, "atoll"))
     connection.send(question)
     try:
-        async with asyncio.timeout(ANSWER_SECONDS):
+        async with asyncio.timeout(seconds):
             return await answer
     except TimeoutError:
-        raise ConnectError(f"the controller at {address} did not answer within {ANSWER_SECONDS:.0f} s") from None
+        raise ConnectError(f"the controller at {address} did not answer within {seconds:.0f} s") from None
     finally:
         connection.close()

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from atoll.quantities import human_bytes
 
-_STATE_STYLES = {"ready": "green", "starting": "yellow", "restarting": "yellow", "lost": "bold red"}
+_STATE_STYLES = {"ready": "green", "lost": "bold red"} | dict.fromkeys(("starting", "restarting", "draining"), "yellow")
 
 
 def status_tables(report: dict[str, Any], address: str) -> RenderableType:
@@ -26,10 +26,12 @@ def status_tables(report: dict[str, Any], address: str) -> RenderableType:
     )
     parts: list[RenderableType] = [heading, _islands(report["islands"])]
     for island in report["islands"]:
-        if island["last_failure"]:
+        if island["last_failure"] and island["state"] != "drained":
             text = f"{island['id']}: {island['last_failure']}"
             parts.append(Text.assemble(("last failure of island ", "bold"), text))
     parts.append(_sessions(report["sessions"]) if report["sessions"] else Text("no sessions are open"))
+    if any(session["slices"] or session["moved"] for session in report["sessions"]):
+        parts.append(_slices(report["sessions"]))
     functions = report["functions"]
     parts.append(
         Text(
@@ -82,6 +84,25 @@ def _sessions(sessions: list[dict[str, Any]]) -> Table:
             human_bytes(each["bytes"]),
             *map(str, counts),
         )
+    return table
+
+
+def _slices(sessions: list[dict[str, Any]]) -> Table:
+    table = Table("session", "slice", "shape", "virtual devices", "island", "physical devices", title="Slices")
+    table.title_justify = "left"
+    for session in sessions:
+        for each in session["slices"]:
+            table.add_row(
+                str(session["id"]),
+                str(each["id"]),
+                "x".join(map(str, each["shape"])),
+                ", ".join(map(str, each["virtual"])),
+                str(each["island"]),
+                ", ".join(map(str, each["physical"])),
+            )
+        if session["moved"]:
+            virtual, physical = zip(*session["moved"].items(), strict=True)
+            table.add_row(str(session["id"]), "none", "", ", ".join(virtual), "", ", ".join(map(str, physical)))
     return table
 
 

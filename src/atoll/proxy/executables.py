@@ -115,6 +115,10 @@ class Loaded(abc.ABC):
         # it asks for the run's status.
         self.programs: dict[tuple[frozenset[int], bool], tuple[int, int]] = {}
 
+    def unloaded(self, link: Link) -> None:
+        """It is no more, for its session."""
+        return None
+
     def gather(self, staged: list[int], arguments: list[int]) -> list[int] | None:
         """The handles of all arguments of a run, of which some may be staged; None where this was staging only."""
         return arguments

@@ -21,6 +21,7 @@ from atoll.transport import messages as m
 from atoll.transport.address import Address, parse_address
 from atoll.transport.connection import Connection, connect
 from atoll.transport.data import DataChannel, Piece
+from atoll.transport.slices import SliceWish
 
 _log = logging.getLogger(__name__)
 
@@ -44,14 +45,21 @@ class Link:
         self.on_lost: Callable[[Status], None] = lambda status: None
         self.on_hosts_lost: Callable[[], None] = lambda: None
         self.on_retired: Callable[[int], None] = lambda count: None
+        self.is_held = False
+        self.on_hold: Callable[[], None] = lambda: None
+        self.on_moved: Callable[[], None] = lambda: None
         self._connection: Connection
         self._opening: asyncio.Future[m.Welcome] = self.loop.create_future()
         self._functions: dict[int, asyncio.Future[m.FunctionReady]] = {}
         self._waits: dict[int, Callable[[Status], None]] = {}
         self._queries: dict[int, asyncio.Future[m.Answered]] = {}
+        self._slices: dict[int, asyncio.Future[m.SliceAdded]] = {}
+        self._hosts: dict[int, int] = {}  # on which each virtual device sits
         self._feeds: dict[int, OnData] = {}
-        self._sources: dict[int, tuple[bytes, list[int]]] = {}  # of functions: what is compiled, and on which hosts
+        self._sources: dict[int, tuple[bytes, list[int]]] = {}  # of functions: what is compiled, for which devices
         self._channels = Channels(self.loop, self._arrived, self._lose)
+        self._still = asyncio.Event()  # unless virtual devices may be changing places
+        self._still.set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._next = 1
         self._closed = False
@@ -73,6 +81,7 @@ class Link:
                 "not all of its workers are up (atoll status shows which)"
             ) from None
         self._controller = controller
+        self._hosts = {device.id: device.host for device in self.welcome.devices}
         for host, address in self.welcome.hosts:
             await self._open_channel(host, address)
 
@@ -99,6 +108,9 @@ class Link:
         for query in self._queries.values():
             if not query.done():
                 query.set_exception(StatusError(Code(status.code), status.message))
+        for added in self._slices.values():
+            if not added.done():
+                added.set_exception(StatusError(Code(status.code), status.message))
         waits, self._waits = self._waits, {}
         for wait in waits.values():
             wait(status)
@@ -127,9 +139,11 @@ class Link:
 
         Raises StatusError.
         """
+        await self._still.wait()
         number, feed = self.number(), self.number()
-        hosts = self.hosts_of([device for partitions in assignment for device in partitions])
-        self._sources[number] = (source, hosts)
+        devices = [device for partitions in assignment for device in partitions]
+        hosts = self.hosts_of(devices)
+        self._sources[number] = (source, devices)
         future = self._functions[number] = self.loop.create_future()
         self.upload(hosts, feed, [source])
         self._connection.send(m.RegisterFunction(number, content, feed, assignment))
@@ -142,6 +156,32 @@ class Link:
     def release_function(self, number: int) -> None:
         self._sources.pop(number, None)
         self._connection.send(m.ReleaseFunction(number))
+
+    # ---- virtual devices that change places
+
+    async def add_slice(self, wish: SliceWish) -> m.SliceAdded:
+        """Asks for a slice. The session holds its client back meanwhile. Raises StatusError."""
+        number = self.number()
+        future: asyncio.Future[m.SliceAdded] = self.loop.create_future()
+        self._slices[number] = future
+        self.send(m.AddSlice(number, wish))
+        added = await future
+        added.status.raise_if_error()
+        return added
+
+    def _send_sources(self, functions: tuple[tuple[int, tuple[int, ...]], ...]) -> None:
+        for function, hosts in functions:
+            if function in self._sources:
+                feed = self.number()
+                self.upload(hosts, feed, [self._sources[function][0]])
+                self.send(m.CompileAgain(function, feed))
+
+    def hold(self) -> None:
+        """Virtual devices may change places: nothing new is sent to where they are."""
+        self._still.clear()
+
+    def go_on(self) -> None:
+        self._still.set()
 
     # ---- hosts that go and come back
 
@@ -164,7 +204,8 @@ class Link:
             _log.warning("%s", error)  # they are gone once more; the controller will tell
             return
         numbers = {host for host, _ in hosts}
-        for function, (source, places) in self._sources.items():
+        for function, (source, devices) in self._sources.items():
+            places = self.hosts_of(devices)
             if numbers.intersection(places):
                 feed = self.number()
                 self.upload(places, feed, [source])
@@ -201,6 +242,21 @@ class Link:
                 asked = self._queries.pop(query, None)
                 if asked is not None and not asked.done():
                     asked.set_result(message)
+            case m.SliceAdded(request=request):
+                self._hosts.update(message.hosts)
+                added = self._slices.pop(request, None)
+                if added is not None and not added.done():
+                    added.set_result(message)
+            case m.Hold(move=move):
+                self.is_held = True
+                self.on_hold()
+                self.send(m.AtRest(move))
+            case m.SendSources(functions=functions):
+                self._send_sources(functions)
+            case m.Moved(hosts=seats):
+                self._hosts.update(seats)
+                self.is_held = False
+                self.on_moved()
             case m.Welcome():
                 self._opening.set_result(message)
             case m.Refused(status=status):
@@ -212,12 +268,12 @@ class Link:
 
     def hosts_of(self, devices: Sequence[int]) -> list[int]:
         """The hosts that hold these virtual devices. Raises INVALID_ARGUMENT for one that does not exist."""
-        known = self.welcome.devices
         hosts = set()
         for device in devices:
-            if not 0 <= device < len(known):
+            host = self._hosts.get(device)
+            if host is None:
                 raise StatusError(Code.INVALID_ARGUMENT, f"device {device} does not exist")
-            hosts.add(known[device].host)
+            hosts.add(host)
         return sorted(hosts)
 
     def expect(self, feed: int, then: OnData) -> None:

@@ -155,7 +155,8 @@ class Service:
 
             link.on_lost = lost
             state["session"] = self._sessions[session.number] = session
-            call.resume()
+            if not session.is_held:
+                call.resume()
 
         self._spawn(open_session())
 

@@ -152,6 +152,7 @@ class Session:
         self._pause = pause
         self._resume = resume
         self._paused = False
+        self._holds = 0
         self._in_flight = 0
         self._window = link.welcome.launch_window
         self._next_handle = SERVER_HANDLES
@@ -160,6 +161,10 @@ class Session:
         self._sequence = 0
         self._tasks: set[asyncio.Task[None]] = set()
         link.on_retired = self._retired
+        link.on_hold = self.hold
+        link.on_moved = self.go_on
+        if link.is_held:
+            self.hold()
 
     # ---- requests and responses
 
@@ -250,6 +255,7 @@ class Session:
     def unload(self, handle: int) -> None:
         """Releases it, and those of its functions that nothing else needs."""
         loaded = self.executables.pop(handle)
+        loaded.unloaded(self.link)
         for program, _ in loaded.programs.values():
             self.link.send(m.ReleaseProgram(program))
         self._function_users.subtract(loaded.functions)
@@ -321,4 +327,24 @@ class Session:
         self._in_flight -= count
         if self._paused and self._in_flight <= self._window // 2:
             self._paused = False
-            self._resume()
+            if not self._holds:
+                self._resume()
+
+    # ---- virtual devices that change places
+
+    def hold(self) -> None:
+        """Takes no more requests until as many `go_on` as `hold`: where they would send data may change."""
+        self._holds += 1
+        self._pause()
+        self.link.hold()
+
+    @property
+    def is_held(self) -> bool:
+        return self._holds > 0
+
+    def go_on(self) -> None:
+        self._holds -= 1
+        if not self._holds:
+            self.link.go_on()
+            if not self._paused:
+                self._resume()

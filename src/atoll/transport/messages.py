@@ -16,9 +16,10 @@ import msgspec
 from atoll.errors import Status
 from atoll.ir.plan import Plan
 from atoll.ir.program import Program
+from atoll.transport.slices import SliceWish
 
 # Raised whenever a message changes its meaning: two processes speak together only with equal numbers.
-PROTOCOL = 3
+PROTOCOL = 4
 
 # Feeds between hosts, whose numbers the controller gives, start here; proxies count below.
 OWN_NUMBERS = 1 << 48
@@ -339,7 +340,37 @@ class Inquire(Message, frozen=True, tag=48):
     payload: bytes
 
 
+class AddSlice(Message, frozen=True, tag=90):
+    """Make a slice. Until the answer is here, nothing that names devices is sent: some of them may change places."""
+
+    request: int
+    wish: SliceWish
+
+
+class ReleaseSlice(Message, frozen=True, tag=91):
+    """Its devices are in no slice any more, and stay where they are."""
+
+    slice: int
+
+
+class AtRest(Message, frozen=True, tag=96):
+    """The answer to `Hold`."""
+
+    move: int
+
+
 # ---- controller -> proxy
+
+
+class SliceAdded(Message, frozen=True, tag=92):
+    """A slice, or why there is none. `hosts` are (device, host) of the virtual devices in it."""
+
+    request: int
+    status: Status
+    slice: int = 0
+    devices: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()
+    hosts: tuple[tuple[int, int], ...] = ()
 
 
 class Welcome(Message, frozen=True, tag=60):
@@ -395,6 +426,28 @@ class HostsBack(Message, frozen=True, tag=66):
     hosts: tuple[tuple[int, str], ...]
 
 
+class Hold(Message, frozen=True, tag=93):
+    """Virtual devices are about to change places: send nothing more that your client asks for until `Moved`.
+
+    Answer with `AtRest`, once all that was sent before is on its way.
+    """
+
+    move: int
+
+
+class SendSources(Message, frozen=True, tag=94):
+    """(function, hosts): the source is to be sent to these hosts, and `CompileAgain` said."""
+
+    functions: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+class Moved(Message, frozen=True, tag=95):
+    """The end of a move: (device, host) for what sits elsewhere now; nothing where it failed."""
+
+    move: int
+    hosts: tuple[tuple[int, int], ...]
+
+
 # ---- engine -> controller
 
 
@@ -414,7 +467,25 @@ class IslandGivenUp(Message, frozen=True, tag=71):
     text: str
 
 
+class IslandEnded(Message, frozen=True, tag=101):
+    """The workers of an island have ended, as they were to."""
+
+    island: int
+
+
 # ---- controller -> engine
+
+
+class StartIsland(Message, frozen=True, tag=102):
+    """Start the workers of one more island; numbers rise by one."""
+
+    island: int
+
+
+class EndIsland(Message, frozen=True, tag=103):
+    """End the island's workers, and do not start them again."""
+
+    island: int
 
 
 class RestartIsland(Message, frozen=True, tag=75):
@@ -461,6 +532,32 @@ class TraceOf(Message, frozen=True, tag=87):
     body: bytes
 
 
+class AskRemap(Message, frozen=True, tag=97):
+    """Move a slice to an island; to these devices of it, by their numbers in the report, or to any."""
+
+    session: int
+    slice: int
+    island: int
+    devices: tuple[int, ...] = ()
+
+
+class AskAddIsland(Message, frozen=True, tag=99):
+    """Start one more island like the others."""
+
+
+class AskDrain(Message, frozen=True, tag=100):
+    """Move all that is on the island to others, and end its workers."""
+
+    island: int
+
+
+class Told(Message, frozen=True, tag=98):
+    """The answer to a request of an operator, when it is done or refused: a sentence."""
+
+    status: Status
+    text: str
+
+
 class Stopping(Message, frozen=True, tag=83):
     """The answer to AskStop."""
 
@@ -485,9 +582,16 @@ ToController = (
     | MakeError
     | CompileAgain
     | LossSeen
+    | AddSlice
+    | ReleaseSlice
+    | AtRest
     | Inquire
     | WorkerEnded
     | IslandGivenUp
+    | IslandEnded
+    | AskRemap
+    | AskAddIsland
+    | AskDrain
     | AskStatus
     | AskDump
     | AskTrace
@@ -512,9 +616,23 @@ ToWorker = (
     | Peers
     | Stop
 )
-ToProxy = Refused | Welcome | FunctionReady | Awaited | Retired | Answered | HostsLost | HostsBack | Closing
-ToEngine = Refused | RestartIsland
-ToOperator = Refused | Report | Dump | TraceOf | Stopping
+ToProxy = (
+    Refused
+    | Welcome
+    | FunctionReady
+    | Awaited
+    | Retired
+    | Answered
+    | HostsLost
+    | HostsBack
+    | SliceAdded
+    | Hold
+    | SendSources
+    | Moved
+    | Closing
+)
+ToEngine = Refused | RestartIsland | StartIsland | EndIsland
+ToOperator = Refused | Report | Dump | TraceOf | Told | Stopping
 
 
 class OutputInfo(msgspec.Struct, frozen=True, array_like=True):

@@ -9,7 +9,7 @@ import msgspec
 
 from atoll.errors import OK, Code, Status, StatusError, invalid, unimplemented
 from atoll.ir.submission import is_submission
-from atoll.proxy import codec
+from atoll.proxy import codec, slices
 from atoll.proxy.executables import CALLBACK_ADVICE, MPMD_ERROR, Executable, Loaded, compile_job, plugin_payload
 from atoll.proxy.program_executables import read
 from atoll.proxy.session import Exchange, Handler
@@ -22,6 +22,9 @@ _NOTHING_KEPT: frozenset[int] = frozenset()
 def _compile(exchange: Exchange, request: Any) -> None:
     session = exchange.session
     payload = plugin_payload(request.program)
+    if slices.is_wish(payload):
+        slices.add(exchange, payload)
+        return
     if is_submission(payload):
         exchange.reply(_loaded(exchange, read(payload, list(session.executables.values()), session.link)))
         return

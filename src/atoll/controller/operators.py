@@ -1,0 +1,253 @@
+"""What operators ask a running cluster to do: to move what is on its devices, and to have more islands or fewer.
+
+Each request gets one answer, `Told`, when it is done or refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from atoll.controller.launcher import Launcher
+from atoll.controller.moves import Changes, Moves
+from atoll.controller.outbox import Outbox
+from atoll.controller.placement import IslandDevices, Slices
+from atoll.controller.resources import ResourceManager
+from atoll.controller.session import Session
+from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
+from atoll.ir.lowered import Seat
+from atoll.transport import messages as m
+
+# For a new island to be up, and for the workers of one that was drained to end.
+START_SECONDS = 120.0
+END_SECONDS = 30.0
+_MOST_ISLANDS = 1 << 16
+
+
+@dataclass(eq=False)
+class _Drain:
+    """An island that is being emptied, and then ended."""
+
+    operator: int
+    island: int
+    left: set[int]  # sessions that have yet to move
+    problems: list[str] = field(default_factory=list)
+    since: float | None = None  # when its workers were told to end
+
+
+class Operators:
+    """Hears operators, by number."""
+
+    def __init__(
+        self,
+        sessions: Mapping[int, Session],
+        resources: ResourceManager,
+        slices: Slices,
+        moves: Moves,
+        launcher: Launcher,
+        outbox: Outbox,
+    ) -> None:
+        self._sessions = sessions
+        self._resources = resources
+        self._slices = slices
+        self._moves = moves
+        self._launcher = launcher
+        self._outbox = outbox
+        self._starting: dict[int, tuple[int, float | None]] = {}  # by island: who asked, and since when
+        self._ending: dict[int, _Drain] = {}  # by island: its workers have been told to end
+
+    def hear(self, operator: int, message: m.AskRemap | m.AskAddIsland | m.AskDrain) -> None:
+        try:
+            match message:
+                case m.AskRemap():
+                    self._remap(operator, message)
+                case m.AskAddIsland():
+                    self._add_island(operator)
+                case m.AskDrain(island=island):
+                    self._drain(operator, island)
+        except StatusError as error:
+            self._tell(operator, error.status)
+
+    def tick(self, now: float) -> None:
+        for island, (operator, since) in list(self._starting.items()):
+            if since is None:
+                self._starting[island] = (operator, now)
+            elif now - since > START_SECONDS:
+                self.island_given_up(island, Status(Code.DEADLINE_EXCEEDED, f"not up within {START_SECONDS:.0f} s"))
+        for island, drain in list(self._ending.items()):
+            drain.since = now if drain.since is None else drain.since
+            if now - drain.since > END_SECONDS:
+                self.island_ended(island)
+
+    # ---- slices
+
+    def _remap(self, operator: int, ask: m.AskRemap) -> None:
+        session = self._sessions.get(ask.session)
+        if session is None:
+            raise not_found(f"session {ask.session} does not exist (atoll status lists them)")
+        session.devices.get(ask.slice)
+        self._known(ask.island)
+        wanted = tuple(self._seat(number, ask.island) for number in ask.devices)
+
+        def plan() -> Changes:
+            return self._slices.target(ask.session, ask.slice, self._resources.devices(ask.island), wanted)
+
+        def then(status: Status) -> None:
+            if not status.ok:
+                text = f"slice {ask.slice} of session {ask.session} stays where it is: {status.message}"
+                self._tell(operator, Status(status.code, text))
+                return
+            places = (session.devices.seats[device] for device in session.devices.slices[ask.slice].devices)
+            numbers = ", ".join(str(self._resources.number_of(seat)) for seat in places)
+            self._tell(operator, OK, f"slice {ask.slice} of session {ask.session} is on devices {numbers} now")
+
+        self._moves.begin(session, plan, then)
+
+    def _known(self, island: int) -> None:
+        record = self._resources.islands.get(island)
+        if record is None or record.state in ("starting", "drained"):
+            raise not_found(f"island {island} does not exist (atoll status lists them)")
+
+    def _seat(self, number: int, island: int) -> Seat:
+        for seat in self._resources.devices(island).seats:
+            if self._resources.number_of(seat) == number:
+                return seat
+        raise invalid(f"device {number} is not one of island {island}")
+
+    # ---- one island more
+
+    def _add_island(self, operator: int) -> None:
+        if len(self._resources.islands) >= _MOST_ISLANDS:
+            raise StatusError(Code.RESOURCE_EXHAUSTED, f"a cluster has at most {_MOST_ISLANDS} islands")
+        island = self._resources.add_island()
+        self._launcher.scheduler.add_island()
+        self._starting[island] = (operator, None)
+        self._outbox.to_engine(m.StartIsland(island))
+
+    def island_ready(self, island: int) -> None:
+        """A new island is up: all sessions may be moved there, and new ones have its devices."""
+        hosts = self._resources.hosts_of(island)
+        addresses = tuple((number, self._resources.hosts[number].data_address) for number in hosts)
+        for session in self._sessions.values():
+            self._outbox.to_session(session.number, m.HostsBack(addresses))
+        self.island_is_up(island)
+
+    def island_is_up(self, island: int) -> None:
+        """Tells whoever asked for it."""
+        operator, _ = self._starting.pop(island, (None, None))
+        if operator is not None:
+            devices = ", ".join(str(self._resources.number_of(seat)) for seat in self._resources.devices(island).seats)
+            self._tell(operator, OK, f"island {island} is up, with devices {devices}")
+
+    def island_given_up(self, island: int, status: Status) -> None:
+        """Where it was a new one, it will not be."""
+        operator, _ = self._starting.pop(island, (None, None))
+        if operator is not None:
+            self._resources.retire(island, Status(status.code, f"island {island} never was up: {status.message}"))
+            self._outbox.to_engine(m.EndIsland(island))
+            self._tell(operator, Status(status.code, f"island {island} does not start: {status.message}"))
+
+    # ---- one island fewer
+
+    def _drain(self, operator: int, island: int) -> None:
+        self._known(island)
+        record = self._resources.islands[island]
+        if record.draining:
+            raise StatusError(Code.FAILED_PRECONDITION, f"island {island} is being drained already")
+        if record.state != "ready":
+            raise StatusError(Code.FAILED_PRECONDITION, f"island {island} is {record.state}")
+        others = [
+            each.number for each in self._resources.islands.values() if each.state == "ready" and not each.draining
+        ]
+        if others == [island]:
+            raise StatusError(Code.FAILED_PRECONDITION, f"island {island} is the only one that is ready")
+        record.draining = True
+        plans: dict[int, Callable[[], Changes]] = {}
+        problems: list[str] = []
+        for session in self._sessions.values():
+            if any(seat.island == island for seat in session.devices.seats.values()):
+                try:
+                    plans[session.number] = self._way_out(session, island)
+                except StatusError as error:
+                    problems.append(f"{_name(session)}: {error.status.message}")
+        drain = _Drain(operator, island, set(plans), problems)
+        if problems:
+            self._stop_draining(drain)
+            return
+        for number, plan in plans.items():
+            self._moves.begin(self._sessions[number], plan, self._when_moved(drain, number))
+        if not plans:
+            self._end_island(drain)
+
+    def _way_out(self, session: Session, island: int) -> Callable[[], Changes]:
+        """To where all of a session that is on the island can go. Raises StatusError, with what is in the way."""
+        source = self._resources.devices(island)
+        load = self._slices.load()
+        targets = [
+            devices
+            for devices in (self._resources.devices(each) for each in self._resources.islands)
+            if not devices.closed and (devices.mesh, devices.kinds) == (source.mesh, source.kinds)
+        ]
+        if not targets:
+            raise StatusError(Code.FAILED_PRECONDITION, f"no other island is like {source}")
+        problem: StatusError | None = None
+        for target in sorted(targets, key=lambda each: (sum(load[seat] for seat in each.seats), each.number)):
+
+            def plan(target: IslandDevices = target) -> Changes:
+                there = dict(zip(source.seats, target.seats, strict=True))
+                seats = session.devices.seats
+                return {device: there[seat] for device, seat in seats.items() if seat.island == island}
+
+            try:
+                self._moves.check(session, plan)
+            except StatusError as error:
+                problem = problem or error
+            else:
+                return plan
+        assert problem is not None
+        raise problem
+
+    def _when_moved(self, drain: _Drain, session: int) -> Callable[[Status], None]:
+        def then(status: Status) -> None:
+            drain.left.discard(session)
+            if not status.ok and session in self._sessions:
+                drain.problems.append(f"{_name(self._sessions[session])}: {status.message}")
+            if drain.left:
+                return
+            if drain.problems:
+                self._stop_draining(drain)
+            else:
+                self._end_island(drain)
+
+        return then
+
+    def _stop_draining(self, drain: _Drain) -> None:
+        self._resources.islands[drain.island].draining = False
+        text = f"island {drain.island} is in use: {'; '.join(drain.problems)}"
+        self._tell(drain.operator, Status(Code.FAILED_PRECONDITION, text))
+
+    def _end_island(self, drain: _Drain) -> None:
+        """Nothing of any session is there: its workers may end."""
+        island = drain.island
+        hosts = tuple(self._resources.hosts_of(island))
+        self._resources.retire(island, Status(Code.UNAVAILABLE, f"island {island} was drained by its operator"))
+        for session in self._sessions.values():
+            self._outbox.to_session(session.number, m.HostsLost(hosts))
+        self._ending[island] = drain
+        self._outbox.to_engine(m.EndIsland(island))
+
+    def island_ended(self, island: int) -> None:
+        """Its workers are gone, as they were told to."""
+        for host in self._resources.hosts_of(island):
+            self._resources.hosts[host].state = "lost"
+            self._outbox.forget_host(host)
+        drain = self._ending.pop(island, None)
+        if drain is not None:
+            self._tell(drain.operator, OK, f"island {island} is empty, and its workers have ended")
+
+    def _tell(self, operator: int, status: Status, text: str = "") -> None:
+        self._outbox.to_operator(operator, m.Told(status, text))
+
+
+def _name(session: Session) -> str:
+    return f"session {session.number} ({session.label or session.pid})"

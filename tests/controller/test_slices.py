@@ -1,0 +1,112 @@
+"""Slices in the controller: what sessions are told, and what stands on the devices of a slice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from atoll.controller.placement import Slice
+from atoll.controller.report import report
+from atoll.errors import OK, Code
+from atoll.ir.lowered import Seat
+from atoll.transport import messages as m
+from atoll.transport.slices import SliceWish
+from tests.controller.test_core import Play
+
+
+def add(play: Play, **wish: Any) -> m.SliceAdded:
+    (added,) = play.say(m.AddSlice(7, SliceWish(**wish)))
+    assert isinstance(added, m.SliceAdded)
+    return added
+
+
+def test_a_session_is_told_its_slice_and_where_its_devices_are():
+    play = Play("2x1x4", mesh="2x2")
+    assert add(play, count=2, shape=(2,)) == m.SliceAdded(7, OK, 1, (0, 1), (2,), ((0, 0), (1, 0)))
+    hosts = tuple((device, 1) for device in range(4, 8))
+    assert add(play, count=4, shape=(2, 2)) == m.SliceAdded(7, OK, 2, (4, 5, 6, 7), (2, 2), hosts)
+
+
+def test_a_wish_that_cannot_be_met_is_refused_at_once():
+    play = Play("1x1x2")
+    refused = add(play, count=3)
+    assert refused.status.code == Code.RESOURCE_EXHAUSTED
+    assert "island 0: 0, 1" in refused.status.message
+    contradiction = add(play, count=3, shape=(2,))
+    assert contradiction.status.code == Code.INVALID_ARGUMENT
+
+
+def test_devices_have_the_coordinates_of_the_declared_mesh():
+    play = Play("1x2x2", mesh="2x2")
+    session = play.controller.sessions[play.session]
+    assert [device.info.coords for device in session.devices.virtual] == [(0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0)]
+
+
+@pytest.mark.parametrize(("used", "host_and_place"), [(False, 1), (True, 0)])
+def test_a_device_that_something_was_made_for_keeps_its_place(used: bool, host_and_place: int):
+    play = Play("1x4x1")
+    for _ in range(2):  # two slices of others on the first device
+        other = play.controller.open_session(43, "other.py").number
+        play.controller.slices.sessions[other].slices[1] = Slice(1, (0,), (1,), False)
+    play.outbox()
+    if used:
+        play.with_put(device=0)
+    assert set(add(play, count=3).devices) == {1, 2, 3}
+    assert add(play, count=1).hosts == ((0, host_and_place),)
+
+
+def test_a_released_slice_makes_room():
+    play = Play("1x1x2")
+    add(play, count=2)
+    assert add(play, count=2).status.code == Code.RESOURCE_EXHAUSTED
+    assert play.say(m.ReleaseSlice(1)) == []
+    assert add(play, count=2).devices == (0, 1)
+    assert play.say(m.ReleaseSlice(1)) == []  # a second time is nobody's business
+    assert play.say(m.ReleaseSlice(99)) == []
+
+
+def test_slices_of_a_session_that_has_ended_are_no_load():
+    play = Play("1x1x4")
+    other = play.controller.open_session(43, "other.py").number
+    play.controller.from_proxy(other, m.AddSlice(1, SliceWish(2)))
+    play.controller.close_session(other)
+    play.outbox()
+    assert add(play, count=2).devices == (0, 1)
+
+
+def test_what_lies_on_a_virtual_device_is_where_that_sits():
+    play = Play("1x2x1")
+    devices = play.controller.sessions[play.session].devices
+    devices.reseat({0: Seat(0, 1, 0), 1: Seat(0, 0, 0)})
+    play.with_put(2, device=0)
+    play.hear(1, m.Arrived(play.session, (90,)))
+    play.controller.from_proxy(play.session, m.Launch(2, (), (5,), (90,)))
+    (to, run), = play.sent()
+    assert to == ("host", 1)
+    assert isinstance(run, m.Run)
+
+
+def test_a_function_over_devices_that_were_put_on_two_islands_is_refused():
+    play = Play("2x1x2")
+    play.controller.sessions[play.session].devices.reseat({1: Seat(1, 1, 0)})
+    (ready,) = play.say(m.RegisterFunction(7, "hash", 90, ((0, 1),)))
+    assert ready.status.code == Code.INVALID_ARGUMENT
+    assert "2 islands at present" in ready.status.message
+
+
+def test_a_function_over_two_virtual_devices_of_one_place_is_refused():
+    play = Play("1x1x2")
+    play.controller.sessions[play.session].devices.reseat({1: Seat(0, 0, 0)})
+    (ready,) = play.say(m.RegisterFunction(7, "hash", 90, ((0, 1),)))
+    assert "share a physical one" in ready.status.message
+
+
+def test_the_report_tells_which_physical_devices_a_slice_has():
+    play = Play("2x1x2")
+    add(play, count=2)
+    devices = play.controller.sessions[play.session].devices
+    devices.reseat({0: Seat(1, 1, 0), 1: Seat(1, 1, 1), 3: Seat(0, 0, 0)})
+    (session,) = report(play.controller)["sessions"]
+    assert session["slices"] == [{"id": 1, "shape": [2], "island": 1, "virtual": [0, 1], "physical": [2, 3]}]
+    assert session["moved"] == {"3": 0}
