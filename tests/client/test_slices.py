@@ -22,7 +22,6 @@ from atoll.client.slices import VirtualDeviceSet
         ({"shape": ()}, "one to three dimensions"),
         ({"shape": (1, 1, 1, 2)}, "one to three dimensions"),
         ({"shape": (-2, -2)}, "one device or more"),
-        ({"tpu_devices": 2, "kind": "cpu"}, "tpu_devices= says what kind= says"),
         ({"devices": 1, "memory_per_device": "much"}, "no amount of memory"),
         ({"devices": 1, "memory_per_device": -5}, "memory_per_device is -5"),
     ],

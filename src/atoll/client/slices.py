@@ -106,7 +106,8 @@ class VirtualDeviceSet:
             s = devices_set.add_slice(shape=(2, 2), other_island_than=s, memory_per_device="8GiB")
 
         Args:
-          devices: how many; with `tpu_devices` or `gpu_devices`, of that kind. One of the three, or `shape`, is needed.
+          devices: how many. `tpu_devices`, the paper's name, and `gpu_devices` say the same, whatever the devices are.
+            One of the three, or `shape`, is needed.
           shape: a contiguous mesh in the topology of an island, of one to three dimensions.
           kind: of the devices, as JAX names them: a platform such as "cpu", or a `device_kind`.
           same_island_as, other_island_than: slices of this program.
@@ -116,13 +117,10 @@ class VirtualDeviceSet:
           jax.errors.JaxRuntimeError: there is no such slice (RESOURCE_EXHAUSTED); the message says what is free.
           ValueError: the arguments contradict each other, or a slice among them has been released.
         """
-        counts = {"": devices, "tpu": tpu_devices, "gpu": gpu_devices}
-        given = [(each, count) for each, count in counts.items() if count is not None]
+        given = [count for count in (devices, tpu_devices, gpu_devices) if count is not None]
         if len(given) > 1 or not (given or shape is not None):
             raise ValueError("say one of devices=, tpu_devices= and gpu_devices=, or shape=")
-        platform, count = given[0] if given else ("", math.prod(shape or ()))
-        if platform and kind:
-            raise ValueError(f"{platform}_devices= says what kind= says")
+        count = given[0] if given else math.prod(shape or ())
         dims = tuple(int(size) for size in shape or ())
         if (shape is not None and not dims) or min(dims, default=1) < 1 or len(dims) > 3:
             raise ValueError(f"a slice has one to three dimensions of one device or more, not {tuple(shape or ())}")
@@ -134,7 +132,7 @@ class VirtualDeviceSet:
         if not 0 <= memory <= 1 << 60:
             raise ValueError(f"memory_per_device is {memory} bytes")
         wish = SliceWish(
-            count, dims, kind or platform, _numbers(same_island_as), _numbers(other_island_than), int(memory)
+            count, dims, kind, _numbers(same_island_as), _numbers(other_island_than), int(memory)
         )
         made = Slice(_ask(self._client, wish))
         self._slices.append(made)

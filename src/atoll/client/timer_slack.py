@@ -1,8 +1,9 @@
 """Lets the kernel wake jaxlib's client less often.
 
 A thread of jaxlib's IFRT proxy client looks every 50 us for releases of arrays to send on, for as long as the process
-lives (`RpcHelper::Batcher` in XLA). With the kernel's usual timer slack that is 8,000 times a second, and 13 % of a core.
-Any other request takes the waiting releases along, so nothing is gained by it. A thread inherits the slack of its maker.
+lives (`RpcHelper::Batcher` in XLA). With the kernel's usual timer slack that is 8,000 times a second, and 13 % of a
+core. Any other request takes the waiting releases along, so nothing is gained by it. A thread inherits the slack of its
+maker.
 """
 
 from __future__ import annotations
