@@ -290,6 +290,7 @@ def train(config: Config, options: argparse.Namespace) -> list[float]:
         for i, (tokens, targets) in enumerate(data):
             parts = [list(np.split(each, config.microbatches)) for each in (tokens, targets)]
             if i == options.steps - 1:
+                jax.block_until_ready(states)
                 with atoll.trace(options.trace) as spans:
                     states, each = step(states, *parts)
                     jax.block_until_ready((states, each))

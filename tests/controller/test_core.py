@@ -295,10 +295,10 @@ def test_a_program_of_many_nodes_is_one_message_a_host_and_then_whose_turn_it_is
     by_host = {host: [message for (_, to), message in messages if to == host] for host in (0, 1)}
     run, go = by_host[0]
     assert (run.arguments, run.results) == ((10,), (11, 13))
-    assert go == m.Go(play.session, run.sequence, tuple(run.sequence + i for i in (1, 2, 4)))
+    assert go == m.Go(play.session, run.sequence, tuple((run.sequence + i, 1) for i in (1, 2, 4)))
     there, back = by_host[1]
     assert there.sequence == run.sequence + 3
-    assert back == m.Go(play.session, there.sequence, (run.sequence + 5,))
+    assert back == m.Go(play.session, there.sequence, ((run.sequence + 5, 1),))
     assert play.done(*(run.sequence + i for i in (0, 1, 2, 4))) == []
     assert play.done(there.sequence, run.sequence + 5, host=1) == [m.Retired(1)]
 
@@ -309,7 +309,7 @@ def test_another_sessions_work_gets_in_between_the_nodes_of_a_long_program():
     play.array(10)
     play.say(m.RegisterProgram(1, chain_of(100)))
     (run, go) = play.say(m.Launch(1, (10,), (11,), ()))
-    assert len(go.sequences) == GANG_WINDOW - 1
+    assert len(go.turns) == GANG_WINDOW - 1
     other = play.controller.open_session(7, "other.py").number
     play.outbox()
     buffer = HostBuffer(0, (2,), None, None)
@@ -319,9 +319,9 @@ def test_another_sessions_work_gets_in_between_the_nodes_of_a_long_program():
     play.controller.from_worker(0, m.Arrived(other, (5,)))
     play.controller.from_proxy(other, m.Launch(1, (), (1,), (5,)))
     play.outbox()
-    messages = play.done(run.sequence, *go.sequences[: GANG_WINDOW // 2])
+    messages = play.done(run.sequence, *(sequence for sequence, _ in go.turns[: GANG_WINDOW // 2]))
     assert [type(message) for message in messages] == [m.Go, m.Run, m.Go]
-    assert len(messages[0].sequences) == 1, "one was ready before the newcomer came"
+    assert len(messages[0].turns) == 1, "one was ready before the newcomer came"
     assert messages[1].session == other
 
 
@@ -332,7 +332,7 @@ def test_a_node_that_fails_ends_its_program_and_those_after_it_are_not_walked():
     play.say(m.RegisterProgram(1, chain_of(100)))
     (run, go) = play.say(m.Launch(1, (10,), (11,), ()))
     assert play.hear(0, m.Failed(run.sequence, BROKEN)) == [m.DropRun(play.session, run.sequence)]
-    *_, retired = play.done(*go.sequences)
+    *_, retired = play.done(*(sequence for sequence, _ in go.turns))
     assert retired == m.Retired(1)
     assert play.say(m.Await(5, (11,))) == [m.Awaited(5, BROKEN)]
     assert play.controller.scheduler.statistics(0).waiting == 0
@@ -346,7 +346,7 @@ def test_values_between_nodes_take_memory_until_their_last_use():
     (run, *more) = play.say(m.Launch(1, (10,), (11,), ()))
     sequences = [run.sequence]
     while sequences or more:
-        sequences += [sequence for message in more if isinstance(message, m.Go) for sequence in message.sequences]
+        sequences += [sequence for message in more if isinstance(message, m.Go) for sequence, _ in message.turns]
         more = play.done(sequences.pop(0)) if sequences else []
     assert play.say(m.Await(5, (11,))) == [m.Awaited(5, OK)]
     assert play.controller.memory.used == {(0, 0): 16, (0, 1): 0}, "what is there is the argument and the result"
@@ -361,11 +361,11 @@ def test_dispatched_in_sequence_a_node_waits_for_the_one_before_to_be_enqueued()
     play.say(m.RegisterProgram(1, chain_of(3)))
     (run,) = play.say(m.Launch(1, (10,), (11,), ()))
     (second,) = play.hear(0, m.Enqueued(run.sequence))
-    assert second == m.Go(play.session, run.sequence, (run.sequence + 1,))
+    assert second == m.Go(play.session, run.sequence, ((run.sequence + 1, 1),))
     # An end says as much.
     assert play.done(run.sequence) == []
     (third,) = play.done(run.sequence + 1)
-    assert third.sequences == (run.sequence + 2,)
+    assert third.turns == ((run.sequence + 2, 1),)
 
 
 def test_a_long_computation_is_followed_by_one_and_short_ones_by_many():
@@ -916,8 +916,8 @@ class ModelWalk:
 
 
 @dataclass
-class ModelLeg:
-    """One leg in its session's line, as far as it has come."""
+class ModelTurn:
+    """Legs that have one turn, in their session's line, as far as they have come."""
 
     sequence: int
     steps: Iterator[int]
@@ -946,7 +946,7 @@ class ModelHost:
             case m.CloseStore(session=session):
                 del self.stores[session]
                 for item in self.lines.pop(session, ()):
-                    if isinstance(item, ModelLeg):
+                    if isinstance(item, ModelTurn):
                         self.running.append((item.sequence, None))
                 for run in [run for run, walk in self.walks.items() if walk.run.session == session]:
                     del self.walks[run]
@@ -963,12 +963,12 @@ class ModelHost:
                 self.go_on(session)
             case m.Run(session=session, sequence=sequence):
                 self.walks[sequence] = ModelWalk(message, self.plans[message.plan])
-                self.turn(self.walks[sequence], sequence)
+                self.turn(self.walks[sequence], sequence, message.legs)
                 self.go_on(session)
-            case m.Go(session=session, run=run, sequences=sequences):
-                for sequence in sequences:
+            case m.Go(session=session, run=run, turns=turns):
+                for sequence, legs in turns:
                     if run in self.walks:
-                        self.turn(self.walks[run], sequence)
+                        self.turn(self.walks[run], sequence, legs)
                     else:
                         self.running.append((sequence, None))
                 self.go_on(session)
@@ -978,12 +978,18 @@ class ModelHost:
                 self.lines[session].append(message)
                 self.go_on(session)
 
-    def turn(self, walk: ModelWalk, sequence: int) -> None:
+    def turn(self, walk: ModelWalk, sequence: int, count: int) -> None:
         self.sequences.append((walk.run.session, sequence))
-        leg = walk.left.pop(0)
+        legs, walk.left = walk.left[:count], walk.left[count:]
         if not walk.left:
             del self.walks[walk.run.sequence]
-        self.lines[walk.run.session].append(ModelLeg(sequence, self.walk(walk, leg, sequence)))
+        self.lines[walk.run.session].append(ModelTurn(sequence, self.turn_of(walk, legs, sequence)))
+
+    def turn_of(self, walk: ModelWalk, legs: list[p.Leg], sequence: int) -> Iterator[int]:
+        for leg in legs:
+            yield from self.walk(walk, leg)
+        self.running.append((sequence, None if walk.reported else walk.problem))
+        walk.reported = walk.problem is not None
 
     def arrive(self, session: int, feed: int) -> None:
         if session in self.stores:
@@ -1001,7 +1007,7 @@ class ModelHost:
                 return
             line.popleft()
 
-    def walk(self, walk: ModelWalk, leg: p.Leg, sequence: int) -> Iterator[int]:
+    def walk(self, walk: ModelWalk, leg: p.Leg) -> Iterator[int]:
         """Yields while bytes are missing."""
         run, plan = walk.run, walk.plan
         store = self.stores[run.session]
@@ -1029,8 +1035,6 @@ class ModelHost:
         for value in [value for each in later for value in each.results if not walk.reported]:
             store[handles[value]] = walk.problem
         walk.values.difference_update(leg.drops)
-        self.running.append((sequence, None if walk.reported else walk.problem))
-        walk.reported = walk.problem is not None
 
     def finish(self, index: int) -> Any:
         sequence, problem = self.running.pop(index)

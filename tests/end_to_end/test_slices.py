@@ -102,7 +102,7 @@ def test_requests_that_cannot_be_met_say_what_is_free(python: RemotePython) -> N
     assert python.call(functools.partial(ask_beside, devices=1)) == 0
     for wish, text in [
         ({"shape": (4, 1)}, r"no sub-mesh 4x1.*in no slice: island 0: none; island 1: 4, 5, 6, 7"),
-        ({"tpu_devices": 2}, "no tpu devices"),
+        ({"tpu_devices": 2, "kind": "tpu"}, "no tpu devices"),
         ({"devices": 2, "memory_per_device": "1GiB"}, "64.0 MiB"),
         ({"devices": 9}, "RESOURCE_EXHAUSTED.*it has 4 devices"),
     ]:

@@ -18,7 +18,7 @@ def test_a_span_is_an_event_in_its_hosts_row_and_times_begin_with_the_first():
     assert names == {(0, 0): "host 0", (1, 0): "island 1", (1, 3): "host 3"}
     first, second = [event for event in events if event["ph"] == "X"]
     assert (first["name"], first["pid"], first["tid"], first["ts"], first["dur"]) == ("step", 0, 0, 0.0, 4.0)
-    assert first["args"] == {"session": 1, "sequence": 7}
+    assert first["args"] == {"session": 1, "sequence": 7, "nodes": 1}
     assert (second["name"], second["ts"], second["dur"]) == ("copy (receive)", 1.0, 0.5)
 
 

@@ -256,12 +256,23 @@ def it_walks_a_plan_leg_by_leg_as_their_turns_come(rig: Rig) -> None:
     # Others get in between.
     _, (other,) = rig.call(name, rig.ones(), rig.ones())
     assert rig.shard(other)[0] == 2
-    rig.executor.submit(m.Go(rig.session, first, (first + 101, first + 102)))
+    rig.executor.submit(m.Go(rig.session, first, ((first + 101, 1), (first + 102, 1))))
     ended = [run[0] for run in rig.reports.get(timeout=SECONDS).runs]
     while len(ended) < 2:
         ended += [run[0] for run in rig.reports.get(timeout=SECONDS).runs]
     assert ended == [first + 101, first + 102]
     assert rig.shard(result)[0] == 8
+
+
+@behaviour
+def it_walks_several_legs_in_one_turn(rig: Rig) -> None:
+    name = rig.function(add, spec(), spec())
+    first, (result,) = start_legs(rig, doubling_legs(name), rig.ones())
+    assert rig.reports.get(timeout=SECONDS).runs[0][0] == first
+    rig.executor.submit(m.Go(rig.session, first, ((first + 101, 2),)))
+    assert [run[0] for run in rig.reports.get(timeout=SECONDS).runs] == [first + 101]
+    assert rig.shard(result)[0] == 8
+    assert rig.executor._walks == {}
 
 
 @behaviour
@@ -271,7 +282,7 @@ def it_walks_no_leg_after_one_that_failed(rig: Rig) -> None:
     legs[1] = p.Leg(1, (p.Execute("no such", (1, 1), 2, (), (), False),), drops=(1,))
     first, (result,) = start_legs(rig, tuple(legs), rig.ones())
     rig.reports.get(timeout=SECONDS)
-    rig.executor.submit(m.Go(rig.session, first, (first + 101, first + 102)))
+    rig.executor.submit(m.Go(rig.session, first, ((first + 101, 1), (first + 102, 1))))
     failed = rig.reports.get(timeout=SECONDS)
     assert (failed.sequence, failed.status.code) == (first + 101, Code.NOT_FOUND)
     assert rig.reports.get(timeout=SECONDS).runs[0][0] == first + 102
@@ -284,7 +295,7 @@ def it_forgets_a_run_that_is_dropped(rig: Rig) -> None:
     first, _ = start_legs(rig, doubling_legs(name), rig.ones())
     rig.reports.get(timeout=SECONDS)
     rig.executor.submit(m.DropRun(rig.session, first))
-    rig.executor.submit(m.Go(rig.session, first, (first + 101,)))
+    rig.executor.submit(m.Go(rig.session, first, ((first + 101, 1),)))
     assert rig.reports.get(timeout=SECONDS).runs[0][0] == first + 101
     assert rig.executor._walks == {}
 

@@ -15,8 +15,9 @@ from atoll.controller.blame import Blame
 from atoll.controller.directory import Entry
 from atoll.controller.durations import Durations
 from atoll.controller.feeds import Key
+from atoll.controller.gangs import GangTemplate
 from atoll.controller.outbox import Outbox
-from atoll.controller.programs import GangTemplate, RegisteredProgram
+from atoll.controller.programs import RegisteredProgram
 from atoll.controller.reservations import Reservations
 from atoll.controller.resources import ResourceManager
 from atoll.controller.scheduler import Gang, Scheduler, Ticket
@@ -80,7 +81,8 @@ class Launcher:
         session.launches += 1
         session.in_flight += 1
         launch = self._new_launch(session, program, message)
-        for node in program.nodes:
+        may_share = self._turns is None and not self._blame.suspects and not self._is_contended(session, program)
+        for node in program.turns.next_launch(may_share=may_share):
             self._join_line(session, launch, node)
         for i in program.donated:
             launch.entries[i].consumed = True
@@ -111,11 +113,15 @@ class Launcher:
             session.number, program, message.arguments, message.results, feeds, message.context, entries
         )
 
+    def _is_contended(self, session: Session, program: RegisteredProgram) -> bool:
+        """Whether somebody else waits for an island that the program needs."""
+        return any(self.scheduler.others_wait(island, session.number) for island in program.islands)
+
     def _join_line(self, session: Session, launch: Launch, node: tuple[GangTemplate, ...]) -> None:
         """A node of the launch gets its ticket. What it waits for is noted, and so are the buffers that it needs."""
-        ticket = Ticket[Work](self._next_sequence, session.number)
+        ticket: Ticket[Work] = Ticket(self._next_sequence, session.number)
         launch.tickets.append(ticket)
-        handles = launch.arguments + launch.results
+        handles, entries = launch.handles, session.directory.entries
         gangs = []
         for template in node:
             sequence = self._next_sequence
@@ -127,10 +133,10 @@ class Launcher:
                     ticket.missing += 1
             # A result that is released before its gang starts must not be freed before it: it is counted, too.
             for place in template.handles:
-                session.directory.entries[handles[place]].uses += 1
-            alone = template.function in self._blame.suspects
+                entries[handles[place]].uses += 1
+            alone = not self._blame.suspects.isdisjoint(template.functions)
             work = Work(launch, template, set(template.hosts))
-            gangs.append(Gang(sequence, template.island, ticket, work, template.estimate, alone))
+            gangs.append(Gang(sequence, template.island, ticket, work, template.estimate, alone, template.legs))
         ticket.gangs = tuple(gangs)
         launch.pending += len(gangs)
         launch.program.waiting += len(gangs)
@@ -154,7 +160,15 @@ class Launcher:
         started, ended = max(times[0], self._last_end.get(host, 0)), times[1]
         if failure is None:
             self.trace.add(
-                gang.island, host, launch.session, launch.program.name, template.work, sequence, started, ended
+                gang.island,
+                host,
+                launch.session,
+                launch.program.name,
+                template.work,
+                sequence,
+                started,
+                ended,
+                template.legs,
             )
         gang.work.duration = max(gang.work.duration, ended - started)
         self._last_end[host] = max(ended, self._last_end.get(host, 0))
@@ -168,7 +182,8 @@ class Launcher:
             if launch.error is None:
                 template.learn(gang.work.duration)
                 if gang.alone:
-                    self._blame.ended_well(template.function)
+                    for name in template.functions:
+                        self._blame.ended_well(name)
             self._finish(gang)
 
     def enqueued(self, sequence: int) -> None:
@@ -215,7 +230,7 @@ class Launcher:
     def running(self, island: int) -> set[str]:
         """The functions in flight on the island."""
         templates = (gang.work.template for gang in self._in_flight.values() if gang.island == island)
-        return {template.function for template in templates if template.function}
+        return {name for template in templates for name in template.functions}
 
     def half_failed(self) -> list[Gang[Work]]:
         """Gangs that failed on one host while others of their island still run them: these may wait for it in vain."""
@@ -295,21 +310,21 @@ class Launcher:
         work.started = True
         self._in_flight[gang.sequence] = gang
         for host in work.template.hosts:
-            self._send(launch, host, gang.sequence)
+            self._send(launch, host, gang.sequence, work.template.legs)
         if self._turns is not None:
             self._turns.started(gang, len(work.template.hosts))
         self._gang_left(launch.program)
         self._let_go(session, gang)
 
-    def _send(self, launch: Launch, host: int, sequence: int) -> None:
+    def _send(self, launch: Launch, host: int, sequence: int, legs: int) -> None:
         """A host hears of a launch once, with all that it will need; later, whose turn it is."""
         first = launch.begun.get(host)
         if first is not None:
-            self._outbox.go(host, launch.session, first, sequence)
+            self._outbox.go(host, launch.session, first, sequence, legs)
             return
         launch.begun[host] = sequence
         plan = launch.program.plans[host]
-        handles = launch.arguments + launch.results
+        handles = launch.handles
         run = m.Run(
             sequence,
             launch.session,
@@ -318,6 +333,7 @@ class Launcher:
             tuple([handles[place] for place in plan.results]),
             launch.feeds,
             self._turns is not None,
+            legs,
         )
         self._outbox.to_host(host, run)
 
@@ -374,9 +390,8 @@ class Launcher:
         if session is None:
             return Status(Code.CANCELLED, "its session has ended")
         if session.has_errors:
-            handles = launch.arguments + launch.results
             for place in gang.work.template.handles:
-                entry = session.directory.entries.get(handles[place])
+                entry = session.directory.entries.get(launch.handles[place])
                 if entry is not None and entry.error is not None:
                     return entry.error
         return None
@@ -471,7 +486,7 @@ class Launcher:
 
     def _let_go(self, session: Session, gang: Gang[Work]) -> None:
         """The gang has started, or never will: it keeps none of its buffers from being freed any more."""
-        handles = gang.work.launch.arguments + gang.work.launch.results
+        handles = gang.work.launch.handles
         for place in gang.work.template.handles:
             handle = handles[place]
             entry = session.directory.entries.get(handle)

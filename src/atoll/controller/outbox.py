@@ -28,14 +28,14 @@ class Outbox:
         self._last[host] = len(self._messages)
         self._messages.append((("host", host), message))
 
-    def go(self, host: int, session: int, run: int, sequence: int) -> None:
-        """The turn of a run's next leg has come: one message for many in a row."""
+    def go(self, host: int, session: int, run: int, sequence: int, legs: int) -> None:
+        """The turn of a run's next legs has come: one message for many turns in a row."""
         place = self._last.get(host)
         last = self._messages[place][1] if place is not None else None
         if type(last) is m.Go and last.run == run and place is not None:
-            self._messages[place] = (("host", host), m.Go(session, run, (*last.sequences, sequence)))
+            self._messages[place] = (("host", host), m.Go(session, run, (*last.turns, (sequence, legs))))
         else:
-            self.to_host(host, m.Go(session, run, (sequence,)))
+            self.to_host(host, m.Go(session, run, ((sequence, legs),)))
 
     def to_engine(self, message: Any) -> None:
         self._messages.append((("engine", 0), message))

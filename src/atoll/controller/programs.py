@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from atoll.controller.scheduler import UNKNOWN_NS
+from atoll.controller.gangs import GangTemplate
+from atoll.controller.shared_turns import SharedTurns
 from atoll.errors import invalid
 from atoll.ir import plan as p
 from atoll.ir.lowered import Lowered, LoweredGang, Needs, Placement
@@ -23,36 +24,6 @@ class HostPlan:
     body: p.Plan
     arguments: tuple[int, ...]
     results: tuple[int, ...]
-
-
-@dataclass(slots=True)
-class GangTemplate:
-    """What a launch of the program does as one gang: a node, on one island.
-
-    `estimate` is the time that this takes, as learnt from its runs. A gang that waits for other hosts teaches nothing:
-    how long it takes is not its own doing.
-    """
-
-    island: int
-    hosts: tuple[int, ...]
-    work: str  # what it does, in one word
-    function: str  # that it runs, or ""
-    awaited: tuple[tuple[int, int], ...]  # the client's feeds that it takes: (host, feed)
-    incoming: tuple[tuple[int, tuple[int, ...]], ...]  # those of other hosts
-    handles: tuple[int, ...]  # of the launch, that it needs or makes; by their place
-    # What it makes here: (value, its bytes, the values whose memory it shares instead).
-    makes: tuple[tuple[int, Needs, frozenset[int]], ...]
-    consumes: tuple[int, ...]  # values in whose place it may write
-    drops: tuple[int, ...]  # values between nodes that nothing after it needs on this island
-    scratch: Needs  # while it runs
-    together: bool  # its hosts compute something together: on none of them it ends without the others
-    estimate: int = UNKNOWN_NS
-
-    def learn(self, nanoseconds: int) -> None:
-        if self.incoming:
-            return
-        # Slow to forget: the first run often takes longer, and one that was disturbed should not count for much.
-        self.estimate += (nanoseconds - self.estimate) // 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +50,8 @@ class RegisteredProgram:
     result_specs: tuple[ArraySpec | None, ...]  # None: a completion
     donated: frozenset[int]
     functions: tuple[str, ...]
+    islands: tuple[int, ...]
+    turns: SharedTurns  # what its launches do
     # Gangs that have not started still need the plans, also of a program that its session has released.
     waiting: int = 0
     released: bool = False
@@ -116,13 +89,14 @@ def register(
     for gang, legs in zip(lowered.gangs, legs_of, strict=True):
         scratch = _on(gang.hosts, scratch_of(gang.function)) if gang.function else ()
         nodes.setdefault(gang.node, []).append(_template(gang, legs, lowered, place_of, body.feeds, scratch))
+    gangs = tuple(tuple(each) for each in nodes.values())
     return RegisteredProgram(
         body.name,
         count,
         len(lowered.results),
         body.feeds,
         lowered.feeds,
-        tuple(tuple(gangs) for gangs in nodes.values()),
+        gangs,
         {
             host: HostPlan(
                 host,
@@ -140,6 +114,8 @@ def register(
         tuple(specs[value] for value in body.results),
         lowered.donated,
         tuple({gang.function: None for gang in lowered.gangs if gang.function}),
+        tuple(sorted({gang.island for gang in lowered.gangs})),
+        SharedTurns(gangs),
     )
 
 
@@ -158,7 +134,7 @@ def _template(
         gang.island,
         gang.hosts,
         p.WORDS[type(steps[-1])],
-        gang.function,
+        (gang.function,) if gang.function else (),
         tuple((host, feed) for host, leg in legs.items() for feed in leg.awaited if feed < client_feeds),
         tuple(
             (host, feeds)

@@ -50,7 +50,8 @@ class Ticket(Generic[Work]):
 class Gang(Generic[Work]):
     """A node's part on one island: what its hosts start together.
 
-    `estimate` is the time it keeps them busy, in nanoseconds; with `alone`, nothing else is in flight meanwhile.
+    `estimate` is the time it keeps them busy, in nanoseconds; `weight` is how much of the window it takes; with
+    `alone`, nothing else is in flight meanwhile.
     """
 
     sequence: int
@@ -59,6 +60,7 @@ class Gang(Generic[Work]):
     work: Work
     estimate: int = UNKNOWN_NS
     alone: bool = False
+    weight: int = 1
 
 
 class Policy(Protocol):
@@ -171,7 +173,7 @@ class Scheduler(Generic[Work]):
                 state.committed.appendleft(gang)
                 state.full = state.draining = True
                 return None
-            state.in_flight += 1
+            state.in_flight += gang.weight
             state.busy_ns += gang.estimate
             state.started += 1
             state.draining = gang.alone
@@ -186,7 +188,7 @@ class Scheduler(Generic[Work]):
     def finished(self, gang: Gang[Work]) -> None:
         """A gang that was started has left its island."""
         state = self._islands[gang.island]
-        state.in_flight -= 1
+        state.in_flight -= gang.weight
         state.busy_ns -= gang.estimate
         if state.draining:
             has_room = state.in_flight == 0
@@ -205,7 +207,7 @@ class Scheduler(Generic[Work]):
         """
         state = self._islands[gang.island]
         state.committed.appendleft(gang)
-        state.in_flight -= 1
+        state.in_flight -= gang.weight
         state.busy_ns -= gang.estimate
         state.started -= 1
         state.blocked = True
@@ -316,6 +318,11 @@ class Scheduler(Generic[Work]):
         state = self._islands[island]
         in_line = (ticket for line in state.lines.values() for ticket in line)
         return [*(gang.ticket for gang in state.committed), *in_line]
+
+    def others_wait(self, island: int, session: int) -> bool:
+        """Whether sessions other than this one have tickets in line there."""
+        lines = self._islands[island].lines
+        return len(lines) > 1 or (len(lines) == 1 and session not in lines)
 
     def statistics(self, island: int) -> SchedulerStatistics:
         state = self._islands[island]

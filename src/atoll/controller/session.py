@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 from atoll.controller.directory import Directory, Entry
 from atoll.controller.feeds import Feeds
+from atoll.controller.gangs import GangTemplate
 from atoll.controller.memory import Block
 from atoll.controller.placement import SessionDevices
-from atoll.controller.programs import GangTemplate, RegisteredProgram
+from atoll.controller.programs import RegisteredProgram
 from atoll.controller.scheduler import Ticket
 from atoll.errors import Status
 from atoll.ir.program import Program
@@ -34,6 +35,10 @@ class Launch:
     begun: dict[int, int] = field(default_factory=dict)
     pending: int = 0
     error: Status | None = None
+    handles: tuple[int, ...] = field(init=False)  # of arguments and results
+
+    def __post_init__(self) -> None:
+        self.handles = self.arguments + self.results
 
 
 @dataclass(slots=True, eq=False)

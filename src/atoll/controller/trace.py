@@ -23,19 +23,29 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
     sequence: int
     started: int
     ended: int
+    nodes: int = 1  # that had this turn together
 
 
 class Trace:
     """Keeps the last spans."""
 
     def __init__(self) -> None:
-        self._spans: deque[tuple[int, int, int, str, str, int, int, int]] = deque(maxlen=MOST_SPANS)
+        self._spans: deque[tuple[int, int, int, str, str, int, int, int, int]] = deque(maxlen=MOST_SPANS)
 
     def add(
-        self, island: int, host: int, session: int, program: str, work: str, sequence: int, started: int, ended: int
+        self,
+        island: int,
+        host: int,
+        session: int,
+        program: str,
+        work: str,
+        sequence: int,
+        started: int,
+        ended: int,
+        nodes: int = 1,
     ) -> None:
         # As plain tuples, which the garbage collector leaves alone: this is on the path of each gang.
-        self._spans.append((island, host, session, program, work, sequence, started, ended))
+        self._spans.append((island, host, session, program, work, sequence, started, ended, nodes))
 
     def spans(self, since: int = 0) -> list[Span]:
         """Those that ended after `since`, in the order in which their ends were heard of."""

@@ -27,7 +27,7 @@ def chrome_trace(spans: Iterable[Span]) -> bytes:
             "tid": span.host,
             "ts": (span.started - origin) / 1e3,
             "dur": (span.ended - span.started) / 1e3,
-            "args": {"session": span.session, "sequence": span.sequence},
+            "args": {"session": span.session, "sequence": span.sequence, "nodes": span.nodes},
         }
         for span in spans
     ]

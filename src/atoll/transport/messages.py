@@ -101,13 +101,13 @@ class Compiled(Message, frozen=True, tag=11):
 
 
 class Done(Message, frozen=True, tag=12):
-    """Legs that have ended: (sequence number, start, end), times in nanoseconds of the host's clock."""
+    """Turns that have ended: (sequence number, start, end), times in nanoseconds of the host's clock."""
 
     runs: tuple[tuple[int, int, int], ...]
 
 
 class Failed(Message, frozen=True, tag=13):
-    """A leg failed; the results of its run hold the status from now on."""
+    """A turn failed; the results of its run hold the status from now on."""
 
     sequence: int
     status: Status
@@ -130,7 +130,7 @@ class Answer(Message, frozen=True, tag=15):
 
 
 class Enqueued(Message, frozen=True, tag=16):
-    """A leg that was to be acknowledged has been enqueued on the devices."""
+    """A turn that was to be acknowledged has been enqueued on the devices."""
 
     sequence: int
 
@@ -168,7 +168,7 @@ class DropPlan(Message, frozen=True, tag=23):
 
 
 class Run(Message, frozen=True, tag=24):
-    """Walk a plan: its first leg now, under this sequence number, the others as `Go` says.
+    """Walk a plan: its first `legs` legs now, under this sequence number, the others as `Go` says.
 
     `feeds[i]` is the data port's number for the program's feed i.
     """
@@ -179,15 +179,16 @@ class Run(Message, frozen=True, tag=24):
     arguments: tuple[int, ...]
     results: tuple[int, ...]
     feeds: tuple[int, ...]
-    acknowledge: bool = False  # say Enqueued, for each leg
+    acknowledge: bool = False  # say Enqueued, for each turn
+    legs: int = 1
 
 
 class Go(Message, frozen=True, tag=34):
-    """The turns of the next legs of a run have come, under these sequence numbers."""
+    """Turns of the next legs of a run have come: each has a sequence number and takes so many legs."""
 
     session: int
-    run: int  # the sequence number of its first leg
-    sequences: tuple[int, ...]
+    run: int  # the sequence number of its first turn
+    turns: tuple[tuple[int, int], ...]
 
 
 class DropRun(Message, frozen=True, tag=35):

@@ -108,20 +108,20 @@ class Executor:
         walk = Walk(run, plan)
         if len(plan.legs) > 1:
             self._walks[run.sequence] = walk
-        self._next_leg(walk, run.sequence)
+        self._turn(walk, run.sequence, run.legs)
 
     def _go(self, go: m.Go) -> None:
-        for sequence in go.sequences:
+        for sequence, legs in go.turns:
             walk = self._walks.get(go.run)
             if walk is None:  # it has failed, or its session has ended
                 self._drop(sequence)
             else:
-                self._next_leg(walk, sequence)
+                self._turn(walk, sequence, legs)
 
-    def _next_leg(self, walk: Walk, sequence: int) -> None:
-        index = walk.legs
-        walk.legs += 1
-        self._in_turn(walk.run.session, Stretch(walk, index, walk.plan.legs[index], sequence))
+    def _turn(self, walk: Walk, sequence: int, legs: int) -> None:
+        first, walk.legs = walk.legs, walk.legs + legs
+        together = any(leg.together for leg in walk.plan.legs[first : walk.legs])
+        self._in_turn(walk.run.session, Stretch(walk, first, walk.legs, sequence, together))
 
     def _in_turn(self, session: int, item: _Item) -> None:
         """Does it, unless something before it in its session is parked."""
@@ -131,7 +131,7 @@ class Executor:
         if line is None:
             line = self._parked[session] = deque()
         line.append(item)
-        if type(item) is Stretch and item.leg.together:
+        if type(item) is Stretch and item.together:
             self._together.append(item)
 
     def _go_on(self) -> None:
@@ -175,14 +175,14 @@ class Executor:
         return True
 
     def _walk(self, stretch: Stretch) -> bool:
-        """Takes as many steps as it can; True where that was the leg's last one, or it has failed."""
-        walk, leg = stretch.walk, stretch.leg
+        """Takes as many steps as it can; True where that was the last one, or the plan has failed."""
+        walk = stretch.walk
         run, plan = walk.run, walk.plan
         store = self._stores.get(run.session)
         if store is None or walk.failed:
             self._drop(stretch.sequence)
             return True
-        if leg.together and self._together and self._together[0] is not stretch:
+        if stretch.together and self._together and self._together[0] is not stretch:
             return False
         try:
             if not stretch.started:
@@ -191,25 +191,28 @@ class Executor:
                 walk.values = {
                     value: store.get(handle) for value, handle in zip(plan.arguments, run.arguments, strict=True)
                 }
-            while stretch.position < len(leg.steps):
-                step = leg.steps[stretch.position]
-                if type(step) is p.Receive and not self._is_here(step, stretch):
-                    stretch.started = 0  # it takes no time of its own until then
-                    return False
-                self._steps.take(step, stretch)
-                stretch.position += 1
-            if leg.results:
-                handles = dict(zip(plan.results, run.results, strict=True))
-                for value in leg.results:
-                    store.set(handles[value], walk.values[value])
+            while stretch.leg < stretch.stop:
+                leg = plan.legs[stretch.leg]
+                while stretch.position < len(leg.steps):
+                    step = leg.steps[stretch.position]
+                    if type(step) is p.Receive and not self._is_here(step, stretch):
+                        stretch.started = 0  # it takes no time of its own until then
+                        return False
+                    self._steps.take(step, stretch)
+                    stretch.position += 1
+                if leg.results:
+                    handles = dict(zip(plan.results, run.results, strict=True))
+                    for value in leg.results:
+                        store.set(handles[value], walk.values[value])
+                for value in leg.drops:
+                    del walk.values[value]
+                stretch.leg += 1
+                stretch.position = 0
         except Exception as error:
             self._fail(stretch, store, status_of(error).within(plan.name))
             return True
-        if stretch.index == len(plan.legs) - 1:
+        if stretch.stop == len(plan.legs):
             self._walks.pop(run.sequence, None)
-        else:
-            for value in leg.drops:
-                del walk.values[value]
         if run.acknowledge:
             self._report(m.Enqueued(stretch.sequence))
         self._expect_end(stretch)
@@ -217,7 +220,7 @@ class Executor:
 
     def _fail(self, stretch: Stretch, store: Store, status: Status) -> None:
         run, plan = stretch.walk.run, stretch.walk.plan
-        unmade = {value for leg in plan.legs[stretch.index :] for value in leg.results}  # others may be freed already
+        unmade = {value for leg in plan.legs[stretch.leg :] for value in leg.results}  # others may be freed already
         for value, handle in zip(plan.results, run.results, strict=True):
             if value in unmade:
                 store.set(handle, status)
@@ -242,7 +245,7 @@ class Executor:
         stretch.reads.clear()
 
     def _expect_end(self, stretch: Stretch) -> None:
-        """Reports the leg's end: here where it is over already, since a hand-over to another thread takes longer."""
+        """Reports the turn's end: here where it is over already, since a hand-over to another thread takes longer."""
         if stretch.reads and (stretch.waits or len(stretch.reads) > 1):
             self._start_reads(stretch)
         if stretch.reads:
@@ -253,7 +256,8 @@ class Executor:
                 self._readers.submit(self._read, stretch, each.read, lambda end: self._report(m.Done((end,))))
             return
         if not is_over(stretch.waits):
-            self._ends.expect(self._steps.device_of(stretch.leg), stretch.sequence, stretch.started, stretch.waits)
+            last = stretch.walk.plan.legs[stretch.stop - 1]
+            self._ends.expect(self._steps.device_of(last), stretch.sequence, stretch.started, stretch.waits)
             return
         failure = outcome(stretch.waits)
         if failure is not None:

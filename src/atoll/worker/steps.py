@@ -58,16 +58,17 @@ class Walk:
 
 @dataclass(slots=True)
 class Stretch:
-    """One leg of a walk, and how far it has come.
+    """Legs of a walk that have one turn, from `leg` up to `stop`; and how far it has come.
 
     `waits` are the ends of what it has enqueued; `reads` what threads are yet to read for it.
     """
 
     walk: Walk
-    index: int  # of the leg, among the plan's
-    leg: p.Leg
+    leg: int
+    stop: int
     sequence: int
-    position: int = 0
+    together: bool
+    position: int = 0  # among the leg's steps
     started: int = 0  # in nanoseconds
     waits: list[RunEnd | ArrayEnd | ReadEnd] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)
