@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Any
 
-from tests.end_to_end.remote_python import RemotePython, StartPython
+from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
 # The project's word is a minute: ATOLL_ORDER_SECONDS=60.
 SECONDS = float(os.environ.get("ATOLL_ORDER_SECONDS", "4"))
+# After so long, what has not ended waits for itself.
+DEADLOCK_SECONDS = 20.0
+WITHOUT_ORDER = Path(__file__).with_name("without_order")
 
 
 def collectives(kind: str, scale: float, seconds: float) -> int:
@@ -58,3 +62,17 @@ def test_clients_with_different_collectives_all_get_right_results(
     clients = begin(start_python, cluster, SECONDS, ("reduce", 1.0), ("gather", 1.0), ("reduce", 10.0))
     counts = [client.finish(SECONDS + 60) for client in clients]
     assert min(counts) >= 100
+
+
+def test_without_the_order_the_same_work_fails(start_cluster: StartCluster, start_python: StartPython) -> None:
+    """So the test above can fail."""
+    cluster = start_cluster(islands="1x2x2", environment={"PYTHONPATH": str(WITHOUT_ORDER)})
+    clients = begin(start_python, cluster, SECONDS, ("reduce", 1.0), ("gather", 1.0), ("reduce", 10.0))
+    outcomes = []
+    for client in clients:
+        try:
+            outcomes.append(client.finish(SECONDS + DEADLOCK_SECONDS))
+        except (RemoteError, AssertionError) as error:  # an answer that does not come is the latter
+            outcomes.append(f"{type(error).__name__}: {error}")
+            client.process.kill()  # it waits for ever
+    assert any(isinstance(outcome, str) for outcome in outcomes), outcomes
