@@ -77,6 +77,15 @@ def test_what_depends_on_no_argument_is_computed_once() -> None:
     assert len(program.arguments) == 2
 
 
+def test_arrays_made_of_host_values_are_arrays() -> None:
+    def function(x: Any) -> Any:
+        made = [jnp.asarray(3), jnp.array(2.5), jnp.asarray(VECTOR), jnp.array(np.float32(1))]
+        assert all(isinstance(each, jax.Array) for each in made)
+        return x + made[2].at[0].set(made[1])
+
+    assert kinds(body(function, VECTOR)) == ["Call"]
+
+
 def test_nodes_that_no_result_needs_are_left_out() -> None:
     def function(x: Any) -> Any:
         double(x)
@@ -204,8 +213,11 @@ def test_a_function_is_traced_once_for_each_kind_of_arguments() -> None:
     assert count(jax.device_put(VECTOR, at(1))) == 4
     assert count(VECTOR) == 5
     assert count(1.0) == count(2.0) == 6
+    special = [np.arange(n).view(type("Special", (np.ndarray,), {})) for n in (3, 4)]
+    assert count(special[0]) == 7
+    assert count(special[1]) == 8
     with jax.numpy_dtype_promotion("strict"):
-        assert count(x) == 7
+        assert count(x) == 9
 
 
 def test_static_arguments_must_be_hashable() -> None:
@@ -282,8 +294,49 @@ def test_effects_are_refused() -> None:
 def test_results_and_arguments_are_arrays() -> None:
     with pytest.raises(ProgramError, match=r"returns <class 'object'>"):
         body(lambda x: object(), VECTOR)
-    with pytest.raises(TypeError, match=r"argument \[0\]\[0\] of a program is no array.*static_argnums"):
+    with pytest.raises(TypeError, match=r"argument x of a program is no array.*static_argnums"):
         body(lambda x: x, "text")
+
+
+def test_an_argument_is_told_by_the_name_that_its_function_has_for_it() -> None:
+    def function(n: int, x: Any, *more: Any, scale: Any = 1.0) -> None: ...
+
+    for args, kwargs, name in [
+        ((1, {"mode": "text"}), {}, r"x\['mode'\]"),
+        ((1, 2.0, 3.0, "text"), {}, r"args\[3\]"),
+        ((1, 2.0), {"scale": "text"}, "scale"),
+    ]:
+        with pytest.raises(TypeError, match=f"argument {name} of a program"):
+            atoll.program(function, static_argnums=0).lower(*args, **kwargs)
+
+
+def test_options_that_name_no_argument_are_refused() -> None:
+    for option in ("static_argnames", "donate_argnames"):
+        with pytest.raises(ValueError, match=r"step has no argument 'm'; it takes \['x', 'n'\]"):
+            atoll.program(step, **{option: "m"})
+    atoll.program(lambda **kwargs: 1, static_argnames="m")
+
+
+def step(x: Any, n: int) -> Any:
+    return x * n
+
+
+def test_a_call_takes_no_types() -> None:
+    with pytest.raises(TypeError, match=r"called with arrays, not with ShapeDtypeStruct.*lower\(\) takes types"):
+        atoll.program(double)(jax.ShapeDtypeStruct((3,), "float32"))
+
+
+def test_an_index_that_depends_on_values_is_an_error_with_the_way_out() -> None:
+    with pytest.raises(jax.errors.NonConcreteBooleanIndexError) as caught:
+        body(lambda x: x[x > 0], VECTOR)
+    assert "jax.numpy.where" in "".join(caught.value.__notes__)
+
+
+def test_only_a_cluster_plans_and_compiles() -> None:
+    lowered = atoll.program(double).lower(VECTOR)
+    for ask in (lowered.compile, functools.partial(lowered.as_text, stage="lowered")):
+        with pytest.raises(ProgramError, match=r"on another backend.*JAX_PLATFORMS=atoll"):
+            ask()
 
 
 def test_a_value_that_escapes_is_an_error() -> None:

@@ -136,15 +136,18 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
         return internals.run_shard_map(self, primitive, fun, tracers, params)
 
     def stage_value(self, value: Any) -> Any:
-        return value
+        return value if isinstance(value, ProgramTracer) else self._own(internals.stage_now(value), [value])
 
     def _inline(self, fun: Any, tracers: Sequence[Any]) -> Any:
         with internals.set_current_trace(self):
             return getattr(fun, "call_wrapped", fun)(*tracers)
 
     def _compute(self, primitive: Any, arguments: Sequence[Any], params: dict[str, Any]) -> Any:
-        """What depends on no argument is the same in each launch. Its arrays are the program's own."""
-        results = internals.run_now(primitive, arguments, params)
+        """What depends on no argument is the same in each launch."""
+        return self._own(internals.run_now(primitive, arguments, params), arguments)
+
+    def _own(self, results: Any, arguments: Sequence[Any]) -> Any:
+        """The results; those that were no arguments are the program's own."""
         given = {id(each) for each in arguments}
         for each in jax.tree.leaves(results):
             if id(each) not in given:
@@ -274,6 +277,9 @@ def record(name: str, function: Any, arguments: Sequence[Value], placer: Placer)
                     recording.results.append(value)
                 else:
                     recording.results.append(each)
+    except jax.errors.NonConcreteBooleanIndexError as error:
+        error.add_note(f"It was raised while tracing the program {name!r}. {_WAY_OUT}")  # JAX asks no tracer for it
+        raise
     finally:
         trace.invalidate()
     return recording
