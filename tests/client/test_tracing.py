@@ -136,6 +136,14 @@ def test_a_device_put_is_a_transfer_unless_it_lies_there() -> None:
     assert kinds(program) == ["Transfer", "Call"]
 
 
+def test_a_device_put_may_name_a_memory() -> None:
+    far = jax.device_put(VECTOR, NamedSharding(mesh(2), P("x")))
+    program = body(lambda x, y: [jax.device_put(double(each), jax.memory.Space.Host) for each in (x, y)], 1.0, far)
+    assert kinds(program) == ["Call", "Transfer"] * 2
+    assert devices(program) == [(0,), (0,), (2, 3), (2, 3)]
+    assert [node.outputs[0].sharding.memory_kind for node in program.nodes] == ["device", "pinned_host"] * 2
+
+
 def test_host_values_go_where_they_are_used_first() -> None:
     on = functools.partial(jax.jit, lambda x: x * 2)
     first, second = (on(in_shardings=NamedSharding(mesh(i), P("x"))) for i in (2, 4))
@@ -289,6 +297,23 @@ def test_effects_are_refused() -> None:
 
     with pytest.raises(ProgramError, match=r"talkative at .* has effects"):
         body(lambda x: talkative(x), VECTOR)
+
+
+def test_a_function_may_have_mutable_arrays_of_its_own() -> None:
+    @jax.jit
+    def function(x: Any) -> Any:
+        sums = jax.new_ref(x)
+        sums[...] += 1
+        return sums[...]
+
+    assert kinds(body(function, VECTOR)) == ["Call"]
+
+
+def test_mutable_arrays_of_a_program_are_refused() -> None:
+    ref = jax.new_ref(VECTOR)
+    for function in (lambda x: jax.new_ref(x)[...], lambda x: ref.__setitem__(..., x)):
+        with pytest.raises(ProgramError, match=r"at .*test_tracing.* mutable array .*inside of a jit function"):
+            body(function, jnp.asarray(VECTOR))
 
 
 def test_results_and_arguments_are_arrays() -> None:

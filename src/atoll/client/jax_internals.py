@@ -90,7 +90,13 @@ def run_shard_map(trace: Any, primitive: Any, fun: Any, arguments: Sequence[Any]
 
 
 def has_effects(jaxpr: Any) -> bool:
-    return bool(jaxpr.effects)
+    """Whether it has any outside of itself; mutable arrays of its own are its own affair."""
+    return any(not isinstance(each, core.InternalMutableArrayEffect) for each in jaxpr.effects)
+
+
+def uses_references(primitive: Any, arguments: Sequence[Any]) -> bool:
+    """Whether a primitive makes or uses mutable arrays (jax.Ref)."""
+    return bool(primitive.ref_primitive) or any(isinstance(each, core.Ref) for each in arguments)
 
 
 def as_function(jaxpr: Any, name: str) -> Callable[..., Any]:
@@ -176,6 +182,11 @@ def check_special(name: str, arrays: Sequence[Any]) -> None:
         raise FloatingPointError(
             f"program {name!r} returns {error.ty}; without atoll.program, JAX finds the operation that makes it"
         ) from None
+
+
+def in_memory(sharding: Any, space: Any) -> Any:
+    """The sharding in a `jax.memory.Space`."""
+    return sharding.with_memory_kind(core.mem_space_to_kind(space))
 
 
 def is_committed(array: Any) -> bool:

@@ -101,6 +101,9 @@ class Program:
         self._tracing = threading.RLock()
         clear_with_client(self)
 
+    def __repr__(self) -> str:
+        return f"<atoll.program {self._name}>"
+
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
 

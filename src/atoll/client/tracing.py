@@ -119,6 +119,11 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
                 self._put(each, device, copy)
                 for each, device, copy in zip(tracers, params["devices"], copies, strict=True)
             ]
+        if internals.uses_references(primitive, tracers):
+            raise ProgramError(
+                f"{primitive.name} at {internals.line()} is about a mutable array (jax.Ref), and a program has none "
+                "of its own: make and use it inside of a jit function"
+            )
         return internals.run_as_eager_jax(self, primitive, tracers, params)
 
     def process_call(self, primitive: Any, fun: Any, tracers: Sequence[Any], params: Any, /) -> Any:
@@ -216,6 +221,9 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
             raise ProgramError(f"device_put at {internals.line()} asks for a layout; a program has default layouts")
         if isinstance(target, jax.Device):
             target = SingleDeviceSharding(target)
+        elif isinstance(target, jax.memory.Space):
+            here = value.sharding if value.placed else SingleDeviceSharding(internals.default_device())
+            target = internals.in_memory(here, target)
         if target is not None and internals.devices_of(target) is None:
             raise ProgramError(f"device_put at {internals.line()} to {target}, which names no devices")
         gives = copy == internals.CopySemantics.DONATE_INPUT
