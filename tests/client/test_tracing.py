@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import re
@@ -187,6 +188,7 @@ def test_a_program_is_its_function_to_whoever_looks() -> None:
 
     assert (step.__name__, step.__doc__) == ("step", "Takes a step.")
     assert list(inspect.signature(step).parameters) == ["x", "scale"]
+    assert copy.deepcopy({"step": step})["step"] is step
 
 
 def test_on_other_backends_and_under_transformations_the_function_is_called() -> None:

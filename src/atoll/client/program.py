@@ -104,6 +104,9 @@ class Program:
     def __repr__(self) -> str:
         return f"<atoll.program {self._name}>"
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Program:
+        return self  # as Python's functions
+
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
 
