@@ -255,6 +255,26 @@ def test_a_constant_of_the_programs_own_is_never_consumed() -> None:
     assert call.donated == ()
 
 
+def test_a_host_value_can_be_used_after_a_donation_of_its_upload() -> None:
+    first, _ = body(lambda x: (consume(x), double(x)), VECTOR).nodes
+    assert isinstance(first, Call)
+    assert first.donated == ()
+
+
+def test_two_device_puts_give_two_arrays() -> None:
+    def function(x: Any) -> Any:
+        one, other = (jax.device_put(x, jax.devices()[1]) for _ in range(2))
+        return consume(one), other
+
+    for given, expected in [
+        (jax.device_put(VECTOR, jax.devices()[0]), ["Transfer", "Call"]),
+        (VECTOR, ["Call"]),
+    ]:
+        program = body(function, given)
+        assert kinds(program) == expected
+        assert [node.donated for node in program.nodes if isinstance(node, Call)] == [()]
+
+
 def test_a_use_after_donation_names_both_lines() -> None:
     def function(x: Any) -> Any:
         y = double(x)

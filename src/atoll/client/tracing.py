@@ -177,12 +177,24 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
 
     def _usable(self, given: Any, what: str) -> Value:
         value = self.value_of(given)
+        if value.root.host and value.root.donated:
+            self._keep(value.root)  # its upload was consumed, and the host still has it
         if value.given_away():
             raise ProgramError(
                 f"{what} at {internals.line()} uses an array that was donated at {value.given_away()} (made at "
                 f"{value.line}). Donate it to its last use only, or pass a copy there: jax.numpy.copy(x)."
             )
         return value
+
+    def _keep(self, root: Value) -> None:
+        """None of the nodes consumes it after all."""
+        for node in self.recording.nodes:
+            if isinstance(node, Called):
+                node.donated = tuple(i for i in node.donated if node.inputs[i].root is not root)
+            elif node.inputs[0] is root:
+                node.donated = False
+        root.donated = ""
+        root.shared = True
 
     # ---- nodes
 
@@ -232,10 +244,13 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
                 return _copy(given)
         if target is None:
             return ProgramTracer(self, value)
-        moved = self._moved(value, target, fresh=gives, consume=gives).seen()
+        moved = self._moved(value, target, fresh=gives, consume=gives)
+        if moved is not value.root:
+            moved.shared |= moved.put  # two device_puts give two arrays, whichever is consumed
+            moved.put = True
         if gives:
             value.donated = internals.line()
-        return ProgramTracer(self, moved)
+        return ProgramTracer(self, moved.seen())
 
     def _moved(self, value: Value, place: Place, *, fresh: bool = False, consume: bool = False) -> Value:
         """The value where it must lie; by a transfer, where it lies elsewhere.
