@@ -175,3 +175,23 @@ def test_jax_keeps_its_own_cache_after_a_cluster_of_a_block(run_script: RunScrip
     ).check()
     assert result.stdout == "2 3.0 True True\nTrue 3.0 cpu\n"
     assert result.stderr == ""
+
+
+def test_a_program_runs_on_one_cluster_after_another(run_script: RunScript) -> None:
+    result = run_script(
+        """
+        import jax.numpy as jnp, numpy as np
+        import atoll
+
+        program = atoll.program(lambda x: x * 2 + jnp.arange(3))
+        nodes = lambda: [each.launch is not None for each in program._cache.values()]
+        print(program(np.ones(3)).sum(), nodes())
+        for _ in range(2):
+            with atoll.connect(islands="1x1x2"):
+                print(program(np.ones(3)).sum(), program(np.ones(3)).sum(), nodes())
+        print(program(np.ones(3)).sum(), nodes())
+        """,
+        env={"JAX_PLATFORMS": "cpu"},
+    ).check()
+    assert result.stdout.splitlines() == ["9.0 [False]", "9.0 9.0 [True]", "9.0 9.0 [True]", "9.0 [False]"]
+    assert result.stderr == ""

@@ -31,6 +31,12 @@ def test_arguments_that_contradict_each_other(wish: dict[str, Any], text: str) -
         VirtualDeviceSet(None).add_slice(**wish)
 
 
+def test_sizes_are_whole_numbers() -> None:
+    for wish in ({"devices": 1.5}, {"devices": "4"}, {"shape": (2.0, 2)}):
+        with pytest.raises(TypeError, match="integer"):
+            VirtualDeviceSet(None).add_slice(**wish)
+
+
 def test_plain_jax_has_no_virtual_devices() -> None:
     with pytest.raises(RuntimeError, match=r"need Atoll.*JAX_PLATFORMS=atoll"):
         atoll.make_virtual_device_set()

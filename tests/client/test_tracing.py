@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import re
@@ -77,6 +78,15 @@ def test_what_depends_on_no_argument_is_computed_once() -> None:
     assert len(program.arguments) == 2
 
 
+def test_arrays_made_of_host_values_are_arrays() -> None:
+    def function(x: Any) -> Any:
+        made = [jnp.asarray(3), jnp.array(2.5), jnp.asarray(VECTOR), jnp.array(np.float32(1))]
+        assert all(isinstance(each, jax.Array) for each in made)
+        return x + made[2].at[0].set(made[1])
+
+    assert kinds(body(function, VECTOR)) == ["Call"]
+
+
 def test_nodes_that_no_result_needs_are_left_out() -> None:
     def function(x: Any) -> Any:
         double(x)
@@ -127,6 +137,14 @@ def test_a_device_put_is_a_transfer_unless_it_lies_there() -> None:
     assert kinds(program) == ["Transfer", "Call"]
 
 
+def test_a_device_put_may_name_a_memory() -> None:
+    far = jax.device_put(VECTOR, NamedSharding(mesh(2), P("x")))
+    program = body(lambda x, y: [jax.device_put(double(each), jax.memory.Space.Host) for each in (x, y)], 1.0, far)
+    assert kinds(program) == ["Call", "Transfer"] * 2
+    assert devices(program) == [(0,), (0,), (2, 3), (2, 3)]
+    assert [node.outputs[0].sharding.memory_kind for node in program.nodes] == ["device", "pinned_host"] * 2
+
+
 def test_host_values_go_where_they_are_used_first() -> None:
     on = functools.partial(jax.jit, lambda x: x * 2)
     first, second = (on(in_shardings=NamedSharding(mesh(i), P("x"))) for i in (2, 4))
@@ -170,6 +188,7 @@ def test_a_program_is_its_function_to_whoever_looks() -> None:
 
     assert (step.__name__, step.__doc__) == ("step", "Takes a step.")
     assert list(inspect.signature(step).parameters) == ["x", "scale"]
+    assert copy.deepcopy({"step": step})["step"] is step
 
 
 def test_on_other_backends_and_under_transformations_the_function_is_called() -> None:
@@ -204,8 +223,11 @@ def test_a_function_is_traced_once_for_each_kind_of_arguments() -> None:
     assert count(jax.device_put(VECTOR, at(1))) == 4
     assert count(VECTOR) == 5
     assert count(1.0) == count(2.0) == 6
+    special = [np.arange(n).view(type("Special", (np.ndarray,), {})) for n in (3, 4)]
+    assert count(special[0]) == 7
+    assert count(special[1]) == 8
     with jax.numpy_dtype_promotion("strict"):
-        assert count(x) == 7
+        assert count(x) == 9
 
 
 def test_static_arguments_must_be_hashable() -> None:
@@ -231,6 +253,26 @@ def test_a_constant_of_the_programs_own_is_never_consumed() -> None:
     (call,) = body(lambda x: consume(np.arange(8.0)) if x is None else x + consume(jnp.arange(8.0)), VECTOR).nodes
     assert isinstance(call, Call)
     assert call.donated == ()
+
+
+def test_a_host_value_can_be_used_after_a_donation_of_its_upload() -> None:
+    first, _ = body(lambda x: (consume(x), double(x)), VECTOR).nodes
+    assert isinstance(first, Call)
+    assert first.donated == ()
+
+
+def test_two_device_puts_give_two_arrays() -> None:
+    def function(x: Any) -> Any:
+        one, other = (jax.device_put(x, jax.devices()[1]) for _ in range(2))
+        return consume(one), other
+
+    for given, expected in [
+        (jax.device_put(VECTOR, jax.devices()[0]), ["Transfer", "Call"]),
+        (VECTOR, ["Call"]),
+    ]:
+        program = body(function, given)
+        assert kinds(program) == expected
+        assert [node.donated for node in program.nodes if isinstance(node, Call)] == [()]
 
 
 def test_a_use_after_donation_names_both_lines() -> None:
@@ -279,11 +321,69 @@ def test_effects_are_refused() -> None:
         body(lambda x: talkative(x), VECTOR)
 
 
+def test_a_function_may_have_mutable_arrays_of_its_own() -> None:
+    @jax.jit
+    def function(x: Any) -> Any:
+        sums = jax.new_ref(x)
+        sums[...] += 1
+        return sums[...]
+
+    assert kinds(body(function, VECTOR)) == ["Call"]
+
+
+def test_mutable_arrays_of_a_program_are_refused() -> None:
+    ref = jax.new_ref(VECTOR)
+    for function in (lambda x: jax.new_ref(x)[...], lambda x: ref.__setitem__(..., x)):
+        with pytest.raises(ProgramError, match=r"at .*test_tracing.* mutable array .*inside of a jit function"):
+            body(function, jnp.asarray(VECTOR))
+
+
 def test_results_and_arguments_are_arrays() -> None:
     with pytest.raises(ProgramError, match=r"returns <class 'object'>"):
         body(lambda x: object(), VECTOR)
-    with pytest.raises(TypeError, match=r"argument \[0\]\[0\] of a program is no array.*static_argnums"):
+    with pytest.raises(TypeError, match=r"argument x of a program is no array.*static_argnums"):
         body(lambda x: x, "text")
+
+
+def test_an_argument_is_told_by_the_name_that_its_function_has_for_it() -> None:
+    def function(n: int, x: Any, *more: Any, scale: Any = 1.0) -> None: ...
+
+    for args, kwargs, name in [
+        ((1, {"mode": "text"}), {}, r"x\['mode'\]"),
+        ((1, 2.0, 3.0, "text"), {}, r"args\[3\]"),
+        ((1, 2.0), {"scale": "text"}, "scale"),
+    ]:
+        with pytest.raises(TypeError, match=f"argument {name} of a program"):
+            atoll.program(function, static_argnums=0).lower(*args, **kwargs)
+
+
+def test_options_that_name_no_argument_are_refused() -> None:
+    for option in ("static_argnames", "donate_argnames"):
+        with pytest.raises(ValueError, match=r"step has no argument 'm'; it takes \['x', 'n'\]"):
+            atoll.program(step, **{option: "m"})
+    atoll.program(lambda **kwargs: 1, static_argnames="m")
+
+
+def step(x: Any, n: int) -> Any:
+    return x * n
+
+
+def test_a_call_takes_no_types() -> None:
+    with pytest.raises(TypeError, match=r"called with arrays, not with ShapeDtypeStruct.*lower\(\) takes types"):
+        atoll.program(double)(jax.ShapeDtypeStruct((3,), "float32"))
+
+
+def test_an_index_that_depends_on_values_is_an_error_with_the_way_out() -> None:
+    with pytest.raises(jax.errors.NonConcreteBooleanIndexError) as caught:
+        body(lambda x: x[x > 0], VECTOR)
+    assert "jax.numpy.where" in "".join(caught.value.__notes__)
+
+
+def test_only_a_cluster_plans_and_compiles() -> None:
+    lowered = atoll.program(double).lower(VECTOR)
+    for ask in (lowered.compile, functools.partial(lowered.as_text, stage="lowered")):
+        with pytest.raises(ProgramError, match=r"on another backend.*JAX_PLATFORMS=atoll"):
+            ask()
 
 
 def test_a_value_that_escapes_is_an_error() -> None:

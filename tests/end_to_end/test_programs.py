@@ -166,6 +166,12 @@ def other_dtypes(v: Any) -> Any:
     return tuple(each.astype(jnp.float32) for each in small), x > 0, x.astype(complex) * 1j
 
 
+def samples(v: Any) -> Any:
+    key = jax.random.key(7)
+    table = jnp.asarray(SQUARE).at[0].add(v[0])
+    return jax.random.choice(key, 5, (3,)) + v[0, 0], jnp.array(3).astype(float) * v, table
+
+
 def same_twice(v: Any) -> Any:
     x = jnp.asarray(v) + 1
     return x, x, [x, x * 1]
@@ -187,6 +193,7 @@ FUNCTIONS = (
     two_stages,
     closed_over_values,
     other_dtypes,
+    samples,
     same_twice,
 )  # fmt: skip
 
@@ -263,6 +270,29 @@ def test_arguments_are_trees_of_anything_anywhere(python: RemotePython) -> None:
     assert two[1] == (1, np.int8(3))
     assert other[2] is np.False_ or not other[2]
     assert two[3] == 7
+
+
+def returned_argument() -> list[bool]:
+    import atoll
+
+    results = atoll.program(lambda x: (x, x + 1, jax.device_put(x, jax.devices()[0])))(np.arange(4.0))
+    return [each.committed for each in results]
+
+
+def test_a_host_value_that_is_returned_stays_free_to_go_anywhere(python: RemotePython) -> None:
+    assert python.call(returned_argument) == [False, False, True]
+
+
+def with_debug_nans() -> None:
+    import atoll
+
+    with jax.debug_nans(True):
+        atoll.program(lambda x: jnp.log(x))(-1.0)
+
+
+def test_debug_nans_is_heeded(python: RemotePython) -> None:
+    with pytest.raises(RemoteError, match=r"FloatingPointError: program .* returns nan"):
+        python.call(with_debug_nans)
 
 
 def closures() -> Any:

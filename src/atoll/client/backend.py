@@ -6,7 +6,8 @@ import atexit
 import ctypes
 import os
 import time
-from typing import Any
+import weakref
+from typing import Any, Protocol
 
 from atoll.client.processes import ClientProcesses
 from atoll.client.quiet import filtered
@@ -21,6 +22,14 @@ _CONNECT_SECONDS = 30
 # How long jaxlib's client may take to report that its connection has ended.
 _LAST_WORDS_SECONDS = 0.2
 
+
+class Cache(Protocol):
+    """Something that a client's end makes worthless."""
+
+    def clear_cache(self) -> None: ...
+
+
+_caches: weakref.WeakSet[Cache] = weakref.WeakSet()
 _chosen: Settings | None = None
 _processes: ClientProcesses | None = None
 
@@ -34,6 +43,11 @@ def choose(settings: Settings | None) -> None:
 def cluster() -> tuple[str, str] | None:
     """The address of the controller that this process uses, and its token; None where JAX does not run on Atoll."""
     return None if _processes is None else (_processes.controller, _processes.token)
+
+
+def clear_with_client(cache: Cache) -> None:
+    """Has the cache cleared when a client begins or ends, for as long as somebody else refers to it."""
+    _caches.add(cache)
 
 
 def make_client() -> Any:
@@ -76,6 +90,8 @@ def _users_cache() -> str:
 def disconnect() -> None:
     """Ends this client's processes, if there are any."""
     global _processes
+    for cache in list(_caches):
+        cache.clear_cache()
     processes, _processes = _processes, None
     if processes is not None:
         atexit.unregister(processes.leave)

@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src import api_util, core, dispatch, source_info_util, traceback_util
 from jax._src import config as _config
-from jax._src import core, dispatch, source_info_util, traceback_util
 from jax._src import pjit as _pjit
 from jax._src import shard_map as _shard_map
 from jax._src.interpreters import pxla
@@ -29,6 +29,7 @@ trace_state_clean: Callable[[], bool] = core.trace_state_clean
 set_current_trace: Any = core.set_current_trace
 abstractify: Callable[[Any], Any] = core.shaped_abstractify
 default_device: Callable[[], Any] = pxla.get_default_device
+needs_check_special: Callable[[], bool] = dispatch.needs_check_special
 # Whether a copy shares its source's memory, or takes it over.
 CopySemantics: Any = xla_client.ArrayCopySemantics
 
@@ -52,6 +53,11 @@ def line() -> str:
 def run_now(primitive: Any, arguments: Sequence[Any], params: dict[str, Any]) -> Any:
     """What eager JAX does for a primitive that no tracer takes part in."""
     return core.eval_trace.process_primitive(primitive, arguments, params)
+
+
+def stage_now(value: Any) -> Any:
+    """The array that eager JAX makes of a host value."""
+    return core.eval_trace.stage_value(value)
 
 
 # Whose primitives eager JAX runs as several computations, or as a jit call of their own making.
@@ -84,7 +90,13 @@ def run_shard_map(trace: Any, primitive: Any, fun: Any, arguments: Sequence[Any]
 
 
 def has_effects(jaxpr: Any) -> bool:
-    return bool(jaxpr.effects)
+    """Whether it has any outside of itself; mutable arrays of its own are its own affair."""
+    return any(not isinstance(each, core.InternalMutableArrayEffect) for each in jaxpr.effects)
+
+
+def uses_references(primitive: Any, arguments: Sequence[Any]) -> bool:
+    """Whether a primitive makes or uses mutable arrays (jax.Ref)."""
+    return bool(primitive.ref_primitive) or any(isinstance(each, core.Ref) for each in arguments)
 
 
 def as_function(jaxpr: Any, name: str) -> Callable[..., Any]:
@@ -160,6 +172,21 @@ def check_deleted(arrays: Sequence[Any]) -> None:
     """Raises JAX's error for one that is deleted."""
     for each in arrays:
         each._check_if_deleted()
+
+
+def check_special(name: str, arrays: Sequence[Any]) -> None:
+    """Raises FloatingPointError where the user has asked for it (jax_debug_nans, jax_debug_infs)."""
+    try:
+        dispatch.check_special(name, arrays)
+    except api_util.InternalFloatingPointError as error:
+        raise FloatingPointError(
+            f"program {name!r} returns {error.ty}; without atoll.program, JAX finds the operation that makes it"
+        ) from None
+
+
+def in_memory(sharding: Any, space: Any) -> Any:
+    """The sharding in a `jax.memory.Space`."""
+    return sharding.with_memory_kind(core.mem_space_to_kind(space))
 
 
 def is_committed(array: Any) -> bool:

@@ -24,6 +24,7 @@ from atoll.ir.submission import Staging, Submission, encode
 
 internals.leave_out_of_tracebacks(__file__)
 
+_ATOLL = "proxy/atoll"  # jaxlib's name for our client
 # What is staged and the launch that takes it must not be parted by another thread's.
 _staging = threading.Lock()
 
@@ -117,7 +118,7 @@ def build(recording: Recording, donated: frozenset[int]) -> Built:
         if not isinstance(each, Value):
             results.append(Result("", constant=each))
         elif id(each.root) in leaves:
-            put = each.of is not None or (each.host and each.placed)
+            put = each.of is not None
             results.append(Result("given", leaves[id(each.root)], sharding=each.sharding if put else None))
         elif each.root.constant is not None:
             results.append(Result("", constant=each.root.constant))
@@ -180,6 +181,7 @@ class Launch:
 
     def __init__(self, built: Built) -> None:
         program = built.program
+        self._name = program.name
         self._functions = built.functions  # the session must not drop them
         self._constants: list[Any] = [None] * len(built.arguments)
         self._leaves: list[tuple[int, int]] = []  # (slot of the program's argument, leaf of the user's)
@@ -221,6 +223,8 @@ class Launch:
         except Exception:
             internals.check_deleted(buffers)
             raise
+        if internals.needs_check_special():
+            internals.check_special(self._name, results)
         return results
 
     def _launched(self, buffers: list[Any]) -> Any:
@@ -265,3 +269,7 @@ def devices(built: Built) -> set[Any]:
     values = [*built.arguments, *built.made]
     found = {device for value in values for device in internals.devices_of(value.sharding) or ()}
     return found.union(*(function.devices for function in built.functions))
+
+
+def on_atoll(built: Built) -> bool:
+    return all(device.client.runtime_type == _ATOLL for device in devices(built))

@@ -18,8 +18,8 @@ import jax
 import numpy as np
 
 from atoll.client import jax_internals as internals
-from atoll.client.backend import losses
-from atoll.client.launching import Built, Launch, build, devices
+from atoll.client.backend import clear_with_client, losses
+from atoll.client.launching import Built, Launch, build, on_atoll
 from atoll.client.placing import Placer
 from atoll.client.stages import Lowered
 from atoll.client.tracing import record
@@ -28,7 +28,6 @@ from atoll.client.values import ProgramError, Value
 internals.leave_out_of_tracebacks(__file__)
 
 _NO_STATICS = ()
-_ATOLL = "proxy/atoll"  # jaxlib's name for our client
 
 
 @overload
@@ -93,12 +92,20 @@ class Program:
         functools.update_wrapper(self, fun)
         self._fun = fun
         self._name = getattr(fun, "__name__", type(fun).__name__)
-        names = _parameters(fun)
+        self._parameters = names = _parameters(fun)
         self._static_numbers, self._static_names = _both(static_argnums, static_argnames, names)
         self._donated_numbers, self._donated_names = _both(donate_argnums, donate_argnames, names)
+        _check_names(fun, (*self._static_names, *self._donated_names))
         self._has_statics = bool(self._static_numbers or self._static_names)
         self._cache: dict[Hashable, _Traced] = {}
         self._tracing = threading.RLock()
+        clear_with_client(self)
+
+    def __repr__(self) -> str:
+        return f"<atoll.program {self._name}>"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Program:
+        return self  # as Python's functions
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -141,13 +148,15 @@ class Program:
     def _traced(self, leaves: Sequence[Any], tree: Any, statics: Any) -> _Traced:
         before = losses()
         built, out_tree = self._build(leaves, tree, statics)
-        on_atoll = all(device.client.runtime_type == _ATOLL for device in devices(built))
-        launch = Launch(built) if built.program.nodes and on_atoll else None
+        launch = Launch(built) if built.program.nodes and on_atoll(built) else None
         return _Traced(built, out_tree, launch, built.plain, before)
 
     def _build(self, leaves: Sequence[Any], tree: Any, statics: Any) -> tuple[Built, Any]:
-        names = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree.unflatten(leaves))]
-        values = [_argument(leaf, f"argument {name}") for leaf, name in zip(leaves, names, strict=True)]
+        paths = [path for path, _ in jax.tree.leaves_with_path(tree.unflatten(leaves))]
+        values = [
+            _argument(leaf, f"argument {self._argument_name(path, statics)}")
+            for leaf, path in zip(leaves, paths, strict=True)
+        ]
         out_trees: list[Any] = []
 
         def flat(tracers: list[Any]) -> list[Any]:
@@ -185,6 +194,18 @@ class Program:
                 args.insert(where, value)
         return args, kwargs
 
+    def _argument_name(self, path: Sequence[Any], statics: Any) -> str:
+        """The argument as the user knows it: `x['weights']`, or `args[3]` where the parameter has no name."""
+        kind, which, *rest = path
+        if kind.idx == 1:
+            name = which.key
+        else:
+            position = which.idx
+            for where in sorted(where for where, *_ in statics if isinstance(where, int)):
+                position += where <= position
+            name = self._parameters[position] if position < len(self._parameters) else f"args[{position}]"
+        return f"{name}{jax.tree_util.keystr(tuple(rest))}"
+
     def _donated_leaves(self, tree: Any) -> frozenset[int]:
         if not self._donated_numbers and not self._donated_names:
             return frozenset()
@@ -205,8 +226,10 @@ def _kind(leaf: Any) -> Any:
     kind = type(leaf)
     if kind is internals.Array:
         return leaf.aval, leaf.sharding, leaf._committed
-    if kind is np.ndarray:
+    if isinstance(leaf, np.ndarray):
         return leaf.dtype, leaf.shape
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        raise TypeError(f"a program is called with arrays, not with {leaf}; lower() takes types")
     if hasattr(leaf, "sharding"):
         return leaf.aval, leaf.sharding, internals.is_committed(leaf)
     return kind
@@ -240,6 +263,19 @@ def _parameters(fun: Callable[..., Any]) -> list[str]:
     except (TypeError, ValueError):
         return []
     return [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+
+
+def _check_names(fun: Callable[..., Any], names: Iterable[str]) -> None:
+    """Raises ValueError for an argument that the function does not take."""
+    try:
+        parameters = inspect.signature(fun).parameters
+    except (TypeError, ValueError):
+        return
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return
+    for name in names:
+        if name not in parameters:
+            raise ValueError(f"{getattr(fun, '__name__', fun)} has no argument {name!r}; it takes {list(parameters)}")
 
 
 def _both(

@@ -7,6 +7,7 @@ What comes back is an executable whose devices are those of the slice; while tha
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -120,10 +121,10 @@ class VirtualDeviceSet:
         given = [count for count in (devices, tpu_devices, gpu_devices) if count is not None]
         if len(given) > 1 or not (given or shape is not None):
             raise ValueError("say one of devices=, tpu_devices= and gpu_devices=, or shape=")
-        count = given[0] if given else math.prod(shape or ())
-        dims = tuple(int(size) for size in shape or ())
+        dims = tuple(operator.index(size) for size in shape) if shape is not None else ()
+        count = operator.index(given[0]) if given else math.prod(dims)
         if (shape is not None and not dims) or min(dims, default=1) < 1 or len(dims) > 3:
-            raise ValueError(f"a slice has one to three dimensions of one device or more, not {tuple(shape or ())}")
+            raise ValueError(f"a slice has one to three dimensions of one device or more, not {dims}")
         if dims and math.prod(dims) != count:
             raise ValueError(f"{count} devices have no shape {dims}")
         if not 1 <= count <= MAX_DEVICES:
@@ -135,7 +136,7 @@ class VirtualDeviceSet:
             count, dims, kind, _numbers(same_island_as), _numbers(other_island_than), int(memory)
         )
         made = Slice(_ask(self._client, wish))
-        self._slices.append(made)
+        self._slices = [*self.slices, made]
         return made
 
 
@@ -164,7 +165,7 @@ def _numbers(slices: Slice | Iterable[Slice]) -> tuple[int, ...]:
     several = (slices,) if isinstance(slices, Slice) else tuple(slices)
     for each in several:
         if each.is_released:
-            raise ValueError(f"{each} is on no island")
+            raise ValueError(f"{each} says nothing of an island: it has been released")
     return tuple(each.number for each in several)
 
 

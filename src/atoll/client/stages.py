@@ -8,11 +8,16 @@ from typing import Any
 import jax
 
 from atoll.client import jax_internals as internals
-from atoll.client.launching import Built, Launch, devices
-from atoll.client.values import Value
+from atoll.client.launching import Built, Launch, devices, on_atoll
+from atoll.client.values import ProgramError, Value
 from atoll.ir.lowered import Seat
 
 internals.leave_out_of_tracebacks(__file__)
+
+_NO_CLUSTER = (
+    "only a cluster plans and compiles programs, and this one is on another backend, where its function is simply "
+    "called: start it with JAX_PLATFORMS=atoll, or use atoll.connect()"
+)
 
 
 class _Stage:
@@ -67,11 +72,15 @@ class Lowered(_Stage):
             return render(self._built.program, names)
         if stage != "lowered":
             raise ValueError(f"a program has no stage {stage!r}: leave it out, or ask for 'lowered'")
+        if not on_atoll(self._built):
+            raise ProgramError(_NO_CLUSTER)
         seats = {d.id: Seat(d.slice_index, d.host, d.id) for d in devices(self._built)}
         return render_lowered(self._built.program, seats, names)
 
     def compile(self) -> Compiled:
         """Waits until all functions are compiled, and makes the program known to the cluster."""
+        if not on_atoll(self._built):
+            raise ProgramError(_NO_CLUSTER)
         return Compiled(self._built, self.in_tree, self.out_tree, self._donated)
 
 
@@ -83,6 +92,8 @@ class Compiled(_Stage):
         self._launch = Launch(built) if built.program.nodes else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not internals.trace_state_clean():
+            raise TypeError("a compiled program cannot be transformed: call the atoll.program itself there")
         leaves, tree = jax.tree.flatten((args, kwargs))
         if tree != self.in_tree:
             raise TypeError(f"this program was compiled for arguments {self.in_tree}, and called with {tree}")

@@ -119,6 +119,11 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
                 self._put(each, device, copy)
                 for each, device, copy in zip(tracers, params["devices"], copies, strict=True)
             ]
+        if internals.uses_references(primitive, tracers):
+            raise ProgramError(
+                f"{primitive.name} at {internals.line()} is about a mutable array (jax.Ref), and a program has none "
+                "of its own: make and use it inside of a jit function"
+            )
         return internals.run_as_eager_jax(self, primitive, tracers, params)
 
     def process_call(self, primitive: Any, fun: Any, tracers: Sequence[Any], params: Any, /) -> Any:
@@ -136,15 +141,18 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
         return internals.run_shard_map(self, primitive, fun, tracers, params)
 
     def stage_value(self, value: Any) -> Any:
-        return value
+        return value if isinstance(value, ProgramTracer) else self._own(internals.stage_now(value), [value])
 
     def _inline(self, fun: Any, tracers: Sequence[Any]) -> Any:
         with internals.set_current_trace(self):
             return getattr(fun, "call_wrapped", fun)(*tracers)
 
     def _compute(self, primitive: Any, arguments: Sequence[Any], params: dict[str, Any]) -> Any:
-        """What depends on no argument is the same in each launch. Its arrays are the program's own."""
-        results = internals.run_now(primitive, arguments, params)
+        """What depends on no argument is the same in each launch."""
+        return self._own(internals.run_now(primitive, arguments, params), arguments)
+
+    def _own(self, results: Any, arguments: Sequence[Any]) -> Any:
+        """The results; those that were no arguments are the program's own."""
         given = {id(each) for each in arguments}
         for each in jax.tree.leaves(results):
             if id(each) not in given:
@@ -169,12 +177,24 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
 
     def _usable(self, given: Any, what: str) -> Value:
         value = self.value_of(given)
+        if value.root.host and value.root.donated:
+            self._keep(value.root)  # its upload was consumed, and the host still has it
         if value.given_away():
             raise ProgramError(
                 f"{what} at {internals.line()} uses an array that was donated at {value.given_away()} (made at "
                 f"{value.line}). Donate it to its last use only, or pass a copy there: jax.numpy.copy(x)."
             )
         return value
+
+    def _keep(self, root: Value) -> None:
+        """None of the nodes consumes it after all."""
+        for node in self.recording.nodes:
+            if isinstance(node, Called):
+                node.donated = tuple(i for i in node.donated if node.inputs[i].root is not root)
+            elif node.inputs[0] is root:
+                node.donated = False
+        root.donated = ""
+        root.shared = True
 
     # ---- nodes
 
@@ -213,6 +233,9 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
             raise ProgramError(f"device_put at {internals.line()} asks for a layout; a program has default layouts")
         if isinstance(target, jax.Device):
             target = SingleDeviceSharding(target)
+        elif isinstance(target, jax.memory.Space):
+            here = value.sharding if value.placed else SingleDeviceSharding(internals.default_device())
+            target = internals.in_memory(here, target)
         if target is not None and internals.devices_of(target) is None:
             raise ProgramError(f"device_put at {internals.line()} to {target}, which names no devices")
         gives = copy == internals.CopySemantics.DONATE_INPUT
@@ -221,10 +244,13 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
                 return _copy(given)
         if target is None:
             return ProgramTracer(self, value)
-        moved = self._moved(value, target, fresh=gives, consume=gives).seen()
+        moved = self._moved(value, target, fresh=gives, consume=gives)
+        if moved is not value.root:
+            moved.shared |= moved.put  # two device_puts give two arrays, whichever is consumed
+            moved.put = True
         if gives:
             value.donated = internals.line()
-        return ProgramTracer(self, moved)
+        return ProgramTracer(self, moved.seen())
 
     def _moved(self, value: Value, place: Place, *, fresh: bool = False, consume: bool = False) -> Value:
         """The value where it must lie; by a transfer, where it lies elsewhere.
@@ -274,6 +300,9 @@ def record(name: str, function: Any, arguments: Sequence[Value], placer: Placer)
                     recording.results.append(value)
                 else:
                     recording.results.append(each)
+    except jax.errors.NonConcreteBooleanIndexError as error:
+        error.add_note(f"It was raised while tracing the program {name!r}. {_WAY_OUT}")  # JAX asks no tracer for it
+        raise
     finally:
         trace.invalidate()
     return recording

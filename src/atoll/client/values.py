@@ -35,6 +35,7 @@ class Value:
     constant: Any = None  # what it holds, where that is known already
     shared: bool = False  # a constant of the program's own, which no launch may consume
     donated: str = ""  # the line that gave it away
+    put: bool = False  # a copy that the function has in hand, from a device_put
     copies: dict[Sharding, Value] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
