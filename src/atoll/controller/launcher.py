@@ -164,7 +164,7 @@ class Launcher:
             gang.work.failure = gang.work.failure or failure
         elif failure is not None:
             self.fail(launch, failure)
-        if not gang.work.hosts_left and gang.work.failure is None:
+        if not gang.work.hosts_left and (gang.work.failure is None or launch.error is not None):
             if launch.error is None:
                 template.learn(gang.work.duration)
                 if gang.alone:
