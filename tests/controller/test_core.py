@@ -435,6 +435,27 @@ def test_a_result_that_exists_already_ends_the_session():
         play.say(m.Launch(1, (10,), (10,), ()))
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        m.Launch(1, (10,), (10,), ()),
+        m.Launch(1, (99,), (10,), ()),
+        m.Launch(99, (), (10,), ()),
+        m.Launch(99, (), (11, 11), ()),
+        m.MakeError((10,), BROKEN),
+        m.MakeError((11, 11), BROKEN),
+    ],
+)
+def test_new_arrays_take_nobodys_handle_whatever_else_is_wrong(message):
+    play = Play()
+    play.with_call()
+    play.array(10)
+    with pytest.raises(StatusError, match=r"exists already|same handle"):
+        play.say(message)
+    play.controller.close_session(play.session)
+    assert not any(play.controller.memory.used.values())
+
+
 def test_a_donated_array_cannot_be_used_again():
     play = Play()
     play.with_call(donated=(0,))
@@ -705,6 +726,27 @@ def test_a_restarted_island_gets_back_what_it_had_and_runs_what_waited():
     ready, run = play.hear(0, m.Compiled(name, OK, b"info", 0.1, True))
     assert ready == m.FunctionReady(1, OK, b"info")
     assert (run.plan, run.results) == (plan, (11,))
+
+
+def test_a_restarted_island_gets_back_the_plans_of_released_programs_that_launches_wait_for():
+    play = Play("2x1x1")
+    play.array(10)
+    play.controller.worker_lost(1, "killed")
+    body = single("transfer", (on(0),), Transfer((0,), (on(1),), reshard=True))
+    kept = play.say(m.RegisterProgram(7, body))
+    plan = next(message.plan for message in kept if isinstance(message, m.KeepPlan))
+    assert runs(play.say(m.Launch(7, (10,), (11,), ()))) == [], "it waits for the island"
+    play.say(m.ReleaseProgram(7))
+
+    back = play.join_again(1)
+    plans = [message.plan for message in back if isinstance(message, m.KeepPlan)]
+    assert {run.plan for run in runs(back)} == {plan, *plans}
+    assert back.index(runs(back)[-1]) > max(i for i, x in enumerate(back) if isinstance(x, m.KeepPlan))
+    for run, host in zip(runs(back), (0, 1), strict=True):
+        play.done(run.sequence, host=host)
+    assert play.controller._plans.keys() == {
+        plan.number for plan in play.controller.sessions[play.session].programs[2].plans.values()
+    }
 
 
 def test_bytes_sent_before_the_proxy_knew_of_a_loss_are_lost():

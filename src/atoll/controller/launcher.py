@@ -23,7 +23,7 @@ from atoll.controller.scheduler import Gang, Scheduler, Ticket
 from atoll.controller.session import Launch, Session, Work
 from atoll.controller.trace import Trace
 from atoll.controller.turns import Turns
-from atoll.errors import Code, Status, invalid
+from atoll.errors import Code, Status
 from atoll.transport import messages as m
 
 # More executions than this in flight on one host can deadlock XLA's CPU client (32 is its own limit).
@@ -66,7 +66,11 @@ class Launcher:
     # ---- events
 
     def launch(self, session: Session, message: m.Launch) -> None:
-        """A client launches a program. What cannot run gives results that stand for the reason."""
+        """A client launches a program. What cannot run gives results that stand for the reason.
+
+        Raises INVALID_ARGUMENT where the results cannot be named so.
+        """
+        session.directory.check_new(message.results)
         program = session.programs.get(message.program)
         problem = self._launch_problem(session, program, message)
         if problem is not None or not isinstance(program, RegisteredProgram):
@@ -350,9 +354,6 @@ class Launcher:
             problem = session.directory.problem(handle)
             if problem is not None:
                 return problem
-        for handle in message.results:
-            if handle in session.directory.entries:
-                raise invalid(f"array {handle} exists already")
         if self._blame.refused:
             for name in program.functions:
                 if name in self._blame.refused:
