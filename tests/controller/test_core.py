@@ -641,6 +641,20 @@ def test_the_other_end_of_a_failed_transfer_is_told_what_befell_it():
     assert play.hear(1, m.Failed(receive.sequence, BROKEN)) == [m.Retired(1)]
 
 
+def test_what_a_lost_host_has_sent_is_awaited_by_nobody():
+    play = Play("2x1x1")
+    play.array(10)
+    body = single("transfer", (on(0),), Transfer((0,), (on(1),), reshard=True))
+    play.say(m.RegisterProgram(7, body))
+    send, receive = runs(play.say(m.Launch(7, (10,), (11,), ())))
+    play.done(send.sequence)
+    play.controller.worker_lost(0, "killed")
+    told = [message for message in play.outbox() if isinstance(message, m.FailFeeds)]
+    assert [message.feeds for message in told] == [receive.feeds]
+    play.hear(1, m.Failed(receive.sequence, told[0].status))
+    assert play.controller.scheduler.statistics(1).in_flight == 0
+
+
 def test_a_lost_host_fails_what_was_there_what_ran_there_and_what_stood_in_line():
     play = Play("2x1x1")
     play.with_put()

@@ -187,6 +187,10 @@ class Launcher:
         for gang in [g for g in self._in_flight.values() if g.island == island]:
             self.fail(gang.work.launch, status.within(gang.work.launch.program.name))
             self._finish(gang)
+        for gang in self._in_flight.values():
+            # What was sent may be lost on its way, though the sender had done its part.
+            if gang.work.template.incoming and any(other.island == island for other in gang.ticket.gangs):
+                self.fail(gang.work.launch, status.within(gang.work.launch.program.name))
         hosts = set(self._resources.hosts_of(island))
         for ticket in self.scheduler.tickets(island):
             launch = ticket.gangs[0].work.launch
