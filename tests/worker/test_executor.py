@@ -282,7 +282,7 @@ def it_walks_no_leg_after_one_that_failed(rig: Rig) -> None:
 @behaviour
 def it_tells_that_it_left_out_what_others_compute_with_it(rig: Rig) -> None:
     name = rig.function(add, spec(), spec())
-    first, *others = doubling_legs(name)
+    _, *others = doubling_legs(name)
     bad = p.Leg(0, (p.Execute("no such", (0, 0), 1, (), (), False),), drops=(0,))
     together = msgspec.structs.replace(others[0], together=True)
     sequence, _ = start_legs(rig, (bad, together, others[1]), rig.ones())
