@@ -303,6 +303,16 @@ def test_a_program_of_many_nodes_is_one_message_a_host_and_then_whose_turn_it_is
     assert play.done(there.sequence, run.sequence + 5, host=1) == [m.Retired(1)]
 
 
+@pytest.mark.parametrize("program", [5, 99])
+def test_a_launch_gives_back_the_room_that_it_took(program):
+    play = Play()
+    play.with_call(program=5)
+    play.array(10)
+    said = play.say(m.Launch(program, (10,), (11,), (), room=4))
+    told = said if program == 99 else play.done(runs(said)[0].sequence)
+    assert m.Retired(4) in told
+
+
 def test_another_sessions_work_gets_in_between_the_nodes_of_a_long_program():
     play = Play()
     play.with_function()

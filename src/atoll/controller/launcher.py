@@ -79,7 +79,7 @@ class Launcher:
                 session.directory.add(handle, Entry((), 0, ready=True, error=problem))
             if isinstance(program, RegisteredProgram):
                 self._refuse_feeds(session, program.gangs, message.feeds)
-            self._outbox.retire(session.number)
+            self._outbox.retire(session.number, message.room)
             return
         session.launches += 1
         session.in_flight += 1
@@ -112,7 +112,14 @@ class Launcher:
             feeds += tuple(range(self._next_own, self._next_own + extra))
             self._next_own += extra
         return Launch(
-            session.number, program, message.arguments, message.results, feeds, message.context, entries
+            session.number,
+            program,
+            message.arguments,
+            message.results,
+            feeds,
+            message.context,
+            entries,
+            room=message.room,
         )
 
     def _join_line(self, session: Session, launch: Launch, node: tuple[GangTemplate, ...]) -> None:
@@ -411,7 +418,7 @@ class Launcher:
         for handle in launch.results:
             self.settle(session, handle, launch.error)
         session.in_flight -= 1
-        self._outbox.retire(launch.session)
+        self._outbox.retire(launch.session, launch.room)
 
     def fail(self, launch: Launch, status: Status) -> None:
         """A launch fails: what of it has not started will not, and nothing new may use its results."""

@@ -34,6 +34,7 @@ class Launch:
     begun: dict[int, int] = field(default_factory=dict)
     pending: int = 0
     error: Status | None = None
+    room: int = 1  # in its session's window
 
 
 @dataclass(slots=True, eq=False)
