@@ -313,6 +313,17 @@ def test_a_launch_gives_back_the_room_that_it_took(program):
     assert m.Retired(4) in told
 
 
+def test_a_program_whose_plan_is_too_large_for_a_message_is_refused_and_costs_no_worker(monkeypatch):
+    monkeypatch.setattr("atoll.controller.programs.MAX_PLAN_BYTES", 1000)
+    play = Play()
+    play.with_call(program=4)
+    play.array(10)
+    assert play.say(m.RegisterProgram(5, chain_of(100))) == []
+    play.say(m.Launch(5, (10,), (11, 13), ()))
+    (answer,) = play.say(m.Await(1, (11,)))
+    assert (answer.status.code, "too large" in answer.status.message) == (Code.INVALID_ARGUMENT, True)
+
+
 def test_another_sessions_work_gets_in_between_the_nodes_of_a_long_program():
     play = Play()
     play.with_function()
