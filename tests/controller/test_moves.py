@@ -476,31 +476,17 @@ class MovingClient(Client):
 
 
 class MovingWorld(World):
-    """Also has an operator, who moves slices. Hosts compile what they are told to."""
+    """Also has an operator, who moves slices."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
         self.asked = 0
-        self.told: list[m.Told] = []
 
     def open(self) -> Client:
         number = self.controller.open_session(1, "").number
         client = self.clients[number] = MovingClient(self, number)
         self.deliver()
         return client
-
-    def deliver(self) -> None:
-        while messages := self.controller.take_outbox():
-            for (kind, number), message in messages:
-                if kind == "host":
-                    self.hosts[number].take(message)
-                    if isinstance(message, m.Compile):
-                        compiled = m.Compiled(message.function, OK, b"", 0.1, False)
-                        self.controller.from_worker(number, compiled)
-                elif kind == "operator":
-                    self.told.append(message)
-                elif number in self.clients:
-                    self.clients[number].hear(message)
 
     def move(self) -> None:
         client = self.rng.choice(list(self.clients.values()))
@@ -530,7 +516,7 @@ class MovingWorld(World):
     st.sampled_from([0, 0, 100]),
 )
 def test_clients_whose_slices_are_moved_notice_nothing(seed, steps, topology, doom, memory):
-    world = MovingWorld(random.Random(seed), topology, doom, memory)
+    world = MovingWorld(random.Random(seed), topology, doom, device_memory=memory)
     rng = world.rng
     for _ in range(rng.randint(1, 3)):
         world.open()
@@ -557,7 +543,8 @@ def test_clients_whose_slices_are_moved_notice_nothing(seed, steps, topology, do
         assert set(client.outcomes) == set(client.waits), "each wait ends"
         for wait, handle in client.waits.items():
             status, taint, maybe = client.outcomes[wait], client.taint[handle], client.maybe[handle]
-            if not (memory and status.code == Code.RESOURCE_EXHAUSTED):
+            is_lost = world.has_lost and status.code in (Code.DATA_LOSS, Code.DEADLINE_EXCEEDED)
+            if not is_lost and not (memory and status.code == Code.RESOURCE_EXHAUSTED):
                 assert not (status.ok and taint), f"{handle} is there although it depends on {taint}"
                 assert status.ok or status.message in taint | maybe, f"{status} is none of {taint | maybe}"
         for handle, spec in client.arrays.items():

@@ -17,10 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.errors import ConnectError
+from atoll.errors import Code, ConnectError, Status, StatusError
 from atoll.transport import data
 from atoll.transport.address import Address
 from atoll.transport.data import SHARED_THRESHOLD, DataChannel, Open, Piece, Recycle, aligned, dial
+from atoll.transport.messages import OWN_NUMBERS
 from atoll.worker.data_port import DataPort, Inbox
 from tests.conftest import gone as still_there
 
@@ -507,6 +508,34 @@ def test_the_clusters_own_secret_opens_every_sessions_feeds(port):
         assert changed.wait_for(lambda: arrived, SECONDS)
     assert arrived == [(9, 4)]
     data_port.to_host(0).close()
+
+
+def test_what_comes_for_a_session_that_is_over_is_not_kept():
+    inbox, told = Inbox(lambda session, feed: None), []
+    inbox.put(5, OWN_NUMBERS, b"before", lambda: told.append("before"))
+    inbox.drop_session(5)
+    inbox.put(5, OWN_NUMBERS + 1, b"after", lambda: told.append("after"))
+    inbox.fail(5, [OWN_NUMBERS + 2], Status(Code.CANCELLED, "over"))
+    assert told == ["before", "after"]
+    assert (inbox.nbytes, inbox._feeds, inbox._failed) == (0, {}, {})
+
+
+def test_too_much_for_one_session_does_not_end_the_connection_that_all_sessions_share(port, monkeypatch):
+    monkeypatch.setattr("atoll.worker.data_port.MAX_INBOX_BYTES", 100)
+    data_port, arrived, changed = port
+    data_port.set_peers(((0, str(data_port.address)),), "between hosts")
+    peer = data_port.to_host(0)
+    for feed in (OWN_NUMBERS, OWN_NUMBERS + 1):
+        peer.send(9, feed, [content(1000)])
+    peer.send(8, 4, [b"another session's"])
+    with changed:
+        assert changed.wait_for(lambda: arrived, SECONDS)
+    assert arrived == [(8, 4)]
+    assert len(data_port.inbox.take(9, OWN_NUMBERS)[0]) == 1000
+    with pytest.raises(StatusError) as raised:
+        data_port.inbox.take(9, OWN_NUMBERS + 1)
+    assert raised.value.status.code == Code.RESOURCE_EXHAUSTED
+    peer.close()
 
 
 def test_closing_a_session_frees_what_waits_for_it(port):

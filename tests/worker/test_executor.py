@@ -14,11 +14,13 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -87,7 +89,6 @@ class Rig:
     def function(self, call: Any, *arguments: Any, devices: tuple[int, ...] = (0,), donate: Any = ()) -> str:
         """Compiles `call` for shards like `arguments` on these devices; its name."""
         import jax
-        import msgspec
         from jax._src.lib import _jax
         from jax._src.lib import xla_client as xc
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -287,6 +288,52 @@ def it_walks_no_leg_after_one_that_failed(rig: Rig) -> None:
     assert (failed.sequence, failed.status.code) == (first + 101, Code.NOT_FOUND)
     assert rig.reports.get(timeout=SECONDS).runs[0][0] == first + 102
     says(rig.failure(rig.call(name, result, result)), Code.NOT_FOUND, "no such")
+
+
+@behaviour
+def it_tells_that_it_left_out_what_others_compute_with_it(rig: Rig) -> None:
+    name = rig.function(add, spec(), spec())
+    _, *others = doubling_legs(name)
+    bad = p.Leg(0, (p.Execute("no such", (0, 0), 1, (), (), False),), drops=(0,))
+    together = msgspec.structs.replace(others[0], together=True)
+    sequence, _ = start_legs(rig, (bad, together, others[1]), rig.ones())
+    assert rig.reports.get(timeout=SECONDS).sequence == sequence
+    rig.executor.submit(m.Go(rig.session, sequence, ((sequence + 101, 1), (sequence + 102, 1))))
+    failed = rig.reports.get(timeout=SECONDS)
+    assert (failed.sequence, failed.status.code) == (sequence + 101, Code.NOT_FOUND)
+    assert rig.reports.get(timeout=SECONDS).runs[0][0] == sequence + 102
+    assert rig.executor._walks == {}
+
+
+@behaviour
+def it_does_not_wait_for_what_it_left_out(rig: Rig) -> None:
+    name = rig.function(add, spec(), spec())
+    a = rig.ones()
+    parked = []
+    for _ in range(2):  # sessions, each with something to compute together behind bytes that are awaited
+        feed, plan, sequence = rig.fresh(), rig.fresh(), rig.fresh()
+        receive = p.Leg(0, (p.Receive(0, local(0), (p.ReceivePiece(0, ((0, 4),), 0),)),))
+        call = p.Leg(1, (p.Execute(name, (0, 0), 1, (), (), False),), (1,), (0,), together=True)
+        rig.executor.submit(m.OpenStore(rig.session + 1000 * len(parked), "secret"))
+        session = rig.session + 1000 * len(parked)
+        rig.executor.submit(m.KeepPlan(plan, p.Plan("train_step", (), (receive, call), (1,))))
+        rig.executor.submit(m.Run(sequence, session, plan, (), (rig.fresh(),), (feed,)))
+        rig.executor.submit(m.Go(session, sequence, ((sequence + 500, 1),)))
+        parked.append((session, feed, sequence))
+    while len(rig.executor._together) < 2:
+        time.sleep(0.001)
+    (_, feed, first), (other, failing, second) = parked
+    rig.inbox.fail(other, (failing,), Status(Code.DATA_LOSS, "gone"))
+    failed = [rig.reports.get(timeout=SECONDS).sequence for _ in range(2)]
+    assert failed == [second, second + 500]
+    rig.inbox.put(rig.session, feed, np.ones(16, np.uint8))
+    ended: list[int] = []
+    while len(ended) < 2:
+        ended += [run[0] for run in rig.reports.get(timeout=SECONDS).runs]
+    assert ended == [first, first + 500]
+    report, _ = rig.call(name, a, a)
+    assert isinstance(report, m.Done)
+    assert not rig.executor._together
 
 
 @behaviour

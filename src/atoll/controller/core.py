@@ -95,6 +95,7 @@ class Controller:
         self._device_memory = settings.device_memory
         self._next_session = 1
         self._next_plan = 1
+        self._plans: dict[int, tuple[int, Plan]] = {}  # that hosts have, also of programs released while launches wait
 
     def take_outbox(self) -> list[tuple[Destination, Any]]:
         """What is to be sent, in order; see `outbox` for destinations."""
@@ -121,10 +122,9 @@ class Controller:
             self.memory.declare((host.number, info.ordinal), self._device_memory or info.memory_bytes)
         for session in self.sessions.values():
             self._outbox.to_host(host.number, m.OpenStore(session.number, session.secret))
-            for program in session.programs.values():
-                if isinstance(program, RegisteredProgram) and host.number in program.plans:
-                    plan = program.plans[host.number]
-                    self._outbox.to_host(host.number, m.KeepPlan(plan.number, plan.body))
+        for number, (place, plan) in self._plans.items():
+            if place == host.number:
+                self._outbox.to_host(host.number, m.KeepPlan(number, plan))
         if again and self.resources.islands[ready.island].state == "ready":
             self._recovery.island_back(ready.island)
             self._operators.island_is_up(ready.island)
@@ -248,6 +248,7 @@ class Controller:
                 for island in {self.resources.hosts[host].island for host in hosts if host in self.resources.hosts}:
                     session.unseen.pop(island, None)
             case m.MakeError(handles=handles, status=status):
+                session.directory.check_new(handles)
                 session.has_errors = True
                 for handle in handles:
                     session.directory.add(handle, Entry((), 0, ready=True, error=status))
@@ -283,6 +284,7 @@ class Controller:
     def _keep_plan(self, host: int, plan: Plan) -> int:
         number = self._next_plan
         self._next_plan += 1
+        self._plans[number] = (host, plan)
         self._outbox.to_host(host, m.KeepPlan(number, plan))
         return number
 
@@ -292,6 +294,7 @@ class Controller:
         if program.waiting:
             return
         for plan in program.plans.values():
+            del self._plans[plan.number]
             self._outbox.to_host(plan.host, m.DropPlan(plan.number))
         for name in program.functions:
             self._compilation.let_go(name)

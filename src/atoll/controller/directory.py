@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from atoll.controller.memory import Block
-from atoll.errors import OK, Code, Status
+from atoll.errors import OK, Code, Status, invalid
 from atoll.ir.types import ArraySpec
 
 
@@ -47,6 +47,14 @@ class Directory:
     entries: dict[int, Entry] = field(default_factory=dict)
     _waits: dict[int, _Wait] = field(default_factory=dict)
     nbytes: int = 0
+
+    def check_new(self, handles: tuple[int, ...]) -> None:
+        """Raises INVALID_ARGUMENT where these cannot all be names of new buffers."""
+        for handle in handles:
+            if handle in self.entries:
+                raise invalid(f"array {handle} exists already")
+        if len(handles) > 1 and len(set(handles)) != len(handles):
+            raise invalid("two new arrays have the same handle")
 
     def add(self, handle: int, entry: Entry) -> None:
         self.entries[handle] = entry

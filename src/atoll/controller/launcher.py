@@ -24,7 +24,7 @@ from atoll.controller.scheduler import Gang, Scheduler, Ticket
 from atoll.controller.session import Launch, Session, Work
 from atoll.controller.trace import Trace
 from atoll.controller.turns import Turns
-from atoll.errors import Code, Status, invalid
+from atoll.errors import Code, Status
 from atoll.transport import messages as m
 
 # More executions than this in flight on one host can deadlock XLA's CPU client (32 is its own limit).
@@ -67,7 +67,11 @@ class Launcher:
     # ---- events
 
     def launch(self, session: Session, message: m.Launch) -> None:
-        """A client launches a program. What cannot run gives results that stand for the reason."""
+        """A client launches a program. What cannot run gives results that stand for the reason.
+
+        Raises INVALID_ARGUMENT where the results cannot be named so.
+        """
+        session.directory.check_new(message.results)
         program = session.programs.get(message.program)
         problem = self._launch_problem(session, program, message)
         if problem is not None or not isinstance(program, RegisteredProgram):
@@ -76,7 +80,7 @@ class Launcher:
                 session.directory.add(handle, Entry((), 0, ready=True, error=problem))
             if isinstance(program, RegisteredProgram):
                 self._refuse_feeds(session, program.gangs, message.feeds)
-            self._outbox.retire(session.number)
+            self._outbox.retire(session.number, message.room)
             return
         session.launches += 1
         session.in_flight += 1
@@ -110,7 +114,14 @@ class Launcher:
             feeds += tuple(range(self._next_own, self._next_own + extra))
             self._next_own += extra
         return Launch(
-            session.number, program, message.arguments, message.results, feeds, message.context, entries
+            session.number,
+            program,
+            message.arguments,
+            message.results,
+            feeds,
+            message.context,
+            entries,
+            room=message.room,
         )
 
     def _is_contended(self, session: Session, program: RegisteredProgram) -> bool:
@@ -178,7 +189,7 @@ class Launcher:
             gang.work.failure = gang.work.failure or failure
         elif failure is not None:
             self.fail(launch, failure)
-        if not gang.work.hosts_left and gang.work.failure is None:
+        if not gang.work.hosts_left and (gang.work.failure is None or launch.error is not None):
             if launch.error is None:
                 template.learn(gang.work.duration)
                 if gang.alone:
@@ -198,6 +209,10 @@ class Launcher:
         for gang in [g for g in self._in_flight.values() if g.island == island]:
             self.fail(gang.work.launch, status.within(gang.work.launch.program.name))
             self._finish(gang)
+        for gang in self._in_flight.values():
+            # What was sent may be lost on its way, though the sender had done its part.
+            if gang.work.template.incoming and any(other.island == island for other in gang.ticket.gangs):
+                self.fail(gang.work.launch, status.within(gang.work.launch.program.name))
         hosts = set(self._resources.hosts_of(island))
         for ticket in self.scheduler.tickets(island):
             launch = ticket.gangs[0].work.launch
@@ -366,9 +381,6 @@ class Launcher:
             problem = session.directory.problem(handle)
             if problem is not None:
                 return problem
-        for handle in message.results:
-            if handle in session.directory.entries:
-                raise invalid(f"array {handle} exists already")
         if self._blame.refused:
             for name in program.functions:
                 if name in self._blame.refused:
@@ -421,7 +433,7 @@ class Launcher:
         for handle in launch.results:
             self.settle(session, handle, launch.error)
         session.in_flight -= 1
-        self._outbox.retire(launch.session)
+        self._outbox.retire(launch.session, launch.room)
 
     def fail(self, launch: Launch, status: Status) -> None:
         """A launch fails: what of it has not started will not, and nothing new may use its results."""

@@ -52,7 +52,7 @@ class Outbox:
             self._frees.setdefault((host, session, delete), []).extend(handles)
 
     def retire(self, session: int, count: int = 1) -> None:
-        """One of the session's launches has left the system; with -1, one that its proxy did not make has come."""
+        """So much of the session's window is free again; with -1, a launch that its proxy did not make has come."""
         self._retired[session] = self._retired.get(session, 0) + count
 
     def forget_session(self, session: int) -> None:

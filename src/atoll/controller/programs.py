@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from atoll.controller.gangs import GangTemplate
 from atoll.controller.shared_turns import SharedTurns
 from atoll.errors import invalid
@@ -13,6 +15,10 @@ from atoll.ir.lowered import Lowered, LoweredGang, Needs, Placement
 from atoll.ir.lowering import lower
 from atoll.ir.program import Program, value_specs
 from atoll.ir.types import ArraySpec
+
+# A worker ends over a control frame of 64 MiB. A launch's message has a number of up to 9 bytes for each feed.
+MAX_PLAN_BYTES = 48 << 20
+_FEED_BYTES = 9
 
 
 @dataclass(slots=True)
@@ -75,6 +81,9 @@ def register(
     Raises INVALID_ARGUMENT or UNIMPLEMENTED where the program cannot run.
     """
     lowered = lower(body, placement, functions)
+    largest = max((len(msgspec.msgpack.encode(plan)) for plan in lowered.plans.values()), default=0)
+    if max(largest, lowered.feeds * _FEED_BYTES) > MAX_PLAN_BYTES:
+        raise invalid(f"program {body.name!r} is too large for one message to a host: make it of several")
     count = len(body.arguments)
     place_of = {value: count + i for i, value in enumerate(lowered.results)}
     if len(place_of) != len(lowered.results) or any(value < count for value in place_of):

@@ -35,6 +35,7 @@ class Launch:
     begun: dict[int, int] = field(default_factory=dict)
     pending: int = 0
     error: Status | None = None
+    room: int = 1  # in its session's window
     handles: tuple[int, ...] = field(init=False)  # of arguments and results
 
     def __post_init__(self) -> None:

@@ -114,6 +114,7 @@ class Loaded(abc.ABC):
         # The registered programs that run it and how many completions they give, by what the caller keeps and whether
         # it asks for the run's status.
         self.programs: dict[tuple[frozenset[int], bool], tuple[int, int]] = {}
+        self.room = 1  # that a run takes in the session's window
 
     def unloaded(self, link: Link) -> None:
         """It is no more, for its session."""

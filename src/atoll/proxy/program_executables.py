@@ -24,6 +24,8 @@ from atoll.proxy.protos import executables_pb2, xla_pb2
 
 MAX_NODES = 1 << 16
 MAX_VALUES = 1 << 20
+# A run takes as much of its session's window as one launch for so many nodes: the controller keeps 1 KB for each node.
+NODES_IN_ROOM = 128
 _NO_ARRAYS = ("token", "opaque", "string")
 _NOTHING_RUNS = "staged arguments wait for their program; nothing runs here"
 _ASK_THE_FUNCTIONS = "a program has no cost of its own: ask the functions that it calls (Compiled.cost_analysis() does)"
@@ -54,6 +56,7 @@ class ProgramExecutable(Loaded):
             functions.append(executable)
         self.body, self._op_shardings = _Checker(submission.program, functions, link).run()
         self.name = self.body.name
+        self.room = 1 + len(self.body.nodes) // NODES_IN_ROOM
         self.fingerprint = b""
         self.functions = tuple({each.function: None for each in functions})
         specs = _values(self.body)

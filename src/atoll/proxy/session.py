@@ -312,13 +312,15 @@ class Session:
         results: Sequence[int],
         feeds: Sequence[int] = (),
         context: int = 0,
+        room: int = 1,
     ) -> None:
         """Sends a launch off; holds the client back where it has too many in the system.
 
-        `context` is the client's number for the stack of the request that makes the results.
+        `context` is the client's number for the stack of the request that makes the results; `room` is what the launch
+        takes of the session's window.
         """
-        self._in_flight += 1
-        self.link.send(m.Launch(program, tuple(arguments), tuple(results), tuple(feeds), context))
+        self._in_flight += room
+        self.link.send(m.Launch(program, tuple(arguments), tuple(results), tuple(feeds), context, room))
         if self._in_flight >= self._window and not self._paused:
             self._paused = True
             self._pause()

@@ -295,6 +295,7 @@ class Launch(Message, frozen=True, tag=44):
     results: tuple[int, ...]
     feeds: tuple[int, ...]
     context: int = 0  # the client's number for the Python stack of its request
+    room: int = 1  # that it takes in its session's window until it is retired
 
 
 class Release(Message, frozen=True, tag=45):
@@ -398,7 +399,7 @@ class Awaited(Message, frozen=True, tag=62):
 
 
 class Retired(Message, frozen=True, tag=63):
-    """`launches` of this session left the system since the last such message: room for as many new ones."""
+    """Room in the window of this session that has become free since the last such message, in launches of one."""
 
     launches: int
 

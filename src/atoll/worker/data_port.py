@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 _OPEN_SECONDS = 10.0
 # That one session may have waiting here.
 MAX_INBOX_BYTES = 8 << 30
+# Sessions that are over, whose bytes may still be on their way from other hosts.
+_REMEMBERED = 4096
 
 
 class Inbox:
@@ -40,15 +42,20 @@ class Inbox:
         self._awaited: dict[int, tuple[set[int], Callable[[], None]]] = {}  # by session: its first parked plan's
         self._lock = threading.Lock()
         self._bytes: dict[int, int] = {}  # by session
+        self._over: dict[int, None] = {}  # the sessions that ended last
 
     def put(self, session: int, feed: int, content: Any, done: Callable[[], None] = lambda: None) -> None:
         with self._lock:
-            unwanted = feed in self._failed.get(session, ())
-            if not unwanted:
-                held = self._bytes.get(session, 0)
-                if held > MAX_INBOX_BYTES:
-                    text = f"{held} bytes of session {session} wait at this data port"
+            unwanted = session in self._over or feed in self._failed.get(session, ())
+            held = self._bytes.get(session, 0)
+            if not unwanted and held > MAX_INBOX_BYTES:
+                text = f"{held} bytes of session {session} wait at this data port"
+                if feed < OWN_NUMBERS:
                     raise StatusError(Code.RESOURCE_EXHAUSTED, text)
+                # All sessions share the connections between hosts: this must not end one.
+                self._failed.setdefault(session, {})[feed] = Status(Code.RESOURCE_EXHAUSTED, text)
+                unwanted = True
+            if not unwanted:
                 self._feeds.setdefault(session, {})[feed] = (content, done)
                 self._bytes[session] = held + memoryview(content).nbytes
             then = self._settle(session, feed)
@@ -88,12 +95,16 @@ class Inbox:
             failure = self._failed.get(session, {}).get(feed)
             if failure is not None:
                 raise StatusError(Code(failure.code), failure.message, failure.payloads)
-            try:
-                content, done = self._feeds[session].pop(feed)
-            except KeyError:
-                raise StatusError(Code.INTERNAL, f"feed {feed} of session {session} is not here") from None
-            self._bytes[session] -= memoryview(content).nbytes
-            return content, done
+            found = self._pop(session, feed)
+            if found is None:
+                raise StatusError(Code.INTERNAL, f"feed {feed} of session {session} is not here")
+            return found
+
+    def _pop(self, session: int, feed: int) -> tuple[Any, Callable[[], None]] | None:
+        found = self._feeds.get(session, {}).pop(feed, None)
+        if found is not None:
+            self._bytes[session] -= memoryview(found[0]).nbytes
+        return found
 
     def drop(self, session: int, feed: int) -> None:
         """The feed is for nobody."""
@@ -106,10 +117,13 @@ class Inbox:
     def fail(self, session: int, feeds: Iterable[int], status: Status) -> None:
         """These feeds will not come, or are for nobody if they do."""
         for feed in feeds:
-            self.drop(session, feed)
             with self._lock:
+                if session in self._over:
+                    return
+                _, done = self._pop(session, feed) or (None, lambda: None)
                 self._failed.setdefault(session, {})[feed] = status
                 then = self._settle(session, feed)
+            done()
             if then is not None:
                 then()
 
@@ -119,6 +133,9 @@ class Inbox:
             self._bytes.pop(session, None)
             self._failed.pop(session, None)
             self._awaited.pop(session, None)
+            self._over[session] = None
+            if len(self._over) > _REMEMBERED:
+                del self._over[next(iter(self._over))]
         for _, done in feeds.values():
             done()
 

@@ -113,7 +113,7 @@ class Executor:
     def _go(self, go: m.Go) -> None:
         for sequence, legs in go.turns:
             walk = self._walks.get(go.run)
-            if walk is None:  # it has failed, or its session has ended
+            if walk is None:  # its session has ended
                 self._drop(sequence)
             else:
                 self._turn(walk, sequence, legs)
@@ -142,8 +142,8 @@ class Executor:
             for session, line in list(self._parked.items()):
                 while line and self._do(line[0]):
                     item = line.popleft()
-                    if self._together and item is self._together[0]:
-                        self._together.popleft()
+                    if type(item) is Stretch and item.together:
+                        self._together.remove(item)  # not always the first: one that is dropped waits for nobody
                     progress = True
                 if not line:
                     del self._parked[session]
@@ -179,8 +179,11 @@ class Executor:
         walk = stretch.walk
         run, plan = walk.run, walk.plan
         store = self._stores.get(run.session)
-        if store is None or walk.failed:
+        if store is None:
             self._drop(stretch.sequence)
+            return True
+        if walk.failure is not None:
+            self._leave_out(stretch, walk.failure)
             return True
         if stretch.together and self._together and self._together[0] is not stretch:
             return False
@@ -205,7 +208,7 @@ class Executor:
                     for value in leg.results:
                         store.set(handles[value], walk.values[value])
                 for value in leg.drops:
-                    del walk.values[value]
+                    walk.values.pop(value, None)
                 stretch.leg += 1
                 stretch.position = 0
         except Exception as error:
@@ -224,10 +227,24 @@ class Executor:
         for value, handle in zip(plan.results, run.results, strict=True):
             if value in unmade:
                 store.set(handle, status)
-        stretch.walk.failed = True
-        self._walks.pop(run.sequence, None)
+        stretch.walk.failure = status
+        stretch.walk.values = None
+        self._leave(stretch)
         self._start_reads(stretch)  # they hold what they read
         self._report(m.Failed(stretch.sequence, status))
+
+    def _leave_out(self, stretch: Stretch, failure: Status) -> None:
+        """The walk has failed before. Where others compute this with us, they wait for us in vain: that is told."""
+        self._leave(stretch)
+        if stretch.together:
+            self._report(m.Failed(stretch.sequence, failure))
+        else:
+            self._drop(stretch.sequence)
+
+    def _leave(self, stretch: Stretch) -> None:
+        """A walk that has failed is over with its last turn, or when it is dropped."""
+        if stretch.stop == len(stretch.walk.plan.legs):
+            self._walks.pop(stretch.walk.run.sequence, None)
 
     def _is_here(self, step: p.Receive, stretch: Stretch) -> bool:
         run = stretch.walk.run

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.errors import invalid
+from atoll.errors import Status, invalid
 from atoll.ir import plan as p
 from atoll.transport import messages as m
 from atoll.worker import host_data
@@ -52,11 +52,11 @@ class Walk:
     run: m.Run
     plan: p.Plan
     legs: int = 0
-    failed: bool = False
+    failure: Status | None = None
     values: dict[int, Buffer] | None = None  # from its first step on
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Stretch:
     """Legs of a walk that have one turn, from `leg` up to `stop`; and how far it has come.
 

@@ -167,11 +167,11 @@ def _run(exchange: Exchange, request: Any, given: list[int]) -> tuple[list[int],
     if options.fill_status:
         status_handle = session.add_future(handle=request.status_handle)
         ends = [session.mint() for _ in range(completions)]
-        session.launch(program, arguments, (*handles, *ends), context=exchange.context)
+        session.launch(program, arguments, (*handles, *ends), context=exchange.context, room=executable.room)
         session.link.wait(executable.awaited(handles, ends), session.resolver(status_handle))
         session.link.send(m.Release(tuple(ends)))
     else:
-        session.launch(program, arguments, handles, context=exchange.context)
+        session.launch(program, arguments, handles, context=exchange.context, room=executable.room)
     for position in executable.donated:
         if position not in preserved:
             records[position].memory.delete()
