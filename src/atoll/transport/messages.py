@@ -19,7 +19,7 @@ from atoll.ir.program import Program
 from atoll.transport.slices import SliceWish
 
 # Raised whenever a message changes its meaning: two processes speak together only with equal numbers.
-PROTOCOL = 4
+PROTOCOL = 5
 
 # Feeds between hosts, whose numbers the controller gives, start here; proxies count below.
 OWN_NUMBERS = 1 << 48
