@@ -15,6 +15,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import atoll
+
 WRONG, LOST_PROXY = 3, 4
 # How a failure of some process reaches a user. Anything else is a defect.
 _EXPECTED = ("DATA_LOSS", "DEADLINE_EXCEEDED", "UNAVAILABLE", "RESOURCE_EXHAUSTED")
@@ -47,12 +49,27 @@ class User:
             (jax.jit(lambda x: x - x.sum() / x.size), lambda x: x - x.sum() / x.size),
             (jax.jit(lambda x: x[::-1] + 1), lambda x: x[::-1] + 1),
         ]
+        self.programs = [self.program() for _ in range(2)]
 
     def sharding(self) -> Any:
         return self.rng.choice(self.rng.choice(self.shardings))
 
+    def program(self) -> tuple[Any, list[Any]]:
+        """A program that computes on three places, one after the other; and what it does on the host."""
+        stages = [(self.sharding(), *self.rng.choice(self.functions)) for _ in range(3)]
+
+        @atoll.program
+        def through(x: Any) -> Any:
+            made = []
+            for sharding, on_device, _ in stages:
+                x = on_device(jax.device_put(x, sharding))
+                made.append(x)
+            return made[0], made[-1]
+
+        return through, [on_host for _, _, on_host in stages]
+
     def step(self) -> str:
-        actions = [self.put, self.compute, self.compute, self.transfer, self.check, self.drop]
+        actions = [self.put, self.compute, self.compute, self.run_program, self.transfer, self.check, self.drop]
         action = self.put if not self.held else self.rng.choice(actions)
         try:
             action()
@@ -77,6 +94,17 @@ class User:
         on_device, on_host = self.rng.choice(self.functions)
         if np.abs(held.expected).max() < 1 << 20:
             self.keep(on_device(held.array), on_host(held.expected))
+
+    def run_program(self) -> None:
+        held = self.rng.choice(self.held)
+        through, on_host = self.rng.choice(self.programs)
+        if np.abs(held.expected).max() < 1 << 18:
+            first, last = through(held.array)
+            expected = [held.expected]
+            for function in on_host:
+                expected.append(function(expected[-1]))
+            self.keep(first, expected[1])
+            self.keep(last, expected[-1])
 
     def transfer(self) -> None:
         held = self.rng.choice(self.held)
