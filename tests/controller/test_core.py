@@ -651,6 +651,37 @@ def test_a_failure_reaches_its_results_and_what_is_made_of_them_and_nothing_else
     assert statuses == [[m.Awaited(11, BROKEN)], [m.Awaited(12, OK)], [m.Awaited(13, BROKEN)]]
 
 
+def test_what_could_not_be_sent_to_a_host_that_is_lost_fails_by_that_loss():
+    play = Play("2x1x1")
+    play.with_put()
+    play.array(10)
+    play.say(m.RegisterProgram(3, single("copy", (on(0),), Transfer((0,), (on(1),)))))
+    send, _ = play.say(m.Launch(3, (10,), (11,), ()))
+    unreachable = Status(Code.UNAVAILABLE, "host 1 cannot be reached")
+    assert play.hear(0, m.Failed(send.sequence, unreachable)) == [], "the end of that host may be about to be known"
+    play.say(m.Await(5, (11,)))
+    play.controller.worker_lost(1, "killed")
+    play.controller.tick(10.0)
+    play.controller.tick(20.0)
+    (awaited,) = [each for each in play.outbox() if isinstance(each, m.Awaited)]
+    assert awaited.status.code == Code.DATA_LOSS
+    assert play.controller.scheduler.statistics(0).in_flight == 0
+
+
+def test_what_could_not_be_sent_to_a_host_that_is_there_fails_by_itself():
+    play = Play("2x1x1")
+    play.with_put()
+    play.array(10)
+    play.say(m.RegisterProgram(3, single("copy", (on(0),), Transfer((0,), (on(1),)))))
+    send, receive = play.say(m.Launch(3, (10,), (11,), ()))
+    unreachable = Status(Code.UNAVAILABLE, "host 1 cannot be reached")
+    assert play.hear(0, m.Failed(send.sequence, unreachable)) == []
+    play.controller.tick(10.0)
+    play.controller.tick(11.0)
+    assert [type(each) for each in play.outbox()] == [m.FailFeeds]
+    assert play.hear(1, m.Failed(receive.sequence, unreachable)) == [m.Retired(1)]
+
+
 def test_the_other_end_of_a_failed_transfer_is_told_what_befell_it():
     play = Play("2x1x1")
     play.with_put()

@@ -184,7 +184,7 @@ class Launcher:
         gang.work.duration = max(gang.work.duration, ended - started)
         self._last_end[host] = max(ended, self._last_end.get(host, 0))
         gang.work.hosts_left.discard(host)
-        if failure is not None and template.together:
+        if failure is not None and (template.together or failure.code == Code.UNAVAILABLE):
             # It may be the loss of another host that failed it here: that has a name of its own, which comes soon.
             gang.work.failure = gang.work.failure or failure
         elif failure is not None:
@@ -210,8 +210,9 @@ class Launcher:
             self.fail(gang.work.launch, status.within(gang.work.launch.program.name))
             self._finish(gang)
         for gang in self._in_flight.values():
-            # What was sent may be lost on its way, though the sender had done its part.
-            if gang.work.template.incoming and any(other.island == island for other in gang.ticket.gangs):
+            # What was sent may be lost on its way, though the sender had done its part; or it could not be sent.
+            leans_on_it = gang.work.template.incoming or gang.work.failure is not None
+            if leans_on_it and any(other.island == island for other in gang.ticket.gangs):
                 self.fail(gang.work.launch, status.within(gang.work.launch.program.name))
         hosts = set(self._resources.hosts_of(island))
         for ticket in self.scheduler.tickets(island):
@@ -248,21 +249,26 @@ class Launcher:
         return {name for template in templates for name in template.functions}
 
     def half_failed(self) -> list[Gang[Work]]:
-        """Gangs that failed on one host while others of their island still run them: these may wait for it in vain."""
-        return [gang for gang in self._in_flight.values() if gang.work.failure is not None and gang.work.hosts_left]
+        """What failed on one host while others of its island still compute it: these may wait for it in vain."""
+        return [
+            gang
+            for gang in self._in_flight.values()
+            if gang.work.failure is not None and gang.work.hosts_left and gang.work.template.together
+        ]
 
     def settle_failures(self, now: float) -> None:
         """Gangs that failed on hosts of an island that is still there a while later have failed by themselves."""
         failed = {
             gang.sequence: gang
             for gang in self._in_flight.values()
-            if gang.work.failure is not None and not gang.work.hosts_left
+            if gang.work.failure is not None and not (gang.work.hosts_left and gang.work.template.together)
         }
         for sequence, seconds in self._failed_for.update(now, failed).items():
             gang = failed[sequence]
             if seconds >= LOSS_KNOWN_SECONDS and gang.work.failure is not None:
                 self.fail(gang.work.launch, gang.work.failure)
-                self._finish(gang)
+                if not gang.work.hosts_left:
+                    self._finish(gang)
 
     def fail_starving(self, now: float) -> None:
         """What has waited for memory in vain fails, with the name of who holds it."""

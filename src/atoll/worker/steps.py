@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.errors import Status, invalid
+from atoll.errors import Code, Status, StatusError, invalid
 from atoll.ir import plan as p
 from atoll.transport import messages as m
 from atoll.worker import host_data
@@ -291,7 +291,7 @@ class Steps:
                     if piece.host == self._host:
                         self._inbox.put(run.session, feed, np.array(np.frombuffer(content, np.uint8)))
                     else:
-                        self._data_port.to_host(piece.host).send(run.session, feed, [content])
+                        self._send_to(piece.host, run.session, feed, content)
             finally:
                 self._let_go(buffer)
 
@@ -303,6 +303,13 @@ class Steps:
             )
 
         return Read(read, at_once)
+
+    def _send_to(self, host: int, session: int, feed: int, content: Any) -> None:
+        try:
+            self._data_port.to_host(host).send(session, feed, [content])
+        except OSError as error:  # as ConnectError is, too
+            # By this code the controller knows to wait a while, for the name of what befell that host.
+            raise StatusError(Code.UNAVAILABLE, f"host {host} cannot be reached: {error}") from error
 
     def _hold(self, buffer: Buffer) -> None:
         with self._readers_lock:
