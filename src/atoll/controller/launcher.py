@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from atoll.controller.blame import Blame
+from atoll.controller.checks import gang_problem, launch_problem
 from atoll.controller.directory import Entry
 from atoll.controller.durations import Durations
 from atoll.controller.feeds import Key
@@ -73,7 +74,7 @@ class Launcher:
         """
         session.directory.check_new(message.results)
         program = session.programs.get(message.program)
-        problem = self._launch_problem(session, program, message)
+        problem = launch_problem(session, program, message, self._blame, self._resources)
         if problem is not None or not isinstance(program, RegisteredProgram):
             session.has_errors = True
             for handle in message.results:
@@ -228,7 +229,7 @@ class Launcher:
         for _, ticket in sorted(tickets.items()):
             session = self._sessions.get(ticket.session)
             for gang in ticket.gangs:
-                problem = self._gang_problem(session, gang)
+                problem = gang_problem(session, gang)
                 if problem is not None:
                     self.fail(gang.work.launch, problem)
 
@@ -318,7 +319,7 @@ class Launcher:
     def _start(self, gang: Gang[Work]) -> None:
         work, launch = gang.work, gang.work.launch
         session = self._sessions.get(launch.session)
-        problem = self._gang_problem(session, gang)
+        problem = gang_problem(session, gang)
         if problem is not None or session is None:
             self.scheduler.finished(gang)
             self.fail(launch, problem or Status(Code.CANCELLED))
@@ -362,57 +363,6 @@ class Launcher:
         """The buffer is ready, or an error: tells those who wait."""
         for wait, status in session.directory.settle(handle, error):
             self._outbox.to_session(session.number, m.Awaited(wait, status))
-
-    # ---- checks
-
-    def _launch_problem(
-        self, session: Session, program: RegisteredProgram | Status | None, message: m.Launch
-    ) -> Status | None:
-        if isinstance(program, Status):
-            return program
-        if program is None:
-            return Status(Code.NOT_FOUND, f"program {message.program} does not exist in this session")
-        if (len(message.arguments), len(message.results), len(message.feeds)) != (
-            program.arguments,
-            program.results,
-            program.feeds,
-        ):
-            return Status(
-                Code.INVALID_ARGUMENT,
-                f"{program.name} takes {program.arguments} arguments, {program.feeds} feeds and gives "
-                f"{program.results} results; launched with {len(message.arguments)}, {len(message.feeds)} and "
-                f"{len(message.results)}",
-            )
-        for handle in message.arguments:
-            problem = session.directory.problem(handle)
-            if problem is not None:
-                return problem
-        if self._blame.refused:
-            for name in program.functions:
-                if name in self._blame.refused:
-                    return self._blame.refused[name].within(program.name)
-        for node in program.nodes:
-            for gang in node:
-                loss = self._resources.islands[gang.island].given_up
-                if loss is not None:
-                    return loss
-                if gang.awaited and gang.island in session.unseen:
-                    return session.unseen[gang.island]
-        return None
-
-    def _gang_problem(self, session: Session | None, gang: Gang[Work]) -> Status | None:
-        """Why a gang whose turn has come cannot run: an input that failed since its launch."""
-        launch = gang.work.launch
-        if launch.error is not None:
-            return launch.error
-        if session is None:
-            return Status(Code.CANCELLED, "its session has ended")
-        if session.has_errors:
-            for place in gang.work.template.handles:
-                entry = session.directory.entries.get(launch.handles[place])
-                if entry is not None and entry.error is not None:
-                    return entry.error
-        return None
 
     # ---- ends
 
