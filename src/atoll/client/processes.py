@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from atoll.client.folders import claim, sweep
 from atoll.client.settings import Settings, script_name
 from atoll.errors import AtollError, ClusterError, ConnectError, error_kind
 from atoll.transport.child import Child
@@ -45,6 +46,8 @@ class ClientProcesses:
             read_topology(settings.cluster.islands, settings.cluster.mesh)
         self._directory = make_directory("client")
         self.transfer_directory = Path(tempfile.mkdtemp(prefix="atoll-", dir=_shared_memory()))
+        claim(self._directory, self.transfer_directory)
+        sweep(self._directory.parent)
         self._losses = self._directory / "losses"
         self._losses.touch()
         self._children: list[Child] = []

@@ -74,12 +74,15 @@ class Started(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-def make_directory(kind: str) -> Path:
-    """A fresh private folder for a cluster's sockets, in $XDG_RUNTIME_DIR or the system's temporary folder."""
+def runtime_folder() -> Path:
+    """$XDG_RUNTIME_DIR, or the system's temporary folder."""
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    if not os.access(base, os.W_OK):
-        base = Path(tempfile.gettempdir())
-    return Path(tempfile.mkdtemp(prefix=f"atoll-{kind}-", dir=base))
+    return base if os.access(base, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def make_directory(kind: str) -> Path:
+    """A fresh private folder for a cluster's sockets."""
+    return Path(tempfile.mkdtemp(prefix=f"atoll-{kind}-", dir=runtime_folder()))
 
 
 def default_cache_directory(wanted: str = "") -> str:

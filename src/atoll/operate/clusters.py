@@ -14,8 +14,9 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from atoll.client.folders import sweep
 from atoll.cluster_settings import ClusterSettings
-from atoll.engines.local import EngineOptions, Started, default_cache_directory, read_topology
+from atoll.engines.local import EngineOptions, Started, default_cache_directory, read_topology, runtime_folder
 from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError
 from atoll.operate.question import ask_for_dump, ask_for_report, ask_for_trace, ask_to_change, ask_to_stop
 from atoll.operate.registrations import DEFAULT_NAME, Registration, Registrations
@@ -189,11 +190,18 @@ class Ended:
 
 
 def stop(target: Target, token: str) -> Ended:
-    """Ends a cluster, and returns when nothing of it is left.
+    """Ends a cluster, and returns when nothing of it is left, nor of its clients that were killed.
 
     Asks the controller. What is ours and has not gone in time is ended by force. Raises ConnectError and its
     kin, or ClusterError where a cluster that is not ours stays.
     """
+    try:
+        return _stop(target, token)
+    finally:
+        sweep(runtime_folder())
+
+
+def _stop(target: Target, token: str) -> Ended:
     registration = target.registration
     if registration is None:
         with _explained():
