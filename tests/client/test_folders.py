@@ -38,6 +38,7 @@ def test_what_a_killed_client_left_goes_and_what_a_live_one_has_stays(tmp_path: 
     claim(*mine)
     killed, living = claim_elsewhere(*dead), claim_elsewhere(*alive)
     killed.kill()
+    os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)
     sweep(tmp_path)  # a zombie is dead, too
     assert not any(folder.exists() for folder in dead)
     assert all(folder.exists() for folder in (*mine, *alive))
