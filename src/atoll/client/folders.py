@@ -11,13 +11,15 @@ import os
 import shutil
 from pathlib import Path
 
+from atoll.transport.process_table import began
+
 _OWNER = "owner"
 
 
 def claim(directory: Path, transfer_directory: Path) -> None:
     """These folders are this process's."""
     pid = os.getpid()
-    (directory / _OWNER).write_text(f"{pid} {_started(pid)}\n{transfer_directory}\n")
+    (directory / _OWNER).write_text(f"{pid} {began(pid)}\n{transfer_directory}\n")
 
 
 def sweep(base: Path) -> None:
@@ -28,15 +30,6 @@ def sweep(base: Path) -> None:
                 continue
             owner, transfer_directory = (directory / _OWNER).read_text().splitlines()
             pid, started = owner.split()
-            if _started(int(pid)) != started:
+            if began(int(pid)) != int(started):
                 shutil.rmtree(transfer_directory, ignore_errors=True)
                 shutil.rmtree(directory, ignore_errors=True)
-
-
-def _started(pid: int) -> str:
-    """When the process started, in the kernel's words; "" for one that is not there, or a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]

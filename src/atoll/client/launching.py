@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.extend.ifrt_programs import ifrt_programs
 
 from atoll.client import jax_internals as internals
 from atoll.client.placing import Function
+from atoll.client.plugin_programs import is_atoll, submit
 from atoll.client.tracing import Called, Moved, Recording
 from atoll.client.values import ProgramError, Value
 from atoll.ir.program import Call, Node, Program, Transfer
@@ -24,7 +24,6 @@ from atoll.ir.submission import Staging, Submission, encode
 
 internals.leave_out_of_tracebacks(__file__)
 
-_ATOLL = "proxy/atoll"  # jaxlib's name for our client
 # What is staged and the launch that takes it must not be parted by another thread's.
 _staging = threading.Lock()
 
@@ -206,7 +205,7 @@ class Launch:
         client = _client(built)
         self._stages, self._first = _stages(program, client)
         submission = Submission(program, tuple(function.fingerprint for function in built.functions))
-        self._execute = _loaded(client, submission).execute_sharded
+        self._execute = submit(client, encode(submission)).execute_sharded
         self._handlers = [internals.result_handler(v.aval, v.sharding, v.committed) for v in built.made]
 
     def call(self, leaves: Sequence[Any]) -> list[Any]:
@@ -244,15 +243,9 @@ def _stages(program: Program, client: Any) -> tuple[list[tuple[Any, int, int]], 
     for stop in range(1, len(counts)):
         if counts[stop] != counts[first]:
             staging = Staging(program.arguments[first].sharding.devices)
-            stages.append((_loaded(client, staging).execute_sharded, first, stop))
+            stages.append((submit(client, encode(staging)).execute_sharded, first, stop))
             first = stop
     return stages, first
-
-
-def _loaded(client: Any, submission: Submission | Staging) -> Any:
-    plugin: Any = ifrt_programs
-    program = plugin.make_plugin_program(encode(submission))
-    return client.compile_ifrt_program(program, plugin.make_plugin_compile_options())
 
 
 def _client(built: Built) -> Any:
@@ -272,4 +265,4 @@ def devices(built: Built) -> set[Any]:
 
 
 def on_atoll(built: Built) -> bool:
-    return all(device.client.runtime_type == _ATOLL for device in devices(built))
+    return all(is_atoll(device.client) for device in devices(built))

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import msgspec
 
+from atoll.client.plugin_programs import is_atoll, submit
 from atoll.quantities import parse_bytes
 from atoll.transport.slices import MAGIC, MAX_DEVICES, SliceTold, SliceWish
 
@@ -135,7 +136,7 @@ class VirtualDeviceSet:
         wish = SliceWish(
             count, dims, kind, _numbers(same_island_as), _numbers(other_island_than), int(memory)
         )
-        made = Slice(_ask(self._client, wish))
+        made = Slice(submit(self._client, MAGIC + msgspec.msgpack.encode(wish)))
         self._slices = [*self.slices, made]
         return made
 
@@ -148,7 +149,7 @@ def make_virtual_device_set() -> VirtualDeviceSet:
     import jax
 
     client = jax.devices()[0].client
-    if "atoll" not in str(client.runtime_type) and "; atoll " not in str(client.platform_version):
+    if not is_atoll(client):
         raise RuntimeError(
             f"virtual devices need Atoll, and this program's JAX runs on {client.platform} by itself: "
             "start it with JAX_PLATFORMS=atoll, or use atoll.connect()"
@@ -167,10 +168,3 @@ def _numbers(slices: Slice | Iterable[Slice]) -> tuple[int, ...]:
         if each.is_released:
             raise ValueError(f"{each} says nothing of an island: it has been released")
     return tuple(each.number for each in several)
-
-
-def _ask(client: Any, wish: SliceWish) -> Any:
-    from jax.extend.ifrt_programs import ifrt_programs
-
-    program = ifrt_programs.make_plugin_program(MAGIC + msgspec.msgpack.encode(wish))
-    return client.compile_ifrt_program(program, ifrt_programs.make_plugin_compile_options())

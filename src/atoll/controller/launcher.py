@@ -120,7 +120,6 @@ class Launcher:
             message.arguments,
             message.results,
             feeds,
-            message.context,
             entries,
             room=message.room,
         )

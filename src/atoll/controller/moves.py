@@ -21,6 +21,7 @@ import msgspec
 
 from atoll.controller.compilation import Compilation
 from atoll.controller.directory import Entry
+from atoll.controller.durations import Durations
 from atoll.controller.functions import Seats, function_name, hosts_of
 from atoll.controller.launcher import Launcher
 from atoll.controller.memory import total
@@ -69,7 +70,6 @@ class Move:
     compiling: set[int] = field(default_factory=set)
     programs: dict[ArraySpec, int] = field(default_factory=dict)  # that copy
     copies: dict[int, int] = field(default_factory=dict)  # by the handle of what is copied
-    since: float | None = None
 
 
 class Moves:
@@ -96,6 +96,7 @@ class Moves:
         self._outbox = outbox
         self._lower = lower
         self._release_program = release_program
+        self._stages: Durations[tuple[int, str]] = Durations()  # by move and stage
         self._next = 1
         self._next_handle = _OWN_HANDLES
 
@@ -119,7 +120,7 @@ class Moves:
         """The proxy holds its client back; what it has sent before has come."""
         move = self.under_way.get(session.number)
         if move is not None and move.number == number and move.stage == "holding":
-            move.stage, move.since = "draining", None
+            move.stage = "draining"
 
     def proceed(self) -> None:
         """Takes the moves as far as they can go now."""
@@ -152,10 +153,10 @@ class Moves:
         return True
 
     def tick(self, now: float) -> None:
-        for move in list(self.under_way.values()):
-            if move.since is None:
-                move.since = now
-            if now - move.since <= (REST_SECONDS if move.stage in ("holding", "draining") else WORK_SECONDS):
+        moves = {(move.number, move.stage): move for move in self.under_way.values()}
+        for key, seconds in self._stages.update(now, moves).items():
+            move = moves[key]
+            if seconds <= (REST_SECONDS if move.stage in ("holding", "draining") else WORK_SECONDS):
                 continue
             left = move.session.in_flight
             text = {
@@ -163,7 +164,7 @@ class Moves:
                 "draining": f"{left} of its launches have not ended",
                 "compiling": f"{len(move.compiling)} of its functions are not compiled yet",
             }.get(move.stage, "its arrays are not copied yet")
-            self._give_up(move, Status(Code.DEADLINE_EXCEEDED, f"{text}, after {now - move.since:.0f} s"))
+            self._give_up(move, Status(Code.DEADLINE_EXCEEDED, f"{text}, after {seconds:.0f} s"))
 
     def island_lost(self, island: int, status: Status) -> None:
         for move in list(self.under_way.values()):
@@ -249,7 +250,7 @@ class Moves:
             move.functions[function] = name
             move.compiling.add(function)
             asked.append((function, tuple(sorted(hosts_of(seats)))))
-        move.stage, move.since = "compiling", None
+        move.stage = "compiling"
         if asked:
             self._outbox.to_session(session.number, m.SendSources(tuple(asked)))
 
@@ -271,7 +272,7 @@ class Moves:
                 body = ir.single("move", (entry.spec,), ir.Transfer((0,), (target,)))
                 move.programs[entry.spec] = self._own_program(session, body, places)
         self._check_room(session, [move.programs[entry.spec] for _, entry in entries if entry.spec is not None])
-        move.stage, move.since = "copying", None
+        move.stage = "copying"
         for handle, entry in entries:
             assert entry.spec is not None
             copy = move.copies[handle] = self._next_handle

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from atoll.controller.durations import Durations
 from atoll.controller.launcher import Launcher
 from atoll.controller.moves import Changes, Moves
 from atoll.controller.outbox import Outbox
@@ -32,7 +33,6 @@ class _Drain:
     island: int
     left: set[int]  # sessions that have yet to move
     problems: list[str] = field(default_factory=list)
-    since: float | None = None  # when its workers were told to end
 
 
 class Operators:
@@ -53,8 +53,10 @@ class Operators:
         self._moves = moves
         self._launcher = launcher
         self._outbox = outbox
-        self._starting: dict[int, tuple[int, float | None]] = {}  # by island: who asked, and since when
+        self._starting: dict[int, int] = {}  # by island: who asked
         self._ending: dict[int, _Drain] = {}  # by island: its workers have been told to end
+        self._start_times: Durations[int] = Durations()  # islands
+        self._end_times: Durations[int] = Durations()
 
     def hear(self, operator: int, message: m.AskRemap | m.AskAddIsland | m.AskDrain) -> None:
         try:
@@ -69,14 +71,11 @@ class Operators:
             self._tell(operator, error.status)
 
     def tick(self, now: float) -> None:
-        for island, (operator, since) in list(self._starting.items()):
-            if since is None:
-                self._starting[island] = (operator, now)
-            elif now - since > START_SECONDS:
+        for island, seconds in self._start_times.update(now, self._starting).items():
+            if seconds > START_SECONDS:
                 self.island_given_up(island, Status(Code.DEADLINE_EXCEEDED, f"not up within {START_SECONDS:.0f} s"))
-        for island, drain in list(self._ending.items()):
-            drain.since = now if drain.since is None else drain.since
-            if now - drain.since > END_SECONDS:
+        for island, seconds in self._end_times.update(now, self._ending).items():
+            if seconds > END_SECONDS:
                 self.island_ended(island)
 
     # ---- slices
@@ -121,27 +120,25 @@ class Operators:
             raise StatusError(Code.RESOURCE_EXHAUSTED, f"a cluster has at most {_MOST_ISLANDS} islands")
         island = self._resources.add_island()
         self._launcher.scheduler.add_island()
-        self._starting[island] = (operator, None)
+        self._starting[island] = operator
         self._outbox.to_engine(m.StartIsland(island))
 
     def island_ready(self, island: int) -> None:
         """A new island is up: all sessions may be moved there, and new ones have its devices."""
-        hosts = self._resources.hosts_of(island)
-        addresses = tuple((number, self._resources.hosts[number].data_address) for number in hosts)
         for session in self._sessions.values():
-            self._outbox.to_session(session.number, m.HostsBack(addresses))
+            self._outbox.to_session(session.number, m.HostsBack(self._resources.addresses_of(island)))
         self.island_is_up(island)
 
     def island_is_up(self, island: int) -> None:
         """Tells whoever asked for it."""
-        operator, _ = self._starting.pop(island, (None, None))
+        operator = self._starting.pop(island, None)
         if operator is not None:
             devices = ", ".join(str(self._resources.number_of(seat)) for seat in self._resources.devices(island).seats)
             self._tell(operator, OK, f"island {island} is up, with devices {devices}")
 
     def island_given_up(self, island: int, status: Status) -> None:
         """Where it was a new one, it will not be."""
-        operator, _ = self._starting.pop(island, (None, None))
+        operator = self._starting.pop(island, None)
         if operator is not None:
             self._resources.retire(island, Status(status.code, f"island {island} never was up: {status.message}"))
             self._outbox.to_engine(m.EndIsland(island))

@@ -136,13 +136,11 @@ class Recovery:
 
     def island_back(self, island: int) -> None:
         """All hosts of an island that was restarted have joined: all sessions are told to go on."""
-        hosts = self._resources.hosts_of(island)
-        addresses = tuple((number, self._resources.hosts[number].data_address) for number in hosts)
         for session in self._sessions.values():
-            self._outbox.to_session(session.number, m.HostsBack(addresses))
+            self._outbox.to_session(session.number, m.HostsBack(self._resources.addresses_of(island)))
             self._compilation.chill(session, island)
         self._launcher.island_back(island)
-        self._questions.ask_again(set(hosts))
+        self._questions.ask_again(set(self._resources.hosts_of(island)))
 
     def island_given_up(self, island: int, reason: str) -> None:
         """The island will not be back: what waits for it fails."""

@@ -120,6 +120,10 @@ class ResourceManager:
         """The hosts of the island that have joined."""
         return sorted(host.number for host in self.hosts.values() if host.island == island)
 
+    def addresses_of(self, island: int) -> tuple[tuple[int, str], ...]:
+        """Where its hosts listen for data."""
+        return tuple((host, self.hosts[host].data_address) for host in self.hosts_of(island))
+
     def lose(self, island: int, status: Status) -> None:
         """The island's workers are gone, all of them: without one the others cannot go on."""
         for host in self.hosts_of(island):

@@ -29,7 +29,6 @@ class Launch:
     arguments: tuple[int, ...]
     results: tuple[int, ...]
     feeds: tuple[int, ...]
-    context: int
     entries: list[Entry]
     tickets: list[Ticket[Work]] = field(default_factory=list)
     begun: dict[int, int] = field(default_factory=dict)

@@ -58,10 +58,11 @@ def shared(nodes: Nodes) -> Nodes:
     turns: list[tuple[GangTemplate, ...]] = []
     together: list[GangTemplate] = []
     for node in nodes:
-        if together and not (len(node) == 1 and _fits(together, node[0])):
+        may_share = len(node) == 1 and _is_plain(node[0]) and _is_known(node[0])
+        if together and not (may_share and _fits(together, node[0])):
             turns.append((_joined(together),))
             together = []
-        if len(node) == 1 and _is_plain(node[0]) and _is_known(node[0]):
+        if may_share:
             together.append(node[0])
         else:
             turns.append(node)
@@ -82,9 +83,7 @@ def _is_known(gang: GangTemplate) -> bool:
 def _fits(together: Sequence[GangTemplate], gang: GangTemplate) -> bool:
     last = together[-1]
     return (
-        _is_plain(gang)
-        and _is_known(gang)
-        and len(together) < MOST_LEGS
+        len(together) < MOST_LEGS
         and (gang.island, gang.hosts) == (last.island, last.hosts)
         and sum(each.estimate for each in together) + gang.estimate <= SHARED_NS
     )
@@ -115,7 +114,7 @@ def _joined(gangs: Sequence[GangTemplate]) -> GangTemplate:
                 *(needs for gang in gangs for value, needs, _ in gang.makes if value in within),
             ]
         ),
-        together=first.together or any(gang.together for gang in gangs),
+        together=any(gang.together for gang in gangs),
         estimate=sum(gang.estimate for gang in gangs),
         legs=len(gangs),
     )

@@ -74,7 +74,7 @@ class Started(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-def runtime_folder() -> Path:
+def sockets_base() -> Path:
     """$XDG_RUNTIME_DIR, or the system's temporary folder."""
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     return base if os.access(base, os.W_OK) else Path(tempfile.gettempdir())
@@ -82,7 +82,7 @@ def runtime_folder() -> Path:
 
 def make_directory(kind: str) -> Path:
     """A fresh private folder for a cluster's sockets."""
-    return Path(tempfile.mkdtemp(prefix=f"atoll-{kind}-", dir=runtime_folder()))
+    return Path(tempfile.mkdtemp(prefix=f"atoll-{kind}-", dir=sockets_base()))
 
 
 def default_cache_directory(wanted: str = "") -> str:

@@ -16,7 +16,7 @@ import msgspec
 
 from atoll.client.folders import sweep
 from atoll.cluster_settings import ClusterSettings
-from atoll.engines.local import EngineOptions, Started, default_cache_directory, read_topology, runtime_folder
+from atoll.engines.local import EngineOptions, Started, default_cache_directory, read_topology, sockets_base
 from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError
 from atoll.operate.question import ask_for_dump, ask_for_report, ask_for_trace, ask_to_change, ask_to_stop
 from atoll.operate.registrations import DEFAULT_NAME, Registration, Registrations
@@ -198,7 +198,7 @@ def stop(target: Target, token: str) -> Ended:
     try:
         return _stop(target, token)
     finally:
-        sweep(runtime_folder())
+        sweep(sockets_base())
 
 
 def _stop(target: Target, token: str) -> Ended:

@@ -23,6 +23,7 @@ from pathlib import Path
 import msgspec
 
 from atoll.errors import ClusterError
+from atoll.transport.process_table import began, session_of
 
 DEFAULT_NAME = "default"
 
@@ -44,13 +45,13 @@ class Registration(msgspec.Struct, frozen=True):
     @property
     def is_alive(self) -> bool:
         """Whether the engine still runs."""
-        return _began(self.pid) == self.began
+        return began(self.pid) == self.began
 
     def pids(self) -> list[int]:
         """The cluster's processes that still run: all are in the session that the engine leads."""
-        if _began(self.pid) not in (None, self.began):
+        if began(self.pid) not in (None, self.began):
             return []  # another process has this number now, so nobody is left of the old session
-        return [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and _session(int(entry)) == self.pid]
+        return [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and session_of(int(entry)) == self.pid]
 
     def kill(self) -> list[int]:
         """Ends by force what still runs, and removes the folder; returns the pids."""
@@ -127,10 +128,10 @@ class Registrations:
     def register(self, name: str, address: str, islands: str, platform: str, pid: int) -> Registration:
         """Registers the engine `pid` in its folder; for whoever holds the lock."""
         directory = self.directory(name)
-        began = _began(pid)
-        if began is None:
+        started = began(pid)
+        if started is None:
             raise ClusterError("the cluster ended at once")
-        registration = Registration(name, address, islands, platform, str(directory), pid, began)
+        registration = Registration(name, address, islands, platform, str(directory), pid, started)
         (directory / _FILE).write_bytes(msgspec.json.encode(registration))
         return registration
 
@@ -140,24 +141,3 @@ def _read(folder: Path) -> Registration | None:
         return msgspec.json.decode((folder / _FILE).read_bytes(), type=Registration)
     except (OSError, msgspec.MsgspecError):
         return None
-
-
-def _began(pid: int) -> int | None:
-    """When process `pid` began; None if it has ended, reaped or not."""
-    fields = _stat(pid)
-    return int(fields[19]) if fields else None
-
-
-def _session(pid: int) -> int:
-    fields = _stat(pid)
-    return int(fields[3]) if fields else -1
-
-
-def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the third (the state) on; none for a process that has ended."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return []
-    fields = text[text.rindex(")") + 2 :].split()
-    return [] if fields[0] in "ZX" else fields

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from atoll._version import __version__
@@ -102,15 +103,12 @@ class Link:
             self._opening.set_exception(ConnectError(status.message))
             return
         self.close()
-        for function in self._functions.values():
-            if not function.done():
-                function.set_exception(StatusError(Code(status.code), status.message))
-        for query in self._queries.values():
-            if not query.done():
-                query.set_exception(StatusError(Code(status.code), status.message))
-        for added in self._slices.values():
-            if not added.done():
-                added.set_exception(StatusError(Code(status.code), status.message))
+        futures: chain[asyncio.Future[Any]] = chain(
+            self._functions.values(), self._queries.values(), self._slices.values()
+        )
+        for future in futures:
+            if not future.done():
+                future.set_exception(StatusError(Code(status.code), status.message))
         waits, self._waits = self._waits, {}
         for wait in waits.values():
             wait(status)
@@ -172,9 +170,12 @@ class Link:
     def _send_sources(self, functions: tuple[tuple[int, tuple[int, ...]], ...]) -> None:
         for function, hosts in functions:
             if function in self._sources:
-                feed = self.number()
-                self.upload(hosts, feed, [self._sources[function][0]])
-                self.send(m.CompileAgain(function, feed))
+                self._compile_again(function, hosts)
+
+    def _compile_again(self, function: int, hosts: Sequence[int]) -> None:
+        feed = self.number()
+        self.upload(hosts, feed, [self._sources[function][0]])
+        self.send(m.CompileAgain(function, feed))
 
     def hold(self) -> None:
         """Virtual devices may change places: nothing new is sent to where they are."""
@@ -204,12 +205,10 @@ class Link:
             _log.warning("%s", error)  # they are gone once more; the controller will tell
             return
         numbers = {host for host, _ in hosts}
-        for function, (source, devices) in self._sources.items():
+        for function, (_, devices) in self._sources.items():
             places = self.hosts_of(devices)
             if numbers.intersection(places):
-                feed = self.number()
-                self.upload(places, feed, [source])
-                self._connection.send(m.CompileAgain(function, feed))
+                self._compile_again(function, places)
 
     async def inquire(self, what: str, device: int, function: int = -1, payload: bytes = b"") -> bytes:
         """Asks the worker that holds `device`. Raises StatusError."""

@@ -1,0 +1,24 @@
+"""The one door that JAX's client has to a server for what is no XLA program: plugin programs.
+
+What comes back is a loaded executable, whatever it stands for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_ATOLL = "proxy/atoll"  # jaxlib's name for a client of our proxy
+
+
+def is_atoll(client: Any) -> bool:
+    """Whether a JAX client's server is Atoll."""
+    return bool(client.runtime_type == _ATOLL)
+
+
+def submit(client: Any, payload: bytes) -> Any:
+    """The executable that the server makes of this. Raises jax.errors.JaxRuntimeError with the server's refusal."""
+    from jax.extend.ifrt_programs import ifrt_programs
+
+    plugin: Any = ifrt_programs
+    program = plugin.make_plugin_program(payload)
+    return client.compile_ifrt_program(program, plugin.make_plugin_compile_options())

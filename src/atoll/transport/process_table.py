@@ -1,0 +1,30 @@
+"""What the kernel tells of other processes of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def began(pid: int) -> int | None:
+    """When a process began, in ticks of the machine's clock; None for one that has ended, reaped or not.
+
+    With its number, that names a process for good: numbers are given again.
+    """
+    fields = _stat(pid)
+    return int(fields[19]) if fields else None
+
+
+def session_of(pid: int) -> int:
+    """The leader of the process's session; -1 for one that has ended."""
+    fields = _stat(pid)
+    return int(fields[3]) if fields else -1
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the third (the state) on; none for a process that has ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return []
+    fields = text[text.rindex(")") + 2 :].split()
+    return [] if fields[0] in "ZX" else fields
