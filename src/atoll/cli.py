@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 
 from atoll._version import __version__
+from atoll.bench.command import bench
 from atoll.cluster_settings import DEFAULT_ISLANDS, DEFAULT_PLATFORM, VARIABLES, ClusterSettings, Dispatch
 from atoll.errors import AtollError
 from atoll.operate.registrations import DEFAULT_NAME
@@ -38,6 +39,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(bench, name="bench")
 
 _terminal = Console(stderr=True, highlight=False, soft_wrap=True)
 

@@ -5,8 +5,10 @@ import time
 from dataclasses import replace
 
 import pytest
-from bench.child import Child, ContestantError
-from bench.table import BENCHMARKS, Benchmark, Place, Round, Settings
+
+from atoll.bench.harness.benchmark import Benchmark, Place, Round, Settings
+from atoll.bench.harness.child import Child, ContestantError
+from atoll.bench.micro.table import BENCHMARKS
 
 STOCK = Settings("stock")
 

@@ -1,6 +1,7 @@
 import pytest
-from bench.record import MetricRecord, record_benchmark
-from bench.table import Benchmark, Metric, Target
+
+from atoll.bench.harness.benchmark import Benchmark, Metric, Target
+from atoll.bench.harness.record import MetricRecord, record_benchmark
 
 
 def record(

@@ -2,9 +2,10 @@ import math
 import random
 
 import pytest
-from bench.statistics import Summary, quartiles, ratio, summarize
 from hypothesis import given
 from hypothesis import strategies as st
+
+from atoll.bench.harness.statistics import Summary, quartiles, ratio, summarize
 
 positive = st.floats(min_value=1e-3, max_value=1e6)
 

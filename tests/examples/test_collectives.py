@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.backends import environment_of
+from atoll.bench.harness.backends import environment_of
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "collectives.py"
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from bench.backends import environment_of
+
+from atoll.bench.harness.backends import environment_of
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "gpt.py"
 TINY = ["--steps", "12", "--batch", "8", "--seq", "32", "--width", "32", "--layers", "1", "--quiet"]

@@ -1,4 +1,4 @@
-"""A backend's process, `python -m bench.worker`: runs a benchmark's rounds on request, and sleeps in between.
+"""A backend's process: runs a benchmark's rounds on request, and sleeps in between.
 
 Requests come on standard input and replies go to what was standard output; whatever anybody prints goes to
 standard error. It ends when its input does, so it does not outlive the benchmark, and it ends itself, with
@@ -13,8 +13,8 @@ import traceback
 
 import msgspec
 
-from bench.messages import Failed, Measured, Prepared, PrepareRequest, Reply, Request
-from bench.table import Round
+from atoll.bench.harness.benchmark import Round
+from atoll.bench.harness.messages import Failed, Measured, Prepared, PrepareRequest, Reply, Request
 
 
 class Worker:

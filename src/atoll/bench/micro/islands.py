@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import atoll
-from bench.table import Round, Settings
+from atoll.bench.harness.benchmark import Round, Settings
 
 LARGE_BYTES = 64_000_000
 SOCKET = "blocking socket"
@@ -56,7 +56,7 @@ def _socket_copy() -> Callable[[], float]:
     target = np.ones(LARGE_BYTES, np.uint8)
 
     def receive() -> None:
-        view, position = memoryview(target), 0
+        view, position = target.data, 0
         while position < LARGE_BYTES:
             position += receiver.recv_into(view[position:])
 
@@ -64,7 +64,7 @@ def _socket_copy() -> Callable[[], float]:
         thread = threading.Thread(target=receive)
         started = time.perf_counter()
         thread.start()
-        sender.sendall(source)
+        sender.sendall(source.data)
         thread.join()
         seconds = time.perf_counter() - started
         np.testing.assert_array_equal(target.view(np.float32)[::1000], source[::1000])

@@ -4,7 +4,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bench.record import BUSY_LOAD, BenchmarkRecord, MetricRecord, RunRecord
+from atoll.bench.harness.record import BUSY_LOAD, BenchmarkRecord, MetricRecord, RunRecord
 
 
 def render(run: RunRecord) -> RenderableType:

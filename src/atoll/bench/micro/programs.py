@@ -9,26 +9,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import NamedSharding, P
-from jax.sharding import Mesh
 
 import atoll
-from bench.table import Round, Settings
+from atoll.bench.harness.benchmark import Round, Settings
+from atoll.bench.micro.dispatch import allreduce_and_add, counting_rounds
 
 NODES = 128
 STOCK = "stock"
-
-
-def _setting() -> tuple[Callable[[jax.Array], jax.Array], jax.Array]:
-    """AllReduce and addition over four devices, and what to begin with; each call adds one."""
-    mesh = Mesh(np.array(jax.devices()[:4]), ("d",))
-
-
-    def allreduce_and_add(x: jax.Array) -> jax.Array:
-        return jax.lax.psum(x, "d") / mesh.size + 1.0
-
-    add_one = jax.shard_map(allreduce_and_add, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
-    return add_one, jax.device_put(jnp.zeros(mesh.size, jnp.float32), NamedSharding(mesh, P("d")))
 
 
 def _many(step: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
@@ -40,41 +27,23 @@ def _many(step: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.A
     return many
 
 
-def _rounds(step: Callable[[jax.Array], jax.Array], zero: jax.Array, passes: int) -> Round:
-    """Rounds of so many dependent passes of `NODES` computations each: computations a second."""
-    step(zero).block_until_ready()
-
-    def measure() -> dict[str, float]:
-        x = zero
-        started = time.perf_counter()
-        for _ in range(passes):
-            x = step(x)
-        x.block_until_ready()
-        seconds = time.perf_counter() - started
-        if not np.all(np.asarray(x) == passes * NODES):
-            raise ArithmeticError(f"after {passes * NODES} additions of one: {np.asarray(x)}")
-        return {"rate": passes * NODES / seconds}
-
-    measure()
-    return measure
-
-
 def chained(settings: Settings) -> Round:
     """128 nodes in one program; JAX has no such thing, and calls them op by op."""
-    add_one, zero = _setting()
+    add_one, zero = allreduce_and_add(jax.devices()[:4])
     many = _many(jax.jit(add_one))
-    return _rounds(many if settings.backend == STOCK else atoll.program(many), zero, settings.size(full=40, quick=4))
+    step = many if settings.backend == STOCK else atoll.program(many)
+    return counting_rounds(step, zero, settings.size(full=40, quick=4), each=NODES)
 
 
 def fused(settings: Settings) -> Round:
     """The 128 in one compiled function."""
-    add_one, zero = _setting()
-    return _rounds(jax.jit(_many(add_one)), zero, settings.size(full=40, quick=4))
+    add_one, zero = allreduce_and_add(jax.devices()[:4])
+    return counting_rounds(jax.jit(_many(add_one)), zero, settings.size(full=40, quick=4), each=NODES)
 
 
 def client_cost(settings: Settings) -> Round:
     """What the client pays for a cached call of a program of 128 nodes; in stock JAX, for the 128 calls."""
-    add_one, zero = _setting()
+    add_one, zero = allreduce_and_add(jax.devices()[:4])
     many = _many(jax.jit(add_one))
     call = many if settings.backend == STOCK else atoll.program(many)
     call(zero).block_until_ready()

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from bench.table import Settings
+from atoll.bench.harness.benchmark import Settings
 
 
 class PrepareRequest(msgspec.Struct, frozen=True, tag="prepare"):

@@ -6,7 +6,7 @@ import time
 import jax
 from examples.gpt import Config, Sharding, State, batches, make_mesh, make_training, read_corpus
 
-from bench.table import Round, Settings
+from atoll.bench.harness.benchmark import Round, Settings
 
 
 def gpt_step(settings: Settings) -> Round:

@@ -10,9 +10,9 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
-from bench.child import Child, ContestantError
-from bench.record import BenchmarkRecord, record_benchmark
-from bench.table import Benchmark, Place, Round, Settings
+from atoll.bench.harness.benchmark import Benchmark, Place, Round, Settings
+from atoll.bench.harness.child import Child, ContestantError
+from atoll.bench.harness.record import BenchmarkRecord, record_benchmark
 
 
 class Contestant(Protocol):

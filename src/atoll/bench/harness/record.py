@@ -4,10 +4,11 @@ from pathlib import Path
 
 import msgspec
 
-from bench.machine import Machine
-from bench.statistics import Ratio, Summary, ratio, summarize
-from bench.table import Benchmark, Metric, Target
+from atoll.bench.harness.benchmark import Benchmark, Metric, Target
+from atoll.bench.harness.machine import Machine
+from atoll.bench.harness.statistics import Ratio, Summary, ratio, summarize
 
+RESULTS = Path("bench/results")  # of whoever stands in the repository's root
 BUSY_LOAD = 1.0  # load average before a run above which its numbers do not count
 
 

@@ -9,17 +9,15 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import msgspec
 
-from bench.backends import environment_of
-from bench.messages import Failed, Measured, PrepareRequest, Reply, Request, RoundRequest
-from bench.table import Benchmark, Settings
+from atoll.bench.harness.backends import environment_of
+from atoll.bench.harness.benchmark import Benchmark, Settings
+from atoll.bench.harness.messages import Failed, Measured, PrepareRequest, Reply, Request, RoundRequest
 
-ROOT = Path(__file__).resolve().parent.parent
 GRACE = 5.0  # seconds that a worker has beyond a deadline to say itself where it was
 
 
@@ -36,8 +34,7 @@ class Child:
         self._decoder = msgspec.json.Decoder(Reply)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in close())
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.worker"],
-            cwd=ROOT,
+            [sys.executable, "-m", "atoll.bench.harness.worker"],
             env=environment_of(settings.backend),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -88,7 +85,7 @@ class Child:
                 f"the worker ended with status {self._process.wait()} or passed its deadline of"
                 f" {request.deadline:.0f} s; the end of its log:\n{self._log_tail()}"
             )
-        reply = self._decoder.decode(line)
+        reply: Reply = self._decoder.decode(line)
         if isinstance(reply, Failed):
             raise ContestantError(f"{reply.error}the end of its log:\n{self._log_tail()}")
         return reply

@@ -6,9 +6,9 @@ import tempfile
 import time
 from collections.abc import Mapping
 
-from bench.backends import environment_of
-from bench.child import ROOT, ContestantError, end_group, read_line
-from bench.table import Round, Settings
+from atoll.bench.harness.backends import environment_of
+from atoll.bench.harness.benchmark import Round, Settings
+from atoll.bench.harness.child import ContestantError, end_group, read_line
 
 SCRIPT = "import jax; print(jax.jit(lambda x: x + 1)(1))"
 DEADLINE = 60.0  # seconds, for one process
@@ -44,7 +44,6 @@ def run_once(environment: Mapping[str, str]) -> tuple[float, float]:
         started = time.monotonic()
         process = subprocess.Popen(
             [sys.executable, "-c", SCRIPT],
-            cwd=ROOT,
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

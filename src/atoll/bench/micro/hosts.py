@@ -10,12 +10,9 @@ import subprocess
 import sys
 
 import jax
-import numpy as np
-from jax import NamedSharding, P
-from jax.sharding import Mesh
 
-from bench.dispatch import counting_rounds
-from bench.table import Round, Settings
+from atoll.bench.harness.benchmark import Round, Settings
+from atoll.bench.micro.dispatch import allreduce_and_add, counting_rounds
 
 HOSTS, DEVICES_PER_HOST = 2, 2
 MULTI_CONTROLLER = "multi-controller JAX"
@@ -28,7 +25,10 @@ def allreduce_over_hosts(settings: Settings) -> Round:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     peer = subprocess.Popen(
-        [sys.executable, "-m", "bench.hosts", str(port), str(calls)], stdin=subprocess.PIPE, bufsize=0, env=os.environ
+        [sys.executable, "-m", "atoll.bench.micro.hosts", str(port), str(calls)],
+        stdin=subprocess.PIPE,
+        bufsize=0,
+        env=os.environ,
     )
     assert peer.stdin is not None
     _join(port, 0)
@@ -49,14 +49,9 @@ def _join(port: int, rank: int) -> None:
 
 
 def _rounds(calls: int) -> Round:
-    mesh = Mesh(np.array(jax.devices()), ("d",))
-    assert mesh.size == HOSTS * DEVICES_PER_HOST
-    add_one = jax.jit(
-        jax.shard_map(lambda x: jax.lax.psum(x, "d") / mesh.size + 1.0, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
-    )
-    sharding = NamedSharding(mesh, P("d"))
-    zero = jax.make_array_from_callback((mesh.size,), sharding, lambda index: np.zeros(mesh.size, np.float32)[index])
-    return counting_rounds(add_one, zero, calls)
+    assert len(jax.devices()) == HOSTS * DEVICES_PER_HOST
+    add_one, zero = allreduce_and_add(jax.devices())
+    return counting_rounds(jax.jit(add_one), zero, calls)
 
 
 def _peer() -> None:

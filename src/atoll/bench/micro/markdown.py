@@ -1,6 +1,6 @@
 """A result as a Markdown table, put between the markers of a page kept by hand.
 
-python -m bench.markdown bench/results/NAME.json docs/performance.md
+python -m atoll.bench.micro.markdown bench/results/NAME.json docs/performance.md
 """
 
 import sys
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import msgspec
 
-from bench.record import MetricRecord, RunRecord
-from bench.report import number
+from atoll.bench.harness.record import MetricRecord, RunRecord
+from atoll.bench.micro.report import number
 
-BEGIN, END = "<!-- bench: begin (written by bench.markdown) -->", "<!-- bench: end -->"
+BEGIN, END = "<!-- bench: begin (written by atoll.bench.micro.markdown) -->", "<!-- bench: end -->"
 
 
 def figure(metric: MetricRecord, backend: str) -> str:

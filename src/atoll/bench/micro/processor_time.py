@@ -1,6 +1,6 @@
 """Which process takes how much processor time for a computation of (b) or (j): where a rate goes on a small machine.
 
-    python -m bench.processor_time > bench/results/processor-time.json
+    python -m atoll.bench.micro.processor_time > bench/results/processor-time.json
 
 Rates of a machine that does other things say little; processor time says more.
 """
@@ -13,11 +13,14 @@ import time
 
 import psutil
 
-from bench.backends import environment_of
-from bench.table import Settings
+from atoll.bench.harness.backends import environment_of
+from atoll.bench.harness.benchmark import Settings
 
 ROUNDS = 4
-CASES = {"b": ("bench.dispatch", "allreduce_op_by_op", 5000), "j": ("bench.programs", "chained", 40 * 128)}
+CASES = {
+    "b": ("atoll.bench.micro.dispatch", "allreduce_op_by_op", 5000),
+    "j": ("atoll.bench.micro.programs", "chained", 40 * 128),
+}
 
 
 def measure(backend: str, key: str) -> dict[str, object]:
@@ -60,7 +63,7 @@ def main() -> None:
         return
     results = []
     for backend, key in (("atoll", "b"), ("atoll", "j"), ("stock", "b")):
-        command = [sys.executable, "-m", "bench.processor_time", backend, key]
+        command = [sys.executable, "-m", "atoll.bench.micro.processor_time", backend, key]
         ended = subprocess.run(command, env=environment_of(backend), stdout=subprocess.PIPE, check=True, text=True)
         results.append(json.loads(ended.stdout.splitlines()[-1]))
     print(json.dumps({"load_before": os.getloadavg()[0], "results": results}, indent=1))

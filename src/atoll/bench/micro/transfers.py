@@ -7,13 +7,13 @@ function's result, ready before the clock starts. What arrives is checked outsid
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
-from bench.table import Round, Settings
+from atoll.bench.harness.benchmark import Round, Settings
 
-Array = jax.Array | np.ndarray
 SMALL_BYTES = 4
 LARGE_BYTES = 64_000_000
 
@@ -25,7 +25,7 @@ def put_and_get(settings: Settings) -> Round:
     small_repeats, large_repeats = settings.size(full=200, quick=50), settings.size(full=3, quick=2)
     first_value = 0
 
-    def put(value: Array) -> jax.Array:
+    def put(value: jax.Array | np.ndarray) -> jax.Array:
         return jax.device_put(value, device).block_until_ready()
 
     def new_values(size: int, repeats: int) -> list[np.ndarray]:
@@ -61,7 +61,7 @@ def put_and_get(settings: Settings) -> Round:
 
 
 def seconds_each(
-    operation: Callable[[Array], Array], inputs: Sequence[Array], expected: Sequence[np.ndarray]
+    operation: Callable[[Any], Any], inputs: Sequence[jax.Array | np.ndarray], expected: Sequence[np.ndarray]
 ) -> float:
     """The median time of an operation over its inputs, one after the other."""
     durations, results = [], []

@@ -9,13 +9,15 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import msgspec
 import numpy as np
 
+from atoll.bench.harness.benchmark import Round, Settings
 from atoll.ir import plan as p
 from atoll.transport import messages as m
 from atoll.transport.address import parse_address
@@ -24,7 +26,6 @@ from atoll.transport.connection import bind_unix
 from atoll.transport.data import DataChannel, dial
 from atoll.transport.process import command
 from atoll.worker.main import WorkerOptions
-from bench.table import Round, Settings
 
 DIRECT = "worker alone"
 ELEMENTS = 4096
@@ -112,7 +113,7 @@ def _direct(calls: int) -> Round:
     return _rate(calls, run)
 
 
-def _expect(heard, kind):  # type: ignore[no-untyped-def]
+def _expect(heard: Iterator[Any], kind: type[Any]) -> Any:
     for message in heard:
         if isinstance(message, m.Failed):
             message.status.raise_if_error()

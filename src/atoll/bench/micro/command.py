@@ -1,4 +1,6 @@
-"""The command line: `python -m bench --help`, from the repository's root."""
+"""`atoll bench micro`: the micro-benchmarks beside their peers, a table and a JSON file."""
+
+from __future__ import annotations
 
 import sys
 import time
@@ -10,13 +12,13 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.backends import BACKENDS
-from bench.child import ROOT
-from bench.machine import describe, load_average
-from bench.record import BUSY_LOAD, BenchmarkRecord, RunRecord, write
-from bench.report import render
-from bench.rounds import run_benchmark
-from bench.table import BENCHMARKS, Benchmark
+from atoll.bench.harness.backends import BACKENDS
+from atoll.bench.harness.benchmark import Benchmark
+from atoll.bench.harness.machine import describe, load_average
+from atoll.bench.harness.record import BUSY_LOAD, RESULTS, BenchmarkRecord, RunRecord, write
+from atoll.bench.harness.rounds import run_benchmark
+from atoll.bench.micro.report import render
+from atoll.bench.micro.table import BENCHMARKS
 
 WIDTH = 140  # of the table where there is no terminal to ask
 
@@ -29,7 +31,7 @@ def chosen(option: str, text: str, known: list[str]) -> list[str]:
     return [name for name in known if name in names or not names]
 
 
-def main(
+def micro(
     only: Annotated[str, typer.Option(help="keys of benchmarks, for example a,b,d; all if empty")] = "",
     backends: Annotated[str, typer.Option(help="names of backends; all if empty")] = "",
     rounds: Annotated[int | None, typer.Option(min=1, help="of each benchmark; 7, or 3 with --quick")] = None,
@@ -44,8 +46,7 @@ def main(
     rounds = rounds or (3 if quick else 7)
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     now = datetime.now(UTC)
-    results = ROOT / "bench" / "results"
-    path = json or (results / f"{name}.json" if name else results / "local" / f"{now:%Y%m%d-%H%M%S}.json")
+    path = json or (RESULTS / f"{name}.json" if name else RESULTS / "local" / f"{now:%Y%m%d-%H%M%S}.json")
 
     load_before, started = load_average(), time.monotonic()
     records = [run_with_bar(benchmark, competing, rounds, quick, console) for benchmark in selected]
@@ -53,7 +54,7 @@ def main(
         name=path.stem,
         started=now.isoformat(timespec="seconds"),
         seconds=time.monotonic() - started,
-        command=["python", "-m", "bench", *sys.argv[1:]],
+        command=["atoll", *sys.argv[1:]],
         rounds=rounds,
         quick=quick,
         machine=describe(),
@@ -86,6 +87,3 @@ def run_with_bar(
         contestants = [name for name in benchmark.contestants if name in competing]
         return run_benchmark(benchmark, contestants, rounds, quick, report)
 
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,0 +1,10 @@
+"""The commands below `atoll bench`."""
+
+from __future__ import annotations
+
+import typer
+
+from atoll.bench.micro.command import micro
+
+bench = typer.Typer(no_args_is_help=True, help="Measure Atoll beside its peers, in turn, in one run.")
+bench.command()(micro)

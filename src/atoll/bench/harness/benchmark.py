@@ -1,0 +1,74 @@
+"""What a benchmark is: what it measures, who competes, and what is to be reached.
+
+To add one, write a function that takes `Settings`, does all that is not to be measured (building, compiling,
+warming up), and returns a function that runs one round and returns its metrics; then give it a row in a table.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+
+Round = Callable[[], Mapping[str, float]]
+Prepare = Callable[["Settings"], Round]
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What a benchmark's function is told."""
+
+    backend: str
+    quick: bool = False
+
+    def size(self, full: int, quick: int) -> int:
+        """How much work a round does."""
+        return quick if self.quick else full
+
+
+class Place(StrEnum):
+    """Where a benchmark's function runs."""
+
+    WORKER = "worker"  # in a process of the backend that lives for all rounds of the benchmark
+    PARENT = "parent"  # beside the reports: it starts the backend's processes itself
+
+
+@dataclass(frozen=True)
+class Target:
+    """A bound on a metric's median, or on the first contestant's ratio to the second."""
+
+    bound: float
+    at_least: bool = True
+    ratio: bool = False
+
+    def reached(self, value: float) -> bool:
+        return value >= self.bound if self.at_least else value <= self.bound
+
+    def describe(self, unit: str, compared_with: str) -> str:
+        sign = "≥" if self.at_least else "≤"
+        return f"{sign} {self.bound:g} " + (f"of {compared_with}" if self.ratio else unit)
+
+
+@dataclass(frozen=True)
+class Metric:
+    name: str
+    title: str
+    unit: str
+    target: Target | None = None
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """`prepare` is "module:function", resolved where it runs: the parent never imports JAX.
+
+    The deadlines are for one preparation and one round, in seconds. The first contestant is the one that is
+    judged; the second is what it is compared with.
+    """
+
+    key: str
+    title: str
+    prepare: str
+    metrics: tuple[Metric, ...]
+    contestants: tuple[str, ...] = ("atoll", "stock")
+    place: Place = Place.WORKER
+    prepare_deadline: float = 120.0
+    round_deadline: float = 120.0
