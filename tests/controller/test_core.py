@@ -908,6 +908,20 @@ def test_a_failure_over_several_hosts_that_was_the_loss_of_one_is_told_as_that()
     assert awaited.status.code == Code.DATA_LOSS
 
 
+def test_a_read_of_what_another_hosts_loss_has_broken_is_told_as_that_loss():
+    play = Play("1x2x1")
+    play.with_function(1, (0, 1))
+    play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
+    play.say(m.RegisterProgram(2, single("get", (on(0, 1),), DeviceToHost((0,), 0, None), feeds=1)))
+    play.say(m.Launch(1, (), (11,), ()))
+    (read, *_) = play.say(m.Launch(2, (11,), (12,), (5,)))
+    play.say(m.Await(5, (12,)))
+    assert play.hear(0, m.Failed(read.sequence, Status(Code.UNKNOWN, "connection reset by peer"))) == []
+    play.controller.worker_lost(1, "killed")
+    (awaited,) = [x for x in play.outbox() if isinstance(x, m.Awaited)]
+    assert awaited.status.code == Code.DATA_LOSS
+
+
 def test_a_failure_over_several_hosts_that_are_all_there_is_told_a_little_later():
     play = Play("1x2x1")
     play.with_function(1, (0, 1))

@@ -5,12 +5,13 @@ import sys
 from pathlib import Path
 
 from atoll.bench.harness.backends import environment_of
+from atoll.bench.harness.benchmark import Settings
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "collectives.py"
 
 
 def test_unfenced_collectives_complete_with_right_results() -> None:
-    environment = environment_of("atoll")
+    environment = environment_of(Settings("atoll"))
     environment.pop("NPROC")  # as a user has it
     ended = subprocess.run(
         [sys.executable, str(SCRIPT), "--calls", "3000"], env=environment, capture_output=True, text=True, timeout=100

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from atoll.bench.harness.backends import environment_of
+from atoll.bench.harness.benchmark import Settings
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "gpt.py"
 TINY = ["--steps", "12", "--batch", "8", "--seq", "32", "--width", "32", "--layers", "1", "--quiet"]
@@ -29,7 +30,7 @@ def run_script(backend: str, sharding: str) -> list[float]:
         losses = Path(folder) / "losses.json"
         command = [sys.executable, str(SCRIPT), *TINY, "--sharding", sharding, "--losses-out", str(losses)]
         ended = subprocess.run(
-            command, env=environment_of(backend), capture_output=True, text=True, timeout=DEADLINE
+            command, env=environment_of(Settings(backend)), capture_output=True, text=True, timeout=DEADLINE
         )
         assert ended.returncode == 0, ended.stderr[-4000:]
         return [float.fromhex(loss) for loss in json.loads(losses.read_text())["losses"]]

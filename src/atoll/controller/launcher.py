@@ -184,8 +184,8 @@ class Launcher:
         gang.work.duration = max(gang.work.duration, ended - started)
         self._last_end[host] = max(ended, self._last_end.get(host, 0))
         gang.work.hosts_left.discard(host)
-        if failure is not None and (template.together or failure.code == Code.UNAVAILABLE):
-            # It may be the loss of another host that failed it here: that has a name of its own, which comes soon.
+        if failure is not None and self._may_be_of_another_host(gang, failure):
+            # That has a name of its own, which comes soon.
             gang.work.failure = gang.work.failure or failure
         elif failure is not None:
             self.fail(launch, failure)
@@ -196,6 +196,15 @@ class Launcher:
                     for name in template.functions:
                         self._blame.ended_well(name)
             self._finish(gang)
+
+    def _may_be_of_another_host(self, gang: Gang[Work], failure: Status) -> bool:
+        """Whether the loss of another host may be what failed a gang on this one."""
+        if gang.work.template.together or failure.code == Code.UNAVAILABLE:
+            return True
+        launch = gang.work.launch
+        # What it reads may be made together with others, and be broken before that is known to be.
+        reads_unready = any(not entry.ready for entry in launch.entries[: len(launch.arguments)])
+        return len(self._resources.hosts_of(gang.island)) > 1 and (reads_unready or len(launch.tickets) > 1)
 
     def enqueued(self, sequence: int) -> None:
         """A host has enqueued its part of a gang, and says so because it was asked to."""

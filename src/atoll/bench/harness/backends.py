@@ -4,6 +4,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from atoll.bench.harness.benchmark import Settings
+
 DEVICES = 8
 
 # Stock JAX on forced CPU devices hangs with some 34 computations in flight if its thread pool is small, and
@@ -13,7 +15,10 @@ THREADS = str(2 * DEVICES)
 
 @dataclass(frozen=True)
 class Backend:
-    """What a row of results is called, and what its processes find in their environment."""
+    """What a row of results is called, and what its processes find in their environment.
+
+    Values may name what a point of a figure says: {hosts}.
+    """
 
     name: str
     environment: Mapping[str, str]
@@ -42,8 +47,9 @@ BACKENDS = {
 }
 
 
-def environment_of(backend: str, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The whole environment of a process of `backend`: no setting of the shell reaches a measurement."""
+def environment_of(settings: Settings, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The whole environment of a backend's process: no setting of the shell reaches a measurement."""
     foreign = ("JAX_", "XLA_", "ATOLL_", "IFRT_", "TF_", "NPROC")
     kept = {name: value for name, value in inherited.items() if not name.startswith(foreign)}
-    return kept | {"NPROC": THREADS, "PYTHONUNBUFFERED": "1"} | dict(BACKENDS[backend].environment)
+    own = {name: value.format(**settings.point) for name, value in BACKENDS[settings.backend].environment.items()}
+    return kept | {"NPROC": THREADS, "PYTHONUNBUFFERED": "1"} | own

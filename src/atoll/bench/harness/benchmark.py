@@ -5,7 +5,7 @@ warming up), and returns a function that runs one round and returns its metrics;
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import msgspec
@@ -15,10 +15,11 @@ Prepare = Callable[["Settings"], Round]
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What a benchmark's function is told."""
+    """What a benchmark's function is told. `point` is where in a figure it stands, such as {"hosts": 4}."""
 
     backend: str
     quick: bool = False
+    point: dict[str, int | float | str] = {}
 
     def size(self, full: int, quick: int) -> int:
         """How much work a round does."""
@@ -58,7 +59,8 @@ class Metric:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """`prepare` is "module:function", resolved where it runs: the parent never imports JAX.
+    """`prepare` is "module:function", resolved where it runs: the parent never imports JAX. `prepare_of` has the
+    functions of those contestants that have one of their own.
 
     The deadlines are for one preparation and one round, in seconds. The first contestant is the one that is
     judged; the second is what it is compared with.
@@ -70,5 +72,7 @@ class Benchmark:
     metrics: tuple[Metric, ...]
     contestants: tuple[str, ...] = ("atoll", "stock")
     place: Place = Place.WORKER
+    prepare_of: Mapping[str, str] = field(default_factory=dict)
+    point: Mapping[str, int | float | str] = field(default_factory=dict)
     prepare_deadline: float = 120.0
     round_deadline: float = 120.0

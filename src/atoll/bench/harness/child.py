@@ -35,7 +35,7 @@ class Child:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in close())
         self._process = subprocess.Popen(
             [sys.executable, "-m", "atoll.bench.harness.worker"],
-            env=environment_of(settings.backend),
+            env=environment_of(settings),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -43,7 +43,8 @@ class Child:
             start_new_session=True,
         )
         try:
-            self._ask(PrepareRequest(benchmark.prepare, settings, benchmark.prepare_deadline))
+            prepare = benchmark.prepare_of.get(settings.backend, benchmark.prepare)
+            self._ask(PrepareRequest(prepare, settings, benchmark.prepare_deadline))
         except BaseException:
             self.close()
             raise

@@ -30,6 +30,7 @@ class BenchmarkRecord(msgspec.Struct, frozen=True):
     contestants: list[str]  # those of this run
     metrics: list[MetricRecord]
     failures: dict[str, str]  # by backend
+    point: dict[str, int | float | str] = {}  # where in a figure it stands
 
 
 class RunRecord(msgspec.Struct, frozen=True):
@@ -60,6 +61,7 @@ def record_benchmark(
         contestants=contestants,
         metrics=[_record_metric(benchmark, metric, sound) for metric in benchmark.metrics],
         failures=failures,
+        point=dict(benchmark.point),
     )
 
 

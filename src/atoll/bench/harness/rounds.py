@@ -43,7 +43,7 @@ def run_benchmark(
         for name in contestants:
             report(f"{name}: preparing", 0)
             try:
-                ready[name] = stack.enter_context(_contestant(benchmark, Settings(name, quick)))
+                ready[name] = stack.enter_context(_contestant(benchmark, Settings(name, quick, dict(benchmark.point))))
             except ContestantError as error:
                 failures[name] = str(error)
         for number in range(rounds):

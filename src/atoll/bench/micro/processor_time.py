@@ -64,7 +64,8 @@ def main() -> None:
     results = []
     for backend, key in (("atoll", "b"), ("atoll", "j"), ("stock", "b")):
         command = [sys.executable, "-m", "atoll.bench.micro.processor_time", backend, key]
-        ended = subprocess.run(command, env=environment_of(backend), stdout=subprocess.PIPE, check=True, text=True)
+        environment = environment_of(Settings(backend))
+        ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
         results.append(json.loads(ended.stdout.splitlines()[-1]))
     print(json.dumps({"load_before": os.getloadavg()[0], "results": results}, indent=1))
 

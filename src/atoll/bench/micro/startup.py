@@ -19,7 +19,7 @@ def first_result(settings: Settings) -> Round:
 
     def measure() -> dict[str, float]:
         with tempfile.TemporaryDirectory(prefix="bench-startup-") as folder:
-            environment = environment_of(settings.backend) | cache_everything_in(folder)
+            environment = environment_of(settings) | cache_everything_in(folder)
             cold, _ = run_once(environment)
             warm, end = run_once(environment)
         return {"cold": cold, "warm": warm, "end": end}
