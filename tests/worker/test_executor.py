@@ -177,7 +177,7 @@ class Rig:
         """The contents of a shard, past the data port."""
         from atoll.worker.xla.arrays import shards_of
 
-        buffer = self.executor._stores[self.session].get(handle)
+        buffer = self.executor.walks._stores[self.session].get(handle)
         return np.array(shards_of(buffer.array)[position])
 
     def proxy(self) -> DataChannel:
@@ -273,7 +273,7 @@ def it_walks_several_legs_in_one_turn(rig: Rig) -> None:
     rig.executor.submit(m.Go(rig.session, first, ((first + 101, 2),)))
     assert [run[0] for run in rig.reports.get(timeout=SECONDS).runs] == [first + 101]
     assert rig.shard(result)[0] == 8
-    assert rig.executor._walks == {}
+    assert rig.executor.walks._walks == {}
 
 
 @behaviour
@@ -302,7 +302,7 @@ def it_tells_that_it_left_out_what_others_compute_with_it(rig: Rig) -> None:
     failed = rig.reports.get(timeout=SECONDS)
     assert (failed.sequence, failed.status.code) == (sequence + 101, Code.NOT_FOUND)
     assert rig.reports.get(timeout=SECONDS).runs[0][0] == sequence + 102
-    assert rig.executor._walks == {}
+    assert rig.executor.walks._walks == {}
 
 
 @behaviour
@@ -320,7 +320,7 @@ def it_does_not_wait_for_what_it_left_out(rig: Rig) -> None:
         rig.executor.submit(m.Run(sequence, session, plan, (), (rig.fresh(),), (feed,)))
         rig.executor.submit(m.Go(session, sequence, ((sequence + 500, 1),)))
         parked.append((session, feed, sequence))
-    while len(rig.executor._together) < 2:
+    while len(rig.executor.walks._together) < 2:
         time.sleep(0.001)
     (_, feed, first), (other, failing, second) = parked
     rig.inbox.fail(other, (failing,), Status(Code.DATA_LOSS, "gone"))
@@ -333,7 +333,7 @@ def it_does_not_wait_for_what_it_left_out(rig: Rig) -> None:
     assert ended == [first, first + 500]
     report, _ = rig.call(name, a, a)
     assert isinstance(report, m.Done)
-    assert not rig.executor._together
+    assert not rig.executor.walks._together
 
 
 @behaviour
@@ -344,7 +344,7 @@ def it_forgets_a_run_that_is_dropped(rig: Rig) -> None:
     rig.executor.submit(m.DropRun(rig.session, first))
     rig.executor.submit(m.Go(rig.session, first, ((first + 101, 1),)))
     assert rig.reports.get(timeout=SECONDS).runs[0][0] == first + 101
-    assert rig.executor._walks == {}
+    assert rig.executor.walks._walks == {}
 
 
 @behaviour

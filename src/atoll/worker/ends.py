@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Protocol
 
 from atoll.errors import Status, status_of
 from atoll.transport import messages as m
@@ -114,8 +114,20 @@ class ReadEnd:
         self._future.result()
 
 
+class Wait(Protocol):
+    """The end of something that a turn has begun. `is_whole`: that it is ready tells that all of it has ended."""
+
+    is_whole: bool
+
+    def is_ready(self) -> bool:
+        """Raises RuntimeError where only waiting can tell."""
+
+    def block_until_ready(self) -> None:
+        """Raises what went wrong."""
+
+
 # Sequence number, start in nanoseconds, and what is ready once the run has ended.
-_Run = tuple[int, int, Sequence[RunEnd | ArrayEnd | ReadEnd]]
+_Run = tuple[int, int, Sequence[Wait]]
 
 
 class Ends:
@@ -125,7 +137,7 @@ class Ends:
         self._report = report
         self._lines: dict[int, queue.SimpleQueue[_Run]] = {}
 
-    def expect(self, device: int, sequence: int, started: int, waits: Sequence[RunEnd | ArrayEnd | ReadEnd]) -> None:
+    def expect(self, device: int, sequence: int, started: int, waits: Sequence[Wait]) -> None:
         """Run `sequence`, started at `started` nanoseconds, ends when all of `waits` are ready.
 
         Called by one thread.
@@ -181,7 +193,7 @@ def _is_running(run: _Run) -> bool:
     return False
 
 
-def is_over(waits: Sequence[RunEnd | ArrayEnd | ReadEnd]) -> bool:
+def is_over(waits: Sequence[Wait]) -> bool:
     """Whether all have surely ended, so that `outcome` waits for nothing."""
     try:
         return all(waited.is_whole and waited.is_ready() for waited in waits)
@@ -189,7 +201,7 @@ def is_over(waits: Sequence[RunEnd | ArrayEnd | ReadEnd]) -> bool:
         return False
 
 
-def outcome(waits: Sequence[RunEnd | ArrayEnd | ReadEnd]) -> Status | None:
+def outcome(waits: Sequence[Wait]) -> Status | None:
     """Waits for all; the first error among them."""
     failure: Status | None = None
     for waited in waits:

@@ -18,7 +18,7 @@ from atoll.ir import plan as p
 from atoll.transport import messages as m
 from atoll.worker import host_data
 from atoll.worker.data_port import DataPort
-from atoll.worker.ends import ArrayEnd, Deletions, ReadEnd, RunEnd
+from atoll.worker.ends import ArrayEnd, Deletions, RunEnd, Wait
 from atoll.worker.functions import Function, Functions
 from atoll.worker.store import Buffer, TypeKeys
 from atoll.worker.xla.arrays import numpy_dtype, shards_of
@@ -70,7 +70,7 @@ class Stretch:
     together: bool
     position: int = 0  # among the leg's steps
     started: int = 0  # in nanoseconds
-    waits: list[RunEnd | ArrayEnd | ReadEnd] = field(default_factory=list)
+    waits: list[Wait] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)
 
 
