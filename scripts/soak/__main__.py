@@ -24,6 +24,8 @@ import typer
 from rich.console import Console
 from scripts.soak.users import SoakError, Users
 
+from atoll.transport.process_table import began
+
 SETTLE_SECONDS = 60.0
 SHARED = Path("/dev/shm")
 console = Console(soft_wrap=True)
@@ -89,6 +91,12 @@ def settle(environment: Mapping[str, str]) -> dict[str, Any]:
         time.sleep(0.5)
 
 
+def in_use(folder: Path) -> bool:
+    """Whether a client's folder in shared memory, named atoll-PID-..., is that of a process that runs: not of ours."""
+    pid = folder.name.split("-")[1]
+    return pid.isdigit() and began(int(pid)) is not None
+
+
 def main(
     minutes: Annotated[float, typer.Option(help="How long.")] = 10.0,
     clients: Annotated[int, typer.Option(help="How many at a time.")] = 3,
@@ -122,7 +130,7 @@ def main(
         status = settle(environment)
         atoll(environment, "down")
         left = [str(path) for path in runtime.rglob("*") if path.is_socket()]
-        left += [str(path) for path in SHARED.glob("atoll-*") if path not in shared_before]
+        left += [str(path) for path in SHARED.glob("atoll-*") if path not in shared_before and not in_use(path)]
         if left:
             raise SoakError(f"left behind: {left}")
         steps = users.steps()

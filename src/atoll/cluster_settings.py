@@ -16,6 +16,7 @@ from atoll.transport.leases import LEASE_SECONDS
 
 DEFAULT_ISLANDS = "1x1x8"
 DEFAULT_PLATFORM = "cpu"
+NULL_PLATFORM = "null"  # devices that take a given time and compute nothing: `worker.null`
 
 # By which of its environment's variables a process names a setting.
 VARIABLES = {

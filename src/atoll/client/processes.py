@@ -45,7 +45,7 @@ class ClientProcesses:
         else:
             read_topology(settings.cluster.islands, settings.cluster.mesh)
         self._directory = make_directory("client")
-        self.transfer_directory = Path(tempfile.mkdtemp(prefix="atoll-", dir=_shared_memory()))
+        self.transfer_directory = Path(tempfile.mkdtemp(prefix=f"atoll-{os.getpid()}-", dir=_shared_memory()))
         claim(self._directory, self.transfer_directory)
         sweep(self._directory.parent)
         self._losses = self._directory / "losses"

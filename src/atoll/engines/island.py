@@ -35,7 +35,8 @@ def start(
 class Island:
     """Keeps an island's workers running.
 
-    `options_of(incarnation)` gives the options of its workers, one a host; the number rises with each start.
+    `processes_of(incarnation)` gives its workers' processes: the host of each, or the first of several, its module and
+    its options; the number rises with each start.
     `on_end(host, pid, status)` hears of each worker that ended by itself, with its exit status (negative: the signal),
     before any other is started in its place; `on_given_up(text)` that the island is not started again.
     """
@@ -43,14 +44,14 @@ class Island:
     def __init__(
         self,
         hosts: Sequence[int],
-        options_of: Callable[[int], Sequence[msgspec.Struct]],
+        processes_of: Callable[[int], Sequence[tuple[int, str, msgspec.Struct]]],
         env: dict[str, str],
         on_end: Callable[[int, int, int], None],
         on_given_up: Callable[[str], None],
     ) -> None:
         self.hosts = tuple(hosts)
         self.processes: list[subprocess.Popen[bytes]] = []
-        self._options_of = options_of
+        self._processes_of = processes_of
         self._env = env
         self._on_end = on_end
         self._on_given_up = on_given_up
@@ -61,10 +62,9 @@ class Island:
 
     def start(self) -> None:
         self._incarnation += 1
-        self.processes = [
-            start("atoll.worker.main", options, self._env) for options in self._options_of(self._incarnation)
-        ]
-        for host, process in zip(self.hosts, self.processes, strict=True):
+        for host, module, options in self._processes_of(self._incarnation):
+            process = start(module, options, self._env)
+            self.processes.append(process)
             watch_in_loop(process.pid, partial(self._ended, host, process))
 
     def restart(self) -> None:

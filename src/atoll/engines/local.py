@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from atoll._version import __version__
-from atoll.cluster_settings import ClusterSettings
+from atoll.cluster_settings import DEFAULT_PLATFORM, NULL_PLATFORM, ClusterSettings
 from atoll.controller.main import ControllerOptions
 from atoll.controller.mesh import parse_mesh
 from atoll.controller.resources import Topology
@@ -44,6 +44,7 @@ from atoll.transport.messages import (
 )
 from atoll.transport.process import end, read_options, run_loop, start_logging, tell
 from atoll.worker.main import Membership, WorkerOptions
+from atoll.worker.null.options import NullIslandOptions
 
 _log = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ def worker_environment(platform: str) -> dict[str, str]:
     env.pop("XLA_FLAGS", None)
     if flags:
         env["XLA_FLAGS"] = " ".join(flags)
-    env["JAX_PLATFORMS"] = platform
+    env["JAX_PLATFORMS"] = DEFAULT_PLATFORM if platform == NULL_PLATFORM else platform
     env["JAX_ENABLE_X64"] = "1"
     env.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     return env
@@ -157,24 +158,42 @@ class LocalEngine:
             island.start()
         return readable
 
-    def _workers(self, island: int, incarnation: int) -> list[WorkerOptions]:
+    def _workers(self, island: int, incarnation: int) -> list[tuple[int, str, msgspec.Struct]]:
         count = self.topology.hosts
+        if self.options.settings.platform == NULL_PLATFORM:
+            return [(island * count, "atoll.worker.null.main", self._null_island(island))]
         meeting = f"unix:{self.options.directory}/island-{island}-{incarnation}.sock"
         return [
-            WorkerOptions(
-                str(self.address),
-                self._data_address(host),
-                island,
+            (
                 host,
-                self.topology.devices,
-                os.getpid(),
-                self.options.cache_directory,
-                Membership(meeting, rank, count, "127.0.0.1") if count > 1 else None,
+                "atoll.worker.main",
+                WorkerOptions(
+                    str(self.address),
+                    self._data_address(host),
+                    island,
+                    host,
+                    self.topology.devices,
+                    os.getpid(),
+                    self.options.cache_directory,
+                    Membership(meeting, rank, count, "127.0.0.1") if count > 1 else None,
+                ),
             )
             for rank, host in enumerate(range(island * count, (island + 1) * count))
         ]
 
-    def _data_address(self, host: int) -> str:
+    def _null_island(self, island: int) -> NullIslandOptions:
+        count = self.topology.hosts
+        return NullIslandOptions(
+            str(self.address),
+            self._data_address("{host}"),
+            island,
+            island * count,
+            count,
+            self.topology.devices,
+            os.getpid(),
+        )
+
+    def _data_address(self, host: int | str) -> str:
         """Where a worker's data port listens: wherever the controller's clients can come from."""
         if self.address.is_local:
             return f"unix:{self.options.directory}/data-{host}.sock"

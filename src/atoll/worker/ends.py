@@ -54,10 +54,10 @@ class RunEnd:
     all (`is_whole`).
     """
 
-    __slots__ = ("_deletions", "_output", "_token", "is_whole")
+    __slots__ = ("_deletions", "_output", "is_whole", "token")
 
     def __init__(self, token: Any, outputs: Sequence[Any], deletions: Deletions, devices: int) -> None:
-        self._token = token
+        self.token = token
         self._output = outputs[0] if outputs else None
         self._deletions = deletions
         self.is_whole = devices == 1
@@ -69,30 +69,30 @@ class RunEnd:
         return self._deletions.is_ready(self._output)
 
     def block_until_ready(self) -> None:
-        self._token.block_until_ready()
+        self.token.block_until_ready()
 
 
 class ArrayEnd:
     """The end of what makes an array without a compiled function: a transfer, a copy."""
 
-    __slots__ = ("_array", "_deletions")
+    __slots__ = ("_deletions", "array")
     is_whole = True
 
     def __init__(self, array: Any, deletions: Deletions) -> None:
-        self._array = array
+        self.array = array
         self._deletions = deletions
 
     def is_ready(self) -> bool:
-        return self._deletions.is_ready(self._array)
+        return self._deletions.is_ready(self.array)
 
     def block_until_ready(self) -> None:
         """Waits by asking now and then: a thread inside jaxlib would not notice that the array goes."""
         while True:
             with self._deletions.lock:
-                if self._array.is_deleted():
+                if self.array.is_deleted():
                     return  # a later run has consumed it, and so has it been ready
-                if self._array.is_ready():
-                    self._array.block_until_ready()  # does not wait; raises what went wrong
+                if self.array.is_ready():
+                    self.array.block_until_ready()  # does not wait; raises what went wrong
                     return
             time.sleep(_POLL_SECONDS)
 
@@ -112,6 +112,10 @@ class ReadEnd:
     def block_until_ready(self) -> None:
         """Waits for the thread; raises what went wrong there."""
         self._future.result()
+
+    def when_done(self, call: Callable[[], object]) -> None:
+        """Calls it then, on the reading thread."""
+        self._future.add_done_callback(lambda _: call())
 
 
 class Wait(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import Executor as Pool
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -45,16 +46,21 @@ class Function:
 
 
 class Functions:
-    """Compiled functions by name. `report` is called from compiling threads."""
+    """Compiled functions by name. `report` is called from the threads of `pool`, which compile."""
 
     def __init__(
-        self, backend: Backend, inbox: Inbox, keys: TypeKeys, report: Callable[[Compiled], None]
+        self,
+        backend: Backend,
+        inbox: Inbox,
+        keys: TypeKeys,
+        report: Callable[[Compiled], None],
+        pool: Pool | None = None,
     ) -> None:
         self._backend = backend
         self._inbox = inbox
         self._keys = keys
         self._report = report
-        self._pool = ThreadPoolExecutor(COMPILE_THREADS, "atoll-compile")
+        self._pool = pool or ThreadPoolExecutor(COMPILE_THREADS, "atoll-compile")
         self._lock = threading.Lock()
         self._functions: dict[str, Function] = {}
         self._info: dict[str, bytes] = {}

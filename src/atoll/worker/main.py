@@ -6,12 +6,12 @@ import logging
 import os
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import msgspec
 
 from atoll._version import __version__
-from atoll.errors import ConnectError, Status, status_of
+from atoll.errors import ConnectError
 from atoll.transport import messages as m
 from atoll.transport.address import check_may_listen, parse_address
 from atoll.transport.blocking import BlockingConnection
@@ -50,6 +50,7 @@ class Worker:
 
     def __init__(self, options: WorkerOptions, connection: BlockingConnection) -> None:
         # JAX is imported here and not above: its environment and flags are set first.
+        from atoll.worker.conversation import Conversation
         from atoll.worker.data_port import DataPort, Inbox
         from atoll.worker.executor import Executor
         from atoll.worker.functions import Functions
@@ -58,81 +59,41 @@ class Worker:
         from atoll.worker.xla.backend import Backend, self_test
 
         self.connection = connection
-        self.backend = Backend()
-        self_test(self.backend)
+        backend = Backend()
+        self_test(backend)
         keys = TypeKeys()
         report = connection.send
         inbox = Inbox(lambda session, feed: report(m.Arrived(session, (feed,))))
         address = parse_address(options.data_address)
         check_may_listen(address, os.environ.get(m.DEFAULT_TOKEN_VARIABLE, ""))
-        self.data_port = DataPort(address, inbox)
-        self.functions = Functions(self.backend, inbox, keys, report)
-        steps = Steps(self.backend, self.functions, self.data_port, keys, options.host)
-        self.executor = Executor(steps, inbox, report)
-        self._lease = Lease(self._lapsed)
-        self._answers = ThreadPoolExecutor(2, "atoll-answer")
-        connection.send(
-            m.Hello(m.PROTOCOL, "worker", os.environ.get(m.DEFAULT_TOKEN_VARIABLE, ""), os.getpid(), __version__),
-            m.WorkerReady(
-                options.island,
-                options.host,
-                self.backend.describe(),
-                self.backend.platform,
-                self.backend.platform_version,
-                str(self.data_port.address),
-            ),
-        )
+        data_port = DataPort(address, inbox)
+        functions = Functions(backend, inbox, keys, report)
+        steps = Steps(backend, functions, data_port, keys, options.host)
+        executor = Executor(steps, inbox, report)
+        lease = Lease(self._lapsed)
+        self._conversation = Conversation(backend, functions, data_port, executor.submit, lease.renew, report)
+        connection.send(*introduction(options.island, options.host, backend, str(data_port.address)))
 
     def run(self) -> None:
         """Serves the controller until it says stop, or is gone."""
         for message in self.connection.receive():
-            match message:
-                case m.Run() | m.Go() | m.DropRun() | m.Free() | m.KeepPlan() | m.DropPlan():
-                    self.executor.submit(message)
-                case m.OpenStore():
-                    self.executor.submit(message)
-                    self.data_port.open_session(message.session, message.secret)
-                case m.CloseStore():
-                    self.executor.submit(message)
-                    self.data_port.close_session(message.session)
-                case m.FailFeeds(session=session, feeds=feeds, status=status):
-                    self.data_port.inbox.fail(session, feeds, status)
-                case m.Ping(lease=lease):
-                    self._lease.renew(lease)
-                    self.connection.send(m.Pong())
-                case m.DropFeed(session=session, feed=feed):
-                    self.data_port.inbox.drop(session, feed)
-                case m.Compile():
-                    self.functions.compile(message)
-                case m.DropFunction(function=function):
-                    self.functions.drop(function)
-                case m.Query():
-                    self._answers.submit(self._answer, message)
-                case m.Peers(hosts=hosts, secret=secret):
-                    self.data_port.set_peers(hosts, secret)
-                case m.Stop():
-                    return
-                case m.Refused(status=status):
-                    _log.error("the controller refused this worker: %s", status)
-                    return
+            if not self._conversation.hear(message):
+                return
         _log.info("the controller is gone: this worker ends")
 
     def _lapsed(self) -> None:
         _log.error("the controller is silent: this worker ends")
         os._exit(1)
 
-    def _answer(self, query: m.Query) -> None:
-        try:
-            if query.what == "layout":
-                dtype, shape, ordinal = msgspec.msgpack.decode(
-                    query.payload, type=tuple[str, tuple[int, ...], int]
-                )
-                payload = self.backend.default_layout(dtype, shape, ordinal).encode()
-            else:
-                payload = self.functions.answer(query.what, query.subject)
-            self.connection.send(m.Answer(query.session, query.query, Status(), payload))
-        except Exception as error:
-            self.connection.send(m.Answer(query.session, query.query, status_of(error), b""))
+
+def introduction(island: int, host: int, backend: Any, data_address: str) -> tuple[m.Hello, m.WorkerReady]:
+    """What a worker says first."""
+    return (
+        m.Hello(m.PROTOCOL, "worker", os.environ.get(m.DEFAULT_TOKEN_VARIABLE, ""), os.getpid(), __version__),
+        m.WorkerReady(
+            island, host, backend.describe(), backend.platform, backend.platform_version, data_address
+        ),
+    )
 
 
 def _connect(options: WorkerOptions) -> BlockingConnection:

@@ -112,7 +112,7 @@ class Steps:
         elif type(step) is p.Select:
             values[step.output] = self._select(step, values)
         elif type(step) is p.Send:
-            stretch.reads.append(self._send(step, run, values))
+            self._send(step, stretch, values)
         elif type(step) is p.Receive:
             values[step.output] = self._receive(step, run)
             stretch.waits.append(ArrayEnd(values[step.output].array, self.deletions))
@@ -277,7 +277,8 @@ class Steps:
 
         return Read(read, at_once)
 
-    def _send(self, step: p.Send, run: m.Run, values: dict[int, Buffer]) -> Read:
+    def _send(self, step: p.Send, stretch: Stretch, values: dict[int, Buffer]) -> None:
+        run = stretch.walk.run
         buffer = values[step.input]
         shards = shards_of(_alive(buffer))
         self._hold(buffer)
@@ -302,7 +303,7 @@ class Steps:
                 self._data_port.host_takes_at_once(host, SMALL_BYTES) for host in hosts
             )
 
-        return Read(read, at_once)
+        stretch.reads.append(Read(read, at_once))
 
     def _send_to(self, host: int, session: int, feed: int, content: Any) -> None:
         try:

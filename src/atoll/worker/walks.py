@@ -39,6 +39,7 @@ class Walks:
     """Owns the stores. `hear` takes messages in order; `report` sends back what came of them.
 
     `wake` is called on any thread once bytes that a parked leg awaited are here: `go_on` is to be called then.
+    `now` is the clock, in nanoseconds.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Walks:
         ends: ExpectsEnds,
         readers: Pool,
         wake: Callable[[], None],
+        now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._steps = steps
         self._inbox = inbox
@@ -56,6 +58,7 @@ class Walks:
         self._ends = ends
         self._readers = readers
         self._wake = wake
+        self._now = now
         self._stores: dict[int, Store] = {}
         self._plans: dict[int, p.Plan] = {}
         self._walks: dict[int, Walk] = {}  # those with legs to come, by the sequence number of their first
@@ -143,7 +146,7 @@ class Walks:
 
     def _drop(self, sequence: int) -> None:
         """Nobody is interested in what the leg would have made."""
-        now = time.monotonic_ns()
+        now = self._now()
         self._report(m.Done(((sequence, now, now),)))
 
     def _do(self, item: _Item) -> bool:
@@ -182,7 +185,7 @@ class Walks:
             return False
         try:
             if not stretch.started:
-                stretch.started = time.monotonic_ns()
+                stretch.started = self._now()
             if walk.values is None:
                 walk.values = {
                     value: store.get(handle) for value, handle in zip(plan.arguments, run.arguments, strict=True)
@@ -270,15 +273,15 @@ class Walks:
         if failure is not None:
             self._report(m.Failed(stretch.sequence, failure))
         else:
-            self.ended.append((stretch.sequence, stretch.started, time.monotonic_ns()))
+            self.ended.append((stretch.sequence, stretch.started, self._now()))
 
     def _read(
         self, stretch: Stretch, read: Callable[[], None], on_end: Callable[[tuple[int, int, int]], None]
     ) -> None:
-        started = time.monotonic_ns()
+        started = self._now()
         try:
             read()
         except Exception as error:
             self._report(m.Failed(stretch.sequence, status_of(error).within(stretch.walk.plan.name)))
         else:
-            on_end((stretch.sequence, started, time.monotonic_ns()))
+            on_end((stretch.sequence, started, self._now()))

@@ -1,0 +1,145 @@
+"""The process of an island of null devices: all of its hosts, on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import select
+import selectors
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from atoll.transport import messages as m
+from atoll.transport.address import check_may_listen, parse_address
+from atoll.transport.connection import Connection, connect
+from atoll.transport.lifeline import Lease, watch_in_thread
+from atoll.transport.process import read_options, run_loop, start_logging
+from atoll.worker.data_port import DataPort, Inbox
+from atoll.worker.executor import READ_THREADS
+from atoll.worker.main import introduction
+from atoll.worker.null.backend import Collectives
+from atoll.worker.null.host import NullHost
+from atoll.worker.null.model import chosen_model
+from atoll.worker.null.options import NullIslandOptions
+
+_log = logging.getLogger(__name__)
+
+# Each host has threads that wait on sockets; they need little.
+_STACK_BYTES = 256 * 1024
+
+
+class LoopClock:
+    """Real time, as `moments.Clock`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.now = loop.time
+        self.call_at = loop.call_at
+
+
+class FineSelector(selectors.EpollSelector):
+    """As its base, but woken within microseconds of its deadline: epoll counts milliseconds."""
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is not None and timeout > 0:
+            select.select((self.fileno(),), (), (), timeout)
+            timeout = 0
+        return super().select(timeout)
+
+
+class NullIsland:
+    """Connects all hosts, and carries their messages. `stop` is set where the controller ends one or is gone."""
+
+    def __init__(self, options: NullIslandOptions, stop: asyncio.Event) -> None:
+        self._options = options
+        self._stop = stop
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._clock = LoopClock(self._loop)
+        self._collectives = Collectives()
+        self._neighbours: dict[int, Inbox] = {}
+        self._readers = ThreadPoolExecutor(READ_THREADS, "atoll-read")
+        self._lease = Lease(self._lapsed)
+        self._model = chosen_model()
+
+    async def start(self) -> None:
+        for rank in range(self._options.hosts):
+            await self._start_host(rank)
+
+    async def _start_host(self, rank: int) -> None:
+        options = self._options
+        number = options.first + rank
+        host: NullHost | None = None
+
+        def hear(message: Any) -> None:
+            assert host is not None
+            if not host.hear(message):
+                self._stop.set()
+
+        connection = await connect(
+            parse_address(options.controller), m.ToWorker, hear, lambda _: self._stop.set(), name="the controller"
+        )
+        address = parse_address(options.data_address.format(host=number))
+        check_may_listen(address, os.environ.get(m.DEFAULT_TOKEN_VARIABLE, ""))
+        host = NullHost(
+            number,
+            rank,
+            options.devices,
+            self._model,
+            self._clock,
+            self._collectives,
+            self._neighbours,
+            lambda inbox: DataPort(address, inbox),
+            self._reporter(connection),
+            self._lease.renew,
+            self._call_soon,
+            self._readers,
+        )
+        for message in introduction(options.island, number, host.backend, str(host.port.address)):
+            connection.send(message)
+
+    def _call_soon(self, call: Callable[[], None]) -> None:
+        self._loop.call_soon_threadsafe(call)
+
+    def _reporter(self, connection: Connection) -> Callable[..., None]:
+        def report(*messages: Any) -> None:
+            if threading.get_ident() != self._thread:
+                self._loop.call_soon_threadsafe(partial(report, *messages))
+                return
+            for message in messages:
+                connection.send(message)
+
+        return report
+
+    def _lapsed(self) -> None:
+        _log.error("the controller is silent: this island ends")
+        os._exit(1)
+
+
+async def serve(options: NullIslandOptions, stop: asyncio.Event) -> None:
+    await NullIsland(options, stop).start()
+    await stop.wait()
+
+
+def main() -> None:
+    options = read_options(NullIslandOptions)
+    start_logging("null island")
+    watch_in_thread(options.parent, lambda: os._exit(0))
+    threading.stack_size(_STACK_BYTES)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    try:
+        run_loop(partial(serve, options), lambda: asyncio.SelectorEventLoop(FineSelector()))
+    except Exception:
+        _log.exception("this island fails")
+        os._exit(1)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
