@@ -43,6 +43,14 @@ BACKENDS = {
         ),
         Backend("atoll, 1 device", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "1x1x1"}),
         Backend("worker alone", {"JAX_PLATFORMS": "cpu"}),
+        # Of the paper's figures. "Atoll" alone and what is ideal have null devices, and start them themselves.
+        Backend("Atoll", {"JAX_PLATFORMS": "cpu"}),
+        Backend("Atoll, sequential dispatch", {"JAX_PLATFORMS": "cpu"}),
+        Backend("ideal", {"JAX_PLATFORMS": "cpu"}),
+        *(
+            Backend(f"Atoll, {way}", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "1x{hosts}x{devices}"})
+            for way in ("op by op", "chained", "fused")
+        ),
     )
 }
 

@@ -33,6 +33,16 @@ class BenchmarkRecord(msgspec.Struct, frozen=True):
     point: dict[str, int | float | str] = {}  # where in a figure it stands
 
 
+class Claim(msgspec.Struct, frozen=True):
+    """What a figure must show, and what it showed. `reached` is None where it was not measured."""
+
+    text: str
+    value: float | None
+    bound: float
+    reached: bool | None
+    at_least: bool = True
+
+
 class RunRecord(msgspec.Struct, frozen=True):
     name: str
     started: str  # ISO 8601, UTC
@@ -45,6 +55,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     load_after: float
     busy: bool
     benchmarks: list[BenchmarkRecord]
+    claims: list[Claim] = []
 
 
 def record_benchmark(
@@ -70,7 +81,7 @@ def _record_metric(
 ) -> MetricRecord:
     samples = {name: [values[metric.name] for values in each] for name, each in rounds.items()}
     summaries = {name: summarize(each) for name, each in samples.items()}
-    judged, compared = benchmark.contestants[:2]
+    judged, compared = (*benchmark.contestants, "")[:2]
     both = judged in samples and compared in samples
     against = ratio(samples[judged], samples[compared]) if both else None
     target, reached, sure = metric.target, None, None

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from atoll.bench.harness.backends import BACKENDS
-from atoll.bench.harness.benchmark import Benchmark
-from atoll.bench.harness.machine import describe, load_average
-from atoll.bench.harness.record import BUSY_LOAD, RESULTS, BenchmarkRecord, RunRecord, write
-from atoll.bench.harness.rounds import run_benchmark
+from atoll.bench.harness.record import RESULTS, write
+from atoll.bench.harness.run import make_console, run
 from atoll.bench.micro.report import render
 from atoll.bench.micro.table import BENCHMARKS
-
-WIDTH = 140  # of the table where there is no terminal to ask
 
 
 def chosen(option: str, text: str, known: list[str]) -> list[str]:
@@ -44,46 +36,9 @@ def micro(
     competing = chosen("--backends", backends, list(BACKENDS))
     selected = [benchmark for benchmark in BENCHMARKS if benchmark.key in keys]
     rounds = rounds or (3 if quick else 7)
-    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
-    now = datetime.now(UTC)
-    path = json or (RESULTS / f"{name}.json" if name else RESULTS / "local" / f"{now:%Y%m%d-%H%M%S}.json")
-
-    load_before, started = load_average(), time.monotonic()
-    records = [run_with_bar(benchmark, competing, rounds, quick, console) for benchmark in selected]
-    run = RunRecord(
-        name=path.stem,
-        started=now.isoformat(timespec="seconds"),
-        seconds=time.monotonic() - started,
-        command=["atoll", *sys.argv[1:]],
-        rounds=rounds,
-        quick=quick,
-        machine=describe(),
-        load_before=load_before,
-        load_after=load_average(),
-        busy=load_before > BUSY_LOAD,
-        benchmarks=records,
-    )
-    write(run, path)
-    console.print(render(run), f"\nwritten to {path}")
-    raise typer.Exit(code=1 if any(record.failures for record in records) else 0)
-
-
-def run_with_bar(
-    benchmark: Benchmark, competing: list[str], rounds: int, quick: bool, console: Console
-) -> BenchmarkRecord:
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[now]}"))
-    with Progress(
-        TextColumn("{task.description}"),
-        *columns,
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as progress:
-        task = progress.add_task(f"({benchmark.key}) {benchmark.title}", total=rounds, now="")
-
-        def report(now: str, done: int) -> None:
-            progress.update(task, completed=done, now=now)
-
-        contestants = [name for name in benchmark.contestants if name in competing]
-        return run_benchmark(benchmark, contestants, rounds, quick, report)
-
+    path = json or (RESULTS / f"{name or f'local/{datetime.now(UTC):%Y%m%d-%H%M%S}'}.json")
+    console = make_console()
+    record = run(path.stem, selected, rounds, quick, console, competing)
+    write(record, path)
+    console.print(render(record), f"\nwritten to {path}")
+    raise typer.Exit(code=1 if any(each.failures for each in record.benchmarks) else 0)

@@ -28,7 +28,7 @@ def render(run: RunRecord) -> RenderableType:
         for benchmark in run.benchmarks
         for name, error in benchmark.failures.items()
     ]
-    return Group(table, _machine(run), *failures)
+    return Group(table, describe_machine(run), *failures)
 
 
 def number(value: float) -> str:
@@ -59,7 +59,7 @@ def _reached(metric: MetricRecord) -> RenderableType:
     return verdict if metric.sure else verdict.append(", unsure", "yellow")
 
 
-def _machine(run: RunRecord) -> RenderableType:
+def describe_machine(run: RunRecord) -> RenderableType:
     machine = run.machine
     packages = ", ".join(f"{name} {version}" for name, version in machine.packages.items() if version)
     lines = [

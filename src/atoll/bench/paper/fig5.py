@@ -1,0 +1,183 @@
+"""Figure 5: what dispatch costs. A scalar on each device, an AllReduce and an addition, one after another.
+
+Op by op: a call for each computation. Chained: a call for a program of 128 nodes. Fused: a call for 128 computations
+compiled into one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from atoll.bench.harness.backends import BACKENDS
+from atoll.bench.harness.benchmark import Benchmark, Metric, Round, Settings
+from atoll.bench.harness.record import BenchmarkRecord, Claim
+from atoll.bench.paper.figure import Axes, Figure, Options, at_least, median, quotient
+
+NODES = 128
+ATOLL = tuple(f"Atoll, {way}" for way in ("op by op", "chained", "fused"))
+JAX = tuple(f"JAX, {way}" for way in ("op by op", "fused"))
+RAY = tuple(f"Ray, {way}" for way in ("op by op", "chained", "fused"))
+TENSORFLOW = tuple(f"TensorFlow, {way}" for way in ("op by op", "chained"))
+_PREPARE = {
+    **dict.fromkeys(ATOLL, "atoll.bench.paper.fig5:prepare"),
+    **dict.fromkeys(JAX, "atoll.bench.paper.peers.multi_controller:prepare"),
+    **dict.fromkeys(RAY, "atoll.bench.paper.peers.ray_actors:prepare"),
+    **dict.fromkeys(TENSORFLOW, "atoll.bench.paper.peers.tensorflow:prepare"),
+}
+_NULL_METRICS = (
+    Metric("op_by_op", "op by op", "computations/s"),
+    Metric("chained", "chained", "computations/s"),
+    Metric("fused", "fused", "computations/s"),
+    Metric("controller_us", "controller, a gang and host, op by op", "us"),
+    Metric("hosts_us", "null host, a gang, op by op", "us"),
+)
+
+
+def _points(options: Options) -> list[Benchmark]:
+    hosts = options.hosts or ((2, 8, 32, 128, 512) if options.null else (1, 2, 4))
+    if options.quick:
+        hosts = hosts[:2]
+    if options.null:
+        return [
+            Benchmark(
+                key="fig5",
+                title=f"{count} hosts of 4 null devices",
+                prepare="atoll.bench.paper.fig5:prepare_null",
+                metrics=_NULL_METRICS,
+                contestants=("Atoll",),
+                point={"hosts": count, "devices": 4},
+                round_deadline=300.0,
+            )
+            for count in hosts
+        ]
+    return [
+        Benchmark(
+            key="fig5",
+            title=f"{count} hosts of {options.devices_per_host} devices",
+            prepare="",
+            metrics=(Metric("rate", "rate", "computations/s"),),
+            contestants=tuple(name for name in _PREPARE if name in BACKENDS),
+            prepare_of=_PREPARE,
+            point={"hosts": count, "devices": options.devices_per_host},
+        )
+        for count in hosts
+    ]
+
+
+def prepare(settings: Settings) -> Round:
+    """Atoll's three ways, on real devices."""
+    import jax
+
+    import atoll
+    from atoll.bench.micro.dispatch import allreduce_and_add, counting_rounds
+
+    add_one, zero = allreduce_and_add(jax.devices())
+    compiled = jax.jit(add_one)
+
+    def many(x: jax.Array) -> jax.Array:
+        for _ in range(NODES):
+            x = compiled(x)
+        return x
+
+    way = settings.backend.partition(", ")[2]
+    if way == "op by op":
+        return counting_rounds(compiled, zero, settings.size(full=2000, quick=300))
+    step = atoll.program(many) if way == "chained" else jax.jit(many)
+    calls = settings.size(full=30, quick=4) * (4 if way == "fused" else 1)
+    return counting_rounds(step, zero, calls, each=NODES)
+
+
+def prepare_null(settings: Settings) -> Round:
+    """The three ways on null devices; a fused call takes as long as 128 AllReduces of a scalar."""
+    from atoll.bench.paper.bare_client import call, program, sharded
+    from atoll.bench.paper.null_cluster import NullCluster, costs
+    from atoll.worker.null.model import chosen_model
+    from atoll.worker.null.program import NullProgram
+
+    hosts, devices = int(settings.point["hosts"]), int(settings.point["devices"])
+    cluster = NullCluster(f"1x{hosts}x{devices}")
+    client = cluster.client()
+    everywhere = client.devices
+    scalar, spec = ("uint8", (4,)), sharded(everywhere)
+    seconds = chosen_model().all_reduce_seconds(4, len(everywhere))
+
+    def compiled(name: str, seconds: float, takes: int) -> int:
+        null = NullProgram(name, seconds, (scalar,) * takes, (scalar,))
+        return cluster.run(client.compile(null, everywhere))
+
+    first, add, fused = compiled("first", 0.0, 0), compiled("add", seconds, 1), compiled("fused", NODES * seconds, 1)
+    made = client.register(program("first", (), [call(first, (), (spec,), everywhere)], (0,)))
+    chain = [call(add, (i,), (spec,), everywhere) for i in range(NODES)]
+    ways = {
+        "op_by_op": (client.register(program("add", (spec,), chain[:1], (1,))), 1),
+        "chained": (client.register(program("chain", (spec,), chain, (NODES,))), NODES),
+        "fused": (client.register(program("fused", (spec,), [call(fused, (0,), (spec,), everywhere)], (1,))), NODES),
+    }
+
+    async def calls(way: str, count: int) -> None:
+        number, each = ways[way]
+        (x,) = await client.launch(made, (), 1)
+        for _ in range(count):
+            (y,) = await client.launch(number, (x,), 1, 1 + each // 128)
+            client.release((x,))
+            x = y
+        await client.wait((x,))
+        client.release((x,))
+
+    # About so many messages to hosts in a round, as long as it is a few computations.
+    work = settings.size(full=40_000, quick=8000)
+
+    def measure() -> dict[str, float]:
+        rates: dict[str, float] = {}
+        count = {"op_by_op": max(16, work // hosts), "chained": max(1, work // hosts // 128), "fused": 100}
+
+        def timed(way: str) -> None:
+            started = time.perf_counter()
+            cluster.run(calls(way, count[way]))
+            rates[way] = count[way] * ways[way][1] / (time.perf_counter() - started)
+
+        rates |= costs(cluster, count["op_by_op"], hosts, lambda: timed("op_by_op"))
+        timed("chained")
+        timed("fused")
+        return rates
+
+    measure()
+    return measure
+
+
+def _claims(points: Sequence[BenchmarkRecord], options: Options) -> list[Claim]:
+    last = points[-1]
+    where = f"{last.point['hosts']} hosts"
+    if options.null:
+        return [at_least(f"fused over chained, {where}", _over(last, "fused", "chained"), 1.0)]
+    claims = [
+        at_least(f"fused, of JAX fused, {where}", quotient(last, ATOLL[2], JAX[1], "rate"), 0.98),
+        at_least(f"chained, of JAX op by op, {where}", quotient(last, ATOLL[1], JAX[0], "rate"), 1.0),
+        at_least(f"op by op, of JAX op by op, {where}", quotient(last, ATOLL[0], JAX[0], "rate"), 0.5),
+    ]
+    return [*claims, at_least(f"op by op, of Ray op by op, {where}", quotient(last, ATOLL[0], RAY[0], "rate"), 10.0)]
+
+
+def _over(point: BenchmarkRecord, first: str, second: str) -> float | None:
+    ours, theirs = median(point, "Atoll", first), median(point, "Atoll", second)
+    return ours / theirs if ours is not None and theirs else None
+
+
+FIGURE = Figure(
+    key="fig5",
+    title="Dispatch overhead",
+    explanation=(
+        "A scalar float32 on each device, an AllReduce and an addition, each feeding the next; computations a second. "
+        "Op by op is a call for each, chained a call for a program of 128 nodes, fused a call for 128 compiled into "
+        "one. JAX is multi-controller JAX: a process a host, gloo between them, the same functions. Ray has an actor a "
+        "host that runs them."
+    ),
+    paper=(
+        "Pathways keeps up with JAX fused up to 1,000 TPU cores and chained up to 256, and is faster than TensorFlow "
+        "and Ray in every way of calling, Ray by an order of magnitude."
+    ),
+    axes=Axes("hosts", "hosts", ("rate", "op_by_op", "chained", "fused"), "computations a second"),
+    points=_points,
+    claims=_claims,
+)

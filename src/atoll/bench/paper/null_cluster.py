@@ -1,0 +1,65 @@
+"""A cluster of null devices for one measurement, and how much processor time its processes take."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
+
+import psutil
+
+from atoll.bench.paper.bare_client import BareClient
+from atoll.cluster_settings import NULL_PLATFORM, ClusterSettings, Dispatch
+from atoll.engines.local import EngineOptions, Started
+from atoll.errors import ClusterError
+from atoll.transport.child import Child
+
+Result = TypeVar("Result")
+
+
+class NullCluster:
+    """Starts the cluster; it ends with this process. Raises ClusterError where it does not start."""
+
+    def __init__(self, islands: str, dispatch: Dispatch = Dispatch.PARALLEL, max_sessions: int = 512) -> None:
+        folder = tempfile.mkdtemp(prefix="atoll-bench-")
+        settings = ClusterSettings(
+            islands, NULL_PLATFORM, dispatch=dispatch, lease_seconds=60.0, max_sessions=max_sessions
+        )
+        options = EngineOptions(settings, folder, parent=os.getpid())
+        self.address = options.controller_address
+        try:
+            self._engine = Child("atoll.engines.local", options, "the cluster of null devices")
+            started = self._engine.read(Started)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        if started.error:
+            raise ClusterError(started.error)
+        self._loop = asyncio.new_event_loop()
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Runs it to its end on the loop of the clients."""
+        return self._loop.run_until_complete(work)
+
+    def client(self, label: str = "bare client") -> BareClient:
+        return self.run(BareClient.open(self.address, label))
+
+    def processor_seconds(self) -> Mapping[str, float]:
+        """What the controller, and the processes of the null hosts, have taken so far."""
+        seconds = {"controller": 0.0, "hosts": 0.0}
+        for process in psutil.Process(self._engine.process.pid).children():
+            times = process.cpu_times()
+            name = "controller" if "atoll.controller.main" in process.cmdline() else "hosts"
+            seconds[name] += times.user + times.system
+        return seconds
+
+
+def costs(cluster: NullCluster, gangs: int, hosts: int, work: Callable[[], None]) -> dict[str, float]:
+    """Does the work; microseconds of processor time for one gang and host, by process."""
+    before = cluster.processor_seconds()
+    work()
+    after = cluster.processor_seconds()
+    return {f"{name}_us": 1e6 * (after[name] - before[name]) / gangs / hosts for name in after}
