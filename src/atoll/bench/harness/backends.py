@@ -47,6 +47,11 @@ BACKENDS = {
         Backend("Atoll", {"JAX_PLATFORMS": "cpu"}),
         Backend("Atoll, sequential dispatch", {"JAX_PLATFORMS": "cpu"}),
         Backend("ideal", {"JAX_PLATFORMS": "cpu"}),
+        Backend("Atoll, many clients", {"JAX_PLATFORMS": "cpu"}),
+        Backend(
+            "JAX, one process",
+            {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count={devices}"},
+        ),
         *(
             Backend(f"Atoll, {way}", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "1x{hosts}x{devices}"})
             for way in ("op by op", "chained", "fused")

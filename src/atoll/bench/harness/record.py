@@ -79,7 +79,11 @@ def record_benchmark(
 def _record_metric(
     benchmark: Benchmark, metric: Metric, rounds: dict[str, list[dict[str, float]]]
 ) -> MetricRecord:
-    samples = {name: [values[metric.name] for values in each] for name, each in rounds.items()}
+    samples = {
+        name: [values[metric.name] for values in each]
+        for name, each in rounds.items()
+        if each and metric.name in each[0]  # not all contestants have all metrics
+    }
     summaries = {name: summarize(each) for name, each in samples.items()}
     judged, compared = (*benchmark.contestants, "")[:2]
     both = judged in samples and compared in samples

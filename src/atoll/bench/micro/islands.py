@@ -73,14 +73,13 @@ def _socket_copy() -> Callable[[], float]:
     return move
 
 
-def pipeline(settings: Settings) -> Round:
-    """x = x + 1 on each island in turn, S of them, as one program; several passes in flight: passes a second."""
-    passes = settings.size(full=20, quick=5)
-    devices = jax.devices()
-    add_one = jax.jit(lambda x: x + 1)
-    zero = jax.device_put(jnp.zeros(8), devices[0])
+class Pipeline:
+    """x = x + 1 on each island in turn, so many of them, as one program."""
 
-    def program_of(stages: int) -> Callable[[jax.Array], jax.Array]:
+    def __init__(self, stages: int) -> None:
+        devices = jax.devices()
+        add_one = jax.jit(lambda x: x + 1)
+
         @atoll.program
         def through(x: jax.Array) -> jax.Array:
             x = add_one(x)
@@ -88,22 +87,25 @@ def pipeline(settings: Settings) -> Round:
                 x = add_one(jax.device_put(x, device))
             return x
 
-        return through
+        self._stages = stages
+        self._through = through
+        self._zero = jax.device_put(jnp.zeros(8), devices[0])
 
-    programs = {stages: program_of(stages) for stages in STAGES}
-
-    def run(stages: int, passes: int) -> float:
+    def run(self, passes: int) -> float:
+        """Seconds for so many passes, all in flight at a time."""
         started = time.perf_counter()
-        results = [programs[stages](zero) for _ in range(passes)]
+        results = [self._through(self._zero) for _ in range(passes)]
         jax.block_until_ready(results)
         seconds = time.perf_counter() - started
-        if any(float(np.asarray(x)[0]) != stages for x in results):
-            raise ArithmeticError(f"{stages} stages made {[float(np.asarray(x)[0]) for x in results]} of zero")
+        if any(float(np.asarray(x)[0]) != self._stages for x in results):
+            raise ArithmeticError(f"{self._stages} stages made {[float(np.asarray(x)[0]) for x in results]} of zero")
         return seconds
 
-    def measure() -> dict[str, float]:
-        return {f"stages_{stages}": passes / run(stages, passes) for stages in STAGES}
 
-    for stages in STAGES:
-        run(stages, 2)
-    return measure
+def pipeline(settings: Settings) -> Round:
+    """Passes a second."""
+    passes = settings.size(full=20, quick=5)
+    pipelines = {stages: Pipeline(stages) for stages in STAGES}
+    for each in pipelines.values():
+        each.run(2)
+    return lambda: {f"stages_{stages}": passes / each.run(passes) for stages, each in pipelines.items()}

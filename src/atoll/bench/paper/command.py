@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -31,7 +31,7 @@ Results = Annotated[Path, typer.Option(help="where JSON and PNG files go")]
 def add_to(app: typer.Typer) -> None:
     """Adds all commands."""
     for figure in figures.FIGURES:
-        text = {"help": figure.title, "short_help": figure.title, "epilog": figure.explanation}
+        text: dict[str, Any] = {"help": figure.title, "short_help": figure.title, "epilog": figure.explanation}
         app.command(figure.key, **text)(_command_of(figure))
     app.command("all")(measure_all)
     app.command("report")(report)

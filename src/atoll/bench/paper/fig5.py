@@ -90,54 +90,33 @@ def prepare(settings: Settings) -> Round:
 
 def prepare_null(settings: Settings) -> Round:
     """The three ways on null devices; a fused call takes as long as 128 AllReduces of a scalar."""
-    from atoll.bench.paper.bare_client import call, program, sharded
-    from atoll.bench.paper.null_cluster import NullCluster, costs
+    from atoll.bench.paper.cluster import NullCluster, costs
+    from atoll.bench.paper.null_steps import Steps
     from atoll.worker.null.model import chosen_model
-    from atoll.worker.null.program import NullProgram
 
     hosts, devices = int(settings.point["hosts"]), int(settings.point["devices"])
     cluster = NullCluster(f"1x{hosts}x{devices}")
     client = cluster.client()
-    everywhere = client.devices
-    scalar, spec = ("uint8", (4,)), sharded(everywhere)
-    seconds = chosen_model().all_reduce_seconds(4, len(everywhere))
-
-    def compiled(name: str, seconds: float, takes: int) -> int:
-        null = NullProgram(name, seconds, (scalar,) * takes, (scalar,))
-        return cluster.run(client.compile(null, everywhere))
-
-    first, add, fused = compiled("first", 0.0, 0), compiled("add", seconds, 1), compiled("fused", NODES * seconds, 1)
-    made = client.register(program("first", (), [call(first, (), (spec,), everywhere)], (0,)))
-    chain = [call(add, (i,), (spec,), everywhere) for i in range(NODES)]
-    ways = {
-        "op_by_op": (client.register(program("add", (spec,), chain[:1], (1,))), 1),
-        "chained": (client.register(program("chain", (spec,), chain, (NODES,))), NODES),
-        "fused": (client.register(program("fused", (spec,), [call(fused, (0,), (spec,), everywhere)], (1,))), NODES),
+    each = chosen_model().all_reduce_seconds(4, hosts * devices)
+    steps = {
+        "op_by_op": cluster.run(Steps.prepare(client, each)),
+        "chained": cluster.run(Steps.prepare(client, each, nodes=NODES)),
+        "fused": cluster.run(Steps.prepare(client, NODES * each)),
     }
-
-    async def calls(way: str, count: int) -> None:
-        number, each = ways[way]
-        (x,) = await client.launch(made, (), 1)
-        for _ in range(count):
-            (y,) = await client.launch(number, (x,), 1, 1 + each // 128)
-            client.release((x,))
-            x = y
-        await client.wait((x,))
-        client.release((x,))
-
     # About so many messages to hosts in a round, as long as it is a few computations.
     work = settings.size(full=40_000, quick=8000)
+    calls = {"op_by_op": max(16, work // hosts), "chained": max(1, work // hosts // NODES), "fused": 100}
+    each_call = {"op_by_op": 1, "chained": NODES, "fused": NODES}
 
     def measure() -> dict[str, float]:
         rates: dict[str, float] = {}
-        count = {"op_by_op": max(16, work // hosts), "chained": max(1, work // hosts // 128), "fused": 100}
 
         def timed(way: str) -> None:
             started = time.perf_counter()
-            cluster.run(calls(way, count[way]))
-            rates[way] = count[way] * ways[way][1] / (time.perf_counter() - started)
+            cluster.run(steps[way].run(calls[way]))
+            rates[way] = calls[way] * each_call[way] / (time.perf_counter() - started)
 
-        rates |= costs(cluster, count["op_by_op"], hosts, lambda: timed("op_by_op"))
+        rates |= costs(cluster, calls["op_by_op"], hosts, lambda: timed("op_by_op"))
         timed("chained")
         timed("fused")
         return rates

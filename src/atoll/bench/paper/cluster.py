@@ -1,4 +1,4 @@
-"""A cluster of null devices for one measurement, and how much processor time its processes take."""
+"""A cluster for one measurement, and how much processor time its processes take."""
 
 from __future__ import annotations
 
@@ -19,25 +19,35 @@ from atoll.transport.child import Child
 
 Result = TypeVar("Result")
 
+_LEASE_SECONDS = 60.0  # a machine that is measured is a busy one
+_MOST_SESSIONS = 512
 
-class NullCluster:
-    """Starts the cluster; it ends with this process. Raises ClusterError where it does not start."""
 
-    def __init__(self, islands: str, dispatch: Dispatch = Dispatch.PARALLEL, max_sessions: int = 512) -> None:
+class Cluster:
+    """Starts a cluster; it ends with this process. Raises ClusterError where it does not start."""
+
+    def __init__(self, islands: str, platform: str, dispatch: Dispatch = Dispatch.PARALLEL) -> None:
         folder = tempfile.mkdtemp(prefix="atoll-bench-")
         settings = ClusterSettings(
-            islands, NULL_PLATFORM, dispatch=dispatch, lease_seconds=60.0, max_sessions=max_sessions
+            islands, platform, dispatch=dispatch, lease_seconds=_LEASE_SECONDS, max_sessions=_MOST_SESSIONS
         )
         options = EngineOptions(settings, folder, parent=os.getpid())
         self.address = options.controller_address
         try:
-            self._engine = Child("atoll.engines.local", options, "the cluster of null devices")
-            started = self._engine.read(Started)
+            self.engine = Child("atoll.engines.local", options, "the cluster to be measured")
+            started = self.engine.read(Started)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         if started.error:
             raise ClusterError(started.error)
+
+
+class NullCluster(Cluster):
+    """One of null devices, and its clients in this process."""
+
+    def __init__(self, islands: str, dispatch: Dispatch = Dispatch.PARALLEL) -> None:
+        super().__init__(islands, NULL_PLATFORM, dispatch)
         self._loop = asyncio.new_event_loop()
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -50,7 +60,7 @@ class NullCluster:
     def processor_seconds(self) -> Mapping[str, float]:
         """What the controller, and the processes of the null hosts, have taken so far."""
         seconds = {"controller": 0.0, "hosts": 0.0}
-        for process in psutil.Process(self._engine.process.pid).children():
+        for process in psutil.Process(self.engine.process.pid).children():
             times = process.cpu_times()
             name = "controller" if "atoll.controller.main" in process.cmdline() else "hosts"
             seconds[name] += times.user + times.system
