@@ -44,6 +44,7 @@ from atoll.transport.messages import (
 )
 from atoll.transport.process import end, read_options, run_loop, start_logging, tell
 from atoll.worker.main import Membership, WorkerOptions
+from atoll.worker.null.model import chosen_model
 from atoll.worker.null.options import NullIslandOptions
 
 _log = logging.getLogger(__name__)
@@ -129,6 +130,8 @@ class LocalEngine:
         self.options = options
         self.stop = stop
         self.topology = read_topology(options.settings.islands, options.settings.mesh)
+        if options.settings.platform == NULL_PLATFORM:
+            chosen_model()  # raises ClusterError here, where somebody hears it
         self.address = parse_address(options.controller_address)
         self.controller: subprocess.Popen[bytes] | None = None
         self._environment = worker_environment(options.settings.platform)
