@@ -43,6 +43,8 @@ BACKENDS = {
         ),
         Backend("atoll, 1 device", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "1x1x1"}),
         Backend("worker alone", {"JAX_PLATFORMS": "cpu"}),
+        Backend("JAX, op by op", {"JAX_PLATFORMS": "cpu"}),
+        Backend("JAX, fused", {"JAX_PLATFORMS": "cpu"}),
     )
 }
 
