@@ -24,6 +24,15 @@ class Backend:
     environment: Mapping[str, str]
 
 
+# Ray on loopback alone (its switch for macOS), for nobody else's calls, and without a report to its makers.
+RAY = {
+    "JAX_PLATFORMS": "cpu",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
+
 BACKENDS = {
     backend.name: backend
     for backend in (
@@ -56,13 +65,20 @@ BACKENDS = {
             Backend(f"Atoll, {way}", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "1x{hosts}x{devices}"})
             for way in ("op by op", "chained", "fused")
         ),
+        Backend("JAX, op by op", {"JAX_PLATFORMS": "cpu"}),
+        Backend("JAX, fused", {"JAX_PLATFORMS": "cpu"}),
+        Backend("Ray, op by op", RAY),
+        Backend("Ray, chained", RAY),
+        Backend("Ray, fused", RAY),
+        Backend("TensorFlow, op by op", TENSORFLOW),
+        Backend("TensorFlow, chained", TENSORFLOW),
     )
 }
 
 
 def environment_of(settings: Settings, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The whole environment of a backend's process: no setting of the shell reaches a measurement."""
-    foreign = ("JAX_", "XLA_", "ATOLL_", "IFRT_", "TF_", "NPROC")
+    foreign = ("JAX_", "XLA_", "ATOLL_", "IFRT_", "TF_", "RAY_", "NPROC")
     kept = {name: value for name, value in inherited.items() if not name.startswith(foreign)}
     own = {name: value.format(**settings.point) for name, value in BACKENDS[settings.backend].environment.items()}
     return kept | {"NPROC": THREADS, "PYTHONUNBUFFERED": "1"} | own

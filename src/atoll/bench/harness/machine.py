@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+PACKAGES = ("jax", "jaxlib", "numpy", "flax", "optax", "ray", "tensorflow-cpu", "atoll")
+
 
 class Machine(msgspec.Struct, frozen=True):
     cpu: str
@@ -26,7 +28,7 @@ def describe() -> Machine:
         memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         kernel=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
-        packages={name: _version(name) for name in ("jax", "jaxlib", "numpy", "flax", "optax", "atoll")},
+        packages={name: _version(name) for name in PACKAGES},
         commit=_commit(),
     )
 

@@ -10,6 +10,7 @@ import os
 import pkgutil
 import sys
 import traceback
+from io import FileIO
 
 import msgspec
 
@@ -35,9 +36,15 @@ class Worker:
             return Failed(traceback.format_exc())
 
 
-def main() -> None:
+def replies_alone() -> FileIO:
+    """What was standard output, for replies; what anybody prints (gloo does) goes to standard error from now on."""
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return replies
+
+
+def main() -> None:
+    replies = replies_alone()
     decoder = msgspec.json.Decoder(Request)
     worker = Worker()
     for line in sys.stdin.buffer:

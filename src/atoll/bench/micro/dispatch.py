@@ -42,6 +42,17 @@ def allreduce_and_add(devices: Sequence[jax.Device]) -> tuple[Callable[[jax.Arra
     return jax.shard_map(body, mesh=mesh, in_specs=P("d"), out_specs=P("d")), zero
 
 
+def repeated(step: Callable[[jax.Array], jax.Array], nodes: int) -> Callable[[jax.Array], jax.Array]:
+    """A chain of `nodes` steps, each of which has the result of the one before."""
+
+    def many(x: jax.Array) -> jax.Array:
+        for _ in range(nodes):
+            x = step(x)
+        return x
+
+    return many
+
+
 def counting_rounds(step: Callable[[jax.Array], jax.Array], zero: jax.Array, calls: int, *, each: int = 1) -> Round:
     """Rounds of `calls` dependent calls that add `each`, checked: a backend that loses one does not get a rate.
 

@@ -12,25 +12,16 @@ import numpy as np
 
 import atoll
 from atoll.bench.harness.benchmark import Round, Settings
-from atoll.bench.micro.dispatch import allreduce_and_add, counting_rounds
+from atoll.bench.micro.dispatch import allreduce_and_add, counting_rounds, repeated
 
 NODES = 128
 STOCK = "stock"
 
 
-def _many(step: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
-    def many(x: jax.Array) -> jax.Array:
-        for _ in range(NODES):
-            x = step(x)
-        return x
-
-    return many
-
-
 def chained(settings: Settings) -> Round:
     """128 nodes in one program; JAX has no such thing, and calls them op by op."""
     add_one, zero = allreduce_and_add(jax.devices()[:4])
-    many = _many(jax.jit(add_one))
+    many = repeated(jax.jit(add_one), NODES)
     step = many if settings.backend == STOCK else atoll.program(many)
     return counting_rounds(step, zero, settings.size(full=40, quick=4), each=NODES)
 
@@ -38,13 +29,13 @@ def chained(settings: Settings) -> Round:
 def fused(settings: Settings) -> Round:
     """The 128 in one compiled function."""
     add_one, zero = allreduce_and_add(jax.devices()[:4])
-    return counting_rounds(jax.jit(_many(add_one)), zero, settings.size(full=40, quick=4), each=NODES)
+    return counting_rounds(jax.jit(repeated(add_one, NODES)), zero, settings.size(full=40, quick=4), each=NODES)
 
 
 def client_cost(settings: Settings) -> Round:
     """What the client pays for a cached call of a program of 128 nodes; in stock JAX, for the 128 calls."""
     add_one, zero = allreduce_and_add(jax.devices()[:4])
-    many = _many(jax.jit(add_one))
+    many = repeated(jax.jit(add_one), NODES)
     call = many if settings.backend == STOCK else atoll.program(many)
     call(zero).block_until_ready()
 

@@ -1,0 +1,1 @@
+"""The systems that figure 5 sets beside Pathways, with the same computation."""
