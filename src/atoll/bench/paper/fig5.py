@@ -6,10 +6,10 @@ compiled into one.
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Sequence
 
-from atoll.bench.harness.backends import BACKENDS
 from atoll.bench.harness.benchmark import Benchmark, Metric, Round, Settings
 from atoll.bench.harness.record import BenchmarkRecord, Claim
 from atoll.bench.paper.figure import Axes, Figure, Options, at_least, median, quotient
@@ -57,12 +57,18 @@ def _points(options: Options) -> list[Benchmark]:
             title=f"{count} hosts of {options.devices_per_host} devices",
             prepare="",
             metrics=(Metric("rate", "rate", "computations/s"),),
-            contestants=tuple(name for name in _PREPARE if name in BACKENDS),
+            contestants=tuple(name for name in _PREPARE if _is_installed(name)),
             prepare_of=_PREPARE,
             point={"hosts": count, "devices": options.devices_per_host},
         )
         for count in hosts
     ]
+
+
+def _is_installed(contestant: str) -> bool:
+    """Peers are extras; those that are not there do not compete."""
+    module = {"Ray": "ray", "TensorFlow": "tensorflow"}.get(contestant.partition(",")[0])
+    return module is None or importlib.util.find_spec(module) is not None
 
 
 def prepare(settings: Settings) -> Round:
@@ -150,7 +156,7 @@ FIGURE = Figure(
         "A scalar float32 on each device, an AllReduce and an addition, each feeding the next; computations a second. "
         "Op by op is a call for each, chained a call for a program of 128 nodes, fused a call for 128 compiled into "
         "one. JAX is multi-controller JAX: a process a host, gloo between them, the same functions. Ray has an actor a "
-        "host that runs them."
+        "host that runs them; TensorFlow one process with as many logical devices."
     ),
     paper=(
         "Pathways keeps up with JAX fused up to 1,000 TPU cores and chained up to 256, and is faster than TensorFlow "

@@ -56,6 +56,33 @@ def _points(options: Options) -> list[Benchmark]:
     ]
 
 
+def prepare(settings: Settings) -> Round:
+    """Atoll, on real devices."""
+    from atoll.bench.paper.workload import Loop
+
+    return Loop(float(settings.point["milliseconds"])).rounds(_calls(settings))
+
+
+def prepare_jax(settings: Settings) -> Round:
+    """Multi-controller JAX, on as many."""
+    from atoll.bench.paper.peers.multi_controller import Work, over_hosts
+
+    point = settings.point
+    return over_hosts(
+        Work(
+            int(point["hosts"]),
+            int(point["devices"]),
+            _calls(settings),
+            milliseconds=float(point["milliseconds"]),
+        )
+    )
+
+
+def _calls(settings: Settings) -> int:
+    """For a second or two."""
+    return round(settings.size(full=1500, quick=500) / float(settings.point["milliseconds"])) + 50
+
+
 def prepare_ideal(settings: Settings) -> Round:
     """Devices that are never kept waiting."""
     milliseconds = float(settings.point["milliseconds"])

@@ -20,6 +20,7 @@ import numpy as np
 from jax import NamedSharding, P
 from jax.sharding import Mesh
 
+from atoll.bench.harness.benchmark import Round
 from atoll.bench.micro.order import ELEMENTS, MILLISECOND_LOOPS
 
 # As many as keep the devices busy, and no more: what is begun in a second also ends in about one.
@@ -69,6 +70,15 @@ class Loop:
             self.step()
         self.wait()
         return time.perf_counter() - started
+
+    def rounds(self, steps: int) -> Round:
+        """Rounds of so many: their rate, and how long each takes."""
+
+        def measure() -> dict[str, float]:
+            seconds = self.count(steps)
+            return {"rate": steps / seconds, "milliseconds": 1e3 * seconds / steps}
+
+        return measure
 
     def rate(self, seconds: float) -> float:
         """Computations a second, over about so many seconds."""

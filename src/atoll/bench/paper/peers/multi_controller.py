@@ -20,6 +20,7 @@ from atoll.bench.harness.benchmark import Round, Settings
 from atoll.bench.harness.child import read_line
 from atoll.bench.harness.worker import replies_alone
 from atoll.bench.micro.dispatch import allreduce_and_add, counting_rounds, repeated
+from atoll.bench.paper.workload import Loop
 
 NODES = 128
 NODES_OF = {"JAX, op by op": 1, "JAX, fused": NODES}  # computations in a call
@@ -29,12 +30,16 @@ PATIENCE = 60.0  # seconds that a host may be behind host 0 at the end of a roun
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What each of `hosts` processes with `devices` devices does in a round: `calls` calls of `nodes` computations."""
+    """What each of `hosts` processes with `devices` devices does in a round: `calls` calls of `nodes` computations.
+
+    With `milliseconds`, computations are those of `workload`, and about so long.
+    """
 
     hosts: int
     devices: int
     calls: int
     nodes: int = 1
+    milliseconds: float = 0.0
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -101,6 +106,8 @@ def free_port() -> int:
 
 
 def _rounds(work: Work) -> Round:
+    if work.milliseconds:
+        return Loop(work.milliseconds).rounds(work.calls)
     add_one, zero = allreduce_and_add(jax.devices())
     return counting_rounds(jax.jit(repeated(add_one, work.nodes)), zero, work.calls, each=work.nodes)
 
