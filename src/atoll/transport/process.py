@@ -65,11 +65,8 @@ def start_logging(name: str) -> None:
     )
 
 
-def run_loop(
-    main: Callable[[asyncio.Event], Coroutine[Any, Any, None]],
-    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
-) -> None:
-    """Runs `main(stop)` to its end, on the quickest event loop there is unless told; SIGTERM and SIGINT set `stop`."""
+def run_loop(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
+    """Runs `main(stop)` to its end on the quickest event loop there is; SIGTERM and SIGINT set `stop`."""
 
     async def body() -> None:
         stop = asyncio.Event()
@@ -78,14 +75,10 @@ def run_loop(
             loop.add_signal_handler(number, stop.set)
         await main(stop)
 
-    with asyncio.Runner(loop_factory=loop_factory or _quickest_loop()) as runner:
-        runner.run(body())
-
-
-def _quickest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     try:
         import uvloop
     except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
+        asyncio.run(body())
+    else:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(body())

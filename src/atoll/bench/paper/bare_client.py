@@ -6,11 +6,13 @@ What JAX and its client would cost comes on top; it is measured with real device
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
+import time
 from collections import deque
 from collections.abc import Sequence
 
-from atoll.errors import Status
+from atoll.errors import Code, Status, StatusError
 from atoll.ir.program import Call, Node, Program, Transfer
 from atoll.ir.types import ArraySpec, Sharding, Tiled
 from atoll.proxy.link import Link, open_link
@@ -83,11 +85,22 @@ class BareClient:
     def release(self, handles: Sequence[int]) -> None:
         self._link.send(m.Release(tuple(handles)))
 
+    def when_ready(self, handles: Sequence[int]) -> asyncio.Future[float]:
+        """When they were ready, by time.perf_counter(); or the first error, as StatusError. Asks at once."""
+        future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+
+        def tell(status: Status) -> None:
+            if status.ok:
+                future.set_result(time.perf_counter())
+            else:
+                future.set_exception(StatusError(Code(status.code), status.message))
+
+        self._link.wait(handles, tell)
+        return future
+
     async def wait(self, handles: Sequence[int]) -> None:
         """Returns once they are ready. Raises StatusError for the first error."""
-        future: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
-        self._link.wait(handles, future.set_result)
-        (await future).raise_if_error()
+        await self.when_ready(handles)
 
     def _retired(self, room: int) -> None:
         self._room += room
@@ -110,6 +123,4 @@ def program(name: str, arguments: Sequence[ArraySpec], nodes: Sequence[Node], re
 
 
 def _content(source: bytes) -> str:
-    import hashlib
-
     return hashlib.sha256(source).hexdigest()

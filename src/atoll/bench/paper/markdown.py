@@ -7,7 +7,7 @@ from pathlib import Path
 
 from atoll.bench.harness.record import BUSY_LOAD, RunRecord
 from atoll.bench.paper.figure import Figure
-from atoll.bench.paper.table import cells, words
+from atoll.bench.paper.table import cells, last_words, words
 
 _HEAD = """# Benchmarks: the paper's measurements, and ours
 
@@ -51,7 +51,7 @@ def _section(run: RunRecord, what: str, picture: str) -> str:
         lines += [f"| {claim.text} | {' | '.join(words(claim))} |" for claim in run.claims]
     for point in run.benchmarks:
         for name, error in point.failures.items():
-            lines += ["", f"{point.title}, {name}, failed: {error.strip().splitlines()[-1]}"]
+            lines += ["", f"{point.title}, {name}, failed: {last_words(error)}"]
     return "\n".join(lines) + "\n"
 
 

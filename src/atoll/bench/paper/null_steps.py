@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from atoll.bench.paper.bare_client import BareClient, call, program, sharded
 from atoll.worker.null.program import NullProgram
 
@@ -33,13 +35,22 @@ class Steps:
             nodes,
         )
 
-    async def run(self, calls: int) -> None:
-        """So many calls, each of the result of the one before; returns when the last has ended."""
+    async def run(self, calls: int, fill: int = 0) -> float:
+        """So many calls after `fill` others, each of the result of the one before; seconds for them.
+
+        The clock starts when the others have ended, by when these are on their way: what it takes to fill the pipeline
+        is left out.
+        """
         client = self._client
         (x,) = await client.launch(self._made, (), 1)
-        for _ in range(calls):
+        began = client.when_ready((x,))
+        for number in range(fill + calls):
             (y,) = await client.launch(self._program, (x,), 1, self._room)
+            if number + 1 == fill:
+                began = client.when_ready((y,))
             client.release((x,))
             x = y
-        await client.wait((x,))
+            await asyncio.sleep(0)  # for what is heard meanwhile
+        ended = client.when_ready((x,))
         client.release((x,))
+        return await ended - await began

@@ -27,11 +27,17 @@ def render(run: RunRecord, title: str) -> RenderableType:
         style = {True: "green", False: "bold red", None: "dim"}[claim.reached]
         claims.add_row(claim.text, *(Text(part, style=style) for part in words(claim)))
     failures = [
-        Text(f"{point.title}, {name} failed: {error}", style="red")
+        Text(f"{point.title}, {name} failed: {last_words(error)}", style="red")
         for point in run.benchmarks
         for name, error in point.failures.items()
     ]
     return Group(table, claims, describe_machine(run), *failures)
+
+
+def last_words(error: str) -> str:
+    """Of a traceback with the end of a log: the exception. The record has all of it."""
+    lines = [line for line in error.partition("the end of its log:")[0].splitlines() if line.strip()]
+    return lines[-1].strip() if lines else error
 
 
 def words(claim: Claim) -> tuple[str, str, str]:

@@ -6,8 +6,6 @@ import asyncio
 import logging
 import os
 import resource
-import select
-import selectors
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +21,7 @@ from atoll.worker.data_port import DataPort, Inbox
 from atoll.worker.executor import READ_THREADS
 from atoll.worker.main import introduction
 from atoll.worker.null.backend import Collectives
+from atoll.worker.null.clock import FineClock
 from atoll.worker.null.host import NullHost
 from atoll.worker.null.model import chosen_model
 from atoll.worker.null.options import NullIslandOptions
@@ -33,25 +32,6 @@ _log = logging.getLogger(__name__)
 _STACK_BYTES = 256 * 1024
 
 
-class LoopClock:
-    """Real time, as `moments.Clock`."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self.now = loop.time
-        self.call_at = loop.call_at
-
-
-class FineSelector(selectors.EpollSelector):
-    """As its base, but woken within microseconds of its deadline: epoll counts milliseconds."""
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is not None and timeout > 0:
-            select.select((self.fileno(),), (), (), timeout)
-            timeout = 0
-        return super().select(timeout)
-
-
 class NullIsland:
     """Connects all hosts, and carries their messages. `stop` is set where the controller ends one or is gone."""
 
@@ -60,7 +40,7 @@ class NullIsland:
         self._stop = stop
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        self._clock = LoopClock(self._loop)
+        self._clock = FineClock(self._loop)
         self._collectives = Collectives()
         self._neighbours: dict[int, Inbox] = {}
         self._readers = ThreadPoolExecutor(READ_THREADS, "atoll-read")
@@ -134,7 +114,7 @@ def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
-        run_loop(partial(serve, options), lambda: asyncio.SelectorEventLoop(FineSelector()))
+        run_loop(partial(serve, options))
     except Exception:
         _log.exception("this island fails")
         os._exit(1)
