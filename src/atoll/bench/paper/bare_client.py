@@ -130,8 +130,14 @@ class BareClient:
                 future.set_result(None)
 
 
-def call(function: int, inputs: Sequence[int], outputs: Sequence[ArraySpec], devices: Sequence[int]) -> Call:
-    return Call(function, tuple(inputs), tuple(outputs), tuple(devices))
+def call(
+    function: int,
+    inputs: Sequence[int],
+    outputs: Sequence[ArraySpec],
+    devices: Sequence[int],
+    donated: tuple[int, ...] = (),
+) -> Call:
+    return Call(function, tuple(inputs), tuple(outputs), tuple(devices), donated)
 
 
 def transfer(value: int, target: ArraySpec) -> Transfer:
