@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from atoll.bench.paper import fig5, table2
+from atoll.bench.paper import fig5, fig10, table2
 
-FIGURES = (fig5.FIGURE, table2.FIGURE)
+FIGURES = (fig5.FIGURE, table2.FIGURE, fig10.FIGURE)

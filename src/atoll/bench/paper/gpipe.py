@@ -104,8 +104,8 @@ class _Stage:
 class _Step:
     """Builds the program, in the order in which each stage is to do its part.
 
-    A wave is what the stages do at the same time, each with another micro-batch; what they made goes on after it. So
-    no stage awaits a micro-batch that it cannot have yet before it has done what it can.
+    A wave is what the stages do at the same time, each with another micro-batch; what they made goes on after it, the
+    last stage's first. So no stage awaits what it cannot have yet before it has done, and sent, what it can.
     """
 
     def __init__(self, pipeline: Pipeline, stages: list[_Stage]) -> None:
@@ -122,9 +122,9 @@ class _Step:
         """The nodes, and the results: all new weights and the loss."""
         count = len(self.stages)
         for wave in range(self._micro_batches + count - 1):
-            self._forward([(stage, wave - stage) for stage in range(count)])
+            self._forward([(stage, wave - stage) for stage in reversed(range(count))])
         for wave in range(self._micro_batches + count - 1):
-            self._backward([(stage, wave - (count - 1 - stage)) for stage in reversed(range(count))])
+            self._backward([(stage, wave - (count - 1 - stage)) for stage in range(count)])
         results = []
         for number, stage in enumerate(self.stages):
             outputs = (stage.weights, stage.loss)[: 1 + stage.is_last]
