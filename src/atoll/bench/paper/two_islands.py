@@ -16,7 +16,7 @@ MODEL = MODELS["tpu-v3"]
 DEVICES = 8  # of a host
 REPLICA = 128  # cores that hold a copy of the model together
 STEPS, QUICK_STEPS = 5, 2
-TWO, ONE = "Atoll, 2 islands", "Atoll, 1 island"
+TWO, ONE = "Atoll, two islands", "Atoll, one island"
 
 
 @dataclass(frozen=True)
