@@ -6,34 +6,14 @@ Stages are groups of devices. A micro-batch's activations go from stage to stage
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from atoll.bench.paper.bare_client import BareClient, call, program, sharded, transfer
+from atoll.bench.paper.pipeline import Pipeline
 from atoll.bench.paper.training import Training
 from atoll.ir.program import Node
 from atoll.worker.null.program import NullProgram, ShardType
 
 Devices = Sequence[int]
-
-
-@dataclass(frozen=True)
-class Pipeline:
-    """Seconds are those of a stage, for one micro-batch or for the update; bytes are those of one of its devices."""
-
-    stages: int
-    micro_batches: int
-    forward: float
-    backward: float
-    update: float
-    activation_bytes: int
-    gradient_bytes: int
-    weight_bytes: int
-
-    @property
-    def ideal_seconds(self) -> float:
-        """Of a step: each pass fills the pipeline and drains it, and the first stage, which ends last, updates."""
-        waves = self.micro_batches + self.stages - 1
-        return waves * (self.forward + self.backward) + self.update
 
 
 async def make_training(client: BareClient, groups: Sequence[Devices], pipeline: Pipeline) -> Training:

@@ -16,7 +16,7 @@ from atoll.bench.paper.decoder import (
     WEIGHT_BYTES,
 )
 from atoll.bench.paper.figure import Figure, Options, at_least, quotient
-from atoll.bench.paper.gpipe import Pipeline
+from atoll.bench.paper.pipeline import Pipeline
 from atoll.worker.null.model import MODELS, NullModel
 
 MODEL = MODELS["tpu-v3"]
