@@ -60,8 +60,8 @@ FIGURE = Figure(
     explanation=(
         "Table 2's pipeline of 16 stages and 64 micro-batches on 128 cores, each stage on a host of 8, on null devices "
         "in virtual time: all hosts in one island, or four in each of four. Between islands, a micro-batch's "
-        "activations (134 MB a host) go over the data centre's network, which takes 11 ms: a stage computes for 70 ms "
-        "forward and 211 ms backward meanwhile."
+        "activations (134 MB a host) go over the data centre's network, which takes 11 ms: a stage computes for 71 ms "
+        "forward and 214 ms backward meanwhile."
     ),
     paper="The same throughput, 131.4k tokens/s, on one island of 128 cores and on four of 32.",
     axes=None,

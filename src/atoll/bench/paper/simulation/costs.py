@@ -13,8 +13,7 @@ class Costs:
     tells them). Clients cost nothing but their messages' way.
     """
 
-    # One way, of a control message: between processes of one machine it is half of that, between machines of a data
-    # centre up to twice as much.
+    # One way, of a control message, on a machine's network.
     latency: float = 50e-6
     # The controller, for a gang and each of its hosts: half when it tells the host, half when it hears of the end.
     controller_gang_host: float = 10e-6
