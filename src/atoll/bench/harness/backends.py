@@ -55,6 +55,8 @@ BACKENDS = {
         # Of the paper's figures. "Atoll" alone and what is ideal have null devices, and start them themselves.
         Backend("Atoll", {"JAX_PLATFORMS": "cpu"}),
         Backend("Atoll, sequential dispatch", {"JAX_PLATFORMS": "cpu"}),
+        Backend("Atoll, one island", {"JAX_PLATFORMS": "cpu"}),
+        Backend("Atoll, two islands", {"JAX_PLATFORMS": "cpu"}),
         Backend("ideal", {"JAX_PLATFORMS": "cpu"}),
         Backend("Atoll, many clients", {"JAX_PLATFORMS": "cpu"}),
         Backend(

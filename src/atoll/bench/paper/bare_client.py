@@ -5,17 +5,17 @@ What JAX and its client would cost comes on top; it is measured with real device
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Protocol
 
-from atoll.errors import Code, Status, StatusError
+from atoll.errors import Status
 from atoll.ir.program import Call, Node, Program, Transfer
 from atoll.ir.types import ArraySpec, Sharding, Tiled
-from atoll.proxy.link import Link, open_link
+from atoll.proxy.link import open_link
 from atoll.transport import messages as m
 from atoll.transport.address import parse_address
 from atoll.worker.null.program import NullProgram
@@ -31,13 +31,47 @@ def sharded(devices: Sequence[int], nbytes: int = 4) -> ArraySpec:
     )
 
 
-class BareClient:
-    """One session. All methods are called on the loop that opened it."""
+class SessionLink(Protocol):
+    """Of `proxy.link.Link`, what a bare client uses: a simulated cluster has links of its own."""
 
-    def __init__(self, link: Link) -> None:
+    welcome: m.Welcome
+    on_retired: Callable[[int], None]
+
+    def number(self) -> int: ...
+
+    @property
+    def send(self) -> Callable[[Any], None]: ...
+
+    @property
+    def close(self) -> Callable[[], None]: ...
+
+    def wait(self, handles: Sequence[int], then: Callable[[Status], None]) -> None: ...
+
+    async def register_function(
+        self, source: bytes, content: str, assignment: tuple[tuple[int, ...], ...]
+    ) -> tuple[int, bytes]: ...
+
+
+class Later(Awaitable[Any], Protocol):
+    """Of `asyncio.Future`, what a bare client uses."""
+
+    def done(self) -> bool: ...
+
+    @property
+    def set_result(self) -> Callable[[Any], None]: ...
+
+
+class BareClient:
+    """One session. All methods are called on the loop that opened it, whose futures `make_future` makes."""
+
+    def __init__(
+        self, link: SessionLink, make_future: Callable[[], Later], now: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._link = link
+        self._make_future = make_future
+        self._now = now
         self._room = link.welcome.launch_window
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[Later] = deque()
         self._handle = 1
         link.on_retired = self._retired
         by_place = sorted(link.welcome.devices, key=lambda device: (device.island, device.host, device.id))
@@ -54,7 +88,8 @@ class BareClient:
     @classmethod
     async def open(cls, address: str, label: str = "bare client") -> BareClient:
         """Opens a session with the cluster at `address`. Raises ConnectError."""
-        return cls(await open_link(parse_address(address), "", label, os.getpid(), _PATIENCE_SECONDS))
+        link = await open_link(parse_address(address), "", label, os.getpid(), _PATIENCE_SECONDS)
+        return cls(link, link.loop.create_future)
 
     def close(self) -> None:
         self._link.close()
@@ -73,7 +108,7 @@ class BareClient:
     async def launch(self, program: int, arguments: Sequence[int], results: int, room: int = 1) -> list[int]:
         """Launches a program; the handles of its results. Waits while the session's window is full."""
         while self._room < room:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            future = self._make_future()
             self._waiting.append(future)
             await future
         self._room -= room
@@ -85,18 +120,11 @@ class BareClient:
     def release(self, handles: Sequence[int]) -> None:
         self._link.send(m.Release(tuple(handles)))
 
-    def when_ready(self, handles: Sequence[int]) -> asyncio.Future[float]:
-        """When they were ready, by time.perf_counter(); or the first error, as StatusError. Asks at once."""
-        future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-
-        def tell(status: Status) -> None:
-            if status.ok:
-                future.set_result(time.perf_counter())
-            else:
-                future.set_exception(StatusError(Code(status.code), status.message))
-
-        self._link.wait(handles, tell)
-        return future
+    def when_ready(self, handles: Sequence[int]) -> Coroutine[Any, Any, float]:
+        """Asks at once. To be awaited: when they were ready, by the client's clock; raises the first error."""
+        future = self._make_future()
+        self._link.wait(handles, lambda status: future.set_result((status, self._now())))
+        return _told(future)
 
     async def wait(self, handles: Sequence[int]) -> None:
         """Returns once they are ready. Raises StatusError for the first error."""
@@ -110,8 +138,20 @@ class BareClient:
                 future.set_result(None)
 
 
-def call(function: int, inputs: Sequence[int], outputs: Sequence[ArraySpec], devices: Sequence[int]) -> Call:
-    return Call(function, tuple(inputs), tuple(outputs), tuple(devices))
+async def _told(future: Later) -> float:
+    status, at = await future
+    status.raise_if_error()
+    return float(at)
+
+
+def call(
+    function: int,
+    inputs: Sequence[int],
+    outputs: Sequence[ArraySpec],
+    devices: Sequence[int],
+    donated: tuple[int, ...] = (),
+) -> Call:
+    return Call(function, tuple(inputs), tuple(outputs), tuple(devices), donated)
 
 
 def transfer(value: int, target: ArraySpec) -> Transfer:

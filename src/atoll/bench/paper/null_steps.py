@@ -43,7 +43,7 @@ class Steps:
         """
         client = self._client
         (x,) = await client.launch(self._made, (), 1)
-        began = client.when_ready((x,))
+        began = None if fill else client.when_ready((x,))
         for number in range(fill + calls):
             (y,) = await client.launch(self._program, (x,), 1, self._room)
             if number + 1 == fill:
@@ -53,4 +53,5 @@ class Steps:
             await asyncio.sleep(0)  # for what is heard meanwhile
         ended = client.when_ready((x,))
         client.release((x,))
+        assert began is not None
         return await ended - await began
