@@ -1002,7 +1002,8 @@ def test_what_a_closed_session_has_started_does_not_wait_for_what_it_will_not_st
     play.done(first.sequence - 1)
     play.done(first.sequence, host=1)
     # Island 1 is full, so that its part of the copy cannot start, and host 0's waits for it.
-    play.controller.scheduler._islands[1].full = True
+    island = play.controller.scheduler._islands[1]
+    island.loads[1].full, island.full_hosts = True, 1
     (waiting,) = play.say(m.Launch(3, (11,), (12,), ()))
     play.controller.close_session(play.session)
     failed, *closes = play.outbox()

@@ -21,10 +21,12 @@ def launch(
     missing: int = 0,
     estimate: int = UNKNOWN_NS,
     alone: bool = False,
+    hosts: tuple[int, ...] = (0,),
 ) -> Ticket[str]:
     ticket = Ticket[str](number, session, missing)
     ticket.gangs = tuple(
-        Gang(10 * number + island, island, ticket, f"work {number}", estimate, alone) for island in islands
+        Gang(10 * number + island, island, ticket, f"work {number}", estimate, alone, hosts=hosts)
+        for island in islands
     )
     return ticket
 
@@ -165,6 +167,19 @@ def test_two_stand_behind_the_one_that_runs_however_long_they_take():
     assert started(scheduler) == [3]
 
 
+def test_hosts_of_an_island_that_have_different_work_do_not_take_one_anothers_room():
+    tickets = [launch(2 * i + host, estimate=500 * MS, hosts=(host,)) for i in range(4) for host in (0, 1)]
+    scheduler = Scheduler[str](1, 8, busy_ns=4 * MS, hosts=2)
+    for ticket in tickets:
+        scheduler.enqueue(ticket)
+    first = gangs(scheduler)
+    assert [gang.ticket.number for gang in first] == [0, 1, 2, 3, 4, 5]
+    scheduler.finished(first[0])
+    assert started(scheduler) == [6]
+    scheduler.finished(first[1])
+    assert started(scheduler) == [7]
+
+
 def test_a_newcomer_gets_in_behind_what_is_in_flight_and_not_behind_what_waits():
     long = [launch(i, estimate=10 * MS) for i in range(2, 12)]
     scheduler = scheduler_with(*long)
@@ -260,15 +275,26 @@ def test_statistics_count_what_waits_what_flies_and_what_started():
     assert (stats.waiting, stats.in_flight, stats.busy_ns, stats.started, stats.window) == (1, 1, UNKNOWN_NS, 2, 8)
 
 
-@given(st.integers(0, 2**32), st.integers(1, 150), st.integers(1, 6), st.integers(1, 3))
-def test_whatever_happens_islands_agree_and_all_starts_once(seed, steps, window, islands):
+def test_one_that_runs_alone_and_could_not_start_starts_when_it_can():
+    scheduler = scheduler_with(launch(1, alone=True))
+    held = scheduler.next(0)
+    assert held is not None
+    scheduler.hold_back(held)
+    assert scheduler.next(0) is None
+    scheduler.go_on(0)
+    assert scheduler.next(0) is held
+
+
+@given(st.integers(0, 2**32), st.integers(1, 150), st.integers(1, 6), st.integers(1, 3), st.integers(1, 3))
+def test_whatever_happens_islands_agree_and_all_starts_once(seed, steps, window, islands, hosts):
     """A random play of all events.
 
     Each gang starts once; a session's launches keep their order; no two islands start two launches in different orders,
-    nor do the orders of three of them make a circle; bounds are kept; and all that was not dropped starts in the end.
+    nor do the orders of three of them make a circle; bounds are kept on each host; and all that was not dropped starts
+    in the end.
     """
     rng = random.Random(seed)
-    scheduler = Scheduler[str](islands, window, busy_ns=4 * MS)
+    scheduler = Scheduler[str](islands, window, busy_ns=4 * MS, hosts=hosts)
     order: list[list[Ticket[str]]] = [[] for _ in range(islands)]
     flying: list[list[Gang[str]]] = [[] for _ in range(islands)]
     waited: list[Ticket[str]] = []
@@ -278,14 +304,20 @@ def test_whatever_happens_islands_agree_and_all_starts_once(seed, steps, window,
     closed: set[int] = set()
 
     def start(island: int) -> None:
-        for gang in gangs(scheduler, island):
+        while (gang := scheduler.next(island)) is not None:
             assert island not in paused
             assert not gang.ticket.dropped
+            if rng.random() < 0.1:
+                scheduler.hold_back(gang)
+                scheduler.go_on(island)
+                continue
             order[island].append(gang.ticket)
             flying[island].append(gang)
-            assert len(flying[island]) <= window
-            busy = sum(each.estimate for each in flying[island][:-1])
-            assert busy < 4 * MS or len(flying[island]) <= 3
+            assert not gang.alone or len(flying[island]) == 1
+            for host in gang.hosts:
+                there = [each.estimate for each in flying[island] if host in each.hosts]
+                assert len(there) <= window
+                assert sum(there[:-1]) < 4 * MS or len(there) <= 3
 
     def finish(island: int) -> None:
         if flying[island]:
@@ -300,7 +332,13 @@ def test_whatever_happens_islands_agree_and_all_starts_once(seed, steps, window,
             missing = rng.choice([0, 0, 1, 2])
             estimate = rng.choice([1, UNKNOWN_NS, 3 * MS, 50 * MS])
             ticket = launch(
-                number, session=session, islands=places, missing=missing, estimate=estimate, alone=rng.random() < 0.1
+                number,
+                session=session,
+                islands=places,
+                missing=missing,
+                estimate=estimate,
+                alone=rng.random() < 0.1,
+                hosts=tuple(sorted(rng.sample(range(hosts), rng.randint(1, hosts)))),
             )
             tickets.append(ticket)
             waited.extend([ticket] * missing)

@@ -50,7 +50,7 @@ class Launcher:
         blame: Blame,
         sequential: bool = False,
     ) -> None:
-        self.scheduler = Scheduler[Work](resources.topology.islands, GANG_WINDOW)
+        self.scheduler = Scheduler[Work](resources.topology.islands, GANG_WINDOW, hosts=resources.topology.hosts)
         self._resources = resources
         self._sessions = sessions
         self._outbox = outbox
@@ -147,7 +147,8 @@ class Launcher:
                 entries[handles[place]].uses += 1
             alone = not self._blame.suspects.isdisjoint(template.functions)
             work = Work(launch, template, set(template.hosts))
-            gangs.append(Gang(sequence, template.island, ticket, work, template.estimate, alone, template.legs))
+            island, hosts = template.island, template.hosts
+            gangs.append(Gang(sequence, island, ticket, work, template.estimate, alone, template.legs, hosts))
         ticket.gangs = tuple(gangs)
         launch.pending += len(gangs)
         launch.program.waiting += len(gangs)

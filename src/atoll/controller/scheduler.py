@@ -6,7 +6,8 @@ policy picks a ready ticket, and that is *committed*: at this moment its gangs g
 its islands, whether these have room now or later. So all islands start their gangs in one total order, that of
 commitment, and what a gang awaits from another island stands earlier in it: nobody can wait in a circle.
 
-Bounded: an island starts gangs while those in flight keep it busy for less than `BUSY_NS`, at most `window` of them.
+Bounded, host by host: an island starts gangs while those in flight on each of their hosts keep it busy for less than
+`BUSY_NS`, at most `window` of them; one whose hosts have no room holds back what comes after it.
 Tickets are committed as late as that allows, so that a newcomer gets in within milliseconds, also between the nodes of
 a long program.
 
@@ -23,7 +24,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 Work = TypeVar("Work")
 
-# Work in flight on an island, by what its gangs took before.
+# Work in flight on a host, by what its gangs took before.
 BUSY_NS = 8_000_000
 # What a gang counts that has not run yet: enough to keep a few of them in flight, whatever they turn out to be.
 UNKNOWN_NS = 200_000
@@ -51,7 +52,7 @@ class Gang(Generic[Work]):
     """A node's part on one island: what its hosts start together.
 
     `estimate` is the time it keeps them busy, in nanoseconds; `weight` is how much of the window it takes; with
-    `alone`, nothing else is in flight meanwhile.
+    `alone`, nothing else is in flight meanwhile. `hosts` are those of the island that it runs on.
     """
 
     sequence: int
@@ -61,6 +62,7 @@ class Gang(Generic[Work]):
     estimate: int = UNKNOWN_NS
     alone: bool = False
     weight: int = 1
+    hosts: tuple[int, ...] = (0,)
 
 
 class Policy(Protocol):
@@ -106,13 +108,23 @@ class SchedulerStatistics:
 
 
 @dataclass(slots=True)
+class _Load:
+    """What is in flight on one host."""
+
+    in_flight: int = 0
+    busy_ns: int = 0
+    full: bool = False
+
+
+@dataclass(slots=True)
 class _Island(Generic[Work]):
     policy: Policy
+    loads: dict[int, _Load] = field(default_factory=dict)  # by host, of those that have had work
+    full_hosts: int = 0
     lines: dict[int, deque[Ticket[Work]]] = field(default_factory=dict)  # by session
     committed: deque[Gang[Work]] = field(default_factory=deque)
     paused: bool = False
     absent: set[int] = field(default_factory=set)  # sessions that may not start anything here
-    full: bool = False
     blocked: bool = False
     draining: bool = False  # until nothing is in flight: for a gang that runs alone
     in_flight: int = 0
@@ -121,16 +133,22 @@ class _Island(Generic[Work]):
 
 
 class Scheduler(Generic[Work]):
-    """Decides what each island runs next.
+    """Decides what each island, of so many `hosts`, runs next.
 
-    Once the window of an island is full, it is filled again only when it is half empty: gangs then leave in batches,
-    one message for many, and the island still has half a window of work.
+    Once the window of a host is full, it is filled again only when it is half empty: gangs then leave in batches,
+    one message for many, and the host still has half a window of work.
     """
 
     def __init__(
-        self, islands: int, window: int, policy: Callable[[], Policy] = FirstComeFirstServed, busy_ns: int = BUSY_NS
+        self,
+        islands: int,
+        window: int,
+        policy: Callable[[], Policy] = FirstComeFirstServed,
+        busy_ns: int = BUSY_NS,
+        hosts: int = 1,
     ) -> None:
         self.window = window
+        self._hosts = hosts  # of an island
         self._busy_ns = busy_ns
         self._policy = policy
         self._islands: list[_Island[Work]] = [_Island(policy()) for _ in range(islands)]
@@ -159,45 +177,64 @@ class Scheduler(Generic[Work]):
     def next(self, island: int) -> Gang[Work] | None:
         """The next gang to start there, or None while the island is full, or paused, or nobody is ready."""
         state = self._islands[island]
-        while not state.full and not state.paused and not state.blocked:
+        while not state.draining and not state.paused and not state.blocked:
             if not state.committed:
+                if state.full_hosts == self._hosts:
+                    return None
                 ticket = state.policy.take()
                 if ticket is None:
                     return None
                 self._commit(ticket)
                 continue
-            gang = state.committed.popleft()
+            gang = state.committed[0]
             if gang.ticket.dropped:
+                state.committed.popleft()
                 continue
-            if gang.alone and state.in_flight:
-                state.committed.appendleft(gang)
-                state.full = state.draining = True
+            loads = self._loads(state, gang)
+            if any(load.full for load in loads):
                 return None
+            if gang.alone and state.in_flight:
+                state.draining = True
+                return None
+            state.committed.popleft()
             state.in_flight += gang.weight
             state.busy_ns += gang.estimate
             state.started += 1
             state.draining = gang.alone
-            state.full = (
-                gang.alone
-                or state.in_flight >= self.window
-                or (state.busy_ns >= self._busy_ns and state.in_flight >= _LEAST_IN_FLIGHT)
-            )
+            for load in loads:
+                load.in_flight += gang.weight
+                load.busy_ns += gang.estimate
+                load.full = load.in_flight >= self.window or (
+                    load.busy_ns >= self._busy_ns and load.in_flight >= _LEAST_IN_FLIGHT
+                )
+                state.full_hosts += load.full
             return gang
         return None
+
+    def _loads(self, state: _Island[Work], gang: Gang[Work]) -> list[_Load]:
+        """Of the gang's hosts."""
+        for host in gang.hosts:
+            if host not in state.loads:
+                state.loads[host] = _Load()
+        return [state.loads[host] for host in gang.hosts]
 
     def finished(self, gang: Gang[Work]) -> None:
         """A gang that was started has left its island."""
         state = self._islands[gang.island]
         state.in_flight -= gang.weight
         state.busy_ns -= gang.estimate
-        if state.draining:
-            has_room = state.in_flight == 0
-        else:
-            has_room = state.in_flight < _LEAST_IN_FLIGHT or (
-                state.in_flight <= self.window // 2 and state.busy_ns <= self._busy_ns // 2
+        for load in self._loads(state, gang):
+            load.in_flight -= gang.weight
+            load.busy_ns -= gang.estimate
+            has_room = load.in_flight < _LEAST_IN_FLIGHT or (
+                load.in_flight <= self.window // 2 and load.busy_ns <= self._busy_ns // 2
             )
-        if has_room:
-            state.full = state.draining = False
+            if load.full and has_room:
+                load.full = False
+                state.full_hosts -= 1
+                self.touched.add(gang.island)
+        if state.draining and state.in_flight == 0:
+            state.draining = False
             self.touched.add(gang.island)
 
     def hold_back(self, gang: Gang[Work]) -> None:
@@ -211,6 +248,12 @@ class Scheduler(Generic[Work]):
         state.busy_ns -= gang.estimate
         state.started -= 1
         state.blocked = True
+        state.draining = False
+        for load in self._loads(state, gang):
+            load.in_flight -= gang.weight
+            load.busy_ns -= gang.estimate
+            state.full_hosts -= load.full
+            load.full = False
 
     def go_on(self, island: int) -> None:
         """What held a gang back may have changed."""

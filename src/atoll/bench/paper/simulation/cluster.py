@@ -89,7 +89,7 @@ class SimulatedCluster:
             welcome, self._sender("proxy", number), self._inboxes, lambda: self.process.send("session ends", number)
         )
         self._links[number] = link
-        return BareClient(link, Future)
+        return BareClient(link, Future, self.now)
 
     def run(self, work: Coroutine[Any, Any, Result], patience: float = 3600.0) -> Result:
         """Runs it to its end. Raises what it raises; ClusterError when it takes `patience` seconds of virtual time."""
