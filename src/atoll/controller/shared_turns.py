@@ -2,8 +2,8 @@
 
 A node is a gang of its own, and so costs the controller some ten microseconds and its hosts as many. Where nodes take
 little more than that, and nobody else wants their island, those that follow one another on the same devices have one
-turn together: a millisecond of work, or a quarter of what may be in flight. Others still get in between within
-milliseconds.
+turn together: half of the work that may be in flight, in time, or a quarter of it, in gangs. Others still get in between
+within milliseconds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from atoll.controller.gangs import GangTemplate
 from atoll.controller.memory import total
 
-SHARED_NS = 1_000_000
+SHARED_NS = 4_000_000
 MOST_LEGS = 6
 # Launches after which a program's nodes are looked at, and looked at again: doubled each time.
 _FIRST_LOOK = 4
