@@ -2,8 +2,8 @@
 
 A node is a gang of its own, and so costs the controller some ten microseconds and its hosts as many. Where nodes take
 little more than that, and nobody else wants their island, those that follow one another on the same devices have one
-turn together: half of the work that may be in flight, in time, or a quarter of it, in gangs. Others still get in between
-within milliseconds.
+turn together: half of the time that may be in flight, or a quarter of the gangs. Others still get in between within
+milliseconds.
 """
 
 from __future__ import annotations

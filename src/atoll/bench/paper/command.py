@@ -85,7 +85,8 @@ def _measure(figure: Figure, options: Options, rounds: int | None, results: Path
     points = figure.points(options)
     record = run(name, points, rounds or (_QUICK_ROUNDS if options.quick else _ROUNDS), options.quick, console)
     claims = list(figure.claims(record.benchmarks, options))
-    record = msgspec.structs.replace(record, claims=claims)
+    undisturbed = figure.virtual and options.null
+    record = msgspec.structs.replace(record, claims=claims, busy=record.busy and not undisturbed)
     folder = results / "quick" if options.quick else results
     write(record, folder / f"{name}.json")
     if figure.axes is not None:

@@ -42,7 +42,8 @@ class Figure:
     """`explanation` says what is done here, `paper` what the paper saw.
 
     `points(options)` are benchmarks, one for each point of the x axis (`Benchmark.point`) and all contestants there.
-    Where there is nothing to measure in that way, real or null, it is empty. `claims(points, options)` judges.
+    Where there is nothing to measure in that way, real or null, it is empty. `claims(points, options)` judges. With
+    `virtual`, null devices are in virtual time, which no load of the machine disturbs.
     """
 
     key: str
@@ -52,6 +53,7 @@ class Figure:
     axes: Axes | None
     points: Callable[[Options], Sequence[Benchmark]]
     claims: Callable[[Sequence[BenchmarkRecord], Options], Sequence[Claim]]
+    virtual: bool = False
 
 
 def median(point: BenchmarkRecord, contestant: str, metric: str) -> float | None:

@@ -125,4 +125,5 @@ FIGURE = Figure(
     axes=None,
     points=_points,
     claims=_claims,
+    virtual=True,
 )

@@ -135,4 +135,5 @@ FIGURE = Figure(
     axes=None,
     points=_points,
     claims=_claims,
+    virtual=True,
 )
