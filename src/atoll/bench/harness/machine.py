@@ -3,12 +3,15 @@
 import os
 import platform
 import subprocess
+import time
 from importlib import metadata
 from pathlib import Path
 
 import msgspec
 
 PACKAGES = ("jax", "jaxlib", "numpy", "flax", "optax", "ray", "tensorflow-cpu", "atoll")
+
+_LOOK_SECONDS = 3.0
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -36,6 +39,27 @@ def describe() -> Machine:
 def load_average() -> float:
     """Processes that wanted to run, over the last minute."""
     return os.getloadavg()[0]
+
+
+def until_quiet(bound: float, patience: float = 60.0) -> float:
+    """How many processors others keep busy. Waits a while for it to be at most `bound`: a run before may be ending."""
+    deadline = time.monotonic() + patience
+    while (busy := _busy_processors(_LOOK_SECONDS)) > bound and time.monotonic() < deadline:
+        pass
+    return busy
+
+
+def _busy_processors(seconds: float) -> float:
+    """On average over the next so many seconds."""
+    before, started = _busy_ticks(), time.monotonic()
+    time.sleep(seconds)
+    ticks = _busy_ticks() - before
+    return ticks / os.sysconf("SC_CLK_TCK") / (time.monotonic() - started)
+
+
+def _busy_ticks() -> int:
+    user, nice, system, _, _, *rest = (int(part) for part in Path("/proc/stat").read_text().splitlines()[0].split()[1:])
+    return user + nice + system + sum(rest[:3])
 
 
 def _field(file: str, name: str) -> str | None:

@@ -9,7 +9,9 @@ from atoll.bench.harness.machine import Machine
 from atoll.bench.harness.statistics import Ratio, Summary, ratio, summarize
 
 RESULTS = Path("bench/results")  # of whoever stands in the repository's root
-BUSY_LOAD = 1.0  # load average before a run above which its numbers do not count
+# Processors that others keep busy just before a run; with more, its numbers do not count. The load average would not
+# do: it remembers for minutes, also what the run before has done.
+BUSY_PROCESSORS = 0.3
 
 
 class MetricRecord(msgspec.Struct, frozen=True):
@@ -56,6 +58,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     busy: bool
     benchmarks: list[BenchmarkRecord]
     claims: list[Claim] = []
+    busy_processors: float | None = None  # just before the run; older results judge by the load
 
 
 def record_benchmark(

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from atoll.bench.harness.benchmark import Benchmark
-from atoll.bench.harness.machine import describe, load_average
-from atoll.bench.harness.record import BUSY_LOAD, BenchmarkRecord, RunRecord
+from atoll.bench.harness.machine import describe, load_average, until_quiet
+from atoll.bench.harness.record import BUSY_PROCESSORS, BenchmarkRecord, RunRecord
 from atoll.bench.harness.rounds import run_benchmark
 
 _WIDTH = 140  # of a table where there is no terminal to ask
@@ -32,6 +32,7 @@ def run(
     competing: Collection[str] | None = None,
 ) -> RunRecord:
     """All benchmarks; of their contestants only those that compete, if that is said."""
+    busy_processors = until_quiet(BUSY_PROCESSORS)
     started, load_before, clock = datetime.now(UTC), load_average(), time.monotonic()
     records = [_run_with_bar(benchmark, competing, rounds, quick, console) for benchmark in benchmarks]
     return RunRecord(
@@ -44,8 +45,9 @@ def run(
         machine=describe(),
         load_before=load_before,
         load_after=load_average(),
-        busy=load_before > BUSY_LOAD,
+        busy=busy_processors > BUSY_PROCESSORS,
         benchmarks=records,
+        busy_processors=busy_processors,
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from atoll.bench.harness.record import MetricRecord, RunRecord
-from atoll.bench.micro.report import number
+from atoll.bench.micro.report import number, quiet
 
 BEGIN, END = "<!-- bench: begin (written by atoll.bench.micro.markdown) -->", "<!-- bench: end -->"
 
@@ -29,7 +29,7 @@ def quotient(metric: MetricRecord) -> str:
 def render(run: RunRecord) -> str:
     machine = run.machine
     lines = [
-        f"{run.started[:10]}, {run.rounds} rounds, load {run.load_before:.2f} before the run; {machine.cpu}, "
+        f"{run.started[:10]}, {run.rounds} rounds, {quiet(run)}; {machine.cpu}, "
         f"{machine.cores} cores, Python {machine.python}, jax {machine.packages['jax']}. Medians, quartiles in "
         "brackets.",
         "",

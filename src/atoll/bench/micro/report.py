@@ -4,7 +4,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from atoll.bench.harness.record import BUSY_LOAD, BenchmarkRecord, MetricRecord, RunRecord
+from atoll.bench.harness.record import BenchmarkRecord, MetricRecord, RunRecord
 
 
 def render(run: RunRecord) -> RenderableType:
@@ -59,17 +59,24 @@ def _reached(metric: MetricRecord) -> RenderableType:
     return verdict if metric.sure else verdict.append(", unsure", "yellow")
 
 
+def quiet(run: RunRecord) -> str:
+    """How much others did before the run."""
+    if run.busy_processors is None:
+        return f"load {run.load_before:.2f} before the run"
+    return f"{run.busy_processors:.2f} processors busy before the run"
+
+
 def describe_machine(run: RunRecord) -> RenderableType:
     machine = run.machine
     packages = ", ".join(f"{name} {version}" for name, version in machine.packages.items() if version)
     lines = [
         f"{machine.cpu}, {machine.cores} cores, {machine.memory / 2**30:.1f} GiB, {machine.kernel}",
         f"Python {machine.python}, {packages}",
-        f"{run.started}, {run.seconds:.0f} s, load {run.load_before:.2f} before, {run.load_after:.2f} after",
+        f"{run.started}, {run.seconds:.0f} s, {quiet(run)}",
     ]
     text = Text("\n".join(lines))
     if run.busy:
         text.append(
-            f"\nbusy: the load before was above {BUSY_LOAD:g}, the numbers do not count", style="yellow"
+            "\nthe machine was busy: the numbers do not count", style="yellow"
         )
     return text

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from atoll.bench.harness.record import BUSY_LOAD, RunRecord
+from atoll.bench.harness.record import RunRecord
+from atoll.bench.micro.report import quiet
 from atoll.bench.paper.figure import Figure
 from atoll.bench.paper.table import cells, last_words, words
 
@@ -33,11 +34,11 @@ def render(figures: Sequence[Figure], runs: Mapping[str, RunRecord], pictures: M
 
 def _section(run: RunRecord, what: str, picture: str) -> str:
     machine = run.machine
-    busy = f" The machine was busy (above {BUSY_LOAD:g}): these numbers do not count." if run.busy else ""
+    busy = " The machine was busy: these numbers do not count." if run.busy else ""
     lines = [
         f"### {what}",
         "",
-        f"`{' '.join(run.command)}`, {run.started[:10]}, {run.rounds} rounds, load {run.load_before:.2f} before; "
+        f"`{' '.join(run.command)}`, {run.started[:10]}, {run.rounds} rounds, {quiet(run)}; "
         f"{machine.cpu}, {machine.cores} cores, Python {machine.python}, jax {machine.packages['jax']}.{busy}",
         "",
     ]
