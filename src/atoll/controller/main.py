@@ -25,7 +25,7 @@ from atoll.transport.address import check_may_listen, parse_address
 from atoll.transport.connection import Connection, listen
 from atoll.transport.leases import PING_SECONDS
 from atoll.transport.lifeline import watch_in_loop
-from atoll.transport.process import read_options, run_loop, start_logging
+from atoll.transport.process import read_options, run_loop, spare_collector, start_logging
 
 _log = logging.getLogger(__name__)
 
@@ -297,6 +297,7 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
     controller = ControllerServer(options, token, stop)
     server, _ = await listen(address, controller.accept)
     controller.tick()
+    spare_collector()
     watch_in_loop(options.parent, stop.set)
     await stop.wait()
     server.close()

@@ -16,7 +16,7 @@ from atoll.proxy.service import Service
 from atoll.transport.address import Address, check_may_listen, parse_address
 from atoll.transport.lifeline import watch_in_loop
 from atoll.transport.messages import DEFAULT_TOKEN_VARIABLE
-from atoll.transport.process import read_options, run_loop, start_logging, tell
+from atoll.transport.process import read_options, run_loop, spare_collector, start_logging, tell
 
 
 class ProxyOptions(msgspec.Struct, frozen=True):
@@ -82,6 +82,7 @@ async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:
         tell(options.ready_fd, Ready(error=type(error).__name__, message=str(error)))
         return
     tell(options.ready_fd, Ready(address=where))
+    spare_collector()
     await stop.wait()
     service.close()
     await server.close()

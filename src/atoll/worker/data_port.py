@@ -151,7 +151,8 @@ class DataPort:
         self.inbox = inbox
         self._secrets: dict[int, str] = {}
         self._channels: dict[int, DataChannel] = {}
-        self._peers: dict[int, tuple[Address, DataChannel | None]] = {}
+        self._peers: dict[int, str] = {}  # addresses, by host
+        self._to_peers: dict[int, DataChannel] = {}
         self._peer_secret = ""
         self._lock = threading.Lock()
         self._opened = threading.Condition(self._lock)
@@ -183,7 +184,8 @@ class DataPort:
     def set_peers(self, hosts: tuple[tuple[int, str], ...], secret: str) -> None:
         with self._lock:
             self._peer_secret = secret
-            self._peers = {host: (parse_address(address), None) for host, address in hosts}
+            self._peers = dict(hosts)
+            self._to_peers = {}
 
     def _accept(self) -> None:
         while True:
@@ -251,19 +253,18 @@ class DataPort:
 
     def host_takes_at_once(self, host: int, nbytes: int) -> bool:
         """The same for another host; False where there is no channel to it yet."""
-        channel = self._peers[host][1]
+        channel = self._to_peers.get(host)
         return channel is not None and not channel.is_closed and channel.takes_at_once(nbytes)
 
     def to_host(self, host: int) -> DataChannel:
         """The channel to another host's data port, opened at first use."""
         with self._lock:
-            address, channel = self._peers[host]
-            secret = self._peer_secret
+            channel = self._to_peers.get(host)
             if channel is not None and not channel.is_closed:
                 return channel
-            channel = DataChannel(dial(address))
-            channel.open(0, secret)
-            self._peers[host] = (address, channel)
+            channel = DataChannel(dial(parse_address(self._peers[host])))
+            channel.open(0, self._peer_secret)
+            self._to_peers[host] = channel
 
         def read_returns() -> None:
             with contextlib.suppress(AtollError, OSError):

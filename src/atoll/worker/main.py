@@ -16,7 +16,7 @@ from atoll.transport import messages as m
 from atoll.transport.address import check_may_listen, parse_address
 from atoll.transport.blocking import BlockingConnection
 from atoll.transport.lifeline import Lease, watch_in_thread
-from atoll.transport.process import read_options, start_logging
+from atoll.transport.process import read_options, spare_collector, start_logging
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +76,7 @@ class Worker:
 
     def run(self) -> None:
         """Serves the controller until it says stop, or is gone."""
+        spare_collector()
         for message in self.connection.receive():
             if not self._conversation.hear(message):
                 return

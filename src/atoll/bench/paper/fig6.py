@@ -79,8 +79,8 @@ def prepare_jax(settings: Settings) -> Round:
 
 
 def _calls(settings: Settings) -> int:
-    """For a second or two."""
-    return round(settings.size(full=1500, quick=500) / float(settings.point["milliseconds"])) + 50
+    """For about a second."""
+    return round(settings.size(full=600, quick=300) / float(settings.point["milliseconds"])) + 50
 
 
 def prepare_ideal(settings: Settings) -> Round:

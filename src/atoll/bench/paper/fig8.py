@@ -80,7 +80,7 @@ def prepare(settings: Settings) -> Round:
 
 def prepare_jax(settings: Settings) -> Round:
     """Devices are one process's: it dispatches the programs of all clients, in turn."""
-    from atoll.bench.paper.workload import Loop
+    from atoll.bench.paper.workload import BATCH, Loop
 
     loops = [Loop(float(settings.point["milliseconds"])) for _ in range(int(settings.point["clients"]))]
     seconds = settings.size(full=2, quick=1)
@@ -89,8 +89,8 @@ def prepare_jax(settings: Settings) -> Round:
         started, steps = time.perf_counter(), 0
         while time.perf_counter() < started + seconds:
             for loop in loops:
-                loop.step()
-            steps += len(loops)
+                loop.steps(BATCH)
+            steps += BATCH * len(loops)
         for loop in loops:
             loop.wait()
         return {"rate": steps / (time.perf_counter() - started)}

@@ -11,7 +11,6 @@ import selectors
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import jax
@@ -23,8 +22,8 @@ from jax.sharding import Mesh
 from atoll.bench.harness.benchmark import Round
 from atoll.bench.micro.order import ELEMENTS, MILLISECOND_LOOPS
 
-# As many as keep the devices busy, and no more: what is begun in a second also ends in about one.
-_IN_FLIGHT = 16
+# Computations begun at a time: up to twice as many are in flight, and what is begun in a second ends in about one.
+BATCH = 16
 _DEADLINE = 120.0
 
 
@@ -46,28 +45,26 @@ def computation(
 
 
 class Loop:
-    """x = f(x) again and again, a few in flight."""
+    """x = f(x) again and again."""
 
     def __init__(self, milliseconds: float) -> None:
         self._step, self._x = computation(milliseconds, jax.devices())
-        self._begun: deque[jax.Array] = deque()
         self.count(8)
 
-    def step(self) -> None:
-        self._x = self._step(self._x)
-        self._begun.append(self._x)
-        if len(self._begun) > _IN_FLIGHT:
-            self._begun.popleft().block_until_ready()
+    def steps(self, count: int) -> None:
+        """Returns when so many are begun, and what was begun before has ended."""
+        before = self._x
+        for _ in range(count):
+            self._x = self._step(self._x)
+        before.block_until_ready()
 
     def wait(self) -> None:
         self._x.block_until_ready()
-        self._begun.clear()
 
     def count(self, steps: int) -> float:
         """Seconds for so many."""
         started = time.perf_counter()
-        for _ in range(steps):
-            self.step()
+        self.steps(steps)
         self.wait()
         return time.perf_counter() - started
 
@@ -84,8 +81,8 @@ class Loop:
         """Computations a second, over about so many seconds."""
         started, steps = time.perf_counter(), 0
         while time.perf_counter() < started + seconds:
-            self.step()
-            steps += 1
+            self.steps(BATCH)
+            steps += BATCH
         self.wait()
         return steps / (time.perf_counter() - started)
 

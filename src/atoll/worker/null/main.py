@@ -16,7 +16,7 @@ from atoll.transport import messages as m
 from atoll.transport.address import check_may_listen, parse_address
 from atoll.transport.connection import Connection, connect
 from atoll.transport.lifeline import Lease, watch_in_thread
-from atoll.transport.process import read_options, run_loop, start_logging
+from atoll.transport.process import read_options, run_loop, spare_collector, start_logging
 from atoll.worker.data_port import DataPort, Inbox
 from atoll.worker.executor import READ_THREADS
 from atoll.worker.main import introduction
@@ -103,6 +103,7 @@ class NullIsland:
 
 async def serve(options: NullIslandOptions, stop: asyncio.Event) -> None:
     await NullIsland(options, stop).start()
+    spare_collector()
     await stop.wait()
 
 
