@@ -1,4 +1,4 @@
-"""Which process takes how much processor time for a computation of (b) or (j): where a rate goes on a small machine.
+"""Which process takes how much processor time for a computation of (b), (j) or figure 5: where a rate goes.
 
     python -m atoll.bench.micro.processor_time > bench/results/processor-time.json
 
@@ -7,38 +7,56 @@ Rates of a machine that does other things say little; processor time says more.
 
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 import time
 
+import msgspec
 import psutil
 
 from atoll.bench.harness.backends import environment_of
 from atoll.bench.harness.benchmark import Settings
 
 ROUNDS = 4
-CASES = {
-    "b": ("atoll.bench.micro.dispatch", "allreduce_op_by_op", 5000),
-    "j": ("atoll.bench.micro.programs", "chained", 40 * 128),
-}
 
 
-def measure(backend: str, key: str) -> dict[str, object]:
+class Case(msgspec.Struct, frozen=True):
+    """A backend in a benchmark, whose rounds have so many computations."""
+
+    benchmark: str
+    backend: str
+    prepare: str
+    computations: int
+    point: dict[str, int | float | str] = {}
+
+
+_FOUR_HOSTS: dict[str, int | float | str] = {"hosts": 4, "devices": 2}
+CASES = (
+    Case("b", "atoll", "atoll.bench.micro.dispatch:allreduce_op_by_op", 5000),
+    Case("j", "atoll", "atoll.bench.micro.programs:chained", 40 * 128),
+    Case("b", "stock", "atoll.bench.micro.dispatch:allreduce_op_by_op", 5000),
+    Case("fig5", "Atoll, op by op", "atoll.bench.paper.fig5:prepare", 2000, _FOUR_HOSTS),
+    Case("fig5", "Atoll, chained", "atoll.bench.paper.fig5:prepare", 30 * 128, _FOUR_HOSTS),
+    Case("fig5", "JAX, op by op", "atoll.bench.paper.peers.multi_controller:prepare", 1024, _FOUR_HOSTS),
+)
+
+
+def measure(case: Case) -> dict[str, object]:
     """Microseconds of processor time for a computation, by process."""
-    module, function, computations = CASES[key]
-    prepare = getattr(__import__(module, fromlist=[function]), function)
-    run = prepare(Settings(backend=backend))
+    prepare = pkgutil.resolve_name(case.prepare)
+    run = prepare(Settings(backend=case.backend, point=case.point))
     run()
     before, started = _processor_seconds(), time.perf_counter()
     for _ in range(ROUNDS):
         run()
     seconds = time.perf_counter() - started
     after = _processor_seconds()
-    total = ROUNDS * computations
+    total = ROUNDS * case.computations
     each = {name: round(1e6 * (after[name] - before.get(name, 0.0)) / total, 1) for name in after}
     return {
-        "backend": backend,
-        "benchmark": key,
+        "backend": case.backend,
+        "benchmark": case.benchmark,
         "microseconds": each,
         "all": round(sum(each.values()), 1),
         "rate": round(total / seconds),
@@ -52,21 +70,22 @@ def _processor_seconds() -> dict[str, float]:
     for process in (me, *me.children(recursive=True)):
         modules = [part for part in process.cmdline() if part.startswith("atoll.")]
         name = modules[0].split(".")[1] if modules else "script"
+        name = "script" if name == "bench" else name  # all of a peer's processes run one
         times = process.cpu_times()
         found[name] = found.get(name, 0.0) + times.user + times.system
     return found
 
 
 def main() -> None:
-    if len(sys.argv) == 3:
-        print(json.dumps(measure(*sys.argv[1:])))
-        return
+    if len(sys.argv) == 2:
+        print(json.dumps(measure(CASES[int(sys.argv[1])])), flush=True)
+        os._exit(0)  # a peer's processes would wait for one another
     results = []
-    for backend, key in (("atoll", "b"), ("atoll", "j"), ("stock", "b")):
-        command = [sys.executable, "-m", "atoll.bench.micro.processor_time", backend, key]
-        environment = environment_of(Settings(backend))
+    for number, case in enumerate(CASES):
+        command = [sys.executable, "-m", "atoll.bench.micro.processor_time", str(number)]
+        environment = environment_of(Settings(case.backend, point=case.point))
         ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
-        results.append(json.loads(ended.stdout.splitlines()[-1]))
+        results.append(json.loads(next(line for line in ended.stdout.splitlines() if line.startswith("{"))))
     print(json.dumps({"load_before": os.getloadavg()[0], "results": results}, indent=1))
 
 
