@@ -46,6 +46,7 @@ def test_a_host_alone_counts_without_others():
         assert child.measure()["rate"] > 0
 
 
+@needs_ray
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["Ray, op by op", "Ray, chained", "Ray, fused"])
 def test_actors_count_over_two_hosts_and_leave_nothing(backend: str, ray_folder: Path):
