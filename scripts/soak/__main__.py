@@ -27,6 +27,8 @@ from scripts.soak.users import SoakError, Users
 from atoll.transport.process_table import began
 
 SETTLE_SECONDS = 60.0
+# Nobody is struck in the last seconds: what was struck then would not be seen to come back.
+LAST_SECONDS = 5.0
 SHARED = Path("/dev/shm")
 console = Console(soft_wrap=True)
 
@@ -55,25 +57,32 @@ class Killer:
         self.killed: Counter[str] = Counter()
 
     def strike(self) -> None:
-        kind = self.rng.choices(["worker killed", "worker stopped", "proxy killed", "client killed"], [6, 1, 3, 3])[0]
+        """Strikes somebody: where a victim was out of reach, another."""
+        kinds = ["worker killed", "worker stopped", "proxy killed", "client killed"]
+        while not self._hit(kind := self.rng.choices(kinds, [6, 1, 3, 3])[0]):
+            pass
+        self.killed[kind] += 1
+
+    def _hit(self, kind: str) -> bool:
+        """Whether there was somebody of that kind to hit."""
         if kind.startswith("worker"):
             hosts = [host for island in report(self.environment)["islands"] for host in island["hosts"]]
             victim = self.rng.choice([host for host in hosts if host["state"] == "ready"] or hosts)
             try:
                 os.kill(victim["pid"], signal.SIGKILL if kind == "worker killed" else signal.SIGSTOP)
             except ProcessLookupError:
-                return
+                return False
+            return True
+        user = self.rng.choice(self.users.alive)
+        proxy = user.proxy()
+        if proxy is None or user.doomed:
+            return False
+        user.doomed = kind
+        if kind == "proxy killed":
+            proxy.kill()
         else:
-            user = self.rng.choice(self.users.alive)
-            proxy = user.proxy()
-            if proxy is None or user.doomed:
-                return
-            user.doomed = kind
-            if kind == "proxy killed":
-                proxy.kill()
-            else:
-                user.process.kill()
-        self.killed[kind] += 1
+            user.process.kill()
+        return True
 
 
 def settle(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -122,9 +131,9 @@ def main(
         end = time.monotonic() + minutes * 60
         users.watch(min(20.0, minutes * 20))
         while time.monotonic() < end:
-            users.watch(rng.expovariate(1 / every))
-            if users.alive and time.monotonic() < end - 5:
+            if users.alive and time.monotonic() < end - LAST_SECONDS:
                 killer.strike()
+            users.watch(rng.expovariate(1 / every))
         while users.alive:
             users.watch(1.0)
         status = settle(environment)
