@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# How many tests run at the same time: each starts processes of its own, and most of them wait for one another.
+WORKERS ?= 2
 # More arguments for the tool behind a target, for example: make test ARGS="-k cli -x"
 ARGS ?=
 
@@ -17,7 +19,7 @@ demo: $(VENV)/.demo  ## Train a small GPT on the 8 devices of an embedded cluste
 	JAX_PLATFORMS=atoll $(BIN)/python examples/gpt.py $(ARGS)
 
 test: $(VENV)/.test  ## Run the test suite
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 check: $(VENV)/.test  ## Check style and types
 	$(BIN)/ruff check

@@ -100,11 +100,13 @@ def leaked_processes() -> list[str]:
 
 
 def leaked_folders() -> list[str]:
-    """Atoll's folders and sockets of this run; in shared places, those that no live process names."""
+    """Atoll's folders and sockets of this run; in shared places, those that no live process has or names."""
+    from atoll.client.folders import in_use
+
     fresh = _folders() - _FOLDERS_BEFORE
     if any(path.parent != RUNTIME for path in fresh):
         named = "\n".join(_command(process) for process in psutil.process_iter())
-        fresh = {path for path in fresh if path.parent == RUNTIME or str(path) not in named}
+        fresh = {path for path in fresh if path.parent == RUNTIME or not (in_use(path) or str(path) in named)}
     return [f"folder or socket {path}" for path in sorted(fresh)]
 
 

@@ -24,7 +24,7 @@ import typer
 from rich.console import Console
 from scripts.soak.users import SoakError, Users
 
-from atoll.transport.process_table import began
+from atoll.client.folders import in_use
 
 SETTLE_SECONDS = 60.0
 # Nobody is struck in the last seconds: what was struck then would not be seen to come back.
@@ -100,12 +100,6 @@ def settle(environment: Mapping[str, str]) -> dict[str, Any]:
         time.sleep(0.5)
 
 
-def in_use(folder: Path) -> bool:
-    """Whether a client's folder in shared memory, named atoll-PID-..., is that of a process that runs: not of ours."""
-    pid = folder.name.split("-")[1]
-    return pid.isdigit() and began(int(pid)) is not None
-
-
 def main(
     minutes: Annotated[float, typer.Option(help="How long.")] = 10.0,
     clients: Annotated[int, typer.Option(help="How many at a time.")] = 3,
@@ -116,7 +110,7 @@ def main(
     """Run it; exits with 1 and says why where anything went wrong."""
     seed = seed or int(time.time())
     rng = random.Random(seed)
-    runtime = Path(tempfile.mkdtemp(prefix="atoll-soak-"))
+    runtime = Path(tempfile.mkdtemp(prefix="soak-"))
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("ATOLL_", "JAX_"))}
     environment |= {"XDG_RUNTIME_DIR": str(runtime), "TMPDIR": str(runtime), "JAX_PLATFORMS": "atoll"}
     environment |= {"ATOLL_CACHE_DIR": str(runtime / "programs")}

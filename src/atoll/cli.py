@@ -18,7 +18,6 @@ import typer
 from rich.console import Console
 
 from atoll._version import __version__
-from atoll.bench.command import bench
 from atoll.cluster_settings import DEFAULT_ISLANDS, DEFAULT_PLATFORM, VARIABLES, ClusterSettings, Dispatch
 from atoll.errors import AtollError
 from atoll.operate.registrations import DEFAULT_NAME
@@ -40,13 +39,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-app.add_typer(bench, name="bench")
-
 _terminal = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def _check_islands(text: str | None) -> str | None:
-    from atoll.engines.local import read_topology
+    from atoll.controller.topology import read_topology
 
     if text is not None:
         try:
@@ -480,6 +477,14 @@ def proxy(
         serve_proxy(listen, cluster, settings, tell)
     except KeyboardInterrupt:
         _tell("the proxy has ended")
+
+
+@app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench(context: typer.Context) -> None:
+    """Measure Atoll beside its peers, in turn, in one run."""
+    from atoll.bench.command import bench as commands
+
+    raise typer.Exit(commands(context.args, prog_name="atoll bench", standalone_mode=False) or 0)
 
 
 def _given(**options: Any) -> dict[str, Any]:

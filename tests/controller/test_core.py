@@ -17,7 +17,7 @@ from atoll.cluster_settings import ClusterSettings, Dispatch
 from atoll.controller import core, recovery
 from atoll.controller.core import Controller
 from atoll.controller.launcher import GANG_WINDOW
-from atoll.controller.resources import Topology
+from atoll.controller.topology import Topology
 from atoll.errors import OK, Code, Status, StatusError
 from atoll.ir import plan as p
 from atoll.ir.program import (

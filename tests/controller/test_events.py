@@ -9,7 +9,7 @@ import pytest
 from atoll.cluster_settings import ClusterSettings, Dispatch
 from atoll.controller.core import Controller
 from atoll.controller.events import EventLog, replay
-from atoll.controller.resources import Topology
+from atoll.controller.topology import Topology
 from atoll.errors import OK
 from atoll.ir.program import Call, HostBuffer, HostToDevice, single
 from atoll.ir.types import ArraySpec, Sharding

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from atoll.client.folders import in_use
+
 # What the project promises.
 GONE_SECONDS = 2.0
 # On top of it, for a machine that does other things at the same time. The tests' own looking around is in it.
@@ -90,7 +92,8 @@ def shared_memory() -> set[Path]:
     found = set()
     for path in folder.glob("atoll-*") if folder.is_dir() else ():
         try:
-            if path.stat().st_uid == mine:
+            # That of a process that runs is its own to remove; a script's processes are looked for by themselves.
+            if path.stat().st_uid == mine and not in_use(path):
                 found.add(path)
         except OSError:
             pass

@@ -15,9 +15,9 @@ import msgspec
 import psutil
 
 from atoll.cluster_settings import ClusterSettings
-from atoll.engines.local import EngineOptions, Started
+from atoll.engines.options import EngineOptions, Started
 from atoll.operate.question import ask_for_report
-from atoll.proxy.main import ProxyOptions, Ready
+from atoll.proxy.options import ProxyOptions, Ready
 from atoll.transport.address import parse_address
 from atoll.transport.process import command
 

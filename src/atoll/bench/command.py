@@ -7,6 +7,12 @@ import typer
 from atoll.bench.micro.command import micro
 from atoll.bench.paper.command import add_to
 
-bench = typer.Typer(no_args_is_help=True, help="Measure Atoll beside its peers, in turn, in one run.")
-bench.command()(micro)
+bench = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Measure Atoll beside its peers, in turn, in one run.",
+)
+bench.command(help="Dispatch, transfers, memory and starts: what the least of each costs.")(micro)
 add_to(bench)

@@ -41,7 +41,7 @@ def connect(
     import jax
     from jax.extend.backend import clear_backends
 
-    from atoll.controller.resources import Topology
+    from atoll.controller.topology import Topology
 
     Topology.parse(islands)
     environment = Settings.from_environment()

@@ -9,11 +9,23 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 from atoll.transport.process_table import began
 
 _OWNER = "owner"
+
+
+def make_transfer_directory(base: Path) -> Path:
+    """A fresh private folder, whose name tells the process that it is of: atoll-PID-..."""
+    return Path(tempfile.mkdtemp(prefix=f"atoll-{os.getpid()}-", dir=base))
+
+
+def in_use(transfer_directory: Path) -> bool:
+    """Whether the process that made the folder runs."""
+    pid = transfer_directory.name.split("-")[1]
+    return pid.isdigit() and began(int(pid)) is not None
 
 
 def claim(directory: Path, transfer_directory: Path) -> None:

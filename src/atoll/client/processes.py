@@ -13,9 +13,13 @@ from pathlib import Path
 
 import msgspec
 
-from atoll.client.folders import claim, sweep
+from atoll.client.folders import claim, make_transfer_directory, sweep
 from atoll.client.settings import Settings, script_name
+from atoll.controller.topology import read_topology
+from atoll.engines.options import EngineOptions, Started, default_cache_directory, make_directory
 from atoll.errors import AtollError, ClusterError, ConnectError, error_kind
+from atoll.proxy.options import ProxyOptions, Ready
+from atoll.transport.address import parse_address
 from atoll.transport.child import Child
 from atoll.transport.lifeline import watch_in_thread
 from atoll.transport.messages import DEFAULT_TOKEN_VARIABLE
@@ -29,23 +33,13 @@ class ClientProcesses:
     """
 
     def __init__(self, settings: Settings, cache_directory: str = "") -> None:
-        from atoll.engines.local import (
-            EngineOptions,
-            Started,
-            default_cache_directory,
-            make_directory,
-            read_topology,
-        )
-        from atoll.proxy.main import ProxyOptions, Ready
-        from atoll.transport.address import parse_address
-
         # Before anything is made for them.
         if settings.address:
             parse_address(settings.address)
         else:
             read_topology(settings.cluster.islands, settings.cluster.mesh)
         self._directory = make_directory("client")
-        self.transfer_directory = Path(tempfile.mkdtemp(prefix=f"atoll-{os.getpid()}-", dir=_shared_memory()))
+        self.transfer_directory = make_transfer_directory(_shared_memory())
         claim(self._directory, self.transfer_directory)
         sweep(self._directory.parent)
         self._losses = self._directory / "losses"
@@ -129,8 +123,8 @@ class ClientProcesses:
         shutil.rmtree(self.transfer_directory, ignore_errors=True)
 
 
-def _shared_memory() -> str | None:
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+def _shared_memory() -> Path:
+    return Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
 
 
 def _raised(name: str, message: str, address: str) -> AtollError:

@@ -24,9 +24,10 @@ from atoll.controller.placement import Slices, groups_of
 from atoll.controller.programs import RegisteredProgram, register
 from atoll.controller.questions import Questions
 from atoll.controller.recovery import Recovery
-from atoll.controller.resources import Host, ResourceManager, Topology
+from atoll.controller.resources import Host, ResourceManager
 from atoll.controller.session import Session
 from atoll.controller.slices import SliceRequests
+from atoll.controller.topology import Topology
 from atoll.errors import Code, Status, StatusError, invalid
 from atoll.ir.lowered import Placement, Seat
 from atoll.ir.plan import Plan

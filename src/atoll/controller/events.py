@@ -15,7 +15,7 @@ import msgspec
 from atoll.cluster_settings import ClusterSettings
 from atoll.controller.core import Controller
 from atoll.controller.outbox import Destination
-from atoll.controller.resources import Topology
+from atoll.controller.topology import Topology
 from atoll.transport import messages as m
 
 # Beyond so many the oldest go, and the log no longer replays from the beginning.

@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 
 from atoll._version import __version__
-from atoll.cluster_settings import ClusterSettings
 from atoll.controller.core import Controller
 from atoll.controller.events import EventLog
+from atoll.controller.options import ControllerOptions
 from atoll.controller.report import report
-from atoll.controller.resources import Topology
+from atoll.controller.topology import Topology
 from atoll.errors import AtollError, Code, Status, StatusError
 from atoll.transport import messages as m
 from atoll.transport.address import check_may_listen, parse_address
@@ -31,15 +31,6 @@ _log = logging.getLogger(__name__)
 
 HELLO_SECONDS = 10.0
 _ENGINE_SAYS_SECONDS = 0.2
-
-
-class ControllerOptions(msgspec.Struct, frozen=True):
-    """How to start a controller. `parent` is the process that it must not outlive."""
-
-    listen: str
-    settings: ClusterSettings
-    parent: int
-    ready_fd: int = -1
 
 
 @dataclass(eq=False)

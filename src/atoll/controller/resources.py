@@ -5,53 +5,16 @@ Which virtual device of a session sits on which physical one is in `controller.p
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from atoll.controller.mesh import Shape, mesh_of, point, text_of
+from atoll.controller.mesh import Shape, mesh_of, point
 from atoll.controller.placement import IslandDevices
+from atoll.controller.topology import Topology
 from atoll.errors import Status
 from atoll.ir.lowered import Seat
 from atoll.transport.messages import DeviceInfo, VirtualDevice, WorkerReady
-
-
-@dataclass(frozen=True)
-class Topology:
-    """What a cluster is meant to have: ISLANDSxHOSTSxDEVICES, the same in each island."""
-
-    islands: int
-    hosts: int  # of each island
-    devices: int  # of each host
-
-    @classmethod
-    def parse(cls, text: str) -> Topology:
-        """Reads `2x1x4`: two islands of one host with four devices. Raises ValueError."""
-        parts = text.lower().split("x")
-        if len(parts) != 3 or not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
-            raise ValueError(
-                f"{text!r} is no topology: expected ISLANDSxHOSTSxDEVICES, such as 1x1x8 or 2x1x4"
-            )
-        return cls(*map(int, parts))
-
-    @property
-    def host_count(self) -> int:
-        return self.islands * self.hosts
-
-    def island_of(self, host: int) -> int:
-        return host // self.hosts
-
-    def check_mesh(self, mesh: Shape) -> None:
-        """Raises ValueError where the devices of an island cannot stand in such a mesh."""
-        if mesh and math.prod(mesh) != self.hosts * self.devices:
-            raise ValueError(
-                f"an island of {self} has {self.hosts * self.devices} devices, which cannot stand in a mesh of "
-                f"{text_of(mesh)}"
-            )
-
-    def __str__(self) -> str:
-        return f"{self.islands}x{self.hosts}x{self.devices}"
 
 
 @dataclass

@@ -13,19 +13,17 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from atoll._version import __version__
-from atoll.cluster_settings import DEFAULT_PLATFORM, NULL_PLATFORM, ClusterSettings
-from atoll.controller.main import ControllerOptions
-from atoll.controller.mesh import parse_mesh
-from atoll.controller.resources import Topology
+from atoll.cluster_settings import DEFAULT_PLATFORM, NULL_PLATFORM
+from atoll.controller.options import ControllerOptions
+from atoll.controller.topology import read_topology
 from atoll.engines.island import Island, describe, start
+from atoll.engines.options import EngineOptions, Started
 from atoll.errors import AtollError, ClusterError
 from atoll.transport.address import Address, check_may_listen, parse_address
 from atoll.transport.connection import Connection, connect
@@ -43,57 +41,14 @@ from atoll.transport.messages import (
     WorkerEnded,
 )
 from atoll.transport.process import end, read_options, run_loop, start_logging, tell
-from atoll.worker.main import Membership, WorkerOptions
 from atoll.worker.null.model import chosen_model
 from atoll.worker.null.options import NullIslandOptions
+from atoll.worker.options import Membership, WorkerOptions
 
 _log = logging.getLogger(__name__)
 
 READY_SECONDS = 120.0
 _END_SECONDS = 1.0
-
-
-class EngineOptions(msgspec.Struct, frozen=True):
-    """How to start a cluster. `parent` 0: it stays until it is told to end."""
-
-    settings: ClusterSettings
-    directory: str
-    listen: str = ""  # of the controller; "": a socket in `directory`
-    parent: int = 0
-    cache_directory: str = ""
-    ready_fd: int = -1
-    client_directories: tuple[str, ...] = ()  # of its client, which the proxy removes unless it was killed
-
-    @property
-    def controller_address(self) -> str:
-        return self.listen or f"unix:{self.directory}/controller.sock"
-
-
-class Started(msgspec.Struct, frozen=True):
-    """What the engine says once the cluster is up, or is not."""
-
-    address: str = ""
-    error: str = ""
-
-
-def sockets_base() -> Path:
-    """$XDG_RUNTIME_DIR, or the system's temporary folder."""
-    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    return base if os.access(base, os.W_OK) else Path(tempfile.gettempdir())
-
-
-def make_directory(kind: str) -> Path:
-    """A fresh private folder for a cluster's sockets."""
-    return Path(tempfile.mkdtemp(prefix=f"atoll-{kind}-", dir=sockets_base()))
-
-
-def default_cache_directory(wanted: str = "") -> str:
-    """Where compiled programs are kept: $ATOLL_CACHE_DIR ("off" keeps none), or `wanted`, or a folder of the user's."""
-    chosen = os.environ.get("ATOLL_CACHE_DIR", "")
-    if chosen == "off":
-        return ""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return chosen or wanted or str(base / "atoll" / "programs")
 
 
 def worker_environment(platform: str) -> dict[str, str]:
@@ -111,16 +66,6 @@ def worker_environment(platform: str) -> dict[str, str]:
     env["JAX_ENABLE_X64"] = "1"
     env.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     return env
-
-
-def read_topology(text: str, mesh: str = "") -> Topology:
-    """The topology of a cluster. Raises ClusterError for what is none, or is not of islands with that mesh."""
-    try:
-        topology = Topology.parse(text)
-        topology.check_mesh(parse_mesh(mesh))
-    except ValueError as error:
-        raise ClusterError(str(error)) from None
-    return topology
 
 
 class LocalEngine:

@@ -16,7 +16,8 @@ import msgspec
 
 from atoll.client.folders import sweep
 from atoll.cluster_settings import ClusterSettings
-from atoll.engines.local import EngineOptions, Started, default_cache_directory, read_topology, sockets_base
+from atoll.controller.topology import read_topology
+from atoll.engines.options import EngineOptions, Started, default_cache_directory, sockets_base
 from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError
 from atoll.operate.question import ask_for_dump, ask_for_report, ask_for_trace, ask_to_change, ask_to_stop
 from atoll.operate.registrations import DEFAULT_NAME, Registration, Registrations

@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Callable
 
 from atoll.cluster_settings import ClusterSettings
-from atoll.engines.local import EngineOptions, Started, default_cache_directory, make_directory
+from atoll.engines.options import EngineOptions, Started, default_cache_directory, make_directory
 from atoll.errors import AtollError, ClusterError, error_kind
-from atoll.proxy.main import ProxyOptions, Ready
+from atoll.proxy.options import ProxyOptions, Ready
 from atoll.transport.address import Address
 from atoll.transport.child import Child, wait_for_any
 

@@ -7,43 +7,15 @@ import contextlib
 import os
 import shutil
 
-import msgspec
-
 from atoll.errors import AtollError
 from atoll.proxy.grpc import GrpcServer
 from atoll.proxy.link import Link, open_link
+from atoll.proxy.options import ProxyOptions, Ready
 from atoll.proxy.service import Service
 from atoll.transport.address import Address, check_may_listen, parse_address
 from atoll.transport.lifeline import watch_in_loop
 from atoll.transport.messages import DEFAULT_TOKEN_VARIABLE
 from atoll.transport.process import read_options, run_loop, spare_collector, start_logging, tell
-
-
-class ProxyOptions(msgspec.Struct, frozen=True):
-    """How to start a proxy. `parent` is the process that it must not outlive.
-
-    With `client` (a pid) it serves that client alone: it opens the session at once, tells over `ready_fd` what came of
-    it, and ends when the client's session does.
-    """
-
-    listen: str
-    controller: str
-    parent: int
-    label: str = ""
-    client: int = 0
-    directory: str = ""  # of the client's own, with this proxy's socket; removed in the end
-    transfer_directory: str = ""  # shared with the client for large arrays; removed in the end
-    losses: str = ""  # a file that grows by a byte whenever hosts are lost: the client looks at its size
-    ready_fd: int = -1
-    patience: float = 60.0
-
-
-class Ready(msgspec.Struct, frozen=True):
-    """What a proxy says once it listens, or cannot: the error's class in `atoll.errors`, and its text."""
-
-    address: str = ""
-    error: str = ""
-    message: str = ""
 
 
 async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:

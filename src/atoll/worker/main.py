@@ -8,8 +8,6 @@ import sys
 import time
 from typing import Any
 
-import msgspec
-
 from atoll._version import __version__
 from atoll.errors import ConnectError
 from atoll.transport import messages as m
@@ -17,32 +15,11 @@ from atoll.transport.address import check_may_listen, parse_address
 from atoll.transport.blocking import BlockingConnection
 from atoll.transport.lifeline import Lease, watch_in_thread
 from atoll.transport.process import read_options, spare_collector, start_logging
+from atoll.worker.options import WorkerOptions
 
 _log = logging.getLogger(__name__)
 
 _CONNECT_SECONDS = 60.0
-
-
-class Membership(msgspec.Struct, frozen=True):
-    """How a host joins the others of its island: see `worker.xla.island.join`."""
-
-    address: str
-    rank: int
-    hosts: int
-    hostname: str
-
-
-class WorkerOptions(msgspec.Struct, frozen=True):
-    """How to start a worker. `parent` is the process that it must not outlive."""
-
-    controller: str
-    data_address: str
-    island: int
-    host: int
-    devices: int
-    parent: int
-    cache_directory: str = ""
-    membership: Membership | None = None  # None: the island has no other host
 
 
 class Worker:

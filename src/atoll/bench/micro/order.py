@@ -25,7 +25,7 @@ from atoll.transport.blocking import BlockingConnection
 from atoll.transport.connection import bind_unix
 from atoll.transport.data import DataChannel, dial
 from atoll.transport.process import command
-from atoll.worker.main import WorkerOptions
+from atoll.worker.options import WorkerOptions
 
 DIRECT = "worker alone"
 ELEMENTS = 4096

@@ -13,7 +13,7 @@ import psutil
 
 from atoll.bench.paper.bare_client import BareClient
 from atoll.cluster_settings import NULL_PLATFORM, ClusterSettings, Dispatch
-from atoll.engines.local import EngineOptions, Started
+from atoll.engines.options import EngineOptions, Started
 from atoll.errors import ClusterError
 from atoll.transport.child import Child
 

@@ -14,7 +14,7 @@ from atoll.bench.paper.simulation.link import SimulatedLink
 from atoll.bench.paper.simulation.tasks import Future, Task
 from atoll.cluster_settings import NULL_PLATFORM, ClusterSettings, Dispatch
 from atoll.controller.core import Controller
-from atoll.controller.resources import Topology
+from atoll.controller.topology import Topology
 from atoll.transport import messages as m
 from atoll.worker.data_port import Inbox
 from atoll.worker.null.backend import Collectives

@@ -1,0 +1,16 @@
+"""How a controller is started."""
+
+from __future__ import annotations
+
+import msgspec
+
+from atoll.cluster_settings import ClusterSettings
+
+
+class ControllerOptions(msgspec.Struct, frozen=True):
+    """How to start a controller. `parent` is the process that it must not outlive."""
+
+    listen: str
+    settings: ClusterSettings
+    parent: int
+    ready_fd: int = -1
