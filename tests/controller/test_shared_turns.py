@@ -113,8 +113,8 @@ def test_after_some_launches_short_nodes_share_turns():
     play = Play()
     play.with_function()
     play.array(10)
-    chained(play, 12)
-    assert [launched(play, 100 + i) for i in range(3)] == [[1] * 12] * 3
+    chained(play, 2 * MOST_LEGS)
+    assert [launched(play, 100 + i) for i in range(3)] == [[1] * 2 * MOST_LEGS] * 3
     assert launched(play, 104) == [MOST_LEGS, MOST_LEGS]
 
 

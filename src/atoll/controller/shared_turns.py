@@ -2,8 +2,7 @@
 
 A node is a gang of its own, and so costs the controller some ten microseconds and its hosts as many. Where nodes take
 little more than that, and nobody else wants their island, those that follow one another on the same devices have one
-turn together: half of the time that may be in flight, or a quarter of the gangs. Others still get in between within
-milliseconds.
+turn together: half of what may be in flight, by time or by count. Others still get in between within milliseconds.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from atoll.controller.gangs import GangTemplate
 from atoll.controller.memory import total
 
 SHARED_NS = 4_000_000
-MOST_LEGS = 6
+MOST_LEGS = 12
 # Launches after which a program's nodes are looked at, and looked at again: doubled each time.
 _FIRST_LOOK = 4
 # A node is known when it has run as often: the first run often takes longer.

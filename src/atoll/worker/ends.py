@@ -54,13 +54,20 @@ class RunEnd:
     all (`is_whole`).
     """
 
-    __slots__ = ("_deletions", "_output", "is_whole", "token")
+    __slots__ = ("_deletions", "_devices", "_output", "is_whole", "token")
 
-    def __init__(self, token: Any, outputs: Sequence[Any], deletions: Deletions, devices: int) -> None:
+    def __init__(self, token: Any, outputs: Sequence[Any], deletions: Deletions, devices: tuple[int, ...]) -> None:
         self.token = token
         self._output = outputs[0] if outputs else None
         self._deletions = deletions
-        self.is_whole = devices == 1
+        self._devices = devices
+        self.is_whole = len(devices) == 1
+
+    def is_within(self, arguments: Sequence[Any], devices: tuple[int, ...]) -> bool:
+        """Whether a run on `devices` that takes these arguments needs its output on each of its devices: that the later
+        run has ended tells that this one has, and it fails where this one did.
+        """
+        return self._output is not None and devices == self._devices and any(a is self._output for a in arguments)
 
     def is_ready(self) -> bool:
         """Raises RuntimeError where only waiting can tell."""
@@ -206,11 +213,14 @@ def is_over(waits: Sequence[Wait]) -> bool:
 
 
 def outcome(waits: Sequence[Wait]) -> Status | None:
-    """Waits for all; the first error among them."""
+    """Waits for all; the first error among them.
+
+    The last one first: most often it needs the others' results, so that this thread sleeps and wakes once.
+    """
     failure: Status | None = None
-    for waited in waits:
+    for waited in reversed(waits):
         try:
             waited.block_until_ready()
         except Exception as error:
-            failure = failure or status_of(error)
+            failure = status_of(error)
     return failure

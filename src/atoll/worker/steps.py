@@ -152,7 +152,10 @@ class Steps:
             value += 1
         if step.completion:
             values[value] = Buffer(Completion(), -1, None)
-        stretch.waits.append(RunEnd(token, outputs, self.deletions, len(function.ordinals)))
+        waits = stretch.waits
+        if waits and type(waits[-1]) is RunEnd and waits[-1].is_within(arguments, function.ordinals):
+            waits.pop()
+        waits.append(RunEnd(token, outputs, self.deletions, function.ordinals))
 
     def _check_arguments(self, function: Function, buffers: list[Buffer]) -> None:
         """Raises INVALID_ARGUMENT that says which argument is wrong, unless all differ in tokens alone."""
