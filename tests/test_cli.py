@@ -16,6 +16,7 @@ import pytest
 import typer
 
 from atoll import __version__, cli
+from atoll.cli import operators, scripts
 from atoll.cluster_settings import VARIABLES, ClusterSettings, Dispatch
 from atoll.controller.events import replay
 from atoll.operate import clusters, serving
@@ -384,7 +385,7 @@ def test_a_proxy_that_strangers_reach_serves_who_brings_the_token(user: User) ->
 def test_a_proxy_of_its_own_cluster_has_the_options_of_run(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[Any] = []
     monkeypatch.setattr(serving, "serve_proxy", lambda *arguments: served.extend(arguments))
-    monkeypatch.setattr(cli, "_end_on_signals", lambda: None)
+    monkeypatch.setattr(scripts, "end_on_signals", lambda: None)
     cli.app(["proxy", *CLUSTER_OPTIONS], standalone_mode=False)
     assert served[1:3] == ["", ClusterSettings("1x1x2", "cuda", 1024, Dispatch.SEQUENTIAL, mesh="2x1")]
 
@@ -424,13 +425,13 @@ def test_remap_says_what_it_cannot_do(owner: tuple[User, str]) -> None:
 @pytest.mark.parametrize("place", ["", "x", "-1", "1:", "1:a", "1:3-", "1:0-99999999", ":3"])
 def test_what_is_no_place_is_a_wrong_command_line(place: str) -> None:
     with pytest.raises(typer.BadParameter, match="is no place: expected an island"):
-        cli._place(place)
+        operators._place(place)
 
 
 def test_places_are_an_island_and_perhaps_devices() -> None:
-    assert cli._place("1") == (1, ())
-    assert cli._place("1:4,6") == (1, (4, 6))
-    assert cli._place("0:2-4,0") == (0, (2, 3, 4, 0))
+    assert operators._place("1") == (1, ())
+    assert operators._place("1:4,6") == (1, (4, 6))
+    assert operators._place("0:2-4,0") == (0, (2, 3, 4, 0))
 
 
 def test_a_mesh_that_is_not_that_of_the_islands_is_refused(user: User) -> None:

@@ -1,0 +1,58 @@
+"""What messages carry as bytes: only who uses it decodes it."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class OutputInfo(msgspec.Struct, frozen=True, array_like=True):
+    """One output of a compiled function."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    op_sharding: bytes | None  # serialized xla.OpSharding; None where the program is not partitioned
+    memory_kind: str
+    layout: bytes  # in XLA's text form, such as {1,0}; empty where XLA has none
+
+
+class FunctionInfo(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker tells of a compiled function; read by the proxy, carried by the controller."""
+
+    name: str
+    fingerprint: bytes
+    parameter_shardings: tuple[bytes, ...] | None
+    parameter_layouts: tuple[bytes, ...]  # in XLA's text form; none where XLA tells none
+    outputs: tuple[OutputInfo, ...]
+    donated: tuple[int, ...]
+    memory_stats: dict[str, int]
+    generated_code_bytes: int
+    parameters: tuple[tuple[str, tuple[int, ...]], ...] = ()  # dtype and shape of one shard
+
+
+class MemoryHolder(msgspec.Struct, frozen=True, array_like=True):
+    """Buffers on one device that one program made for one stack of the client; sizes in bytes."""
+
+    context: int  # the client's number for the stack; 0: not its own, or not known
+    maker: str
+    ready: int
+    ready_bytes: int
+    unready: int
+    unready_bytes: int
+
+
+class MemoryReport(msgspec.Struct, frozen=True, array_like=True):
+    """Who holds a device's memory, the largest first."""
+
+    device: str
+    holders: tuple[MemoryHolder, ...]
+
+
+# The payload of a RESOURCE_EXHAUSTED status in which a `MemoryReport` travels to the proxy.
+MEMORY_REPORT = "atoll.memory_report"
+
+
+class FunctionSource(msgspec.Struct, frozen=True, array_like=True):
+    """What a proxy sends for compilation: the program's bytes and XLA's serialized CompileOptions."""
+
+    program: bytes
+    options: bytes

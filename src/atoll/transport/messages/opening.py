@@ -1,0 +1,60 @@
+"""What opens a connection to the controller, and what its ends tell of devices."""
+
+from __future__ import annotations
+
+import msgspec
+
+from atoll.errors import Status
+
+# Raised whenever a message changes its meaning: two processes speak together only with equal numbers.
+PROTOCOL = 5
+
+# Feeds between hosts, whose numbers the controller gives, start here; proxies count below.
+OWN_NUMBERS = 1 << 48
+
+DEFAULT_TOKEN_VARIABLE = "ATOLL_TOKEN"
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The base of all control messages."""
+
+
+class Hello(Message, frozen=True, tag=1):
+    """The first message on any connection to the controller."""
+
+    protocol: int
+    role: str  # "proxy", "worker", "engine" or "operator"
+    token: str
+    pid: int
+    version: str
+    # What a person would recognise the peer by: the user's script for a proxy.
+    label: str = ""
+
+
+class Refused(Message, frozen=True, tag=2):
+    """The answer to a Hello that is not let in; the connection then closes."""
+
+    status: Status
+
+
+class DeviceInfo(msgspec.Struct, frozen=True, array_like=True):
+    """A physical device as its worker describes it. `memories` are (kind, ...) with the default first."""
+
+    ordinal: int
+    kind: str
+    platform: str
+    memories: tuple[str, ...]
+    default_memory: str
+    coords: tuple[int, ...]
+    core_on_chip: int
+    local_hardware_id: int
+    memory_bytes: int
+
+
+class VirtualDevice(msgspec.Struct, frozen=True, array_like=True):
+    """A device as a session sees it."""
+
+    id: int
+    island: int
+    host: int
+    info: DeviceInfo
