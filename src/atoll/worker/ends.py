@@ -20,8 +20,8 @@ from atoll.transport import messages as m
 # With so many runs on their way the next end need not be known at once: ends are looked for now and then, without
 # waiting on any. To wait would cost XLA and the interpreter two thread switches a run, and the controller a message.
 # The next look comes when a quarter of them should have ended, by how long the last ones took.
-_BUSY = 8
-_LEAST_LOOK_SECONDS, _MOST_LOOK_SECONDS = 3e-4, 2e-3
+_BUSY = 3
+_LEAST_LOOK_SECONDS, _MOST_LOOK_SECONDS = 8e-4, 2e-3
 _POLL_SECONDS = 2e-4
 
 
