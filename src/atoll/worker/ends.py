@@ -17,10 +17,12 @@ from typing import Any, Protocol
 from atoll.errors import Status, status_of
 from atoll.transport import messages as m
 
-# With so many runs on their way the next end need not be known at once: ends are looked for now and then, without
+# With so many short runs on their way the next end need not be known at once: ends are looked for now and then, without
 # waiting on any. To wait would cost XLA and the interpreter two thread switches a run, and the controller a message.
-# The next look comes when a quarter of them should have ended, by how long the last ones took.
+# The next look comes when a quarter of them should have ended, by how long the last ones took. Longer runs are waited
+# for: to look meanwhile would take the processor from them.
 _BUSY = 3
+_SHORT_SECONDS = 7e-4
 _LEAST_LOOK_SECONDS, _MOST_LOOK_SECONDS = 8e-4, 2e-3
 _POLL_SECONDS = 2e-4
 
@@ -168,7 +170,7 @@ class Ends:
                 last = time.monotonic()
             while not line.empty():
                 running.append(line.get())
-            if len(running) >= _BUSY and _is_running(running[0]):
+            if len(running) >= _BUSY and each < _SHORT_SECONDS and _is_running(running[0]):
                 time.sleep(min(max(each * len(running) / 4, _LEAST_LOOK_SECONDS), _MOST_LOOK_SECONDS))
                 if _is_running(running[0]):
                     continue
