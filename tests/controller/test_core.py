@@ -1471,7 +1471,7 @@ class World:
 
     def ended(self, host: ModelHost) -> list[int]:
         """What could end there now, by its place; not what waits for other hosts to begin."""
-        in_flight = self.controller._launcher._in_flight
+        in_flight = self.controller._launcher.in_flight
         found = []
         for index, (sequence, problem) in enumerate(host.running):
             gang = in_flight.get(sequence)
@@ -1603,4 +1603,4 @@ def test_whatever_clients_do_all_ends_in_order_exactly_once_and_leaves_nothing(
         assert not any(host.lines.values())
         assert host.walks == {}
     assert world.controller.functions.users == {}
-    assert world.controller._launcher._in_flight == {}
+    assert world.controller._launcher.in_flight == {}

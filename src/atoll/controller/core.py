@@ -15,6 +15,7 @@ from atoll.cluster_settings import ClusterSettings
 from atoll.controller.blame import Blame
 from atoll.controller.compilation import Compilation
 from atoll.controller.directory import Entry
+from atoll.controller.failures import Failures
 from atoll.controller.launcher import Launcher
 from atoll.controller.mesh import parse_mesh
 from atoll.controller.moves import Moves
@@ -55,6 +56,7 @@ class Controller:
         self._launcher = Launcher(
             self.resources, self.sessions, self._outbox, self._release_program, self.blame, settings.sequential
         )
+        self._failures = Failures(self._launcher, self.resources, self.sessions)
         self.scheduler = self._launcher.scheduler
         self.memory = self._launcher.memory.ledger
         self.trace = self._launcher.trace
@@ -68,6 +70,7 @@ class Controller:
             self.sessions,
             self._outbox,
             self._launcher,
+            self._failures,
             self._compilation,
             self._questions,
             self.blame,
@@ -109,8 +112,7 @@ class Controller:
         self._recovery.tick(now)
         self._moves.tick(now)
         self._operators.tick(now)
-        self._launcher.settle_failures(now)
-        self._launcher.fail_starving(now)
+        self._failures.tick(now)
 
     # ---- workers
 

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from atoll.controller.blame import Blame
 from atoll.controller.checks import gang_problem, launch_problem
 from atoll.controller.directory import Entry
-from atoll.controller.durations import Durations
 from atoll.controller.feeds import Key
 from atoll.controller.gangs import GangTemplate
 from atoll.controller.outbox import Outbox
@@ -30,8 +29,6 @@ from atoll.transport import messages as m
 
 # More executions than this in flight on one host can deadlock XLA's CPU client (32 is its own limit).
 GANG_WINDOW = 24
-# The end of a worker is known after so long.
-LOSS_KNOWN_SECONDS = 0.5
 
 
 class Launcher:
@@ -58,10 +55,9 @@ class Launcher:
         self._blame = blame
         self.trace = Trace()
         self.memory = Reservations(sessions, self.scheduler, resources.topology.hosts)
-        self._in_flight: dict[int, Gang[Work]] = {}
+        self.in_flight: dict[int, Gang[Work]] = {}
         self._next_sequence = 1
         self._next_own = m.OWN_NUMBERS
-        self._failed_for: Durations[int] = Durations()  # gangs by sequence
         self._last_end: dict[int, int] = {}  # by host: when its last run ended, by its own clock
         self._turns: Turns[Work] | None = Turns(self.scheduler) if sequential else None
 
@@ -165,7 +161,7 @@ class Launcher:
         self, host: int, sequence: int, failure: Status | None = None, times: tuple[int, int] = (0, 0)
     ) -> None:
         """A host has ended its part of a gang; `times` are its start and end in nanoseconds of the host's clock."""
-        gang = self._in_flight.get(sequence)
+        gang = self.in_flight.get(sequence)
         if gang is None or host not in gang.work.hosts_left:
             return
         launch, template = gang.work.launch, gang.work.template
@@ -196,7 +192,7 @@ class Launcher:
                 if gang.alone:
                     for name in template.functions:
                         self._blame.ended_well(name)
-            self._finish(gang)
+            self.finish(gang)
 
     def _may_be_of_another_host(self, gang: Gang[Work], failure: Status) -> bool:
         """Whether the loss of another host may be what failed a gang on this one."""
@@ -209,82 +205,15 @@ class Launcher:
 
     def enqueued(self, sequence: int) -> None:
         """A host has enqueued its part of a gang, and says so because it was asked to."""
-        gang = self._in_flight.get(sequence)
+        gang = self.in_flight.get(sequence)
         if self._turns is not None and gang is not None:
             self._turns.enqueued(gang)
-
-    def island_lost(self, island: int, status: Status) -> None:
-        """What runs on the island, or has its place in its order, or something there, fails; the rest waits for it."""
-        self.scheduler.pause(island)
-        for gang in [g for g in self._in_flight.values() if g.island == island]:
-            self.fail(gang.work.launch, status.within(gang.work.launch.program.name))
-            self._finish(gang)
-        for gang in self._in_flight.values():
-            # What was sent may be lost on its way, though the sender had done its part; or it could not be sent.
-            leans_on_it = gang.work.template.incoming or gang.work.failure is not None
-            if leans_on_it and any(other.island == island for other in gang.ticket.gangs):
-                self.fail(gang.work.launch, status.within(gang.work.launch.program.name))
-        hosts = set(self._resources.hosts_of(island))
-        for ticket in self.scheduler.tickets(island):
-            launch = ticket.gangs[0].work.launch
-            has_bytes_there = any(gang.island == island and gang.work.template.awaited for gang in ticket.gangs)
-            if ticket.committed or has_bytes_there or not hosts.isdisjoint(launch.begun):
-                self.fail(launch, status.within(launch.program.name))
-
-    def fail_doomed(self) -> None:
-        """What waits in line for a turn that it could do nothing with, since an input of it is lost, fails now."""
-        islands = self._resources.islands
-        tickets = {ticket.number: ticket for island in islands for ticket in self.scheduler.tickets(island)}
-        for _, ticket in sorted(tickets.items()):
-            session = self._sessions.get(ticket.session)
-            for gang in ticket.gangs:
-                problem = gang_problem(session, gang)
-                if problem is not None:
-                    self.fail(gang.work.launch, problem)
-
-    def fail_waiting(self, island: int, status: Status) -> None:
-        """Launches in line that need the island fail."""
-        for ticket in self.scheduler.tickets(island):
-            self.fail(ticket.gangs[0].work.launch, status)
 
     def island_back(self, island: int) -> None:
         """The island's hosts have started anew, with nothing on them."""
         for host in self._resources.hosts_of(island):
             self._last_end.pop(host, None)
         self.scheduler.resume(island)
-
-    def running(self, island: int) -> set[str]:
-        """The functions in flight on the island."""
-        templates = (gang.work.template for gang in self._in_flight.values() if gang.island == island)
-        return {name for template in templates for name in template.functions}
-
-    def half_failed(self) -> list[Gang[Work]]:
-        """What failed on one host while others of its island still compute it: these may wait for it in vain."""
-        return [
-            gang
-            for gang in self._in_flight.values()
-            if gang.work.failure is not None and gang.work.hosts_left and gang.work.template.together
-        ]
-
-    def settle_failures(self, now: float) -> None:
-        """Gangs that failed on hosts of an island that is still there a while later have failed by themselves."""
-        failed = {
-            gang.sequence: gang
-            for gang in self._in_flight.values()
-            if gang.work.failure is not None and not (gang.work.hosts_left and gang.work.template.together)
-        }
-        for sequence, seconds in self._failed_for.update(now, failed).items():
-            gang = failed[sequence]
-            if seconds >= LOSS_KNOWN_SECONDS and gang.work.failure is not None:
-                self.fail(gang.work.launch, gang.work.failure)
-                if not gang.work.hosts_left:
-                    self._finish(gang)
-
-    def fail_starving(self, now: float) -> None:
-        """What has waited for memory in vain fails, with the name of who holds it."""
-        idle = {n: self.scheduler.statistics(n).in_flight == 0 for n in self._resources.islands}
-        for gang, status in self.memory.starving(now, idle):
-            self.fail(gang.work.launch, status)
 
     def session_closed(self, session: Session) -> None:
         """Gangs of the session that have not started will not, and its memory goes."""
@@ -339,7 +268,7 @@ class Launcher:
         if self.memory.ledger.capacity:
             self._outbox.flush_frees()
         work.started = True
-        self._in_flight[gang.sequence] = gang
+        self.in_flight[gang.sequence] = gang
         for host in work.template.hosts:
             self._send(launch, host, gang.sequence, work.template.legs)
         if self._turns is not None:
@@ -375,8 +304,9 @@ class Launcher:
 
     # ---- ends
 
-    def _finish(self, gang: Gang[Work]) -> None:
-        self._in_flight.pop(gang.sequence, None)
+    def finish(self, gang: Gang[Work]) -> None:
+        """A gang that was started has left its island, whatever came of it."""
+        self.in_flight.pop(gang.sequence, None)
         if self._turns is not None:
             self._turns.ended(gang)
         self.memory.ended(gang)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from atoll.controller.blame import Blame
 from atoll.controller.compilation import Compilation
 from atoll.controller.durations import Durations
+from atoll.controller.failures import Failures
 from atoll.controller.launcher import Launcher
 from atoll.controller.outbox import Outbox
 from atoll.controller.questions import Questions
@@ -36,6 +37,7 @@ class Recovery:
         sessions: dict[int, Session],
         outbox: Outbox,
         launcher: Launcher,
+        failures: Failures,
         compilation: Compilation,
         questions: Questions,
         blame: Blame,
@@ -45,6 +47,7 @@ class Recovery:
         self._sessions = sessions
         self._outbox = outbox
         self._launcher = launcher
+        self._failures = failures
         self._compilation = compilation
         self._questions = questions
         self._blame = blame
@@ -83,7 +86,7 @@ class Recovery:
                 f"host {host} of island {record.island} has not answered for {self._leases.seconds:.0f} s "
                 f"(worker {record.pid} is stopped, or its machine cannot be reached)",
             )
-        hanging = {gang.sequence: gang for gang in self._launcher.half_failed()}
+        hanging = {gang.sequence: gang for gang in self._failures.half_failed()}
         for sequence, seconds in self._hanging.update(now, hanging).items():
             gang = hanging[sequence]
             if seconds > HALF_FAILED_SECONDS:
@@ -112,13 +115,13 @@ class Recovery:
         """
         if self._resources.islands[island].state in ("restarting", "lost", "drained"):
             return
-        self._running_at_loss[island] = self._launcher.running(island)
+        self._running_at_loss[island] = self._failures.running(island)
         self._resources.lose(island, status)
         lost = set(self._resources.hosts_of(island))
         for host in lost:
             self._outbox.forget_host(host)
             self._leases.forget(host)
-        self._launcher.island_lost(island, status)
+        self._failures.island_lost(island, status)
         for session in self._sessions.values():
             session.unseen[island] = status
             self._outbox.to_session(session.number, m.HostsLost(tuple(sorted(lost))))
@@ -131,7 +134,7 @@ class Recovery:
                         self._launcher.settle(session, handle, status.within(entry.maker))
                     elif entry.error is None:
                         entry.error = status.within(entry.maker)
-        self._launcher.fail_doomed()
+        self._failures.fail_doomed()
         self.on_lost(island, status)
 
     def island_back(self, island: int) -> None:
@@ -151,7 +154,7 @@ class Recovery:
         if record.state == "ready":
             self.island_lost(island, status)
         record.state, record.last_failure = "lost", status
-        self._launcher.fail_waiting(island, status)
+        self._failures.fail_waiting(island, status)
         hosts = set(self._resources.hosts_of(island))
         self._compilation.give_up(hosts, status)
         self._questions.give_up(hosts, status)
