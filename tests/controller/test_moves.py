@@ -16,7 +16,8 @@ from atoll.ir.lowered import Seat
 from atoll.ir.program import HostBuffer, HostToDevice, single
 from atoll.transport import messages as m
 from atoll.transport.slices import SliceWish
-from tests.controller.test_core import Client, Play, World, on, ready, runs
+from tests.controller.play import Play, on, ready, runs
+from tests.controller.world import Client, World
 
 
 class MovePlay(Play):

@@ -8,7 +8,7 @@ from atoll.controller.gangs import GangTemplate
 from atoll.controller.shared_turns import MOST_LEGS, SHARED_NS, SharedTurns, shared
 from atoll.ir.program import Call, HostBuffer, HostToDevice, Program, single
 from atoll.transport import messages as m
-from tests.controller.test_core import Play, on
+from tests.controller.play import Play, on
 
 SHORT = 100_000
 

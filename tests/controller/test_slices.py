@@ -12,7 +12,7 @@ from atoll.errors import OK, Code
 from atoll.ir.lowered import Seat
 from atoll.transport import messages as m
 from atoll.transport.slices import SliceWish
-from tests.controller.test_core import Play
+from tests.controller.play import Play
 
 
 def add(play: Play, **wish: Any) -> m.SliceAdded:

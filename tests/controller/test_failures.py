@@ -1,0 +1,350 @@
+"""What fails when programs, hosts and islands do, and what goes on."""
+
+from __future__ import annotations
+
+from atoll.controller import core, recovery
+from atoll.controller.launcher import GANG_WINDOW
+from atoll.errors import OK, Code, Status
+from atoll.ir.program import (
+    Call,
+    DeviceToHost,
+    Transfer,
+    single,
+)
+from atoll.transport import messages as m
+from tests.controller.play import BROKEN, Play, on, runs
+
+
+def test_a_failure_reaches_its_results_and_what_is_made_of_them_and_nothing_else():
+    play = Play()
+    play.with_call()
+    play.array(10)
+    (bad,) = play.say(m.Launch(1, (10,), (11,), ()))
+    (good,) = play.say(m.Launch(1, (10,), (12,), ()))
+    messages = play.hear(0, m.Failed(bad.sequence, BROKEN))
+    assert messages == [m.Retired(1)]
+    play.done(good.sequence)
+    assert play.say(m.Launch(1, (11,), (13,), ())) == [m.Retired(1)]
+    statuses = [play.say(m.Await(handle, (handle,))) for handle in (11, 12, 13)]
+    assert statuses == [[m.Awaited(11, BROKEN)], [m.Awaited(12, OK)], [m.Awaited(13, BROKEN)]]
+
+
+def test_what_could_not_be_sent_to_a_host_that_is_lost_fails_by_that_loss():
+    play = Play("2x1x1")
+    play.with_put()
+    play.array(10)
+    play.say(m.RegisterProgram(3, single("copy", (on(0),), Transfer((0,), (on(1),)))))
+    send, _ = play.say(m.Launch(3, (10,), (11,), ()))
+    unreachable = Status(Code.UNAVAILABLE, "host 1 cannot be reached")
+    assert play.hear(0, m.Failed(send.sequence, unreachable)) == [], "the end of that host may be about to be known"
+    play.say(m.Await(5, (11,)))
+    play.controller.worker_lost(1, "killed")
+    play.controller.tick(10.0)
+    play.controller.tick(20.0)
+    (awaited,) = [each for each in play.outbox() if isinstance(each, m.Awaited)]
+    assert awaited.status.code == Code.DATA_LOSS
+    assert play.controller.scheduler.statistics(0).in_flight == 0
+
+
+def test_what_could_not_be_sent_to_a_host_that_is_there_fails_by_itself():
+    play = Play("2x1x1")
+    play.with_put()
+    play.array(10)
+    play.say(m.RegisterProgram(3, single("copy", (on(0),), Transfer((0,), (on(1),)))))
+    send, receive = play.say(m.Launch(3, (10,), (11,), ()))
+    unreachable = Status(Code.UNAVAILABLE, "host 1 cannot be reached")
+    assert play.hear(0, m.Failed(send.sequence, unreachable)) == []
+    play.controller.tick(10.0)
+    play.controller.tick(11.0)
+    assert [type(each) for each in play.outbox()] == [m.FailFeeds]
+    assert play.hear(1, m.Failed(receive.sequence, unreachable)) == [m.Retired(1)]
+
+
+def test_the_other_end_of_a_failed_transfer_is_told_what_befell_it():
+    play = Play("2x1x1")
+    play.with_put()
+    play.say(m.RegisterProgram(3, single("copy", (on(0),), Transfer((0,), (on(1),)))))
+    play.array(10)
+    send, receive = play.say(m.Launch(3, (10,), (11,), ()))
+    assert play.hear(0, m.Failed(send.sequence, BROKEN)) == [m.FailFeeds(play.session, receive.feeds, BROKEN)]
+    assert play.say(m.Await(7, (11,))) == [m.Awaited(7, BROKEN)], "nobody waits for the other end to learn of it"
+    assert play.hear(1, m.Failed(receive.sequence, BROKEN)) == [m.Retired(1)]
+
+
+def test_what_a_lost_host_has_sent_is_awaited_by_nobody():
+    play = Play("2x1x1")
+    play.array(10)
+    body = single("transfer", (on(0),), Transfer((0,), (on(1),), reshard=True))
+    play.say(m.RegisterProgram(7, body))
+    send, receive = runs(play.say(m.Launch(7, (10,), (11,), ())))
+    play.done(send.sequence)
+    play.controller.worker_lost(0, "killed")
+    told = [message for message in play.outbox() if isinstance(message, m.FailFeeds)]
+    assert [message.feeds for message in told] == [receive.feeds]
+    play.hear(1, m.Failed(receive.sequence, told[0].status))
+    assert play.controller.scheduler.statistics(1).in_flight == 0
+
+
+def test_a_lost_host_fails_what_was_there_what_ran_there_and_what_stood_in_line():
+    play = Play("2x1x1")
+    play.with_put()
+    play.with_call()
+    play.array(10)
+    launches = 2 * GANG_WINDOW
+    for i in range(launches):
+        play.say(m.Launch(1, (10,), (100 + i,), ()))
+    play.say(m.Launch(2, (), (11,), (77,)))
+    for handle in (100, 100 + launches - 1, 11):
+        assert play.say(m.Await(handle, (handle,))) == []
+    play.say(m.Inquire(5, "layout", 0, -1, b""))
+    play.say(m.Inquire(6, "layout", 1, -1, b""))
+
+    play.controller.worker_lost(0, "killed")
+    messages = play.outbox()
+
+    assert runs(messages) == [], "nothing more is sent to it"
+    told = {x.wait: x.status for x in messages if isinstance(x, m.Awaited)}
+    assert set(told) == {100, 100 + launches - 1, 11}
+    for status in told.values():
+        assert status.code == Code.DATA_LOSS
+        assert "host 0 of island 0 is gone (worker 1000: killed)" in status.message
+    assert "(in f)" in told[100].message
+    assert "(in put)" in told[11].message
+    assert sum(x.launches for x in messages if isinstance(x, m.Retired)) == launches + 1
+    assert not any(isinstance(x, m.Answered) for x in messages), "questions wait until somebody can answer"
+    assert m.HostsLost((0,)) in messages
+    statistics = play.controller.scheduler.statistics(0)
+    assert (statistics.waiting, statistics.in_flight) == (0, 0)
+    # What needs the lost array fails at once.
+    assert play.say(m.Launch(1, (10,), (12,), ())) == [m.Retired(1)]
+    assert play.say(m.Inquire(7, "layout", 0, -1, b"")) == []
+    (answered,) = play.hear(1, m.Answer(play.session, 2, OK, b"{0}"))
+    assert answered == m.Answered(6, OK, b"{0}")
+    # And to be told twice changes nothing.
+    play.controller.worker_lost(0, "again")
+    assert play.outbox() == []
+    asked = [x for x in play.join_again(0) if isinstance(x, m.Query)]
+    assert [play.hear(0, m.Answer(x.session, x.query, OK, b"{1}")) for x in asked] == [
+        [m.Answered(5, OK, b"{1}")],
+        [m.Answered(7, OK, b"{1}")],
+    ]
+
+
+def test_the_loss_of_one_island_leaves_the_others_to_work():
+    play = Play("2x1x1")
+    play.with_function(1, (1,))
+    play.say(m.RegisterProgram(5, single("g", (), Call(1, (), (on(1),), (1,)))))
+    play.controller.worker_lost(0, "killed")
+    play.outbox()
+    (run,) = play.say(m.Launch(5, (), (13,), ()))
+    assert play.done(run.sequence, host=1) == [m.Retired(1)]
+    assert play.say(m.Await(7, (13,))) == [m.Awaited(7, OK)]
+
+
+def test_the_loss_of_one_host_is_that_of_its_island():
+    play = Play("2x2x1")
+    play.controller.worker_lost(1, "killed")
+    assert m.HostsLost((0, 1)) in play.outbox()
+    assert [play.controller.resources.is_lost(host) for host in range(4)] == [True, True, False, False]
+
+
+def test_a_restarted_island_gets_back_what_it_had_and_runs_what_waited():
+    play = Play()
+    name = play.with_function()
+    plan = play.with_call(arguments=0)
+    play.controller.worker_lost(0, "killed")
+    play.outbox()
+    assert play.say(m.Launch(1, (), (11,), ())) == [], "it waits for the island"
+    play.say(m.LossSeen((0,)))
+
+    back = play.join_again(0)
+    secret = play.controller.sessions[play.session].secret
+    assert back[0] == m.OpenStore(play.session, secret)
+    assert [x.plan for x in back if isinstance(x, m.KeepPlan)] == [plan]
+    assert m.HostsBack(((0, "unix:/data-0-again"),)) in back
+    assert runs(back) == [], "the function is not there yet"
+
+    assert play.say(m.CompileAgain(1, 95)) == []
+    (compile_,) = play.hear(0, m.Arrived(play.session, (95,)))
+    assert compile_.function == name
+    ready, run = play.hear(0, m.Compiled(name, OK, b"info", 0.1, True))
+    assert ready == m.FunctionReady(1, OK, b"info")
+    assert (run.plan, run.results) == (plan, (11,))
+
+
+def test_a_restarted_island_gets_back_the_plans_of_released_programs_that_launches_wait_for():
+    play = Play("2x1x1")
+    play.array(10)
+    play.controller.worker_lost(1, "killed")
+    body = single("transfer", (on(0),), Transfer((0,), (on(1),), reshard=True))
+    kept = play.say(m.RegisterProgram(7, body))
+    plan = next(message.plan for message in kept if isinstance(message, m.KeepPlan))
+    assert runs(play.say(m.Launch(7, (10,), (11,), ()))) == [], "it waits for the island"
+    play.say(m.ReleaseProgram(7))
+
+    back = play.join_again(1)
+    plans = [message.plan for message in back if isinstance(message, m.KeepPlan)]
+    assert {run.plan for run in runs(back)} == {plan, *plans}
+    assert back.index(runs(back)[-1]) > max(i for i, x in enumerate(back) if isinstance(x, m.KeepPlan))
+    for run, host in zip(runs(back), (0, 1), strict=True):
+        play.done(run.sequence, host=host)
+    assert play.controller._plans.keys() == {
+        plan.number for plan in play.controller.sessions[play.session].programs[2].plans.values()
+    }
+
+
+def test_bytes_sent_before_the_proxy_knew_of_a_loss_are_lost():
+    play = Play()
+    play.with_put()
+    play.controller.worker_lost(0, "killed")
+    play.outbox()
+    assert play.say(m.Launch(2, (), (11,), (77,))) == [m.Retired(1)]
+    (awaited,) = play.say(m.Await(5, (11,)))
+    assert awaited.status.code == Code.DATA_LOSS
+    play.say(m.LossSeen((0,)))
+    assert play.say(m.Launch(2, (), (12,), (78,))) == []
+    play.join_again(0)
+    (run,) = play.hear(0, m.Arrived(play.session, (78,)))
+    assert run.results == (12,)
+
+
+def test_a_compilation_goes_on_when_its_island_is_back():
+    play = Play()
+    play.say(m.RegisterFunction(7, "hash", 90, ((0,),)))
+    (compile_,) = play.hear(0, m.Arrived(play.session, (90,)))
+    play.controller.worker_lost(0, "killed")
+    assert not any(isinstance(x, m.FunctionReady) for x in play.outbox())
+    play.say(m.LossSeen((0,)))
+    play.join_again(0)
+    play.say(m.CompileAgain(7, 91))
+    play.hear(0, m.Arrived(play.session, (91,)))
+    ready = play.hear(0, m.Compiled(compile_.function, OK, b"info", 0.1, False))
+    assert m.FunctionReady(7, OK, b"info") in ready
+
+
+def test_an_island_that_does_not_come_back_fails_all_that_waits_for_it():
+    play = Play()
+    play.with_call(arguments=0)
+    play.say(m.RegisterFunction(7, "hash", 90, ((0,),)))
+    play.controller.worker_lost(0, "killed")
+    play.say(m.Launch(1, (), (11,), ()))
+    play.say(m.Await(5, (11,)))
+    play.controller.tick(1000.0)
+    assert play.outbox() == []
+    play.controller.tick(1000.0 + recovery.RESTART_SECONDS + 1)
+    messages = play.outbox()
+    (awaited,) = [x for x in messages if isinstance(x, m.Awaited)]
+    assert "island 0 is gone for good: it was not up again within 120 s" in awaited.status.message
+    assert [x.function for x in messages if isinstance(x, m.FunctionReady)] == [7]
+    (awaited,) = [play.say(m.Launch(1, (), (12,), ())), play.say(m.Await(6, (12,)))][1]
+    assert awaited.status.code == Code.UNAVAILABLE
+
+
+def test_a_silent_host_is_named_and_its_island_restarted():
+    play = Play("1x2x1")
+    play.with_function(1, (0, 1))
+    play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
+    play.say(m.Launch(1, (), (11,), ()))
+    play.say(m.Await(5, (11,)))
+    leases = play.controller.leases
+    for now in range(100, 120):
+        leases.heard(0, now)
+        if now == 100:
+            leases.heard(1, now)
+        play.controller.tick(float(now))
+    messages = play.outbox()
+    (restart,) = [x for x in messages if isinstance(x, m.RestartIsland)]
+    assert "host 1 of island 0 has not answered for 10 s" in restart.reason
+    (awaited,) = [x for x in messages if isinstance(x, m.Awaited)]
+    assert awaited.status.code == Code.DEADLINE_EXCEEDED
+    assert "host 1 of island 0" in awaited.status.message
+
+
+def test_a_gang_that_failed_on_one_host_and_hangs_on_another_costs_the_island():
+    play = Play("1x2x1")
+    play.with_function(1, (0, 1))
+    play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
+    (run, _) = play.say(m.Launch(1, (), (11,), ()))
+    play.hear(0, m.Failed(run.sequence, BROKEN))
+    for now in range(100, 104):
+        play.controller.tick(float(now))
+    assert play.outbox() == []
+    play.controller.tick(106.0)
+    (restart,) = [x for x in play.outbox() if isinstance(x, m.RestartIsland)]
+    assert "hosts [1] of island 0 wait for another, where f failed: division by zero" in restart.reason
+
+
+def test_a_failure_over_several_hosts_that_was_the_loss_of_one_is_told_as_that():
+    play = Play("1x2x1")
+    play.with_function(1, (0, 1))
+    play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
+    (run, _) = play.say(m.Launch(1, (), (11,), ()))
+    play.say(m.Await(5, (11,)))
+    assert play.hear(0, m.Failed(run.sequence, Status(Code.UNKNOWN, "connection reset by peer"))) == []
+    play.controller.worker_lost(1, "killed")
+    (awaited,) = [x for x in play.outbox() if isinstance(x, m.Awaited)]
+    assert awaited.status.code == Code.DATA_LOSS
+
+
+def test_a_read_of_what_another_hosts_loss_has_broken_is_told_as_that_loss():
+    play = Play("1x2x1")
+    play.with_function(1, (0, 1))
+    play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
+    play.say(m.RegisterProgram(2, single("get", (on(0, 1),), DeviceToHost((0,), 0, None), feeds=1)))
+    play.say(m.Launch(1, (), (11,), ()))
+    (read, *_) = play.say(m.Launch(2, (11,), (12,), (5,)))
+    play.say(m.Await(5, (12,)))
+    assert play.hear(0, m.Failed(read.sequence, Status(Code.UNKNOWN, "connection reset by peer"))) == []
+    play.controller.worker_lost(1, "killed")
+    (awaited,) = [x for x in play.outbox() if isinstance(x, m.Awaited)]
+    assert awaited.status.code == Code.DATA_LOSS
+
+
+def test_a_failure_over_several_hosts_that_are_all_there_is_told_a_little_later():
+    play = Play("1x2x1")
+    play.with_function(1, (0, 1))
+    play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
+    (run, _) = play.say(m.Launch(1, (), (11,), ()))
+    play.say(m.Await(5, (11,)))
+    for host in (0, 1):
+        assert play.hear(host, m.Failed(run.sequence, BROKEN)) == []
+    play.controller.tick(100.0)
+    play.controller.tick(101.0)
+    assert m.Awaited(5, BROKEN) in play.outbox()
+
+
+def test_a_program_that_crashes_its_worker_is_refused_and_no_other():
+    play = Play()
+    play.with_call(arguments=0)
+    play.say(m.Launch(1, (), (11,), ()))
+    play.controller.worker_ended(m.WorkerEnded(0, 1000, -6, "killed by SIGABRT"))
+    play.outbox()
+    play.say(m.LossSeen((0,)))
+    assert play.say(m.Launch(1, (), (12,), ())) == [m.Retired(1)]
+    (awaited,) = play.say(m.Await(5, (12,)))
+    assert awaited.status.code == Code.ABORTED
+    assert "killed by SIGABRT" in awaited.status.message
+    (ready,) = play.say(m.RegisterFunction(8, "content 1", 91, ((0,),)))
+    assert ready.status.code == Code.ABORTED, "not even when it is compiled anew"
+    assert play.say(m.RegisterFunction(9, "another", 92, ((0,),))) == []
+
+
+def test_a_program_whose_worker_was_killed_is_not_to_blame():
+    play = Play()
+    play.with_call(arguments=0)
+    play.say(m.Launch(1, (), (11,), ()))
+    play.controller.worker_ended(m.WorkerEnded(0, 1000, -9, "killed by SIGKILL"))
+    assert play.controller.blame.refused == {}
+    assert play.controller.blame.suspects == set()
+
+
+def test_a_client_that_uploads_without_end_loses_its_own_session_and_nobody_elses(monkeypatch):
+    monkeypatch.setattr(core, "MAX_EARLY_FEEDS", 3)
+    play = Play()
+    other = play.controller.open_session(43, "other.py").number
+    play.outbox()
+    play.hear(0, m.Arrived(play.session, (1, 2, 3)))
+    closing, close = play.hear(0, m.Arrived(play.session, (4, 5)))
+    assert closing.status.code == Code.RESOURCE_EXHAUSTED
+    assert close == m.CloseStore(play.session)
+    assert list(play.controller.sessions) == [other]

@@ -1,0 +1,150 @@
+"""How memory is kept account of, and what waits for it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from atoll.errors import Code
+from atoll.ir.program import (
+    Mapping,
+    Rearrange,
+    single,
+)
+from atoll.transport import messages as m
+from tests.controller.play import Play, on, runs
+
+
+def test_memory_goes_after_the_last_launch_that_uses_it():
+    play = Play()
+    play.with_call()
+    play.array(10)
+    play.controller.from_proxy(play.session, m.Launch(1, (10,), (11,), ()))
+    play.controller.from_proxy(play.session, m.Release((10, 11)))
+    run, free = play.outbox()
+    assert isinstance(run, m.Run)
+    assert free == m.Free(play.session, (10, 11))
+
+
+def test_memory_that_a_waiting_gang_needs_stays_until_it_starts():
+    play = Play()
+    play.with_call()
+    play.array(10)
+    play.say(m.Launch(2, (), (20,), (77,)))
+    play.say(m.Launch(1, (10,), (11,), ()))
+    assert play.say(m.Release((10,))) == []
+    *_, free = play.hear(0, m.Arrived(play.session, (77,)))
+    assert free == m.Free(play.session, (10,))
+
+
+def test_a_deleted_array_goes_at_once_and_cannot_be_used():
+    play = Play()
+    play.with_call()
+    play.array(10)
+    assert play.say(m.Release((10,), delete=True)) == [m.Free(play.session, (10,), True)]
+    play.say(m.Launch(1, (10,), (11,), ()))
+    (awaited,) = play.say(m.Await(5, (11,)))
+    assert "deleted" in awaited.status.message
+
+
+def test_a_deleted_array_that_a_waiting_gang_needs_goes_when_that_has_started():
+    play = Play()
+    play.with_call()
+    play.array(10)
+    play.say(m.Launch(2, (), (20,), (77,)))
+    play.say(m.Launch(1, (10,), (11,), ()))
+    assert play.say(m.Release((10,), delete=True)) == []
+    *_, free = play.hear(0, m.Arrived(play.session, (77,)))
+    assert free == m.Free(play.session, (10,), True)
+
+
+def test_a_released_programs_plan_stays_for_the_launches_before():
+    play = Play()
+    plan = play.with_call()
+    play.array(10)
+    play.say(m.Launch(2, (), (20,), (77,)))
+    play.say(m.Launch(1, (10,), (11,), ()))
+    assert play.say(m.ReleaseProgram(1)) == []
+    *_, run, drop = play.hear(0, m.Arrived(play.session, (77,)))
+    assert isinstance(run, m.Run)
+    assert drop == m.DropPlan(plan)
+
+
+# ---- memory of limited devices: arrays of `on` take 8 bytes
+
+
+def test_what_does_not_fit_waits_until_others_let_go():
+    play = Play(device_memory=20)
+    play.with_call()
+    play.array(10)
+    (first,) = play.say(m.Launch(1, (10,), (11,), ()))
+    assert play.say(m.Launch(1, (10,), (12,), ())) == []
+    play.done(first.sequence)
+    free, second = play.say(m.Release((11,)))
+    assert (free.handles, second.results) == ((11,), (12,))
+
+
+def test_a_result_that_is_released_early_counts_until_its_gang_has_ended():
+    play = Play(device_memory=20)
+    play.with_call()
+    play.array(10)
+    (first,) = play.say(m.Launch(1, (10,), (11,), ()))
+    play.say(m.Release((11,)))
+    assert play.say(m.Launch(1, (10,), (12,), ())) == []
+    (second,) = runs(play.done(first.sequence))
+    assert second.results == (12,)
+
+
+def test_what_waits_for_memory_in_vain_is_told_who_holds_it():
+    play = Play(device_memory=20)
+    play.with_call()
+    play.array(10)
+    (first,) = play.say(m.Launch(1, (10,), (11,), (), context=77))
+    play.say(m.Launch(1, (10,), (12,), (), context=78))
+    play.say(m.Await(5, (12,)))
+    play.controller.tick(100.0)
+    play.controller.tick(110.0)
+    assert play.outbox() == [], "as long as something runs there, it may let go"
+    play.done(first.sequence)
+    play.controller.tick(111.0)
+    (awaited, _) = play.outbox()
+    assert awaited.status.code == Code.RESOURCE_EXHAUSTED
+    for part in ("device 0 of host 0", "f needs 8 B", "4 B of 20 B are free", "session 1 (script.py): 16 B"):
+        assert part in awaited.status.message
+    report = msgspec.msgpack.decode(awaited.status.payloads[m.MEMORY_REPORT], type=m.MemoryReport)
+    assert {(h.context, h.maker, h.ready, h.ready_bytes) for h in report.holders} == {(0, "put", 1, 8), (77, "f", 1, 8)}
+    # And whoever stood behind goes on.
+    play.say(m.Release((11,)))
+    assert len(runs(play.say(m.Launch(1, (10,), (13,), ())))) == 1
+
+
+def test_what_can_never_fit_is_refused_though_others_work():
+    play = Play(device_memory=7)
+    play.with_put()
+    play.hear(0, m.Arrived(play.session, (77,)))
+    assert play.say(m.Launch(2, (), (11,), (77,))) == []
+    play.say(m.Await(5, (11,)))
+    play.controller.tick(100.0)
+    (awaited,) = [x for x in play.outbox() if isinstance(x, m.Awaited)]
+    assert awaited.status.code == Code.RESOURCE_EXHAUSTED
+
+
+def test_an_output_in_the_place_of_a_donated_input_needs_no_room():
+    play = Play(device_memory=10)
+    play.with_call(donated=(0,))
+    play.array(10)
+    assert len(runs(play.say(m.Launch(1, (10,), (11,), ())))) == 1
+    assert len(runs(play.say(m.Launch(1, (11,), (12,), ())))) == 1
+    assert play.controller.memory.used[0, 0] == 8
+
+
+def test_views_of_an_array_share_its_memory_until_the_last_is_gone():
+    play = Play(device_memory=10)
+    play.array(10)
+    view = Rearrange((0,), (on(0),), (Mapping(0, 0, (0, 1, 1), (0, 1, 1)),))
+    play.say(m.RegisterProgram(3, single("view", (on(0),), view)))
+    (run,) = play.say(m.Launch(3, (10,), (11,), ()))
+    play.done(run.sequence)
+    play.say(m.Release((10,)))
+    assert play.controller.memory.used[0, 0] == 8
+    play.say(m.Release((11,)))
+    assert play.controller.memory.used[0, 0] == 0

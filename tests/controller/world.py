@@ -1,0 +1,522 @@
+"""Random clients, and model hosts that do what plans say."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.errors import OK, Code, Status
+from atoll.ir import plan as p
+from atoll.ir.program import (
+    Call,
+    DeviceToHost,
+    HostBuffer,
+    HostToDevice,
+    Program,
+    Transfer,
+    single,
+)
+from atoll.ir.types import ArraySpec, Sharding, Tiled
+from atoll.transport import messages as m
+from tests.controller.play import joined, ready
+
+
+class ModelWalk:
+    """A run of a plan on a model host."""
+
+    def __init__(self, run: m.Run, plan: p.Plan) -> None:
+        self.run = run
+        self.plan = plan
+        self.left = list(plan.legs)
+        self.values: set[int] = set()
+        self.problem: Status | None = None
+        self.reported = False
+
+
+@dataclass
+class ModelTurn:
+    """Legs that have one turn, in their session's line, as far as they have come."""
+
+    sequence: int
+    steps: Iterator[int]
+    together: bool
+
+
+class ModelHost:
+    """A worker as the controller may take it to be: it walks a session's legs in order, and parks what lacks bytes.
+
+    What hosts compute together keeps its order, and ends on none of them before all have begun.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.plans: dict[int, p.Plan] = {}
+        self.stores: dict[int, dict[int, Status | None]] = {}
+        self.freed: Counter[tuple[int, int]] = Counter()
+        self.sequences: list[tuple[int, int]] = []  # (session, sequence) as they came
+        self.lines: dict[int, deque[Any]] = defaultdict(deque)  # of each session: legs, frees and ends in order
+        self.together: deque[int] = deque()  # sequences of legs that have yet to begin
+        self.walks: dict[int, ModelWalk] = {}  # with legs to come, by the sequence of their first
+        self.inbox: dict[tuple[int, int], Status | None] = {}
+        self.running: list[tuple[int, Status | None]] = []
+        self.begun: set[int] = set()  # sequences of what is computed together
+        self.enqueued: deque[int] = deque()  # sequences, to be told
+        self.sends: list[tuple[int, int, int]] = []  # (host, session, feed) that are to arrive
+        self.functions: set[str] = set()
+        self.compiled: list[str] = []  # to be told
+
+    def take(self, message: Any) -> None:
+        match message:
+            case m.OpenStore(session=session):
+                self.stores[session] = {}
+            case m.KeepPlan(plan=plan, body=body):
+                self.plans[plan] = body
+            case m.DropPlan(plan=plan):
+                del self.plans[plan]
+            case m.Compile(function=function):
+                self.functions.add(function)
+                self.compiled.append(function)
+            case m.DropFunction(function=function):
+                self.functions.discard(function)
+            case m.FailFeeds(session=session, feeds=feeds, status=status):
+                self.inbox.update(((session, feed), status) for feed in feeds)
+                self.go_on()
+            case m.Run(sequence=sequence):
+                self.walks[sequence] = ModelWalk(message, self.plans[message.plan])
+                self.turn(self.walks[sequence], sequence, message.legs)
+                self.go_on()
+            case m.Go(run=run, turns=turns):
+                for sequence, legs in turns:
+                    if run in self.walks:
+                        self.turn(self.walks[run], sequence, legs)
+                    else:
+                        self.running.append((sequence, None))
+                self.go_on()
+            case m.DropRun(session=session) | m.CloseStore(session=session) | m.Free(session=session, delete=False):
+                self.lines[session].append(message)
+                self.go_on()
+
+    def turn(self, walk: ModelWalk, sequence: int, count: int) -> None:
+        self.sequences.append((walk.run.session, sequence))
+        legs, walk.left = walk.left[:count], walk.left[count:]
+        if not walk.left:
+            del self.walks[walk.run.sequence]
+        together = any(leg.together for leg in legs)
+        self.lines[walk.run.session].append(ModelTurn(sequence, self.turn_of(walk, legs, sequence, together), together))
+        if together:
+            self.together.append(sequence)
+
+    def turn_of(self, walk: ModelWalk, legs: list[p.Leg], sequence: int, together: bool) -> Iterator[int]:
+        for leg in legs:
+            yield from self.walk(walk, leg, sequence)
+        self.running.append((sequence, None if walk.reported and not together else walk.problem))
+        walk.reported = walk.problem is not None
+        if walk.problem is None:
+            if together:
+                self.begun.add(sequence)
+            if walk.run.acknowledge:
+                self.enqueued.append(sequence)
+
+    def arrive(self, session: int, feed: int) -> None:
+        if session in self.stores:
+            self.inbox.setdefault((session, feed), None)
+            self.go_on()
+
+    def go_on(self) -> None:
+        progress = True
+        while progress:
+            progress = False
+            for session, line in list(self.lines.items()):
+                while line and self.do(session, line[0]):
+                    line.popleft()
+                    progress = True
+
+    def do(self, session: int, item: Any) -> bool:
+        match item:
+            case m.Free(handles=handles):
+                for handle in handles:
+                    self.freed[session, handle] += 1
+                    self.stores[session].pop(handle, None)
+            case m.DropRun(run=run):
+                self.walks.pop(run, None)
+            case m.CloseStore():
+                del self.stores[session]
+                for run in [run for run, walk in self.walks.items() if walk.run.session == session]:
+                    del self.walks[run]
+            case ModelTurn():
+                if next(item.steps, None) is not None:
+                    return False
+                if item.together:
+                    self.together.remove(item.sequence)
+        return True
+
+    def walk(self, walk: ModelWalk, leg: p.Leg, sequence: int) -> Iterator[int]:
+        """Yields while bytes are missing."""
+        run, plan = walk.run, walk.plan
+        store = self.stores[run.session]
+        if leg is plan.legs[0]:
+            for handle in run.arguments:
+                assert handle in store, "an argument has been freed before its use, or was never made"
+                walk.problem = walk.problem or store[handle]
+            walk.values.update(plan.arguments)
+        if "doomed" in plan.name and leg is plan.legs[run.sequence % len(plan.legs)]:
+            walk.problem = walk.problem or Status(Code.INTERNAL, plan.name)
+        while leg.together and walk.problem is None and self.together[0] != sequence:
+            yield -1
+        for step in leg.steps:
+            if walk.problem is not None:
+                break
+            assert walk.values.issuperset(p.uses(step)), "a value was dropped or donated before its last use"
+            walk.values.difference_update(p.consumes(step))
+            if isinstance(step, p.Send):
+                self.sends.extend((piece.host, run.session, run.feeds[piece.feed]) for piece in step.pieces)
+            if isinstance(step, p.Receive):
+                for piece in step.pieces:
+                    while (run.session, run.feeds[piece.feed]) not in self.inbox:
+                        yield piece.feed
+                    walk.problem = walk.problem or self.inbox[run.session, run.feeds[piece.feed]]
+            walk.values.update(defines(step))
+        handles = dict(zip(plan.results, run.results, strict=True))
+        later = plan.legs[plan.legs.index(leg) :] if walk.problem is not None and not walk.reported else (leg,)
+        for value in [value for each in later for value in each.results if not walk.reported]:
+            store[handles[value]] = walk.problem
+        walk.values.difference_update(leg.drops)
+
+    def finish(self, index: int) -> Any:
+        sequence, problem = self.running.pop(index)
+        return m.Done(((sequence, 0, 1),)) if problem is None else m.Failed(sequence, problem)
+
+
+def defines(step: p.Step) -> tuple[int, ...]:
+    match step:
+        case p.Execute(first_output=first):
+            return tuple(range(first, first + 3))
+        case p.Move(outputs=outputs):
+            return outputs
+        case p.Put(output=output) | p.Receive(output=output) | p.Select(output=output):
+            return (output,)
+        case p.Get(completion=completion):
+            return (completion,)
+    return ()
+
+
+class Client:
+    """A session that does random things, and knows what must become of each of its handles."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.rng = world.rng
+        self.number = number
+        self.next = 1
+        self.launched = self.retired = 0
+        self.arrays: dict[int, ArraySpec] = {}  # live and usable
+        self.taint: dict[int, set[str]] = {}  # programs that fail, and it with them
+        self.maybe: dict[int, set[str]] = {}  # programs with which it may fail
+        self.unreleased: set[int] = set()
+        self.waits: dict[int, int] = {}  # wait -> handle
+        self.outcomes: dict[int, Status] = {}
+        self.programs: dict[Any, int] = {}
+        self.functions: dict[tuple[int, ...], int] = {}
+        self.uploads: list[tuple[int, int]] = []  # (host, feed)
+        self.lost: set[int] = set()  # hosts to which it sends nothing
+
+    def fresh(self) -> int:
+        self.next += 1
+        return self.next
+
+    def say(self, message: Any) -> None:
+        self.world.controller.from_proxy(self.number, message)
+
+    def hear(self, message: Any) -> None:
+        match message:
+            case m.Retired(launches=launches):
+                self.retired += launches
+            case m.HostsLost(hosts=hosts):
+                self.lost.update(hosts)
+                self.uploads = [(host, feed) for host, feed in self.uploads if host not in hosts]
+                self.say(m.LossSeen(hosts))
+            case m.HostsBack(hosts=addresses):
+                back = {host for host, _ in addresses}
+                self.lost -= back
+                seats = self.world.controller.sessions[self.number].devices.seats
+                for devices, function in self.functions.items():
+                    hosts = sorted({seats[device].host for device in devices} & back)
+                    if hosts:
+                        feed = self.fresh()
+                        self.say(m.CompileAgain(function, feed))
+                        self.uploads.extend((host, feed) for host in hosts)
+            case m.Awaited(wait=wait, status=status):
+                assert wait not in self.outcomes, "each wait is answered once"
+                self.outcomes[wait] = status
+
+    def spec(self) -> ArraySpec:
+        """A sharding over some devices of the cluster."""
+        seats = self.world.controller.sessions[self.number].devices.seats
+        devices = tuple(self.rng.sample(sorted(seats), self.rng.randint(1, min(3, len(seats)))))
+        tiling = Tiled((len(devices),), tuple(range(len(devices))))
+        return ArraySpec("float32", (6,), Sharding(devices, tiling))
+
+    def island_spec(self) -> ArraySpec:
+        island = self.rng.randrange(self.world.controller.resources.topology.islands)
+        seats = self.world.controller.sessions[self.number].devices.seats
+        devices = [d for d, seat in seats.items() if seat.island == island]
+        chosen = tuple(self.rng.sample(devices, self.rng.randint(1, len(devices))))
+        return ArraySpec("float32", (6,), Sharding(chosen, Tiled((len(chosen),), tuple(range(len(chosen))))))
+
+    def program(self, body: Program) -> int:
+        if body not in self.programs:
+            number = self.programs[body] = self.fresh()
+            self.say(m.RegisterProgram(number, body))
+        return self.programs[body]
+
+    def name(self, kind: str) -> str:
+        return f"{kind} doomed {self.fresh()}" if self.rng.random() < self.world.doom else kind
+
+    def launch(self, body: Program, arguments: tuple[int, ...], feeds: tuple[int, ...] = ()) -> list[int]:
+        number = self.program(body)
+        results = [self.fresh() for _ in body.results]
+        taint = set().union(*(self.taint[handle] for handle in arguments))
+        # A program of several nodes may fail when others have used what it had made until then.
+        late = {name for name in taint if name.startswith("chain")}
+        maybe = late.union(*(self.maybe[handle] for handle in arguments))
+        taint = taint - late
+        if "doomed" in body.name:
+            taint = taint | {body.name}
+        self.say(m.Launch(number, arguments, tuple(results), feeds))
+        self.launched += 1
+        for handle in results:
+            self.taint[handle], self.maybe[handle] = taint, maybe
+            self.unreleased.add(handle)
+        if "doomed" in body.name or self.rng.random() < 0.1:
+            self.say(m.ReleaseProgram(self.programs.pop(body)))
+        return results
+
+    def some_array(self) -> int | None:
+        return self.rng.choice(sorted(self.arrays)) if self.arrays else None
+
+    def put(self) -> None:
+        spec = self.spec()
+        body = single(self.name("put"), (), HostToDevice((HostBuffer(0, (6,), None, None),), (spec,)), feeds=1)
+        feed = self.fresh()
+        seats = self.world.controller.sessions[self.number].devices.seats
+        self.uploads.extend((host, feed) for host in {seats[d].host for d in spec.sharding.devices})
+        (handle,) = self.launch(body, (), (feed,))
+        self.arrays[handle] = spec
+
+    def transfer(self) -> None:
+        handle = self.some_array()
+        if handle is None:
+            return
+        source, target = self.arrays[handle], self.spec()
+        donate = self.rng.random() < 0.2
+        body = single(self.name("transfer"), (source,), Transfer((0,), (target,), donate, reshard=True))
+        (result,) = self.launch(body, (handle,))
+        if donate:
+            del self.arrays[handle]
+        self.arrays[result] = target
+
+    def function(self, devices: tuple[int, ...]) -> int:
+        if devices not in self.functions:
+            function = self.functions[devices] = self.fresh()
+            self.say(m.RegisterFunction(function, "content", self.fresh(), (devices,)))
+        return self.functions[devices]
+
+    def chain(self) -> None:
+        """A program of several nodes: calls on values of any node before, with transfers where these are elsewhere."""
+        handle = self.some_array()
+        if handle is None:
+            return
+        specs = [self.arrays[handle]]
+        nodes: list[Any] = []
+        gone: set[int] = set()  # values that have been donated
+
+        def donate(value: int) -> bool:
+            if self.rng.random() < 0.3:
+                gone.add(value)
+            return value in gone
+
+        for _ in range(self.rng.randint(2, 6)):
+            target = self.island_spec()
+            value = self.rng.choice([i for i in range(len(specs)) if i not in gone])
+            if specs[value] != target:
+                nodes.append(Transfer((value,), (target,), donate(value), reshard=True))
+                value = len(specs)
+                specs.append(target)
+            devices = target.sharding.devices
+            donated = (0,) if donate(value) else ()
+            nodes.append(Call(self.function(devices), (value,), (target,), devices, donated))
+            specs.append(target)
+        left = [value for value in range(1, len(specs)) if value not in gone]
+        results = tuple(sorted(self.rng.sample(left, min(len(left), self.rng.randint(1, 2)))))
+        found = self.launch(Program(self.name("chain"), (specs[0],), tuple(nodes), results), (handle,))
+        if 0 in gone:
+            del self.arrays[handle]
+        self.arrays.update((result, specs[value]) for result, value in zip(found, results, strict=True))
+
+    def call(self) -> None:
+        spec = self.island_spec()
+        devices = spec.sharding.devices
+        fitting = [h for h, s in self.arrays.items() if s == spec]
+        arguments = tuple(self.rng.choices(fitting, k=self.rng.randint(0, 2))) if fitting else ()
+        call = Call(
+            self.function(devices),
+            tuple(range(len(arguments))),
+            (spec, spec),
+            devices,
+            completion=self.rng.random() < 0.3,
+        )
+        results = self.launch(single(self.name("call"), (spec,) * len(arguments), call), arguments)
+        self.arrays.update((result, spec) for result in results[:2])
+
+    def get(self) -> None:
+        whole = [h for h, s in self.arrays.items() if len(s.sharding.devices) == 1]
+        if whole:
+            handle = self.rng.choice(whole)
+            body = single(self.name("get"), (self.arrays[handle],), DeviceToHost((0,), 0, None), feeds=1)
+            (completion,) = self.launch(body, (handle,), (self.fresh(),))
+            self.wait(completion)
+            self.release(completion)
+
+    def wait(self, handle: int | None = None) -> None:
+        if handle is None and self.unreleased:
+            handle = self.rng.choice(sorted(self.unreleased))
+        if handle is not None:
+            number = self.fresh()
+            self.waits[number] = handle
+            self.say(m.Await(number, (handle,)))
+
+    def release(self, handle: int | None = None) -> None:
+        if handle is None and self.unreleased:
+            handle = self.rng.choice(sorted(self.unreleased))
+        if handle is not None:
+            self.unreleased.remove(handle)
+            self.arrays.pop(handle, None)
+            self.say(m.Release((handle,)))
+
+    def upload(self) -> None:
+        there = [upload for upload in self.uploads if upload[0] not in self.lost]
+        if there:
+            host, feed = self.rng.choice(there)
+            self.uploads.remove((host, feed))
+            self.world.controller.from_worker(host, m.Arrived(self.number, (feed,)))
+
+    def act(self) -> None:
+        self.rng.choice(
+            [self.put, self.transfer, self.chain, self.chain, self.call, self.call, self.get, self.wait, self.release]
+            + [self.upload] * 4
+        )()
+
+
+class World:
+    """The controller with model hosts, random clients, and messages in between that keep their order."""
+
+    def __init__(self, rng: random.Random, topology: str, doom: float, **settings: Any) -> None:
+        self.rng = rng
+        self.doom = doom
+        self.now = 0.0
+        self.controller = joined(topology, **settings)
+        self.down: set[int] = set()  # islands
+        self.told: list[m.Told] = []  # operators
+        self.has_lost = False
+        self.hosts = {number: ModelHost(number) for number in self.controller.resources.hosts}
+        self.clients: dict[int, Client] = {}
+
+    def open(self) -> Client:
+        number = self.controller.open_session(1, "").number
+        client = self.clients[number] = Client(self, number)
+        self.deliver()
+        return client
+
+    def deliver(self) -> None:
+        while sent := self.controller.take_outbox():
+            for (kind, number), message in sent:
+                if kind == "host":
+                    if self.controller.resources.hosts[number].island not in self.down:
+                        self.hosts[number].take(message)
+                elif kind == "session" and number in self.clients:
+                    self.clients[number].hear(message)
+                elif kind == "operator":
+                    self.told.append(message)
+                elif isinstance(message, m.RestartIsland):
+                    self.end(message.island)
+
+    def lose(self, island: int) -> None:
+        self.end(island)
+        self.controller.worker_lost(self.rng.choice(self.controller.resources.hosts_of(island)), "killed")
+        self.deliver()
+
+    def end(self, island: int) -> None:
+        """Nothing is left of what was on the island's hosts, or on its way from and to them."""
+        self.down.add(island)
+        self.has_lost = True
+        hosts = list(self.controller.resources.hosts_of(island))
+        for host in hosts:
+            self.hosts[host] = ModelHost(host)
+        for other in self.hosts.values():
+            other.sends = [send for send in other.sends if send[0] not in hosts]
+
+    def restore(self, island: int) -> None:
+        self.down.discard(island)
+        topology = self.controller.resources.topology
+        for host in self.controller.resources.hosts_of(island):
+            self.controller.worker_joined(ready(topology, host, f"unix:/data-{host}-again"), 2000 + host)
+        self.deliver()
+
+    def ended(self, host: ModelHost) -> list[int]:
+        """What could end there now, by its place; not what waits for other hosts to begin."""
+        in_flight = self.controller._launcher.in_flight
+        found = []
+        for index, (sequence, problem) in enumerate(host.running):
+            gang = in_flight.get(sequence)
+            together = gang is not None and problem is None and sequence in host.begun
+            if not together or all(sequence in self.hosts[other].begun for other in gang.work.template.hosts):
+                found.append(index)
+        return found
+
+    def work(self) -> bool:
+        """One host ends one run, or one piece arrives. False where there is nothing to do."""
+        ended = {host.number: self.ended(host) for host in self.hosts.values()}
+        busy = [h for h in self.hosts.values() if ended[h.number] or h.sends or h.enqueued or h.compiled]
+        if not busy:
+            return False
+        host = self.rng.choice(busy)
+        if host.enqueued:
+            self.controller.from_worker(host.number, m.Enqueued(host.enqueued.popleft()))
+        elif host.compiled:
+            self.controller.from_worker(host.number, m.Compiled(host.compiled.pop(), OK, b"", 0.0, False))
+        elif host.sends and (not ended[host.number] or self.rng.random() < 0.5):
+            to, session, feed = host.sends.pop(self.rng.randrange(len(host.sends)))
+            self.hosts[to].arrive(session, feed)
+        else:
+            message = host.finish(self.rng.choice(ended[host.number]))
+            self.controller.from_worker(host.number, message)
+        self.deliver()
+        return True
+
+    def close(self, client: Client) -> None:
+        del self.clients[client.number]
+        self.controller.close_session(client.number)
+        self.deliver()
+
+    def settle(self) -> None:
+        """All uploads come, all islands come back, all work is done."""
+        for _ in range(1000):
+            for island in sorted(self.down):
+                self.restore(island)
+            for client in self.clients.values():
+                while client.uploads:
+                    client.upload()
+            self.deliver()
+            while self.work():
+                pass
+            # What waits for memory in vain, or failed on several hosts, is told so once nothing else goes on.
+            statistics = [self.controller.scheduler.statistics(i) for i in self.controller.resources.islands]
+            if not self.down and not any(each.waiting or each.in_flight for each in statistics):
+                return
+            self.now += 1
+            self.controller.tick(self.now)
+            self.deliver()
+        raise AssertionError("something waits for ever")
