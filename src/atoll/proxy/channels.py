@@ -11,7 +11,6 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 from atoll.errors import AtollError, Code, Status
@@ -36,7 +35,7 @@ class Channels:
         self._on_broken = on_broken
         self._open: dict[int, DataChannel] = {}
         self._absent: dict[int, list[tuple[_Send, bool]]] = {}  # by host: what to send, and whether it is small
-        self._lost: set[int] = set()  # of those: whose loss the controller has told
+        self._broken_for_now: dict[int, asyncio.TimerHandle] = {}  # by host, until the controller tells of its loss
         self._senders = ThreadPoolExecutor(2, "atoll-upload")
         self._closed = False
 
@@ -47,7 +46,7 @@ class Channels:
             channel.close()
             return
         self._open[host] = channel
-        self._lost.discard(host)
+        self._explained(host)
         threading.Thread(target=self._receive, args=(host, channel), name="atoll-download", daemon=True).start()
         for send, small in self._absent.pop(host, ()):
             self.send(host, send, small)
@@ -65,7 +64,7 @@ class Channels:
     def lose(self, hosts: Iterable[int]) -> None:
         """The controller says that these hosts are gone, for now."""
         for host in hosts:
-            self._lost.add(host)
+            self._explained(host)
             channel = self._open.pop(host, None)
             if channel is not None:
                 channel.close()
@@ -105,10 +104,17 @@ class Channels:
             return
         del self._open[host]
         channel.close()
-        self._loop.call_later(_NEWS_SECONDS, partial(self._still_there, host, reason))
+        self._broken_for_now[host] = self._loop.call_later(_NEWS_SECONDS, self._still_there, host, reason)
+
+    def _explained(self, host: int) -> None:
+        """The host was lost or is back: what broke was its end, and not its channel alone."""
+        timer = self._broken_for_now.pop(host, None)
+        if timer is not None:
+            timer.cancel()
 
     def _still_there(self, host: int, reason: str) -> None:
-        if not self._closed and host not in self._lost and host not in self._open:
+        del self._broken_for_now[host]
+        if not self._closed:
             self._on_broken(Status(Code.UNAVAILABLE, reason))
 
 
