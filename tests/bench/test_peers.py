@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from atoll.bench.harness.benchmark import Benchmark, Settings
-from atoll.bench.harness.child import Child
+from atoll.bench.harness.child import Child, ContestantError
 from tests.conftest import gone
 
 # Not importorskip: the test's own process should not have Ray's threads, or TensorFlow beside JAX.
@@ -44,6 +44,16 @@ def test_controllers_count_over_two_hosts(backend: str):
 def test_a_host_alone_counts_without_others():
     with peer("multi_controller", "JAX, op by op", hosts=1, devices=2) as child:
         assert child.measure()["rate"] > 0
+
+
+@pytest.mark.slow
+def test_a_controller_that_died_fails_the_round():
+    with peer("multi_controller", "JAX, op by op") as child:
+        (first,) = psutil.Process().children()
+        (other,) = first.children()
+        other.kill()
+        with pytest.raises(ContestantError):
+            child.measure()
 
 
 @needs_ray

@@ -217,8 +217,11 @@ def states(cluster: StandingCluster) -> list[str]:
 
 
 @pytest.mark.slow
-def test_islands_come_and_go_under_running_programs(start_cluster: StartCluster, start_python: StartPython) -> None:
-    cluster = start_cluster(islands="1x2x1")
+@pytest.mark.parametrize("hosts", ["1x2", "2x1"])
+def test_islands_come_and_go_under_running_programs(
+    start_cluster: StartCluster, start_python: StartPython, hosts: str
+) -> None:
+    cluster = start_cluster(islands=f"1x{hosts}")
     first = start_python(ATOLL_ADDRESS=cluster.address)
     first.call(hold_two)
     before = first.call(arrays_digest)
@@ -233,7 +236,7 @@ def test_islands_come_and_go_under_running_programs(start_cluster: StartCluster,
     result, steps = first.finish()
     assert first.call(train_on_slice, 0.0, steps) == (result, steps)
     assert states(cluster) == ["drained", "ready"]
-    assert len([name for name in cluster.processes() if "worker" in name]) == 2
+    assert len([name for name in cluster.processes() if "worker" in name]) == int(hosts[0])
     # The program is where it was, to all that it can tell, and its slice too.
     assert first.call(arrays_digest) == before
     sessions = cluster.report()["sessions"]
@@ -244,7 +247,7 @@ def test_islands_come_and_go_under_running_programs(start_cluster: StartCluster,
     assert third.call(sum_of_all) == (2, 3.0)
     # A new island takes the next number, and starts anew when its worker dies, as all do.
     assert ask(cluster, AskAddIsland()) == "island 2 is up, with devices 4, 5"
-    cluster.worker(4).kill()
+    cluster.worker(2 * int(hosts[0])).kill()
     cluster.until(lambda report: report["islands"][2]["restarts"] == 1, 30)
     cluster.until(lambda report: report["islands"][2]["state"] == "ready", 60)
     session = next(each for each in cluster.report()["sessions"] if each["slices"])
