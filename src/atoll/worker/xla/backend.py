@@ -23,6 +23,7 @@ from atoll.transport.messages import DeviceInfo
 from atoll.worker.xla import island
 from atoll.worker.xla.arrays import Uneven, numpy_dtype, shards_of, stacked_handler, stacked_type
 from atoll.worker.xla.executable import Executable
+from atoll.worker.xla.threads import threads_that_wait_their_turn
 
 # Custom calls that run Python of the client's process: their pointers mean nothing here.
 _CALLBACK_TARGETS = (
@@ -51,7 +52,8 @@ class Backend:
     """This host's devices, and what can be done with arrays on them."""
 
     def __init__(self) -> None:
-        self.devices: tuple[Any, ...] = tuple(jax.local_devices())
+        with threads_that_wait_their_turn():
+            self.devices: tuple[Any, ...] = tuple(jax.local_devices())
         self._island = island.devices_by_host()
         self.client = self.devices[0].client
         self.platform: str = self.client.platform
