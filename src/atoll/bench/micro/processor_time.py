@@ -22,28 +22,37 @@ ROUNDS = 4
 
 
 class Case(msgspec.Struct, frozen=True):
-    """A backend in a benchmark, whose rounds have so many computations."""
+    """A backend in a benchmark, whose rounds have so many computations.
+
+    With `batch`, all of its threads are batch threads, as those of our workers' devices are.
+    """
 
     benchmark: str
     backend: str
     prepare: str
     computations: int
     point: dict[str, int | float | str] = {}
+    batch: bool = False
 
 
+_MULTI_CONTROLLER = "atoll.bench.paper.peers.multi_controller:prepare"
 _FOUR_HOSTS: dict[str, int | float | str] = {"hosts": 4, "devices": 2}
 CASES = (
     Case("b", "atoll", "atoll.bench.micro.dispatch:allreduce_op_by_op", 5000),
     Case("j", "atoll", "atoll.bench.micro.programs:chained", 40 * 128),
     Case("b", "stock", "atoll.bench.micro.dispatch:allreduce_op_by_op", 5000),
+    Case("b", "stock", "atoll.bench.micro.dispatch:allreduce_op_by_op", 5000, batch=True),
     Case("fig5", "Atoll, op by op", "atoll.bench.paper.fig5:prepare", 2000, _FOUR_HOSTS),
     Case("fig5", "Atoll, chained", "atoll.bench.paper.fig5:prepare", 30 * 128, _FOUR_HOSTS),
-    Case("fig5", "JAX, op by op", "atoll.bench.paper.peers.multi_controller:prepare", 1024, _FOUR_HOSTS),
+    Case("fig5", "JAX, op by op", _MULTI_CONTROLLER, 1024, _FOUR_HOSTS),
+    Case("fig5", "JAX, op by op", _MULTI_CONTROLLER, 1024, _FOUR_HOSTS, batch=True),
 )
 
 
 def measure(case: Case) -> dict[str, object]:
     """Microseconds of processor time for a computation, by process."""
+    if case.batch:
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # what this thread starts inherits it
     prepare = pkgutil.resolve_name(case.prepare)
     run = prepare(Settings(backend=case.backend, point=case.point))
     run()
@@ -57,6 +66,7 @@ def measure(case: Case) -> dict[str, object]:
     return {
         "backend": case.backend,
         "benchmark": case.benchmark,
+        "batch": case.batch,
         "microseconds": each,
         "all": round(sum(each.values()), 1),
         "rate": round(total / seconds),
