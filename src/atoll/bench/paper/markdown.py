@@ -17,7 +17,8 @@ of one run in which all contestants took turns on the same devices. `atoll bench
 
 Real devices are JAX's CPU devices. *Null* devices take a given time and compute nothing, under the real controller,
 scheduler, messages and worker code ([design.md](design.md)): they tell what the control plane costs at sizes that are
-not at hand. [performance.md](performance.md) says where the time goes.
+not at hand. [performance.md](performance.md) says where the time goes, and what real devices owe to how the system
+schedules their threads (*Threads that wait their turn*): peers run as they come.
 """
 
 
