@@ -479,15 +479,11 @@ class MovingClient(Client):
 class MovingWorld(World):
     """Also has an operator, who moves slices."""
 
+    kind_of_client = MovingClient
+
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.asked = 0
-
-    def open(self) -> Client:
-        number = self.controller.open_session(1, "").number
-        client = self.clients[number] = MovingClient(self, number)
-        self.deliver()
-        return client
 
     def move(self) -> None:
         client = self.rng.choice(list(self.clients.values()))

@@ -413,6 +413,8 @@ class Client:
 class World:
     """The controller with model hosts, random clients, and messages in between that keep their order."""
 
+    kind_of_client: type[Client] = Client
+
     def __init__(self, rng: random.Random, topology: str, doom: float, **settings: Any) -> None:
         self.rng = rng
         self.doom = doom
@@ -426,7 +428,7 @@ class World:
 
     def open(self) -> Client:
         number = self.controller.open_session(1, "").number
-        client = self.clients[number] = Client(self, number)
+        client = self.clients[number] = self.kind_of_client(self, number)
         self.deliver()
         return client
 
