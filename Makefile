@@ -26,7 +26,7 @@ check: $(VENV)/.test  ## Check style and types
 	$(BIN)/mypy
 
 bench: $(VENV)/.bench  ## Measure Atoll beside stock JAX: a table, and JSON in bench/results
-	$(BIN)/atoll bench micro $(ARGS)
+	$(BIN)/python -m benchmarks micro $(ARGS)
 
 conformance: $(VENV)/.test $(VENV)/.conformance-requirements  ## Run JAX's own tests: make conformance JAX=<a JAX source checkout>
 	@test -n "$(JAX)" || { echo "say where JAX's sources are: make conformance JAX=<checkout at the installed version's tag>" >&2; exit 2; }

@@ -65,8 +65,12 @@ def first_params(config: Config) -> Params:
         }
         for _ in range(config.layers)
     ]
-    return {"tokens": weight(BYTE_VALUES, width), "positions": weight(config.seq, width), "blocks": blocks,
-            "head": weight(width, BYTE_VALUES)}
+    return {
+        "tokens": weight(BYTE_VALUES, width),
+        "positions": weight(config.seq, width),
+        "blocks": blocks,
+        "head": weight(width, BYTE_VALUES),
+    }
 
 
 def normalized(x: jax.Array) -> jax.Array:

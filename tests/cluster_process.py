@@ -17,7 +17,7 @@ import psutil
 
 from tests.conftest import ScriptResult, start_process
 
-COMMAND = [sys.executable, "-m", "atoll.cli"]
+COMMAND = [sys.executable, "-m", "atoll.operate.command"]
 DEADLINE = 90.0  # seconds, for any one command
 
 

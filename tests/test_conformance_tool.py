@@ -7,9 +7,10 @@ import textwrap
 from pathlib import Path
 
 import pytest
+
 from scripts.conformance import attempt, comparison, markdown, reasons
 from scripts.conformance.baseline import BaselineCache
-from scripts.conformance.comparison import Difference, Report
+from scripts.conformance.comparison import Difference, StatusReply
 from scripts.conformance.environments import Environment
 from scripts.conformance.results import FileResults, Outcome, TestResult
 from scripts.conformance.runner import run_file
@@ -241,7 +242,7 @@ def test_reasons_match_tests_and_errors(tmp_path: Path) -> None:
     path.write_text('[[reason]]\nwhy = "w1"\nerror = "b!"\n[[reason]]\nwhy = "w2"\ntests = ["f::c*"]\n')
     report = reasons.read(path).explain(comparison.compare(STOCK, ATOLL))
     assert [difference.reason for difference in report.differences] == ["w1", "w2"]
-    assert Report("", "", "", "", "", {"f": report}).unexplained() == []
+    assert StatusReply("", "", "", "", "", {"f": report}).unexplained() == []
     path.write_text('[[reason]]\nwhy = "w1"\n')
     with pytest.raises(reasons.ReasonError, match="would explain everything"):
         reasons.read(path)
@@ -254,7 +255,7 @@ def test_reasons_match_tests_and_errors(tmp_path: Path) -> None:
 def test_the_page_keeps_what_stands_around_the_tables(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{markdown.BEGIN}\nold\n{markdown.END}\nafter\n")
-    report = Report("1", "1", "0", "1x1x8", "atoll,cpu", {"f": comparison.compare(STOCK, ATOLL)})
+    report = StatusReply("1", "1", "0", "1x1x8", "atoll,cpu", {"f": comparison.compare(STOCK, ATOLL)})
     markdown.embed(report, page)
     once = page.read_text()
     markdown.embed(report, page)
@@ -295,9 +296,9 @@ def test_stock_results_are_kept_until_file_or_settings_change(tmp_path: Path) ->
 
 
 def test_reports_of_other_settings_do_not_mix(tmp_path: Path) -> None:
-    report = Report("1", "1", "0", "1x1x8", "atoll,cpu", {"f": comparison.compare(STOCK, ATOLL)})
+    report = StatusReply("1", "1", "0", "1x1x8", "atoll,cpu", {"f": comparison.compare(STOCK, ATOLL)})
     comparison.save(report, tmp_path / "r.json")
     assert comparison.load(tmp_path / "r.json") == report
     assert report.comparable(report.holding({}))
-    assert not report.comparable(Report("1", "1", "0", "2x1x4", "atoll,cpu", {}))
+    assert not report.comparable(StatusReply("1", "1", "0", "2x1x4", "atoll,cpu", {}))
     assert comparison.load(tmp_path / "none.json") is None

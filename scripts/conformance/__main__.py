@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from . import comparison, environments, markdown, reasons, suites
 from .baseline import BaselineCache
-from .comparison import FileReport, Report
+from .comparison import FileReport, StatusReply
 from .environments import Environment
 from .results import FileResults
 from .runner import run_file
@@ -39,13 +39,13 @@ def chosen_files(suite: Suite | None, names: list[str], checkout: Path | None) -
     return list({file.name: file for file in files}.values())
 
 
-def empty_report(islands: str, platforms: str) -> Report:
+def empty_report(islands: str, platforms: str) -> StatusReply:
     try:
         atoll = importlib.metadata.version("atoll")
     except importlib.metadata.PackageNotFoundError as error:
         raise suites.SuiteError("atoll is not installed in this Python: pip install -e .") from error
     jax, jaxlib = importlib.metadata.version("jax"), importlib.metadata.version("jaxlib")
-    return Report(jax, jaxlib, atoll, islands, platforms, files={})
+    return StatusReply(jax, jaxlib, atoll, islands, platforms, files={})
 
 
 def run_again(file: TestFile, atoll: Environment, before: FileReport, timeout: float, screen: Screen) -> FileReport:
@@ -70,7 +70,7 @@ def run_atoll(
     return comparison.compare(expected, results, within=selection)
 
 
-def tell(report: Report) -> int:
+def tell(report: StatusReply) -> int:
     """Prints what went wrong and has no reason; returns the number of unexplained differences."""
     for name, file in report.files.items():
         for trouble in file.atoll.troubles:
@@ -120,7 +120,7 @@ def conformance(
         explain = reasons.read(reason_table).explain
         if page is not None:
             markdown.around(page)  # now, not after an hour of tests
-        report = Report("", "", "", "", "", {}) if stock_only else empty_report(islands, platforms)
+        report = StatusReply("", "", "", "", "", {}) if stock_only else empty_report(islands, platforms)
         last = comparison.load(report_path)
     except REFUSALS as error:
         raise typer.BadParameter(str(error)) from error

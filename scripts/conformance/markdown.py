@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from .comparison import FileReport, Report, alike
+from .comparison import FileReport, StatusReply, alike
 
 BEGIN = "<!-- conformance: begin (written by scripts/conformance) -->"
 END = "<!-- conformance: end -->"
@@ -33,11 +33,11 @@ def percent(score: float) -> str:
     return f"{math.floor(score * 1000) / 10:.1f} %"
 
 
-def render(report: Report) -> str:
+def render(report: StatusReply) -> str:
     return "\n".join(_lines(report)) + "\n"
 
 
-def embed(report: Report, page: Path) -> None:
+def embed(report: StatusReply, page: Path) -> None:
     """Puts the report between the page's markers. Raises `MarkerError` if it has none."""
     before, after = around(page)
     page.write_text(f"{before}{BEGIN}\n\n{render(report)}\n{END}{after}")
@@ -53,7 +53,7 @@ def around(page: Path) -> tuple[str, str]:
     return before, after
 
 
-def _lines(report: Report) -> Iterator[str]:
+def _lines(report: StatusReply) -> Iterator[str]:
     yield (
         f"JAX {report.jax}, jaxlib {report.jaxlib}, Atoll {report.atoll}, islands `{report.islands}`, "
         f"`JAX_PLATFORMS={report.platforms}`."
@@ -86,14 +86,14 @@ def _row(name: str, file: FileReport) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def _troubles(report: Report) -> Iterator[str]:
+def _troubles(report: StatusReply) -> Iterator[str]:
     told = [(name, trouble) for name, file in report.files.items() for trouble in file.atoll.troubles]
     if told:
         yield from ("", "Outside any test, on Atoll:", "")
         yield from (f"- `{name}`: {trouble}" for name, trouble in told)
 
 
-def _explained(report: Report) -> Iterator[str]:
+def _explained(report: StatusReply) -> Iterator[str]:
     by_reason: dict[str, list[str]] = defaultdict(list)
     for file in report.files.values():
         for difference in file.differences:
@@ -105,7 +105,7 @@ def _explained(report: Report) -> Iterator[str]:
         yield from _folded(reason, tests)
 
 
-def _unexplained(report: Report) -> Iterator[str]:
+def _unexplained(report: StatusReply) -> Iterator[str]:
     groups = alike(report.unexplained())
     if groups:
         yield from ("", "**UNEXPLAINED** differences:")

@@ -22,9 +22,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from scripts.soak.users import SoakError, Users
 
-from atoll.client.folders import in_use
+from atoll.processes.client_folders import in_use
+from scripts.soak.users import SoakError, Users
 
 SETTLE_SECONDS = 60.0
 # Nobody is struck in the last seconds: what was struck then would not be seen to come back.
@@ -35,7 +35,7 @@ console = Console(soft_wrap=True)
 
 def atoll(environment: Mapping[str, str], *arguments: str) -> str:
     """Runs the command; its output. Raises SoakError where it fails."""
-    command = [sys.executable, "-m", "atoll.cli", *arguments]
+    command = [sys.executable, "-m", "atoll.operate.command", *arguments]
     ended = subprocess.run(command, env=dict(environment), capture_output=True, text=True, timeout=180)
     if ended.returncode:
         raise SoakError(f"atoll {' '.join(arguments)} failed: {ended.stderr}")
@@ -151,7 +151,9 @@ def main(
     finally:
         if users is not None:
             users.kill()
-        subprocess.run([sys.executable, "-m", "atoll.cli", "down"], env=environment, capture_output=True, timeout=60)
+        subprocess.run(
+            [sys.executable, "-m", "atoll.operate.command", "down"], env=environment, capture_output=True, timeout=60
+        )
         shutil.rmtree(runtime, ignore_errors=True)
 
 

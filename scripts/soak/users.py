@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 import psutil
+
 from scripts.soak.client import WRONG
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +39,7 @@ class UserProcess:
     def proxy(self) -> psutil.Process | None:
         try:
             for child in psutil.Process(self.process.pid).children():
-                if "atoll.proxy.main" in child.cmdline():
+                if "atoll.frontends.ifrt.main" in child.cmdline():
                     return child
         except psutil.Error:
             pass

@@ -11,7 +11,7 @@ from atoll.client.slices import VirtualDeviceSet
 
 
 @pytest.mark.parametrize(
-    ("wish", "text"),
+    ("slice_request", "text"),
     [
         ({}, "say one of devices="),
         ({"devices": 2, "tpu_devices": 2}, "say one of devices="),
@@ -26,15 +26,15 @@ from atoll.client.slices import VirtualDeviceSet
         ({"devices": 1, "memory_per_device": -5}, "memory_per_device is -5"),
     ],
 )
-def test_arguments_that_contradict_each_other(wish: dict[str, Any], text: str) -> None:
+def test_arguments_that_contradict_each_other(slice_request: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        VirtualDeviceSet(None).add_slice(**wish)
+        VirtualDeviceSet(None).add_slice(**slice_request)
 
 
 def test_sizes_are_whole_numbers() -> None:
-    for wish in ({"devices": 1.5}, {"devices": "4"}, {"shape": (2.0, 2)}):
+    for slice_request in ({"devices": 1.5}, {"devices": "4"}, {"shape": (2.0, 2)}):
         with pytest.raises(TypeError, match="integer"):
-            VirtualDeviceSet(None).add_slice(**wish)
+            VirtualDeviceSet(None).add_slice(**slice_request)
 
 
 def test_plain_jax_has_no_virtual_devices() -> None:

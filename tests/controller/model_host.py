@@ -9,7 +9,7 @@ from typing import Any
 
 from atoll.errors import Code, Status
 from atoll.ir import plan as p
-from atoll.transport import messages as m
+from atoll.protocol import messages as m
 
 
 class ModelWalk:
@@ -18,7 +18,7 @@ class ModelWalk:
     def __init__(self, run: m.Run, plan: p.Plan) -> None:
         self.run = run
         self.plan = plan
-        self.left = list(plan.legs)
+        self.left = list(plan.segments)
         self.values: set[int] = set()
         self.problem: Status | None = None
         self.reported = False
@@ -30,7 +30,7 @@ class ModelTurn:
 
     sequence: int
     steps: Iterator[int]
-    together: bool
+    collective: bool
 
 
 class ModelHost:
@@ -46,7 +46,7 @@ class ModelHost:
         self.freed: Counter[tuple[int, int]] = Counter()
         self.sequences: list[tuple[int, int]] = []  # (session, sequence) as they came
         self.lines: dict[int, deque[Any]] = defaultdict(deque)  # of each session: legs, frees and ends in order
-        self.together: deque[int] = deque()  # sequences of legs that have yet to begin
+        self.collective: deque[int] = deque()  # sequences of legs that have yet to begin
         self.walks: dict[int, ModelWalk] = {}  # with legs to come, by the sequence of their first
         self.inbox: dict[tuple[int, int], Status | None] = {}
         self.running: list[tuple[int, Status | None]] = []
@@ -60,7 +60,7 @@ class ModelHost:
         match message:
             case m.OpenStore(session=session):
                 self.stores[session] = {}
-            case m.KeepPlan(plan=plan, body=body):
+            case m.RegisterPlan(plan=plan, body=body):
                 self.plans[plan] = body
             case m.DropPlan(plan=plan):
                 del self.plans[plan]
@@ -74,12 +74,12 @@ class ModelHost:
                 self.go_on()
             case m.Run(sequence=sequence):
                 self.walks[sequence] = ModelWalk(message, self.plans[message.plan])
-                self.turn(self.walks[sequence], sequence, message.legs)
+                self.turn(self.walks[sequence], sequence, message.segments)
                 self.go_on()
-            case m.Go(run=run, turns=turns):
-                for sequence, legs in turns:
+            case m.Dispatch(run=run, turns=turns):
+                for sequence, segments in turns:
                     if run in self.walks:
-                        self.turn(self.walks[run], sequence, legs)
+                        self.turn(self.walks[run], sequence, segments)
                     else:
                         self.running.append((sequence, None))
                 self.go_on()
@@ -89,21 +89,23 @@ class ModelHost:
 
     def turn(self, walk: ModelWalk, sequence: int, count: int) -> None:
         self.sequences.append((walk.run.session, sequence))
-        legs, walk.left = walk.left[:count], walk.left[count:]
+        segments, walk.left = walk.left[:count], walk.left[count:]
         if not walk.left:
             del self.walks[walk.run.sequence]
-        together = any(leg.together for leg in legs)
-        self.lines[walk.run.session].append(ModelTurn(sequence, self.turn_of(walk, legs, sequence, together), together))
-        if together:
-            self.together.append(sequence)
+        collective = any(segment.collective for segment in segments)
+        self.lines[walk.run.session].append(
+            ModelTurn(sequence, self.turn_of(walk, segments, sequence, collective), collective)
+        )
+        if collective:
+            self.collective.append(sequence)
 
-    def turn_of(self, walk: ModelWalk, legs: list[p.Leg], sequence: int, together: bool) -> Iterator[int]:
-        for leg in legs:
-            yield from self.walk(walk, leg, sequence)
-        self.running.append((sequence, None if walk.reported and not together else walk.problem))
+    def turn_of(self, walk: ModelWalk, segments: list[p.Segment], sequence: int, collective: bool) -> Iterator[int]:
+        for segment in segments:
+            yield from self.walk(walk, segment, sequence)
+        self.running.append((sequence, None if walk.reported and not collective else walk.problem))
         walk.reported = walk.problem is not None
         if walk.problem is None:
-            if together:
+            if collective:
                 self.begun.add(sequence)
             if walk.run.acknowledge:
                 self.enqueued.append(sequence)
@@ -137,24 +139,24 @@ class ModelHost:
             case ModelTurn():
                 if next(item.steps, None) is not None:
                     return False
-                if item.together:
-                    self.together.remove(item.sequence)
+                if item.collective:
+                    self.collective.remove(item.sequence)
         return True
 
-    def walk(self, walk: ModelWalk, leg: p.Leg, sequence: int) -> Iterator[int]:
+    def walk(self, walk: ModelWalk, segment: p.Segment, sequence: int) -> Iterator[int]:
         """Yields while bytes are missing."""
         run, plan = walk.run, walk.plan
         store = self.stores[run.session]
-        if leg is plan.legs[0]:
+        if segment is plan.segments[0]:
             for handle in run.arguments:
                 assert handle in store, "an argument has been freed before its use, or was never made"
                 walk.problem = walk.problem or store[handle]
             walk.values.update(plan.arguments)
-        if "doomed" in plan.name and leg is plan.legs[run.sequence % len(plan.legs)]:
+        if "doomed" in plan.name and segment is plan.segments[run.sequence % len(plan.segments)]:
             walk.problem = walk.problem or Status(Code.INTERNAL, plan.name)
-        while leg.together and walk.problem is None and self.together[0] != sequence:
+        while segment.collective and walk.problem is None and self.collective[0] != sequence:
             yield -1
-        for step in leg.steps:
+        for step in segment.steps:
             if walk.problem is not None:
                 break
             assert walk.values.issuperset(p.uses(step)), "a value was dropped or donated before its last use"
@@ -168,10 +170,14 @@ class ModelHost:
                     walk.problem = walk.problem or self.inbox[run.session, run.feeds[piece.feed]]
             walk.values.update(defines(step))
         handles = dict(zip(plan.results, run.results, strict=True))
-        later = plan.legs[plan.legs.index(leg) :] if walk.problem is not None and not walk.reported else (leg,)
+        later = (
+            plan.segments[plan.segments.index(segment) :]
+            if walk.problem is not None and not walk.reported
+            else (segment,)
+        )
         for value in [value for each in later for value in each.results if not walk.reported]:
             store[handles[value]] = walk.problem
-        walk.values.difference_update(leg.drops)
+        walk.values.difference_update(segment.drops)
 
     def finish(self, index: int) -> Any:
         sequence, problem = self.running.pop(index)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from atoll.cluster_settings import ClusterSettings
+from atoll.cluster.settings import ClusterSettings
+from atoll.cluster.topology import Topology
 from atoll.controller.core import Controller
-from atoll.controller.topology import Topology
 from atoll.errors import OK, Code, Status
 from atoll.ir.program import (
     Call,
@@ -16,7 +16,7 @@ from atoll.ir.program import (
     single,
 )
 from atoll.ir.types import ArraySpec, Sharding
-from atoll.transport import messages as m
+from atoll.protocol import messages as m
 
 BROKEN = Status(Code.INTERNAL, "division by zero")
 
@@ -77,9 +77,9 @@ class Play:
     def with_function(self, function: int = 1, devices: tuple[int, ...] = (0,)) -> str:
         """A compiled function; its name."""
         self.say(m.RegisterFunction(function, f"content {function}", 900 + function, (devices,)))
-        hosts = sorted({self.controller.sessions[self.session].devices.seats[d].host for d in devices})
+        hosts = sorted({self.controller.sessions[self.session].devices.locations[d].host for d in devices})
         for host in hosts:
-            for message in self.hear(host, m.Arrived(self.session, (900 + function,))):
+            for message in self.hear(host, m.FeedsArrived(self.session, (900 + function,))):
                 self.hear(host, m.Compiled(message.function, OK, b"info", 0.1, False))
         return self.controller.sessions[self.session].functions[function]
 
@@ -101,7 +101,7 @@ class Play:
         if 2 not in self.controller.sessions[self.session].programs:
             self.with_put()
         feed = 10_000 + handle
-        self.hear(0, m.Arrived(self.session, (feed,)))
+        self.hear(0, m.FeedsArrived(self.session, (feed,)))
         (run,) = self.say(m.Launch(2, (), (handle,), (feed,)))
         self.done(run.sequence)
 

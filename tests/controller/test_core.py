@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.cluster_settings import Dispatch
-from atoll.controller.launcher import GANG_WINDOW
+from atoll.cluster.settings import Dispatch
+from atoll.controller.programs.launcher import GANG_WINDOW
 from atoll.errors import OK, Code, StatusError
 from atoll.ir.program import (
     Call,
@@ -15,7 +15,7 @@ from atoll.ir.program import (
     Transfer,
     single,
 )
-from atoll.transport import messages as m
+from atoll.protocol import messages as m
 from tests.controller.play import BROKEN, Play, chain_of, joined, on, runs
 
 # ---- sessions
@@ -58,7 +58,7 @@ def test_messages_of_a_session_that_is_over_are_ignored():
 def test_a_function_is_compiled_once_its_program_has_arrived():
     play = Play("2x1x2")
     assert play.say(m.RegisterFunction(7, "hash", 90, ((3, 2),))) == []
-    (compile_,) = play.hear(1, m.Arrived(play.session, (90,)))
+    (compile_,) = play.hear(1, m.FeedsArrived(play.session, (90,)))
     # In the words of the island: its hosts from 0, devices by their ordinals.
     assert compile_ == m.Compile(compile_.function, play.session, 90, (((0, 1), (0, 0)),))
     assert play.hear(1, m.Compiled(compile_.function, OK, b"info", 0.5, False)) == [m.FunctionReady(7, OK, b"info")]
@@ -66,7 +66,7 @@ def test_a_function_is_compiled_once_its_program_has_arrived():
 
 def test_a_program_that_arrives_before_the_wish_is_compiled_at_once():
     play = Play()
-    assert play.hear(0, m.Arrived(play.session, (90,))) == []
+    assert play.hear(0, m.FeedsArrived(play.session, (90,))) == []
     (compile_,) = play.say(m.RegisterFunction(7, "hash", 90, ((0,),)))
     assert isinstance(compile_, m.Compile)
 
@@ -87,7 +87,7 @@ def test_a_function_on_a_device_that_does_not_exist_is_refused():
 def test_a_function_that_does_not_compile_is_forgotten_and_its_error_told():
     play = Play()
     play.say(m.RegisterFunction(7, "hash", 90, ((0,),)))
-    (compile_,) = play.hear(0, m.Arrived(play.session, (90,)))
+    (compile_,) = play.hear(0, m.FeedsArrived(play.session, (90,)))
     messages = play.hear(0, m.Compiled(compile_.function, BROKEN, b"", 0.5, False))
     assert messages == [m.DropFunction(compile_.function), m.FunctionReady(7, BROKEN, b"")]
     assert play.controller.functions.users == {}
@@ -112,7 +112,7 @@ def test_a_launch_is_one_message_a_host_and_its_end_makes_room():
     (run,) = play.say(m.Launch(1, (10,), (11,), ()))
     assert run == m.Run(run.sequence, play.session, plan, (10,), (11,), ())
     assert play.say(m.Await(5, (11,))) == []
-    assert play.done(run.sequence) == [m.Awaited(5, OK), m.Retired(1)]
+    assert play.done(run.sequence) == [m.Awaited(5, OK), m.CreditReturned(1)]
     assert play.say(m.Await(6, (11,))) == [m.Awaited(6, OK)]
 
 
@@ -131,7 +131,7 @@ def test_a_launch_waits_for_its_feeds_and_holds_back_its_session():
     play.array(9)
     assert play.say(m.Launch(2, (), (10,), (77,))) == []
     assert play.say(m.Launch(1, (9,), (11,), ())) == []
-    assert [run.results for run in runs(play.hear(0, m.Arrived(play.session, (77,))))] == [(10,), (11,)]
+    assert [run.results for run in runs(play.hear(0, m.FeedsArrived(play.session, (77,))))] == [(10,), (11,)]
 
 
 def test_a_gang_over_two_hosts_is_done_when_both_are():
@@ -141,7 +141,7 @@ def test_a_gang_over_two_hosts_is_done_when_both_are():
     first, second = play.say(m.Launch(1, (), (11,), ()))
     assert first.sequence == second.sequence
     assert play.done(first.sequence, host=1) == []
-    assert play.done(first.sequence, host=0) == [m.Retired(1)]
+    assert play.done(first.sequence, host=0) == [m.CreditReturned(1)]
 
 
 def test_both_ends_of_a_transfer_are_sent_at_once():
@@ -158,7 +158,7 @@ def test_both_ends_of_a_transfer_are_sent_at_once():
     assert feed >= m.OWN_NUMBERS, "proxies' own numbers are all below"
     assert second.sequence > first.sequence
     assert play.done(first.sequence) == []
-    assert play.done(second.sequence, host=1) == [m.Retired(1)]
+    assert play.done(second.sequence, host=1) == [m.CreditReturned(1)]
 
 
 def test_a_program_of_many_nodes_is_one_message_a_host_and_then_whose_turn_it_is():
@@ -177,12 +177,12 @@ def test_a_program_of_many_nodes_is_one_message_a_host_and_then_whose_turn_it_is
     by_host = {host: [message for (_, to), message in messages if to == host] for host in (0, 1)}
     run, go = by_host[0]
     assert (run.arguments, run.results) == ((10,), (11, 13))
-    assert go == m.Go(play.session, run.sequence, tuple((run.sequence + i, 1) for i in (1, 2, 4)))
+    assert go == m.Dispatch(play.session, run.sequence, tuple((run.sequence + i, 1) for i in (1, 2, 4)))
     there, back = by_host[1]
     assert there.sequence == run.sequence + 3
-    assert back == m.Go(play.session, there.sequence, ((run.sequence + 5, 1),))
+    assert back == m.Dispatch(play.session, there.sequence, ((run.sequence + 5, 1),))
     assert play.done(*(run.sequence + i for i in (0, 1, 2, 4))) == []
-    assert play.done(there.sequence, run.sequence + 5, host=1) == [m.Retired(1)]
+    assert play.done(there.sequence, run.sequence + 5, host=1) == [m.CreditReturned(1)]
 
 
 @pytest.mark.parametrize("program", [5, 99])
@@ -192,11 +192,11 @@ def test_a_launch_gives_back_the_room_that_it_took(program):
     play.array(10)
     said = play.say(m.Launch(program, (10,), (11,), (), room=4))
     told = said if program == 99 else play.done(runs(said)[0].sequence)
-    assert m.Retired(4) in told
+    assert m.CreditReturned(4) in told
 
 
 def test_a_program_whose_plan_is_too_large_for_a_message_is_refused_and_costs_no_worker(monkeypatch):
-    monkeypatch.setattr("atoll.controller.programs.MAX_PLAN_BYTES", 1000)
+    monkeypatch.setattr("atoll.controller.programs.registered.MAX_PLAN_BYTES", 1000)
     play = Play()
     play.with_call(program=4)
     play.array(10)
@@ -219,11 +219,11 @@ def test_another_sessions_work_gets_in_between_the_nodes_of_a_long_program():
     play.controller.from_proxy(
         other, m.RegisterProgram(1, single("put", (), HostToDevice((buffer,), (on(0),)), feeds=1))
     )
-    play.controller.from_worker(0, m.Arrived(other, (5,)))
+    play.controller.from_worker(0, m.FeedsArrived(other, (5,)))
     play.controller.from_proxy(other, m.Launch(1, (), (1,), (5,)))
     play.outbox()
     messages = play.done(run.sequence, *(sequence for sequence, _ in go.turns[: GANG_WINDOW // 2]))
-    assert [type(message) for message in messages] == [m.Go, m.Run, m.Go]
+    assert [type(message) for message in messages] == [m.Dispatch, m.Run, m.Dispatch]
     assert len(messages[0].turns) == 1, "one was ready before the newcomer came"
     assert messages[1].session == other
 
@@ -236,7 +236,7 @@ def test_a_node_that_fails_ends_its_program_and_those_after_it_are_not_walked():
     (run, go) = play.say(m.Launch(1, (10,), (11,), ()))
     assert play.hear(0, m.Failed(run.sequence, BROKEN)) == [m.DropRun(play.session, run.sequence)]
     *_, retired = play.done(*(sequence for sequence, _ in go.turns))
-    assert retired == m.Retired(1)
+    assert retired == m.CreditReturned(1)
     assert play.say(m.Await(5, (11,))) == [m.Awaited(5, BROKEN)]
     assert play.controller.scheduler.statistics(0).waiting == 0
 
@@ -249,7 +249,7 @@ def test_values_between_nodes_take_memory_until_their_last_use():
     (run, *more) = play.say(m.Launch(1, (10,), (11,), ()))
     sequences = [run.sequence]
     while sequences or more:
-        sequences += [sequence for message in more if isinstance(message, m.Go) for sequence, _ in message.turns]
+        sequences += [sequence for message in more if isinstance(message, m.Dispatch) for sequence, _ in message.turns]
         more = play.done(sequences.pop(0)) if sequences else []
     assert play.say(m.Await(5, (11,))) == [m.Awaited(5, OK)]
     assert play.controller.memory.used == {(0, 0): 16, (0, 1): 0}, "what is there is the argument and the result"
@@ -264,7 +264,7 @@ def test_dispatched_in_sequence_a_node_waits_for_the_one_before_to_be_enqueued()
     play.say(m.RegisterProgram(1, chain_of(3)))
     (run,) = play.say(m.Launch(1, (10,), (11,), ()))
     (second,) = play.hear(0, m.Enqueued(run.sequence))
-    assert second == m.Go(play.session, run.sequence, ((run.sequence + 1, 1),))
+    assert second == m.Dispatch(play.session, run.sequence, ((run.sequence + 1, 1),))
     # An end says as much.
     assert play.done(run.sequence) == []
     (third,) = play.done(run.sequence + 1)
@@ -324,7 +324,7 @@ def test_a_launch_that_cannot_be_makes_its_results_errors_and_room_for_the_next(
     play.with_call()
     play.array(10)
     play.say(m.RegisterProgram(4, single("far", (), Call(1, (), (on(9),), (9,)))))
-    assert play.say(launch) == [m.Retired(1)]
+    assert play.say(launch) == [m.CreditReturned(1)]
     (awaited,) = play.say(m.Await(5, launch.results))
     assert awaited.status.code == code
     assert text in awaited.status.message

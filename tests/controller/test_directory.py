@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from atoll.controller.directory import Directory, Entry
+from atoll.controller.memory.directory import Directory, Entry
 from atoll.errors import OK, Code, Status
 
 LOST = Status(Code.DATA_LOSS, "host 3 is gone")

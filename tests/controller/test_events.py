@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from atoll.cluster_settings import ClusterSettings, Dispatch
+from atoll.cluster.settings import ClusterSettings, Dispatch
+from atoll.cluster.topology import Topology
 from atoll.controller.core import Controller
 from atoll.controller.events import EventLog, replay
-from atoll.controller.topology import Topology
 from atoll.errors import OK
 from atoll.ir.program import Call, HostBuffer, HostToDevice, single
 from atoll.ir.types import ArraySpec, Sharding
-from atoll.transport import messages as m
+from atoll.protocol import messages as m
 
 PAIR = ArraySpec("float32", (2,), Sharding((0, 1)))
 
@@ -36,7 +36,7 @@ def recorded(**settings: Any) -> tuple[EventLog, list[Any]]:
     session = tell("session opens", 42, "script.py").number
     tell("proxy", session, message=m.RegisterFunction(1, "content", 9, ((0, 1),)))
     for host in (0, 1):
-        tell("worker", host, message=m.Arrived(session, (9,)))
+        tell("worker", host, message=m.FeedsArrived(session, (9,)))
     name = log.controller.sessions[session].functions[1]
     for host in (0, 1):
         tell("worker", host, message=m.Compiled(name, OK, b"info", 0.1, False, 64))
@@ -47,7 +47,7 @@ def recorded(**settings: Any) -> tuple[EventLog, list[Any]]:
     tell("proxy", session, message=m.Launch(3, (10,), (11,), ()))
     tell("proxy", session, message=m.Await(5, (11,)))
     for host in (0, 1):
-        tell("worker", host, message=m.Arrived(session, (77,)))
+        tell("worker", host, message=m.FeedsArrived(session, (77,)))
     tell("tick")
     tell("worker", 0, message=m.Done(((1, 5, 9),)))
     tell("worker ended", message=m.WorkerEnded(1, 101, -9, "killed by SIGKILL"))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from atoll.controller import core, recovery
-from atoll.controller.launcher import GANG_WINDOW
+from atoll.controller import core
+from atoll.controller.islands import recovery
+from atoll.controller.programs.launcher import GANG_WINDOW
 from atoll.errors import OK, Code, Status
 from atoll.ir.program import (
     Call,
@@ -11,7 +12,7 @@ from atoll.ir.program import (
     Transfer,
     single,
 )
-from atoll.transport import messages as m
+from atoll.protocol import messages as m
 from tests.controller.play import BROKEN, Play, on, runs
 
 
@@ -22,9 +23,9 @@ def test_a_failure_reaches_its_results_and_what_is_made_of_them_and_nothing_else
     (bad,) = play.say(m.Launch(1, (10,), (11,), ()))
     (good,) = play.say(m.Launch(1, (10,), (12,), ()))
     messages = play.hear(0, m.Failed(bad.sequence, BROKEN))
-    assert messages == [m.Retired(1)]
+    assert messages == [m.CreditReturned(1)]
     play.done(good.sequence)
-    assert play.say(m.Launch(1, (11,), (13,), ())) == [m.Retired(1)]
+    assert play.say(m.Launch(1, (11,), (13,), ())) == [m.CreditReturned(1)]
     statuses = [play.say(m.Await(handle, (handle,))) for handle in (11, 12, 13)]
     assert statuses == [[m.Awaited(11, BROKEN)], [m.Awaited(12, OK)], [m.Awaited(13, BROKEN)]]
 
@@ -57,7 +58,7 @@ def test_what_could_not_be_sent_to_a_host_that_is_there_fails_by_itself():
     play.controller.tick(10.0)
     play.controller.tick(11.0)
     assert [type(each) for each in play.outbox()] == [m.FailFeeds]
-    assert play.hear(1, m.Failed(receive.sequence, unreachable)) == [m.Retired(1)]
+    assert play.hear(1, m.Failed(receive.sequence, unreachable)) == [m.CreditReturned(1)]
 
 
 def test_the_other_end_of_a_failed_transfer_is_told_what_befell_it():
@@ -68,7 +69,7 @@ def test_the_other_end_of_a_failed_transfer_is_told_what_befell_it():
     send, receive = play.say(m.Launch(3, (10,), (11,), ()))
     assert play.hear(0, m.Failed(send.sequence, BROKEN)) == [m.FailFeeds(play.session, receive.feeds, BROKEN)]
     assert play.say(m.Await(7, (11,))) == [m.Awaited(7, BROKEN)], "nobody waits for the other end to learn of it"
-    assert play.hear(1, m.Failed(receive.sequence, BROKEN)) == [m.Retired(1)]
+    assert play.hear(1, m.Failed(receive.sequence, BROKEN)) == [m.CreditReturned(1)]
 
 
 def test_what_a_lost_host_has_sent_is_awaited_by_nobody():
@@ -96,8 +97,8 @@ def test_a_lost_host_fails_what_was_there_what_ran_there_and_what_stood_in_line(
     play.say(m.Launch(2, (), (11,), (77,)))
     for handle in (100, 100 + launches - 1, 11):
         assert play.say(m.Await(handle, (handle,))) == []
-    play.say(m.Inquire(5, "layout", 0, -1, b""))
-    play.say(m.Inquire(6, "layout", 1, -1, b""))
+    play.say(m.Query(5, "layout", 0, -1, b""))
+    play.say(m.Query(6, "layout", 1, -1, b""))
 
     play.controller.worker_lost(0, "killed")
     messages = play.outbox()
@@ -110,23 +111,23 @@ def test_a_lost_host_fails_what_was_there_what_ran_there_and_what_stood_in_line(
         assert "host 0 of island 0 is gone (worker 1000: killed)" in status.message
     assert "(in f)" in told[100].message
     assert "(in put)" in told[11].message
-    assert sum(x.launches for x in messages if isinstance(x, m.Retired)) == launches + 1
-    assert not any(isinstance(x, m.Answered) for x in messages), "questions wait until somebody can answer"
+    assert sum(x.launches for x in messages if isinstance(x, m.CreditReturned)) == launches + 1
+    assert not any(isinstance(x, m.QueryReply) for x in messages), "questions wait until somebody can answer"
     assert m.HostsLost((0,)) in messages
     statistics = play.controller.scheduler.statistics(0)
     assert (statistics.waiting, statistics.in_flight) == (0, 0)
     # What needs the lost array fails at once.
-    assert play.say(m.Launch(1, (10,), (12,), ())) == [m.Retired(1)]
-    assert play.say(m.Inquire(7, "layout", 0, -1, b"")) == []
-    (answered,) = play.hear(1, m.Answer(play.session, 2, OK, b"{0}"))
-    assert answered == m.Answered(6, OK, b"{0}")
+    assert play.say(m.Launch(1, (10,), (12,), ())) == [m.CreditReturned(1)]
+    assert play.say(m.Query(7, "layout", 0, -1, b"")) == []
+    (answered,) = play.hear(1, m.WorkerAnswer(play.session, 2, OK, b"{0}"))
+    assert answered == m.QueryReply(6, OK, b"{0}")
     # And to be told twice changes nothing.
     play.controller.worker_lost(0, "again")
     assert play.outbox() == []
-    asked = [x for x in play.join_again(0) if isinstance(x, m.Query)]
-    assert [play.hear(0, m.Answer(x.session, x.query, OK, b"{1}")) for x in asked] == [
-        [m.Answered(5, OK, b"{1}")],
-        [m.Answered(7, OK, b"{1}")],
+    asked = [x for x in play.join_again(0) if isinstance(x, m.WorkerQuery)]
+    assert [play.hear(0, m.WorkerAnswer(x.session, x.query, OK, b"{1}")) for x in asked] == [
+        [m.QueryReply(5, OK, b"{1}")],
+        [m.QueryReply(7, OK, b"{1}")],
     ]
 
 
@@ -137,7 +138,7 @@ def test_the_loss_of_one_island_leaves_the_others_to_work():
     play.controller.worker_lost(0, "killed")
     play.outbox()
     (run,) = play.say(m.Launch(5, (), (13,), ()))
-    assert play.done(run.sequence, host=1) == [m.Retired(1)]
+    assert play.done(run.sequence, host=1) == [m.CreditReturned(1)]
     assert play.say(m.Await(7, (13,))) == [m.Awaited(7, OK)]
 
 
@@ -155,17 +156,17 @@ def test_a_restarted_island_gets_back_what_it_had_and_runs_what_waited():
     play.controller.worker_lost(0, "killed")
     play.outbox()
     assert play.say(m.Launch(1, (), (11,), ())) == [], "it waits for the island"
-    play.say(m.LossSeen((0,)))
+    play.say(m.LossAcknowledged((0,)))
 
     back = play.join_again(0)
     secret = play.controller.sessions[play.session].secret
     assert back[0] == m.OpenStore(play.session, secret)
-    assert [x.plan for x in back if isinstance(x, m.KeepPlan)] == [plan]
+    assert [x.plan for x in back if isinstance(x, m.RegisterPlan)] == [plan]
     assert m.HostsBack(((0, "unix:/data-0-again"),)) in back
     assert runs(back) == [], "the function is not there yet"
 
     assert play.say(m.CompileAgain(1, 95)) == []
-    (compile_,) = play.hear(0, m.Arrived(play.session, (95,)))
+    (compile_,) = play.hear(0, m.FeedsArrived(play.session, (95,)))
     assert compile_.function == name
     ready, run = play.hear(0, m.Compiled(name, OK, b"info", 0.1, True))
     assert ready == m.FunctionReady(1, OK, b"info")
@@ -178,14 +179,14 @@ def test_a_restarted_island_gets_back_the_plans_of_released_programs_that_launch
     play.controller.worker_lost(1, "killed")
     body = single("transfer", (on(0),), Transfer((0,), (on(1),), reshard=True))
     kept = play.say(m.RegisterProgram(7, body))
-    plan = next(message.plan for message in kept if isinstance(message, m.KeepPlan))
+    plan = next(message.plan for message in kept if isinstance(message, m.RegisterPlan))
     assert runs(play.say(m.Launch(7, (10,), (11,), ()))) == [], "it waits for the island"
     play.say(m.ReleaseProgram(7))
 
     back = play.join_again(1)
-    plans = [message.plan for message in back if isinstance(message, m.KeepPlan)]
+    plans = [message.plan for message in back if isinstance(message, m.RegisterPlan)]
     assert {run.plan for run in runs(back)} == {plan, *plans}
-    assert back.index(runs(back)[-1]) > max(i for i, x in enumerate(back) if isinstance(x, m.KeepPlan))
+    assert back.index(runs(back)[-1]) > max(i for i, x in enumerate(back) if isinstance(x, m.RegisterPlan))
     for run, host in zip(runs(back), (0, 1), strict=True):
         play.done(run.sequence, host=host)
     assert play.controller._plans.keys() == {
@@ -198,26 +199,26 @@ def test_bytes_sent_before_the_proxy_knew_of_a_loss_are_lost():
     play.with_put()
     play.controller.worker_lost(0, "killed")
     play.outbox()
-    assert play.say(m.Launch(2, (), (11,), (77,))) == [m.Retired(1)]
+    assert play.say(m.Launch(2, (), (11,), (77,))) == [m.CreditReturned(1)]
     (awaited,) = play.say(m.Await(5, (11,)))
     assert awaited.status.code == Code.DATA_LOSS
-    play.say(m.LossSeen((0,)))
+    play.say(m.LossAcknowledged((0,)))
     assert play.say(m.Launch(2, (), (12,), (78,))) == []
     play.join_again(0)
-    (run,) = play.hear(0, m.Arrived(play.session, (78,)))
+    (run,) = play.hear(0, m.FeedsArrived(play.session, (78,)))
     assert run.results == (12,)
 
 
 def test_a_compilation_goes_on_when_its_island_is_back():
     play = Play()
     play.say(m.RegisterFunction(7, "hash", 90, ((0,),)))
-    (compile_,) = play.hear(0, m.Arrived(play.session, (90,)))
+    (compile_,) = play.hear(0, m.FeedsArrived(play.session, (90,)))
     play.controller.worker_lost(0, "killed")
     assert not any(isinstance(x, m.FunctionReady) for x in play.outbox())
-    play.say(m.LossSeen((0,)))
+    play.say(m.LossAcknowledged((0,)))
     play.join_again(0)
     play.say(m.CompileAgain(7, 91))
-    play.hear(0, m.Arrived(play.session, (91,)))
+    play.hear(0, m.FeedsArrived(play.session, (91,)))
     ready = play.hear(0, m.Compiled(compile_.function, OK, b"info", 0.1, False))
     assert m.FunctionReady(7, OK, b"info") in ready
 
@@ -319,8 +320,8 @@ def test_a_program_that_crashes_its_worker_is_refused_and_no_other():
     play.say(m.Launch(1, (), (11,), ()))
     play.controller.worker_ended(m.WorkerEnded(0, 1000, -6, "killed by SIGABRT"))
     play.outbox()
-    play.say(m.LossSeen((0,)))
-    assert play.say(m.Launch(1, (), (12,), ())) == [m.Retired(1)]
+    play.say(m.LossAcknowledged((0,)))
+    assert play.say(m.Launch(1, (), (12,), ())) == [m.CreditReturned(1)]
     (awaited,) = play.say(m.Await(5, (12,)))
     assert awaited.status.code == Code.ABORTED
     assert "killed by SIGABRT" in awaited.status.message
@@ -334,8 +335,8 @@ def test_a_program_whose_worker_was_killed_is_not_to_blame():
     play.with_call(arguments=0)
     play.say(m.Launch(1, (), (11,), ()))
     play.controller.worker_ended(m.WorkerEnded(0, 1000, -9, "killed by SIGKILL"))
-    assert play.controller.blame.refused == {}
-    assert play.controller.blame.suspects == set()
+    assert play.controller.quarantine.refused == {}
+    assert play.controller.quarantine.suspects == set()
 
 
 def test_a_client_that_uploads_without_end_loses_its_own_session_and_nobody_elses(monkeypatch):
@@ -343,8 +344,8 @@ def test_a_client_that_uploads_without_end_loses_its_own_session_and_nobody_else
     play = Play()
     other = play.controller.open_session(43, "other.py").number
     play.outbox()
-    play.hear(0, m.Arrived(play.session, (1, 2, 3)))
-    closing, close = play.hear(0, m.Arrived(play.session, (4, 5)))
+    play.hear(0, m.FeedsArrived(play.session, (1, 2, 3)))
+    closing, close = play.hear(0, m.FeedsArrived(play.session, (4, 5)))
     assert closing.status.code == Code.RESOURCE_EXHAUSTED
     assert close == m.CloseStore(play.session)
     assert list(play.controller.sessions) == [other]

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from atoll.controller.functions import FunctionRegistry, Registration, function_name
+from atoll.cluster.locations import DeviceLocation
+from atoll.controller.programs.functions import FunctionRegistry, Registration, function_name
 from atoll.errors import OK, Code, Status
-from atoll.ir.lowering import Seat
 
 BROKEN = Status(Code.INVALID_ARGUMENT, "no such custom call")
-SEATS = {10: Seat(0, 0, 0), 11: Seat(0, 0, 1), 12: Seat(1, 1, 0)}
+SEATS = {10: DeviceLocation(0, 0, 0), 11: DeviceLocation(0, 0, 1), 12: DeviceLocation(1, 1, 0)}
 
 
 def name_of(assignment: tuple[tuple[int, ...], ...], content: str = "hash") -> str:
@@ -28,29 +28,29 @@ def test_the_last_user_to_let_go_is_told():
 
 def test_a_registration_is_answered_when_all_its_hosts_have_compiled():
     registry = FunctionRegistry()
-    wish = Registration(1, 7, "f", {0, 1})
-    registry.expect(wish)
+    slice_request = Registration(1, 7, "f", {0, 1})
+    registry.expect(slice_request)
     assert registry.settle("f", 0, OK, b"info") == []
-    assert registry.settle("f", 1, OK, b"other") == [wish]
-    assert (wish.failure, wish.info) == (None, b"info")
+    assert registry.settle("f", 1, OK, b"other") == [slice_request]
+    assert (slice_request.failure, slice_request.info) == (None, b"info")
     assert registry.waiting == {}
 
 
 def test_a_failure_on_one_host_waits_for_the_others_and_wins():
     registry = FunctionRegistry()
-    wish = Registration(1, 7, "f", {0, 1})
-    registry.expect(wish)
+    slice_request = Registration(1, 7, "f", {0, 1})
+    registry.expect(slice_request)
     assert registry.settle("f", 1, BROKEN, b"") == []
-    assert registry.settle("f", 0, OK, b"info") == [wish]
-    assert wish.failure == BROKEN
+    assert registry.settle("f", 0, OK, b"info") == [slice_request]
+    assert slice_request.failure == BROKEN
 
 
 def test_all_who_wish_for_a_function_are_answered_by_one_compilation():
     registry = FunctionRegistry()
-    wishes = [Registration(session, 7, "f", {0}) for session in (1, 2)]
-    for wish in wishes:
-        registry.expect(wish)
-    assert registry.settle("f", 0, OK, b"info") == wishes
+    function_requests = [Registration(session, 7, "f", {0}) for session in (1, 2)]
+    for slice_request in function_requests:
+        registry.expect(slice_request)
+    assert registry.settle("f", 0, OK, b"info") == function_requests
     # The second answer of the host concerns nobody any more.
     assert registry.settle("f", 0, OK, b"info") == []
 

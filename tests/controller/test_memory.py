@@ -10,7 +10,7 @@ from atoll.ir.program import (
     Rearrange,
     single,
 )
-from atoll.transport import messages as m
+from atoll.protocol import messages as m
 from tests.controller.play import Play, on, runs
 
 
@@ -32,7 +32,7 @@ def test_memory_that_a_waiting_gang_needs_stays_until_it_starts():
     play.say(m.Launch(2, (), (20,), (77,)))
     play.say(m.Launch(1, (10,), (11,), ()))
     assert play.say(m.Release((10,))) == []
-    *_, free = play.hear(0, m.Arrived(play.session, (77,)))
+    *_, free = play.hear(0, m.FeedsArrived(play.session, (77,)))
     assert free == m.Free(play.session, (10,))
 
 
@@ -53,7 +53,7 @@ def test_a_deleted_array_that_a_waiting_gang_needs_goes_when_that_has_started():
     play.say(m.Launch(2, (), (20,), (77,)))
     play.say(m.Launch(1, (10,), (11,), ()))
     assert play.say(m.Release((10,), delete=True)) == []
-    *_, free = play.hear(0, m.Arrived(play.session, (77,)))
+    *_, free = play.hear(0, m.FeedsArrived(play.session, (77,)))
     assert free == m.Free(play.session, (10,), True)
 
 
@@ -64,7 +64,7 @@ def test_a_released_programs_plan_stays_for_the_launches_before():
     play.say(m.Launch(2, (), (20,), (77,)))
     play.say(m.Launch(1, (10,), (11,), ()))
     assert play.say(m.ReleaseProgram(1)) == []
-    *_, run, drop = play.hear(0, m.Arrived(play.session, (77,)))
+    *_, run, drop = play.hear(0, m.FeedsArrived(play.session, (77,)))
     assert isinstance(run, m.Run)
     assert drop == m.DropPlan(plan)
 
@@ -120,7 +120,7 @@ def test_what_waits_for_memory_in_vain_is_told_who_holds_it():
 def test_what_can_never_fit_is_refused_though_others_work():
     play = Play(device_memory=7)
     play.with_put()
-    play.hear(0, m.Arrived(play.session, (77,)))
+    play.hear(0, m.FeedsArrived(play.session, (77,)))
     assert play.say(m.Launch(2, (), (11,), (77,))) == []
     play.say(m.Await(5, (11,)))
     play.controller.tick(100.0)

@@ -8,7 +8,7 @@ from collections import defaultdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.cluster_settings import Dispatch
+from atoll.cluster.settings import Dispatch
 from atoll.errors import Code
 from tests.controller.world import World
 

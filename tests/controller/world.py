@@ -16,7 +16,7 @@ from atoll.ir.program import (
     single,
 )
 from atoll.ir.types import ArraySpec, Sharding, Tiled
-from atoll.transport import messages as m
+from atoll.protocol import messages as m
 from tests.controller.model_host import ModelHost
 from tests.controller.play import joined, ready
 
@@ -50,18 +50,18 @@ class Client:
 
     def hear(self, message: Any) -> None:
         match message:
-            case m.Retired(launches=launches):
+            case m.CreditReturned(launches=launches):
                 self.retired += launches
             case m.HostsLost(hosts=hosts):
                 self.lost.update(hosts)
                 self.uploads = [(host, feed) for host, feed in self.uploads if host not in hosts]
-                self.say(m.LossSeen(hosts))
+                self.say(m.LossAcknowledged(hosts))
             case m.HostsBack(hosts=addresses):
                 back = {host for host, _ in addresses}
                 self.lost -= back
-                seats = self.world.controller.sessions[self.number].devices.seats
+                locations = self.world.controller.sessions[self.number].devices.locations
                 for devices, function in self.functions.items():
-                    hosts = sorted({seats[device].host for device in devices} & back)
+                    hosts = sorted({locations[device].host for device in devices} & back)
                     if hosts:
                         feed = self.fresh()
                         self.say(m.CompileAgain(function, feed))
@@ -72,15 +72,15 @@ class Client:
 
     def spec(self) -> ArraySpec:
         """A sharding over some devices of the cluster."""
-        seats = self.world.controller.sessions[self.number].devices.seats
-        devices = tuple(self.rng.sample(sorted(seats), self.rng.randint(1, min(3, len(seats)))))
+        locations = self.world.controller.sessions[self.number].devices.locations
+        devices = tuple(self.rng.sample(sorted(locations), self.rng.randint(1, min(3, len(locations)))))
         tiling = Tiled((len(devices),), tuple(range(len(devices))))
         return ArraySpec("float32", (6,), Sharding(devices, tiling))
 
     def island_spec(self) -> ArraySpec:
         island = self.rng.randrange(self.world.controller.resources.topology.islands)
-        seats = self.world.controller.sessions[self.number].devices.seats
-        devices = [d for d, seat in seats.items() if seat.island == island]
+        locations = self.world.controller.sessions[self.number].devices.locations
+        devices = [d for d, location in locations.items() if location.island == island]
         chosen = tuple(self.rng.sample(devices, self.rng.randint(1, len(devices))))
         return ArraySpec("float32", (6,), Sharding(chosen, Tiled((len(chosen),), tuple(range(len(chosen))))))
 
@@ -119,8 +119,8 @@ class Client:
         spec = self.spec()
         body = single(self.name("put"), (), HostToDevice((HostBuffer(0, (6,), None, None),), (spec,)), feeds=1)
         feed = self.fresh()
-        seats = self.world.controller.sessions[self.number].devices.seats
-        self.uploads.extend((host, feed) for host in {seats[d].host for d in spec.sharding.devices})
+        locations = self.world.controller.sessions[self.number].devices.locations
+        self.uploads.extend((host, feed) for host in {locations[d].host for d in spec.sharding.devices})
         (handle,) = self.launch(body, (), (feed,))
         self.arrays[handle] = spec
 
@@ -219,7 +219,7 @@ class Client:
         if there:
             host, feed = self.rng.choice(there)
             self.uploads.remove((host, feed))
-            self.world.controller.from_worker(host, m.Arrived(self.number, (feed,)))
+            self.world.controller.from_worker(host, m.FeedsArrived(self.number, (feed,)))
 
     def act(self) -> None:
         self.rng.choice(
@@ -239,7 +239,7 @@ class World:
         self.now = 0.0
         self.controller = joined(topology, **settings)
         self.down: set[int] = set()  # islands
-        self.told: list[m.Told] = []  # operators
+        self.told: list[m.OperationReply] = []  # operators
         self.has_lost = False
         self.hosts = {number: ModelHost(number) for number in self.controller.resources.hosts}
         self.clients: dict[int, Client] = {}
@@ -291,8 +291,8 @@ class World:
         found = []
         for index, (sequence, problem) in enumerate(host.running):
             gang = in_flight.get(sequence)
-            together = gang is not None and problem is None and sequence in host.begun
-            if not together or all(sequence in self.hosts[other].begun for other in gang.work.template.hosts):
+            collective = gang is not None and problem is None and sequence in host.begun
+            if not collective or all(sequence in self.hosts[other].begun for other in gang.work.template.hosts):
                 found.append(index)
         return found
 

@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 import psutil
 
-from atoll.cluster_settings import ClusterSettings
-from atoll.engines.options import EngineOptions, Started
+from atoll.cluster.settings import ClusterSettings
+from atoll.frontends.ifrt.options import ProxyOptions, Ready
+from atoll.operate.engines.options import EngineOptions, Started
 from atoll.operate.question import ask_for_report
-from atoll.proxy.options import ProxyOptions, Ready
-from atoll.transport.address import parse_address
-from atoll.transport.process import command
+from atoll.processes.process import command
+from atoll.wire.address import parse_address
 
 START_SECONDS = 60.0
 _END_SECONDS = 15.0
@@ -57,7 +57,7 @@ class StandingCluster:
         self._environment = environment | ({"ATOLL_TOKEN": token} if token else {})
         self._log = folder / "log"
         self._children: list[subprocess.Popen[bytes]] = []
-        started = self._start("atoll.engines.local", options, Started)
+        started = self._start("atoll.operate.engines.local", options, Started)
         assert not started.error, started.error
 
     def _start(self, module: str, options: Any, kind: type[Any]) -> Any:
@@ -84,7 +84,7 @@ class StandingCluster:
         options = ProxyOptions(
             f"unix:{path}", self.address, os.getpid(), transfer_directory=str(transfer_directory or "")
         )
-        ready = self._start("atoll.proxy.main", options, Ready)
+        ready = self._start("atoll.frontends.ifrt.main", options, Ready)
         assert not ready.error, ready.message
         return psutil.Process(self._children[-1].pid)
 

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from atoll.operate.question import ask_for_report
-from atoll.transport.address import Address
+from atoll.wire.address import Address
 from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPython
 from tests.end_to_end.same import assert_same
 from tests.end_to_end.standing_cluster import StartCluster

@@ -119,9 +119,9 @@ def where_collectives_are_not_met() -> Any:
         return jax.lax.cond(first, lambda v: jax.lax.psum(v, "x"), lambda v: v, v)
 
     spec = PartitionSpec("x")
-    return np.asarray(jax.jit(jax.shard_map(some_meet, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))(
-        np.arange(4.0)
-    ))
+    return np.asarray(
+        jax.jit(jax.shard_map(some_meet, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))(np.arange(4.0))
+    )
 
 
 # ---- the tests

@@ -25,7 +25,8 @@ from jax._src.lib import xla_client
 from atoll.errors import Code
 from atoll.ir.program import Call, Mapping, Program, Rearrange
 from atoll.ir.types import ArraySpec, Sharding
-from atoll.proxy.protos import (
+from atoll.protocol import messages as m
+from atoll.protocol.ifrt import (
     arrays_pb2,
     compile_pb2,
     executables_pb2,
@@ -35,8 +36,7 @@ from atoll.proxy.protos import (
     values_pb2,
     xla_pb2,
 )
-from atoll.transport import messages as m
-from atoll.transport.data import Open, Piece
+from atoll.transfers.channel import Open, Piece
 from tests.end_to_end.raw_client import RawClient, on_device, sharding
 from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster
@@ -666,9 +666,9 @@ def test_garbage_on_the_controllers_socket_closes_it(cluster: StandingCluster, n
 
 def test_the_controller_wants_a_proper_greeting(cluster: StandingCluster) -> None:
     for first, words in [
-        (frame(m.AskStop()), b"first message"),
+        (frame(m.StopRequest()), b"first message"),
         (hello("proxy", 999), b"speaks protocol"),
-        (hello("nobody") + frame(m.AskStop()), b"AskStop"),
+        (hello("nobody") + frame(m.StopRequest()), b"StopRequest"),
     ]:
         sock = connected(cluster.address)
         sock.sendall(first)
@@ -689,9 +689,9 @@ CONTROL: dict[str, list[Any]] = {
     "a launch of nothing": [m.Launch(5, (1,), (2,), ())],
     "a worker's message": [m.Done(((1, 2, 3),))],
     "a second greeting": [m.Hello(m.PROTOCOL, "worker", "", 1, "0")],
-    "a question of no device": [m.Inquire(1, "layout", -5, -1, b"")],
-    "a question of no kind": [m.Inquire(1, "nonsense", 0, -1, b"")],
-    "a layout of garbage": [m.Inquire(1, "layout", 0, -1, b"\xc1")],
+    "a question of no device": [m.Query(1, "layout", -5, -1, b"")],
+    "a question of no kind": [m.Query(1, "nonsense", 0, -1, b"")],
+    "a layout of garbage": [m.Query(1, "layout", 0, -1, b"\xc1")],
     "a function of no devices": [m.RegisterFunction(1, "x", 1, ())],
     "a function of no such device": [m.RegisterFunction(1, "x", 1, ((99,),))],
     "a program that returns an argument": [m.RegisterProgram(1, Program("p", (ARRAY,), (), (0,)))],

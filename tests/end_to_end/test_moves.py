@@ -17,8 +17,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 import atoll
 from atoll.errors import StatusError
 from atoll.operate.question import ask_to_change
-from atoll.transport.address import parse_address
-from atoll.transport.messages import AskAddIsland, AskDrain, AskRemap
+from atoll.protocol.messages import AddIslandRequest, DrainRequest, RemapRequest
+from atoll.wire.address import parse_address
 from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
@@ -40,10 +40,10 @@ def python(islands: StandingCluster, start_python: StartPython) -> Any:
 def remap(cluster: StandingCluster, island: int, devices: tuple[int, ...] = (), number: int = 1) -> str:
     """Moves a slice of the only session."""
     (session,) = cluster.report()["sessions"]
-    return ask(cluster, AskRemap(session["id"], number, island, devices))
+    return ask(cluster, RemapRequest(session["id"], number, island, devices))
 
 
-def ask(cluster: StandingCluster, question: AskRemap | AskAddIsland | AskDrain) -> str:
+def ask(cluster: StandingCluster, question: RemapRequest | AddIslandRequest | DrainRequest) -> str:
     return ask_to_change(parse_address(cluster.address), cluster.token, question)
 
 
@@ -226,13 +226,13 @@ def test_islands_come_and_go_under_running_programs(
     first.call(hold_two)
     before = first.call(arrays_digest)
     with pytest.raises(StatusError, match="the only one that is ready"):
-        ask(cluster, AskDrain(0))
-    assert ask(cluster, AskAddIsland()) == "island 1 is up, with devices 2, 3"
+        ask(cluster, DrainRequest(0))
+    assert ask(cluster, AddIslandRequest()) == "island 1 is up, with devices 2, 3"
     assert states(cluster) == ["ready", "ready"]
     second = start_python(ATOLL_ADDRESS=cluster.address)
     assert second.call(sum_of_all) == (4, 10.0)
     first.begin(train_on_slice, 2.5)
-    assert ask(cluster, AskDrain(0)) == "island 0 is empty, and its workers have ended"
+    assert ask(cluster, DrainRequest(0)) == "island 0 is empty, and its workers have ended"
     result, steps = first.finish()
     assert first.call(train_on_slice, 0.0, steps) == (result, steps)
     assert states(cluster) == ["drained", "ready"]
@@ -246,15 +246,15 @@ def test_islands_come_and_go_under_running_programs(
     third = start_python(ATOLL_ADDRESS=cluster.address)
     assert third.call(sum_of_all) == (2, 3.0)
     # A new island takes the next number, and starts anew when its worker dies, as all do.
-    assert ask(cluster, AskAddIsland()) == "island 2 is up, with devices 4, 5"
+    assert ask(cluster, AddIslandRequest()) == "island 2 is up, with devices 4, 5"
     cluster.worker(2 * int(hosts[0])).kill()
     cluster.until(lambda report: report["islands"][2]["restarts"] == 1, 30)
     cluster.until(lambda report: report["islands"][2]["state"] == "ready", 60)
     session = next(each for each in cluster.report()["sessions"] if each["slices"])
-    ask(cluster, AskRemap(session["id"], 1, 2))
+    ask(cluster, RemapRequest(session["id"], 1, 2))
     assert first.call(arrays_digest) == before
     with pytest.raises(StatusError, match="island 0 does not exist"):
-        ask(cluster, AskDrain(0))
+        ask(cluster, DrainRequest(0))
     for child in (first, second, third):
         child.close()
 
@@ -284,12 +284,12 @@ def test_what_is_in_the_way_of_a_drain_is_named(start_cluster: StartCluster, sta
     python = start_python(ATOLL_ADDRESS=cluster.address)
     python.call(spread)
     with pytest.raises(StatusError, match=r"island 1 is in use: session 1 .*would share a physical one"):
-        ask(cluster, AskDrain(1))
+        ask(cluster, DrainRequest(1))
     assert states(cluster) == ["ready", "ready"]
     assert python.call(sum_of_all) == (4, 10.0)
     python.close()
     cluster.until(lambda report: not report["sessions"], 10)
-    assert "is empty" in ask(cluster, AskDrain(1))
+    assert "is empty" in ask(cluster, DrainRequest(1))
 
 
 # ---- traced programs

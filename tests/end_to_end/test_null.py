@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from atoll.bench.paper.bare_client import BareClient, call, program, sharded, transfer
 from atoll.errors import Code, StatusError
+from atoll.frontends.bare import BareClient, call, program, sharded, transfer
 from atoll.worker.null.program import NullProgram
 from tests.cluster_process import User
 

@@ -74,9 +74,7 @@ def shard_maps(v: Any) -> Any:
     first, second = meshes()
 
     def rows(mesh: Mesh) -> Any:
-        body = jax.shard_map(
-            lambda x: x - jax.lax.psum(x, "x"), mesh=mesh, in_specs=P("x"), out_specs=P("x")
-        )
+        body = jax.shard_map(lambda x: x - jax.lax.psum(x, "x"), mesh=mesh, in_specs=P("x"), out_specs=P("x"))
         return jax.jit(body)
 
     return rows(second)(jax.device_put(rows(first)(jax.device_put(v, on(first, "x"))), on(second, "x")))
@@ -537,9 +535,7 @@ def submitted(change: str) -> None:
         "output shape": Submission(nodes(replace(call, outputs=(replace(spec, shape=(5,)),))), (name,)),
         "completion": Submission(nodes(replace(call, completion=True)), (name,)),
         "donated twice": Submission(nodes(replace(call, donated=(0,)), replace(call, donated=(0,))), (name,)),
-        "donated result": Submission(
-            nodes(call, replace(call, inputs=(1,), donated=(0,)), results=(1, 2)), (name,)
-        ),
+        "donated result": Submission(nodes(call, replace(call, inputs=(1,), donated=(0,)), results=(1, 2)), (name,)),
         "result twice": Submission(replace(good, results=(1, 1)), (name,)),
         "argument returned": Submission(replace(good, results=(0,)), (name,)),
         "feeds": Submission(replace(good, feeds=1), (name,)),

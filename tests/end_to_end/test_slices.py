@@ -87,27 +87,27 @@ def released() -> list[Any]:
     return list(device_set().slices)
 
 
-def ask(**wish: Any) -> list[int]:
-    return ids(device_set().add_slice(**wish).devices)
+def ask(**slice_request: Any) -> list[int]:
+    return ids(device_set().add_slice(**slice_request).devices)
 
 
-def ask_beside(**wish: Any) -> int:
+def ask_beside(**slice_request: Any) -> int:
     first = device_set().slices[-1]
-    island: int = device_set().add_slice(same_island_as=first, **wish).island
+    island: int = device_set().add_slice(same_island_as=first, **slice_request).island
     return island - first.island
 
 
 def test_requests_that_cannot_be_met_say_what_is_free(python: RemotePython) -> None:
     assert python.call(functools.partial(ask, devices=3)) == [0, 1, 2]
     assert python.call(functools.partial(ask_beside, devices=1)) == 0
-    for wish, text in [
+    for slice_request, text in [
         ({"shape": (4, 1)}, r"no sub-mesh 4x1.*in no slice: island 0: none; island 1: 4, 5, 6, 7"),
         ({"tpu_devices": 2, "kind": "tpu"}, "no tpu devices"),
         ({"devices": 2, "memory_per_device": "1GiB"}, "64.0 MiB"),
         ({"devices": 9}, "RESOURCE_EXHAUSTED.*it has 4 devices"),
     ]:
         with pytest.raises(RemoteError, match=text) as refused:
-            python.call(functools.partial(ask, **wish))
+            python.call(functools.partial(ask, **slice_request))
         assert refused.value.kind == "JaxRuntimeError"
     assert python.call(functools.partial(ask, shape=(2, 2), memory_per_device="1MiB")) == [4, 5, 6, 7]
 

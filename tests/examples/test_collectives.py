@@ -4,8 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from atoll.bench.harness.backends import environment_of
-from atoll.bench.harness.benchmark import Settings
+from benchmarks.harness.backends import environment_of
+from benchmarks.harness.benchmark import Settings
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "collectives.py"
 

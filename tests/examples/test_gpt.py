@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from atoll.bench.harness.backends import environment_of
-from atoll.bench.harness.benchmark import Settings
+from benchmarks.harness.backends import environment_of
+from benchmarks.harness.benchmark import Settings
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "gpt.py"
 TINY = ["--steps", "12", "--batch", "8", "--seq", "32", "--width", "32", "--layers", "1", "--quiet"]

@@ -10,23 +10,24 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from atoll.cluster.locations import DeviceLocation
 from atoll.ir import plan as p
-from atoll.ir.lowering import Lowered, Seat
+from atoll.ir.lowering import Lowered
 from atoll.ir.types import ArraySpec, Sharding, shard_boxes, shard_shape
 from tests.ir.test_types import tilings
 
-Placement = dict[int, Seat]
+Placement = dict[int, DeviceLocation]
 
 
 def cluster(islands: int, hosts: int, devices: int) -> Placement:
     """Virtual devices in the order of the physical ones."""
-    seats = [
-        Seat(island, island * hosts + host, ordinal)
+    locations = [
+        DeviceLocation(island, island * hosts + host, ordinal)
         for island in range(islands)
         for host in range(hosts)
         for ordinal in range(devices)
     ]
-    return dict(enumerate(seats))
+    return dict(enumerate(locations))
 
 
 def slices(box: Any) -> tuple[slice, ...]:
@@ -63,7 +64,7 @@ class Machine:
         return found
 
     def run(self, lowered: Lowered) -> None:
-        """Walks each host's plan, each step that receives as soon as its feeds are here. All must get to their ends."""
+        """Runs each host's plan, each step that receives as soon as its feeds are here. All must get to their ends."""
         waiting = {host: self._walk(host, plan) for host, plan in lowered.plans.items()}
         missing = {host: set(next(walk, ())) for host, walk in waiting.items()}
         moved = True
@@ -84,13 +85,13 @@ class Machine:
         """Yields the feeds that the next step waits for."""
         store = self.stores[host]
         values = {value: store[value] for value in plan.arguments}
-        for leg in plan.legs:
-            for step in leg.steps:
+        for segment in plan.segments:
+            for step in segment.steps:
                 if isinstance(step, p.Receive) and step.pieces:
                     yield {piece.feed for piece in step.pieces}
-                self._step(host, step, values, set(leg.awaited))
-            store.update((value, values[value]) for value in leg.results)
-            for value in leg.drops:
+                self._step(host, step, values, set(segment.awaited))
+            store.update((value, values[value]) for value in segment.results)
+            for value in segment.drops:
                 del values[value]
         assert not values, "each value is dropped once"
 
@@ -167,7 +168,7 @@ def end(shards: list[np.ndarray]) -> None:
 
 
 def steps_of(plan: p.Plan) -> list[p.Step]:
-    return [step for leg in plan.legs for step in leg.steps]
+    return [step for segment in plan.segments for step in segment.steps]
 
 
 def contents(spec: ArraySpec, array: np.ndarray) -> list[np.ndarray]:
@@ -181,8 +182,8 @@ def counting(shape: tuple[int, ...]) -> np.ndarray:
 @st.composite
 def placements(draw: st.DrawFn) -> Placement:
     """A small cluster whose virtual devices sit on its physical ones in any order."""
-    seats = cluster(draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(1, 4)))
-    return dict(zip(seats, draw(st.permutations(list(seats.values()))), strict=True))
+    locations = cluster(draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(1, 4)))
+    return dict(zip(locations, draw(st.permutations(list(locations.values()))), strict=True))
 
 
 @st.composite

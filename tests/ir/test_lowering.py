@@ -320,8 +320,8 @@ def test_a_call_becomes_the_same_step_on_each_of_its_hosts():
     placement = cluster(2, 2, 2)
     lowered = lower(call((4, 5, 6, 7), donated=(1,), preserved=(0,), completion=True), placement, {7: "abc"})
     step = p.Execute("abc", (0, 1), 2, (1,), (0,), True)
-    leg = p.Leg(0, (step,), (2, 3), drops=(0, 1, 2, 3), together=True)
-    plan = p.Plan("train_step", (0, 1), (leg,), (2, 3))
+    segment = p.Segment(0, (step,), (2, 3), drops=(0, 1, 2, 3), collective=True)
+    plan = p.Plan("train_step", (0, 1), (segment,), (2, 3))
     assert lowered.plans == {2: plan, 3: plan}
     assert lowered.gangs == (LoweredGang(0, 1, (2, 3), "abc", True, makes=(2, 3)),)
     assert lowered.donated == {1}
@@ -420,5 +420,8 @@ def test_each_node_is_a_gang_of_its_own_on_each_of_its_islands_and_says_what_goe
         LoweredGang(2, 1, (1,), "def", makes=(3, 4), drops=(3, 4)),
         LoweredGang(3, 1, (1,), "def", makes=(5,), drops=(2,)),
     )
-    assert {host: [leg.gang for leg in plan.legs] for host, plan in lowered.plans.items()} == {0: [0, 1], 1: [2, 3, 4]}
-    assert [leg.drops for leg in lowered.plans[1].legs] == [(), (3, 4), (2, 5)]
+    assert {host: [segment.gang for segment in plan.segments] for host, plan in lowered.plans.items()} == {
+        0: [0, 1],
+        1: [2, 3, 4],
+    }
+    assert [segment.drops for segment in lowered.plans[1].segments] == [(), (3, 4), (2, 5)]

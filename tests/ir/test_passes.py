@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import pytest
 
+from atoll.cluster.locations import DeviceLocation, Placement
 from atoll.errors import Code, StatusError
 from atoll.ir.dialect import context, parse
-from atoll.ir.lowering import Placement, Seat, program_of
+from atoll.ir.lowering import program_of
 from atoll.ir.passes.cut import cut
-from atoll.ir.passes.place import Place
+from atoll.ir.passes.place import PlacePass
 from atoll.ir.passes.transfers import ExplicitTransfers
 
 # Two islands of one host with two devices each, and one of two hosts with one.
-SEATS = [Seat(0, 0, 0), Seat(0, 0, 1), Seat(1, 1, 0), Seat(1, 1, 1), Seat(2, 2, 0), Seat(2, 3, 0)]
+SEATS = [
+    DeviceLocation(0, 0, 0),
+    DeviceLocation(0, 0, 1),
+    DeviceLocation(1, 1, 0),
+    DeviceLocation(1, 1, 1),
+    DeviceLocation(2, 2, 0),
+    DeviceLocation(2, 3, 0),
+]
 PLACEMENT: Placement = dict(enumerate(SEATS))
 
 A = "int8[4], devices = [0:2], tiled = [2]"
@@ -20,12 +28,12 @@ B = "int8[4], devices = [2:4], tiled = [2]"
 C = "int8[4], devices = [4:6], tiled = [2]"
 WHOLE = "int8[4], devices = [4:6]"
 SWAPPED = "int8[4], devices = [1, 0], tiled = [2]"
-AT_A = f"!atoll.placed<seats = [island 0 hosts 0 each [0:2]], {A}>"
-AT_B = f"!atoll.placed<seats = [island 1 hosts 1 each [0:2]], {B}>"
-AT_C = f"!atoll.placed<seats = [island 2 hosts 2:4 each [0]], {C}>"
-AT_WHOLE = f"!atoll.placed<seats = [island 2 hosts 2:4 each [0]], {WHOLE}>"
+AT_A = f"!atoll.placed<at = [island 0 hosts 0 each [0:2]], {A}>"
+AT_B = f"!atoll.placed<at = [island 1 hosts 1 each [0:2]], {B}>"
+AT_C = f"!atoll.placed<at = [island 2 hosts 2:4 each [0]], {C}>"
+AT_WHOLE = f"!atoll.placed<at = [island 2 hosts 2:4 each [0]], {WHOLE}>"
 FOUR_PIECES = "[feeds 0 -> 0 [0:2], feeds 1 -> 0 [2:4], feeds 2 -> 1 [0:2], feeds 3 -> 1 [2:4]]"
-AT_SWAPPED = f"!atoll.placed<seats = [island 0 hosts 0 each [1, 0]], {SWAPPED}>"
+AT_SWAPPED = f"!atoll.placed<at = [island 0 hosts 0 each [1, 0]], {SWAPPED}>"
 
 
 def module(body: str, arguments: str, feeds: str = "") -> str:
@@ -48,7 +56,7 @@ def test_placing_gives_arrays_calls_and_completions_their_places():
             " feeds 1",
         )
     )
-    Place(PLACEMENT).apply(context(), before)
+    PlacePass(PLACEMENT).apply(context(), before)
     before.verify()
     assert str(before) == module(
         f"""
@@ -80,7 +88,7 @@ def test_placing_gives_arrays_calls_and_completions_their_places():
 def test_what_has_no_place_is_refused_with_a_reason(body, code, message):
     text = module(f"{body}\natoll.return ()", f"%0: !atoll.array<{C}>", " feeds 1")
     with pytest.raises(StatusError, match=message) as caught:
-        Place(PLACEMENT).apply(context(), parse(text))
+        PlacePass(PLACEMENT).apply(context(), parse(text))
     assert caught.value.status.code == code
 
 
@@ -146,7 +154,7 @@ def test_transfers_made_explicit(case):
     ("stages", "body", "message"),
     [
         ((), "atoll.call @g(%0) on [0:2]", "its calls have no places"),
-        ((Place(PLACEMENT),), f"%1 = atoll.transfer %0 : !atoll.array<{B}>", "atoll.transfer is not explicit yet"),
+        ((PlacePass(PLACEMENT),), f"%1 = atoll.transfer %0 : !atoll.array<{B}>", "atoll.transfer is not explicit yet"),
     ],
 )
 def test_only_what_went_through_the_passes_before_can_be_cut(stages, body, message):

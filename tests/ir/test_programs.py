@@ -53,8 +53,8 @@ def cases(draw: st.DrawFn) -> Case:
     placement = cluster(draw(st.integers(1, 2)), draw(st.integers(1, 2)), 2)
     meshes = []
     for _ in range(draw(st.integers(1, 3))):
-        island = draw(st.sampled_from(sorted({seat.island for seat in placement.values()})))
-        devices = [d for d, seat in placement.items() if seat.island == island]
+        island = draw(st.sampled_from(sorted({location.island for location in placement.values()})))
+        devices = [d for d, location in placement.items() if location.island == island]
         meshes.append(tuple(draw(st.permutations(devices))[: draw(st.integers(1, len(devices)))]))
     kinds = [
         ArraySpec("int64", SHAPE, Sharding(mesh, tiling, draw(st.sampled_from(["", "", "pinned_host"]))))

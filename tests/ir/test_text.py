@@ -8,9 +8,10 @@ import sys
 import pytest
 from xdsl.utils.exceptions import ParseError, VerifyException
 
+from atoll.cluster.locations import DeviceLocation, Placement
 from atoll.ir.build import build
 from atoll.ir.dialect import context, parse
-from atoll.ir.lowering import Placement, Seat, pipeline
+from atoll.ir.lowering import pipeline
 from atoll.ir.program import (
     Call,
     DeviceToHost,
@@ -44,7 +45,7 @@ def two_steps(shards: int) -> Program:
 def two_islands(shards: int) -> Placement:
     """Hosts of up to eight devices."""
     here = min(shards, 8)
-    return {i: Seat(i // shards, i // here, i % here) for i in range(2 * shards)}
+    return {i: DeviceLocation(i // shards, i // here, i % here) for i in range(2 * shards)}
 
 
 HERE = "!atoll.array<float32[8192, 128], devices = [0:8], tiled = [8, 1]>"
@@ -171,7 +172,7 @@ def test_placed_programs_and_transfers_survive_their_text():
         Transfer((0, 1, 0), (flat, flat, moved), reshard=True),
         Transfer((0,), (moved,)),
     )
-    placement = {i: Seat(i // 8, i // 2, i % 2) for i in range(10)}
+    placement = {i: DeviceLocation(i // 8, i // 2, i % 2) for i in range(10)}
     module = build(Program("f", (spec,), nodes, (1, 2, 3, 4, 5, 6)), {0: "f"})
     for stage in pipeline(placement).passes:
         stage.apply(context(), module)

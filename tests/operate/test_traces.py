@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from atoll.controller.trace import Span, Trace
+from atoll.controller.operators.trace import Span, Trace
 from atoll.operate.traces import chrome_trace
 
 

@@ -26,9 +26,9 @@ import pytest
 
 from atoll.errors import Code, Status
 from atoll.ir import plan as p
-from atoll.transport import messages as m
-from atoll.transport.address import Address
-from atoll.transport.data import DataChannel, Piece, dial
+from atoll.protocol import messages as m
+from atoll.transfers.channel import DataChannel, Piece, dial
+from atoll.wire.address import Address
 
 SECONDS = 10.0
 BEHAVIOURS: dict[str, Callable[[Rig], None]] = {}
@@ -49,7 +49,7 @@ class Rig:
     """An executor of its own session, and what it reports."""
 
     def __init__(self, directory: Path) -> None:
-        from atoll.worker.data_port import DataPort, Inbox
+        from atoll.transfers.data_port import DataPort, Inbox
         from atoll.worker.executor import Executor
         from atoll.worker.functions import Functions
         from atoll.worker.steps import Steps
@@ -134,10 +134,10 @@ class Rig:
         plan, sequence = self.fresh(), self.fresh()
         count = len(arguments)
         values = tuple(range(count, count + results))
-        leg = p.Leg(0, tuple(steps), values, awaited=tuple(range(len(feeds))))
-        body = p.Plan(name, tuple(range(count)), (leg,), values)
+        segment = p.Segment(0, tuple(steps), values, awaited=tuple(range(len(feeds))))
+        body = p.Plan(name, tuple(range(count)), (segment,), values)
         handles = tuple(self.fresh() for _ in range(results))
-        self.executor.submit(m.KeepPlan(plan, body))
+        self.executor.submit(m.RegisterPlan(plan, body))
         self.executor.submit(m.Run(sequence, self.session, plan, tuple(arguments), handles, tuple(feeds)))
         self.executor.submit(m.DropPlan(plan))
         return handles
@@ -233,20 +233,22 @@ def it_runs_on_devices_in_another_order(rig: Rig) -> None:
     assert rig.shard(result, 1).tolist() == [2, 2, 2, 2]
 
 
-def start_legs(rig: Rig, legs: tuple[p.Leg, ...], argument: int, results: int = 1) -> tuple[int, tuple[int, ...]]:
+def start_legs(
+    rig: Rig, segments: tuple[p.Segment, ...], argument: int, results: int = 1
+) -> tuple[int, tuple[int, ...]]:
     """The first leg's turn; its sequence number, and the results' handles."""
     plan, sequence = rig.fresh(), rig.fresh()
-    body = p.Plan("train_step", (0,), legs, tuple(value for leg in legs for value in leg.results))
+    body = p.Plan("train_step", (0,), segments, tuple(value for segment in segments for value in segment.results))
     handles = tuple(rig.fresh() for _ in range(results))
-    rig.executor.submit(m.KeepPlan(plan, body))
+    rig.executor.submit(m.RegisterPlan(plan, body))
     rig.executor.submit(m.Run(sequence, rig.session, plan, (argument,), handles, ()))
     return sequence, handles
 
 
-def doubling_legs(name: str) -> tuple[p.Leg, ...]:
+def doubling_legs(name: str) -> tuple[p.Segment, ...]:
     """Value 1 is twice value 0, value 2 is twice that, and so on; the last one is the result."""
     calls = [p.Execute(name, (i, i), i + 1, (), (), False) for i in range(3)]
-    return tuple(p.Leg(i, (call,), (3,) if i == 2 else (), drops=(i,)) for i, call in enumerate(calls))
+    return tuple(p.Segment(i, (call,), (3,) if i == 2 else (), drops=(i,)) for i, call in enumerate(calls))
 
 
 @behaviour
@@ -257,7 +259,7 @@ def it_walks_a_plan_leg_by_leg_as_their_turns_come(rig: Rig) -> None:
     # Others get in between.
     _, (other,) = rig.call(name, rig.ones(), rig.ones())
     assert rig.shard(other)[0] == 2
-    rig.executor.submit(m.Go(rig.session, first, ((first + 101, 1), (first + 102, 1))))
+    rig.executor.submit(m.Dispatch(rig.session, first, ((first + 101, 1), (first + 102, 1))))
     ended = [run[0] for run in rig.reports.get(timeout=SECONDS).runs]
     while len(ended) < 2:
         ended += [run[0] for run in rig.reports.get(timeout=SECONDS).runs]
@@ -270,7 +272,7 @@ def it_walks_several_legs_in_one_turn(rig: Rig) -> None:
     name = rig.function(add, spec(), spec())
     first, (result,) = start_legs(rig, doubling_legs(name), rig.ones())
     assert rig.reports.get(timeout=SECONDS).runs[0][0] == first
-    rig.executor.submit(m.Go(rig.session, first, ((first + 101, 2),)))
+    rig.executor.submit(m.Dispatch(rig.session, first, ((first + 101, 2),)))
     assert [run[0] for run in rig.reports.get(timeout=SECONDS).runs] == [first + 101]
     assert rig.shard(result)[0] == 8
     assert rig.executor.walks._walks == {}
@@ -279,11 +281,11 @@ def it_walks_several_legs_in_one_turn(rig: Rig) -> None:
 @behaviour
 def it_walks_no_leg_after_one_that_failed(rig: Rig) -> None:
     name = rig.function(add, spec(), spec())
-    legs = list(doubling_legs(name))
-    legs[1] = p.Leg(1, (p.Execute("no such", (1, 1), 2, (), (), False),), drops=(1,))
-    first, (result,) = start_legs(rig, tuple(legs), rig.ones())
+    segments = list(doubling_legs(name))
+    segments[1] = p.Segment(1, (p.Execute("no such", (1, 1), 2, (), (), False),), drops=(1,))
+    first, (result,) = start_legs(rig, tuple(segments), rig.ones())
     rig.reports.get(timeout=SECONDS)
-    rig.executor.submit(m.Go(rig.session, first, ((first + 101, 1), (first + 102, 1))))
+    rig.executor.submit(m.Dispatch(rig.session, first, ((first + 101, 1), (first + 102, 1))))
     failed = rig.reports.get(timeout=SECONDS)
     assert (failed.sequence, failed.status.code) == (first + 101, Code.NOT_FOUND)
     assert rig.reports.get(timeout=SECONDS).runs[0][0] == first + 102
@@ -294,11 +296,11 @@ def it_walks_no_leg_after_one_that_failed(rig: Rig) -> None:
 def it_tells_that_it_left_out_what_others_compute_with_it(rig: Rig) -> None:
     name = rig.function(add, spec(), spec())
     _, *others = doubling_legs(name)
-    bad = p.Leg(0, (p.Execute("no such", (0, 0), 1, (), (), False),), drops=(0,))
-    together = msgspec.structs.replace(others[0], together=True)
-    sequence, _ = start_legs(rig, (bad, together, others[1]), rig.ones())
+    bad = p.Segment(0, (p.Execute("no such", (0, 0), 1, (), (), False),), drops=(0,))
+    collective = msgspec.structs.replace(others[0], collective=True)
+    sequence, _ = start_legs(rig, (bad, collective, others[1]), rig.ones())
     assert rig.reports.get(timeout=SECONDS).sequence == sequence
-    rig.executor.submit(m.Go(rig.session, sequence, ((sequence + 101, 1), (sequence + 102, 1))))
+    rig.executor.submit(m.Dispatch(rig.session, sequence, ((sequence + 101, 1), (sequence + 102, 1))))
     failed = rig.reports.get(timeout=SECONDS)
     assert (failed.sequence, failed.status.code) == (sequence + 101, Code.NOT_FOUND)
     assert rig.reports.get(timeout=SECONDS).runs[0][0] == sequence + 102
@@ -312,13 +314,13 @@ def it_does_not_wait_for_what_it_left_out(rig: Rig) -> None:
     parked = []
     for _ in range(2):  # sessions, each with something to compute together behind bytes that are awaited
         feed, plan, sequence = rig.fresh(), rig.fresh(), rig.fresh()
-        receive = p.Leg(0, (p.Receive(0, local(0), (p.ReceivePiece(0, ((0, 4),), 0),)),))
-        call = p.Leg(1, (p.Execute(name, (0, 0), 1, (), (), False),), (1,), (0,), together=True)
+        receive = p.Segment(0, (p.Receive(0, local(0), (p.ReceivePiece(0, ((0, 4),), 0),)),))
+        call = p.Segment(1, (p.Execute(name, (0, 0), 1, (), (), False),), (1,), (0,), collective=True)
         rig.executor.submit(m.OpenStore(rig.session + 1000 * len(parked), "secret"))
         session = rig.session + 1000 * len(parked)
-        rig.executor.submit(m.KeepPlan(plan, p.Plan("train_step", (), (receive, call), (1,))))
+        rig.executor.submit(m.RegisterPlan(plan, p.Plan("train_step", (), (receive, call), (1,))))
         rig.executor.submit(m.Run(sequence, session, plan, (), (rig.fresh(),), (feed,)))
-        rig.executor.submit(m.Go(session, sequence, ((sequence + 500, 1),)))
+        rig.executor.submit(m.Dispatch(session, sequence, ((sequence + 500, 1),)))
         parked.append((session, feed, sequence))
     while len(rig.executor.walks._together) < 2:
         time.sleep(0.001)
@@ -342,7 +344,7 @@ def it_forgets_a_run_that_is_dropped(rig: Rig) -> None:
     first, _ = start_legs(rig, doubling_legs(name), rig.ones())
     rig.reports.get(timeout=SECONDS)
     rig.executor.submit(m.DropRun(rig.session, first))
-    rig.executor.submit(m.Go(rig.session, first, ((first + 101, 1),)))
+    rig.executor.submit(m.Dispatch(rig.session, first, ((first + 101, 1),)))
     assert rig.reports.get(timeout=SECONDS).runs[0][0] == first + 101
     assert rig.executor.walks._walks == {}
 

@@ -11,7 +11,7 @@ import msgspec
 from atoll.client import backend
 from atoll.client.plugin import PLATFORM
 from atoll.client.settings import Settings
-from atoll.cluster_settings import DEFAULT_ISLANDS
+from atoll.cluster.settings import DEFAULT_ISLANDS
 
 
 @contextlib.contextmanager
@@ -41,7 +41,7 @@ def connect(
     import jax
     from jax.extend.backend import clear_backends
 
-    from atoll.controller.topology import Topology
+    from atoll.cluster.topology import Topology
 
     Topology.parse(islands)
     environment = Settings.from_environment()

@@ -17,7 +17,7 @@ import jax
 from atoll.client import jax_internals as internals
 from atoll.client.placing import Function
 from atoll.client.plugin_programs import is_atoll, submit
-from atoll.client.tracing import Called, Moved, Recording
+from atoll.client.tracing import Called, Migrated, Recording
 from atoll.client.values import ProgramError, Value
 from atoll.ir.program import Call, Node, Program, Transfer
 from atoll.ir.submission import Staging, Submission, encode
@@ -102,7 +102,7 @@ def build(recording: Recording, donated: frozenset[int]) -> Built:
         outputs = tuple(value.spec for value in node.outputs)
         for value in node.outputs:
             numbers[id(value)] = len(numbers)
-        if isinstance(node, Moved):
+        if isinstance(node, Migrated):
             body.append(Transfer(inputs, outputs, node.donated, reshard=True))
             continue
         if id(node.function) not in functions:
@@ -140,13 +140,13 @@ def build(recording: Recording, donated: frozenset[int]) -> Built:
     )
 
 
-def _needed(recording: Recording) -> list[Called | Moved]:
+def _needed(recording: Recording) -> list[Called | Migrated]:
     """The nodes on which a result depends, and those that consume something of the user's."""
     wanted = {id(each.root) for each in recording.results if isinstance(each, Value)}
     users = {id(value.root) for value in recording.arguments}
     nodes = []
     for node in reversed(recording.nodes):
-        consumes = node.inputs if isinstance(node, Moved) and node.donated else []
+        consumes = node.inputs if isinstance(node, Migrated) and node.donated else []
         if isinstance(node, Called):
             consumes = [node.inputs[i] for i in node.donated]
         if any(id(value.root) in wanted for value in node.outputs) or any(
@@ -157,7 +157,7 @@ def _needed(recording: Recording) -> list[Called | Moved]:
     return nodes[::-1]
 
 
-def _give_away(recording: Recording, nodes: list[Called | Moved], arguments: Sequence[Value]) -> None:
+def _give_away(recording: Recording, nodes: list[Called | Migrated], arguments: Sequence[Value]) -> None:
     """Has the last node that uses a donated argument consume it, unless the argument itself is a result."""
     returned = {id(each.root) for each in recording.results if isinstance(each, Value)}
     for value in arguments:
@@ -168,7 +168,7 @@ def _give_away(recording: Recording, nodes: list[Called | Moved], arguments: Seq
         positions = {i for i, each in enumerate(last.inputs) if each.root is value}
         if len(positions) > 1:
             continue
-        if isinstance(last, Moved):
+        if isinstance(last, Migrated):
             last.donated = True
         else:
             last.donated = tuple(sorted({*last.donated, *positions}))

@@ -185,9 +185,7 @@ class Placer:
         function = self.functions.get(key)
         if function is None:
             # It keeps the jaxpr alive, whose identity is in the key.
-            function = self.functions[key] = Function(
-                call, devices, inputs, outputs, donated, self._compilers
-            )
+            function = self.functions[key] = Function(call, devices, inputs, outputs, donated, self._compilers)
         return function
 
     def consuming(self, function: Function, more: set[int]) -> Function:
@@ -195,9 +193,7 @@ class Placer:
         donated = tuple(sorted({*function.donated, *more}))
         return self.function(function.call, function.devices, function.inputs, function.outputs, donated)
 
-    def _resolved(
-        self, sharding: Any, devices: tuple[Any, ...], chosen: Callable[[int], Any], position: int
-    ) -> Place:
+    def _resolved(self, sharding: Any, devices: tuple[Any, ...], chosen: Callable[[int], Any], position: int) -> Place:
         if internals.devices_of(sharding) is not None:
             return sharding
         if len(devices) == 1:

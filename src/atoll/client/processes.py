@@ -13,16 +13,16 @@ from pathlib import Path
 
 import msgspec
 
-from atoll.client.folders import claim, make_transfer_directory, sweep
 from atoll.client.settings import Settings, script_name
-from atoll.controller.topology import read_topology
-from atoll.engines.options import EngineOptions, Started, default_cache_directory, make_directory
+from atoll.cluster.topology import read_topology
 from atoll.errors import AtollError, ClusterError, ConnectError, error_kind
-from atoll.proxy.options import ProxyOptions, Ready
-from atoll.transport.address import parse_address
-from atoll.transport.child import Child
-from atoll.transport.lifeline import watch_in_thread
-from atoll.transport.messages import DEFAULT_TOKEN_VARIABLE
+from atoll.frontends.ifrt.options import ProxyOptions, Ready
+from atoll.operate.engines.options import EngineOptions, Started, default_cache_directory, make_directory
+from atoll.processes.child import Child
+from atoll.processes.client_folders import claim, make_transfer_directory, sweep
+from atoll.processes.lifeline import watch_in_thread
+from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
+from atoll.wire.address import parse_address
 
 
 class ClientProcesses:
@@ -61,7 +61,7 @@ class ClientProcesses:
                     client_directories=(str(self._directory), str(self.transfer_directory)),
                 )
                 controller = engine.controller_address
-                started = self._start("atoll.engines.local", engine, "the embedded cluster")
+                started = self._start("atoll.operate.engines.local", engine, "the embedded cluster")
             self.controller = controller
             proxy = ProxyOptions(
                 f"unix:{self._directory}/proxy.sock",
@@ -74,7 +74,7 @@ class ClientProcesses:
                 losses=str(self._losses),
                 patience=60.0 if started is not None else 5.0,
             )
-            answer = self._start("atoll.proxy.main", proxy, "the proxy")
+            answer = self._start("atoll.frontends.ifrt.main", proxy, "the proxy")
             if started is not None:
                 up = started.read(Started)
                 if up.error:

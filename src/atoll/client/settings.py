@@ -7,8 +7,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.cluster_settings import ClusterSettings
-from atoll.transport.messages import DEFAULT_TOKEN_VARIABLE
+from atoll.cluster.settings import ClusterSettings
+from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from typing import Any, Self
 import msgspec
 
 from atoll.client.plugin_programs import is_atoll, submit
+from atoll.cluster.slices import MAGIC, MAX_DEVICES, SliceRequest, SliceTold
 from atoll.quantities import parse_bytes
-from atoll.transport.slices import MAGIC, MAX_DEVICES, SliceTold, SliceWish
 
 # Slices live until they are released, or their session ends: their devices may be in use without them.
 _live: dict[Slice, Any] = {}
@@ -133,10 +133,10 @@ class VirtualDeviceSet:
         memory = parse_bytes(memory_per_device) if isinstance(memory_per_device, str) else memory_per_device
         if not 0 <= memory <= 1 << 60:
             raise ValueError(f"memory_per_device is {memory} bytes")
-        wish = SliceWish(
+        slice_request = SliceRequest(
             count, dims, kind, _numbers(same_island_as), _numbers(other_island_than), int(memory)
         )
-        made = Slice(submit(self._client, MAGIC + msgspec.msgpack.encode(wish)))
+        made = Slice(submit(self._client, MAGIC + msgspec.msgpack.encode(slice_request)))
         self._slices = [*self.slices, made]
         return made
 

@@ -10,7 +10,7 @@ import jax
 from atoll.client import jax_internals as internals
 from atoll.client.launching import Built, Launch, devices, on_atoll
 from atoll.client.values import ProgramError, Value
-from atoll.ir.lowered import Seat
+from atoll.cluster.locations import DeviceLocation
 
 internals.leave_out_of_tracebacks(__file__)
 
@@ -74,8 +74,8 @@ class Lowered(_Stage):
             raise ValueError(f"a program has no stage {stage!r}: leave it out, or ask for 'lowered'")
         if not on_atoll(self._built):
             raise ProgramError(_NO_CLUSTER)
-        seats = {d.id: Seat(d.slice_index, d.host, d.id) for d in devices(self._built)}
-        return render_lowered(self._built.program, seats, names)
+        locations = {d.id: DeviceLocation(d.slice_index, d.host, d.id) for d in devices(self._built)}
+        return render_lowered(self._built.program, locations, names)
 
     def compile(self) -> Compiled:
         """Waits until all functions are compiled, and makes the program known to the cluster."""

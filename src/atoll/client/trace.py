@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from atoll.client import backend
-from atoll.controller.trace import Span
+from atoll.controller.operators.trace import Span
 from atoll.errors import ClusterError
 from atoll.operate.question import ask_for_trace
 from atoll.operate.traces import chrome_trace
-from atoll.transport.address import parse_address
+from atoll.wire.address import parse_address
 
 
 @contextlib.contextmanager

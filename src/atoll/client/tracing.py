@@ -42,7 +42,7 @@ class Called:
 
 
 @dataclass(eq=False)
-class Moved:
+class Migrated:
     """A node that gives its input another sharding."""
 
     inputs: list[Value]
@@ -58,7 +58,7 @@ class Recording:
     name: str
     arguments: list[Value]
     placer: Placer
-    nodes: list[Called | Moved] = field(default_factory=list)
+    nodes: list[Called | Migrated] = field(default_factory=list)
     results: list[Any] = field(default_factory=list)
 
 
@@ -269,7 +269,7 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
         if copy is None or fresh or copy.given_away():
             copy = Value(root.aval, True, internals.line(), sharding)
             gives = consume and not root.shared
-            self.recording.nodes.append(Moved([root], [copy], gives, copy.line))
+            self.recording.nodes.append(Migrated([root], [copy], gives, copy.line))
             if gives:
                 root.donated = copy.line
             if not fresh:

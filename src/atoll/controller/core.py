@@ -11,30 +11,30 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from atoll.cluster_settings import ClusterSettings
-from atoll.controller.blame import Blame
-from atoll.controller.compilation import Compilation
-from atoll.controller.directory import Entry
-from atoll.controller.failures import Failures
-from atoll.controller.launcher import Launcher
-from atoll.controller.mesh import parse_mesh
-from atoll.controller.moves import Moves
-from atoll.controller.operators import Operators
+from atoll.cluster.locations import DeviceLocation, Placement
+from atoll.cluster.mesh import parse_mesh
+from atoll.cluster.placement import Slices, groups_of
+from atoll.cluster.settings import ClusterSettings
+from atoll.cluster.topology import Topology
+from atoll.controller.islands.recovery import Recovery
+from atoll.controller.islands.resources import Host, ResourceManager
+from atoll.controller.memory.directory import Entry
+from atoll.controller.operators.requests import Operators
 from atoll.controller.outbox import Destination, Outbox
-from atoll.controller.placement import Slices, groups_of
-from atoll.controller.programs import RegisteredProgram, register
-from atoll.controller.questions import Questions
-from atoll.controller.recovery import Recovery
-from atoll.controller.resources import Host, ResourceManager
-from atoll.controller.session import Session
-from atoll.controller.slices import SliceRequests
-from atoll.controller.topology import Topology
+from atoll.controller.programs.compilation import Compilation
+from atoll.controller.programs.failures import Failures
+from atoll.controller.programs.launcher import Launcher
+from atoll.controller.programs.quarantine import Quarantine
+from atoll.controller.programs.registered import RegisteredProgram, register
+from atoll.controller.sessions.migrations import Moves
+from atoll.controller.sessions.queries import Questions
+from atoll.controller.sessions.session import Session
+from atoll.controller.sessions.slices import SliceRequests
 from atoll.errors import Code, Status, StatusError, invalid
-from atoll.ir.lowered import Placement, Seat
 from atoll.ir.plan import Plan
 from atoll.ir.program import Program
-from atoll.transport import messages as m
-from atoll.transport.leases import Leases
+from atoll.processes.leases import Leases
+from atoll.protocol import messages as m
 
 # Launches that a session may have in the system; its proxy stops reading from its client beyond.
 LAUNCH_WINDOW = 512
@@ -50,21 +50,21 @@ class Controller:
         self.resources = ResourceManager(topology, parse_mesh(settings.mesh))
         self.slices = Slices()
         self.sessions: dict[int, Session] = {}
-        self.blame = Blame()
+        self.quarantine = Quarantine()
         self.leases = Leases(settings.lease_seconds)
         self._outbox = Outbox()
         self._launcher = Launcher(
-            self.resources, self.sessions, self._outbox, self._release_program, self.blame, settings.sequential
+            self.resources, self.sessions, self._outbox, self._release_program, self.quarantine, settings.sequential
         )
         self._failures = Failures(self._launcher, self.resources, self.sessions)
         self.scheduler = self._launcher.scheduler
         self.memory = self._launcher.memory.ledger
         self.trace = self._launcher.trace
         self._compilation = Compilation(
-            self.resources, self.sessions, self._outbox, self.blame, self.scheduler, self._seat
+            self.resources, self.sessions, self._outbox, self.quarantine, self.scheduler, self._location
         )
         self.functions = self._compilation.functions
-        self._questions = Questions(self.resources, self.sessions, self._outbox, self._seat)
+        self._questions = Questions(self.resources, self.sessions, self._outbox, self._location)
         self._recovery = Recovery(
             self.resources,
             self.sessions,
@@ -73,7 +73,7 @@ class Controller:
             self._failures,
             self._compilation,
             self._questions,
-            self.blame,
+            self.quarantine,
             self.leases,
         )
         self.worker_lost = self._recovery.worker_lost
@@ -127,7 +127,7 @@ class Controller:
             self._outbox.to_host(host.number, m.OpenStore(session.number, session.secret))
         for number, (place, plan) in self._plans.items():
             if place == host.number:
-                self._outbox.to_host(host.number, m.KeepPlan(number, plan))
+                self._outbox.to_host(host.number, m.RegisterPlan(number, plan))
         if again and self.resources.islands[ready.island].state == "ready":
             self._recovery.island_back(ready.island)
             self._operators.island_is_up(ready.island)
@@ -146,11 +146,11 @@ class Controller:
                 return
             case m.Enqueued(sequence=sequence):
                 self._launcher.enqueued(sequence)
-            case m.Arrived(session=number, feeds=feeds):
+            case m.FeedsArrived(session=number, feeds=feeds):
                 self._arrived(host, number, feeds)
             case m.Compiled():
                 self._compilation.compiled(host, message)
-            case m.Answer():
+            case m.WorkerAnswer():
                 self._questions.answered(message)
             case _:
                 raise invalid(f"a worker does not send {type(message).__name__}")
@@ -247,7 +247,7 @@ class Controller:
                 self._compilation.again(session, message)
             case m.ReleaseFunction(function=function):
                 self._compilation.release(session, function)
-            case m.LossSeen(hosts=hosts):
+            case m.LossAcknowledged(hosts=hosts):
                 for island in {self.resources.hosts[host].island for host in hosts if host in self.resources.hosts}:
                     session.unseen.pop(island, None)
             case m.MakeError(handles=handles, status=status):
@@ -255,13 +255,13 @@ class Controller:
                 session.has_errors = True
                 for handle in handles:
                     session.directory.add(handle, Entry((), 0, ready=True, error=status))
-            case m.Inquire():
+            case m.Query():
                 self._questions.ask(session, message)
             case m.AddSlice():
                 self._slice_requests.add(session, message)
             case m.ReleaseSlice(slice=number_of_slice):
                 self._slice_requests.release(session, number_of_slice)
-            case m.AtRest(move=move):
+            case m.Quiesced(move=move):
                 self._moves.at_rest(session, move)
             case _:
                 raise invalid(f"a proxy does not send {type(message).__name__}")
@@ -272,14 +272,12 @@ class Controller:
         session.bodies[message.program] = message.body
         try:
             session.devices.use(message.body.name, groups_of(message.body))
-            session.programs[message.program] = self._lower(
-                message.body, session.devices.seats, session.functions
-            )
+            session.programs[message.program] = self._lower(message.body, session.devices.locations, session.functions)
         except StatusError as error:
             session.programs[message.program] = error.status
 
-    def _lower(self, body: Program, seats: Placement, functions: Mapping[int, str]) -> RegisteredProgram:
-        program = register(body, seats, functions, self._keep_plan, self.functions.scratch_of)
+    def _lower(self, body: Program, locations: Placement, functions: Mapping[int, str]) -> RegisteredProgram:
+        program = register(body, locations, functions, self._keep_plan, self.functions.scratch_of)
         for name in program.functions:
             self.functions.acquire(name)
         return program
@@ -288,7 +286,7 @@ class Controller:
         number = self._next_plan
         self._next_plan += 1
         self._plans[number] = (host, plan)
-        self._outbox.to_host(host, m.KeepPlan(number, plan))
+        self._outbox.to_host(host, m.RegisterPlan(number, plan))
         return number
 
     def _release_program(self, program: RegisteredProgram) -> None:
@@ -302,8 +300,8 @@ class Controller:
         for name in program.functions:
             self._compilation.let_go(name)
 
-    def _seat(self, session: Session, device: int) -> Seat:
-        seat = session.devices.seats.get(device)
-        if seat is None:
+    def _location(self, session: Session, device: int) -> DeviceLocation:
+        location = session.devices.locations.get(device)
+        if location is None:
             raise invalid(f"device {device} does not exist")
-        return seat
+        return location

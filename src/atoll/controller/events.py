@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from atoll.cluster_settings import ClusterSettings
+from atoll.cluster.settings import ClusterSettings
+from atoll.cluster.topology import Topology
 from atoll.controller.core import Controller
 from atoll.controller.outbox import Destination
-from atoll.controller.topology import Topology
-from atoll.transport import messages as m
+from atoll.protocol import messages as m
 
 # Beyond so many the oldest go, and the log no longer replays from the beginning.
 MOST_EVENTS = 50_000

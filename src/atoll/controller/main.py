@@ -14,18 +14,18 @@ from typing import Any
 import msgspec
 
 from atoll._version import __version__
+from atoll.cluster.topology import Topology
 from atoll.controller.core import Controller
 from atoll.controller.events import EventLog
+from atoll.controller.operators.report import report
 from atoll.controller.options import ControllerOptions
-from atoll.controller.report import report
-from atoll.controller.topology import Topology
 from atoll.errors import AtollError, Code, Status, StatusError
-from atoll.transport import messages as m
-from atoll.transport.address import check_may_listen, parse_address
-from atoll.transport.connection import Connection, listen
-from atoll.transport.leases import PING_SECONDS
-from atoll.transport.lifeline import watch_in_loop
-from atoll.transport.process import read_options, run_loop, spare_collector, start_logging
+from atoll.processes.leases import PING_SECONDS
+from atoll.processes.lifeline import watch_in_loop
+from atoll.processes.process import read_options, run_loop, spare_collector, start_logging
+from atoll.protocol import messages as m
+from atoll.wire.address import check_may_listen, parse_address
+from atoll.wire.connection import Connection, listen
 
 _log = logging.getLogger(__name__)
 
@@ -200,19 +200,19 @@ class ControllerServer:
 
     def _operator(self, peer: _Peer, message: Any) -> None:
         match message:
-            case m.AskStatus():
-                peer.connection.send(m.Report(msgspec.json.encode(report(self.controller))))
-            case m.AskDump():
-                peer.connection.send(m.Dump(self.log.dump()))
-            case m.AskTrace(since=since):
-                peer.connection.send(m.TraceOf(msgspec.msgpack.encode(self.controller.trace.spans(since))))
-            case m.AskRemap() | m.AskAddIsland() | m.AskDrain():
+            case m.StatusRequest():
+                peer.connection.send(m.StatusReply(msgspec.json.encode(report(self.controller))))
+            case m.DumpRequest():
+                peer.connection.send(m.DumpReply(self.log.dump()))
+            case m.TraceRequest(since=since):
+                peer.connection.send(m.TraceReply(msgspec.msgpack.encode(self.controller.trace.spans(since))))
+            case m.RemapRequest() | m.AddIslandRequest() | m.DrainRequest():
                 number = self._next_operator
                 self._next_operator += 1
                 self._operators[number] = peer.connection
                 self._tell("operator", number, message=message)
-            case m.AskStop():
-                peer.connection.send(m.Stopping())
+            case m.StopRequest():
+                peer.connection.send(m.StopReply())
                 self.loop.call_later(0.05, self.stop.set)
 
     def _refuse(self, peer: _Peer, status: Status) -> None:

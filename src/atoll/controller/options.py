@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from atoll.cluster_settings import ClusterSettings
+from atoll.cluster.settings import ClusterSettings
 
 
 class ControllerOptions(msgspec.Struct, frozen=True):

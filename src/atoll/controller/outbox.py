@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from atoll.transport import messages as m
+from atoll.protocol import messages as m
 
 # ("host", number), ("session", number), ("operator", number) or ("engine", 0)
 Destination = tuple[str, int]
@@ -28,14 +28,14 @@ class Outbox:
         self._last[host] = len(self._messages)
         self._messages.append((("host", host), message))
 
-    def go(self, host: int, session: int, run: int, sequence: int, legs: int) -> None:
+    def go(self, host: int, session: int, run: int, sequence: int, segments: int) -> None:
         """The turn of a run's next legs has come: one message for many turns in a row."""
         place = self._last.get(host)
         last = self._messages[place][1] if place is not None else None
-        if type(last) is m.Go and last.run == run and place is not None:
-            self._messages[place] = (("host", host), m.Go(session, run, (*last.turns, (sequence, legs))))
+        if type(last) is m.Dispatch and last.run == run and place is not None:
+            self._messages[place] = (("host", host), m.Dispatch(session, run, (*last.turns, (sequence, segments))))
         else:
-            self.to_host(host, m.Go(session, run, ((sequence, legs),)))
+            self.to_host(host, m.Dispatch(session, run, ((sequence, segments),)))
 
     def to_engine(self, message: Any) -> None:
         self._messages.append((("engine", 0), message))
@@ -79,7 +79,7 @@ class Outbox:
         self.flush_frees()
         for session, count in self._retired.items():
             if count:
-                self.to_session(session, m.Retired(count))
+                self.to_session(session, m.CreditReturned(count))
         self._retired.clear()
         messages, self._messages = self._messages, []
         self._last.clear()

@@ -1,4 +1,4 @@
-"""Arrays on seats: which host holds which part of an array, and which parts of one array make up another.
+"""Arrays on locations: which host holds which part of an array, and which parts of one array make up another.
 
 Pure, and free of the IR. A `Located` remembers what it has worked out, so that arrays of one type share it.
 """
@@ -12,25 +12,25 @@ from functools import cached_property
 from itertools import product
 from typing import NamedTuple
 
+from atoll.cluster.locations import DeviceLocation, HostDevice, MemoryRequirement
 from atoll.errors import unimplemented
-from atoll.ir.lowered import Needs, Place, Seat
 from atoll.ir.plan import LocalArray
 from atoll.ir.types import DTYPE_BITS, ArraySpec, Box, Even, Opaque, Replicated, Shape, Tiled, nbytes, shard_boxes
 
 
 @dataclass(frozen=True)
 class Located:
-    """An array whose shard i is at `seats[i]`."""
+    """An array whose shard i is at `locations[i]`."""
 
     spec: ArraySpec
-    seats: tuple[Seat, ...]
+    locations: tuple[DeviceLocation, ...]
 
     @cached_property
     def positions(self) -> dict[int, tuple[int, ...]]:
         """By host, the positions of its shards in the device list."""
         found: dict[int, list[int]] = {}
-        for position, seat in enumerate(self.seats):
-            found.setdefault(seat.host, []).append(position)
+        for position, location in enumerate(self.locations):
+            found.setdefault(location.host, []).append(position)
         return {host: tuple(found[host]) for host in sorted(found)}
 
     @cached_property
@@ -42,9 +42,9 @@ class Located:
         """The number of each position's shard among those of its host."""
         counts: dict[int, int] = {}
         numbers = []
-        for seat in self.seats:
-            number = counts.get(seat.host, 0)
-            counts[seat.host] = number + 1
+        for location in self.locations:
+            number = counts.get(location.host, 0)
+            counts[location.host] = number + 1
             numbers.append(number)
         return tuple(numbers)
 
@@ -56,7 +56,7 @@ class Located:
     @cached_property
     def shapes(self) -> tuple[Shape, ...]:
         """The shape of each shard. Raises UNIMPLEMENTED where the tiling does not say."""
-        tiling, count = self.spec.sharding.tiling, len(self.seats)
+        tiling, count = self.spec.sharding.tiling, len(self.locations)
         match tiling:
             case Replicated():
                 return (self.spec.shape,) * count
@@ -69,14 +69,14 @@ class Located:
         return tiling.shard_shapes
 
     @cached_property
-    def needs(self) -> Needs:
+    def needs(self) -> MemoryRequirement:
         """Bytes on each device."""
         if isinstance(self.spec.sharding.tiling, Opaque):
             return ()
         bits = DTYPE_BITS[self.spec.dtype]
-        sums: dict[Place, int] = {}
-        for seat, shape in zip(self.seats, self.shapes, strict=True):
-            place = (seat.host, seat.ordinal)
+        sums: dict[HostDevice, int] = {}
+        for location, shape in zip(self.locations, self.shapes, strict=True):
+            place = (location.host, location.ordinal)
             sums[place] = sums.get(place, 0) + math.prod(shape) * bits // 8
         return tuple(sums.items())
 
@@ -97,7 +97,7 @@ class Located:
                 spec.dtype,
                 spec.shape,
                 tuple(self.shapes[i] for i in here),
-                tuple(self.seats[i].ordinal for i in here),
+                tuple(self.locations[i].ordinal for i in here),
                 here,
                 spec.sharding.memory_kind,
                 spec.layout,
@@ -132,10 +132,10 @@ def parts(source: Located, target: Located) -> list[Part]:
     """
     found = []
     for position, wanted in enumerate(target.boxes):
-        host = target.seats[position].host
+        host = target.locations[position].host
         for box, origins in source.grid.overlapping(wanted):
             common = tuple((max(a[0], b[0]), min(a[1], b[1])) for a, b in zip(box, wanted, strict=True))
-            near = [origin for origin in origins if source.seats[origin].host == host]
+            near = [origin for origin in origins if source.locations[origin].host == host]
             choices = near or origins
             origin = choices[position % len(choices)]
             found.append(Part(origin, _relative(common, box), position, _relative(common, wanted)))
@@ -144,9 +144,9 @@ def parts(source: Located, target: Located) -> list[Part]:
 
 def stays(source: Located, target: Located, reshard: bool) -> bool:
     """Whether shard i becomes shard i, on the host where it is."""
-    if len(source.seats) != len(target.seats):
+    if len(source.locations) != len(target.locations):
         return False
-    if any(a.host != b.host for a, b in zip(source.seats, target.seats, strict=True)):
+    if any(a.host != b.host for a, b in zip(source.locations, target.locations, strict=True)):
         return False
     return not reshard or source.boxes == target.boxes
 

@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
+from atoll.cluster.locations import MemoryRequirement
 from atoll.ir.plan import Plan
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """Where a virtual device sits: an island, one of the cluster's hosts, and an ordinal among its devices."""
-
-    island: int
-    host: int
-    ordinal: int
-
-
-Placement = Mapping[int, Seat]
-Place = tuple[int, int]  # a host and an ordinal
-Needs = tuple[tuple[Place, int], ...]  # bytes on devices
 
 
 @dataclass(frozen=True)
@@ -33,7 +19,7 @@ class LoweredGang:
     island: int
     hosts: tuple[int, ...]
     function: str = ""  # that it runs; "" where it runs none
-    together: bool = False  # its hosts compute something together: on none of them it ends without the others
+    collective: bool = False  # its hosts compute something together: on none of them it ends without the others
     makes: tuple[int, ...] = ()  # values, or their parts here
     drops: tuple[int, ...] = ()  # values between nodes that no later gang of this island uses
 
@@ -44,7 +30,7 @@ class LoweredValue:
 
     hosts: tuple[int, ...]
     nbytes: int = 0  # over all devices
-    needs: Needs = ()
+    needs: MemoryRequirement = ()
     views: frozenset[int] = frozenset()  # the values whose memory it shares
 
 

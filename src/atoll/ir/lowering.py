@@ -12,17 +12,18 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import PassPipeline
 
+from atoll.cluster.locations import Placement
 from atoll.errors import invalid
 from atoll.ir.build import build
 from atoll.ir.dialect.ops import ProgramOp
-from atoll.ir.lowered import Lowered, LoweredGang, LoweredValue, Needs, Place, Placement, Seat
+from atoll.ir.lowered import Lowered, LoweredGang, LoweredValue
 from atoll.ir.passes.cut import cut
-from atoll.ir.passes.place import Place as PlacePass
+from atoll.ir.passes.place import PlacePass
 from atoll.ir.passes.simplify import Simplify
 from atoll.ir.passes.transfers import ExplicitTransfers
 from atoll.ir.program import Call, Program, check
 
-__all__ = ["Lowered", "LoweredGang", "LoweredValue", "Needs", "Place", "Placement", "Seat", "lower", "pipeline"]
+__all__ = ["Lowered", "LoweredGang", "LoweredValue", "lower", "pipeline"]
 
 
 def lower(program: Program, placement: Placement, functions: Mapping[int, str]) -> Lowered:

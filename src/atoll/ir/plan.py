@@ -165,7 +165,7 @@ def consumes(step: Step) -> tuple[int, ...]:
     return ()
 
 
-class Leg(msgspec.Struct, frozen=True, array_like=True):
+class Segment(msgspec.Struct, frozen=True, array_like=True):
     """A host's part in one gang of the program: what it does when that gang's turn has come.
 
     `gang` is the gang's place among the program's. `awaited` are the feeds that its steps take from this host's data
@@ -177,7 +177,7 @@ class Leg(msgspec.Struct, frozen=True, array_like=True):
     results: tuple[int, ...] = ()  # of the program, that it defines
     drops: tuple[int, ...] = ()  # values that no later leg uses
     awaited: tuple[int, ...] = ()
-    together: bool = False  # it computes something together with other hosts of the island
+    collective: bool = False  # it computes something together with other hosts of the island
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True):
@@ -188,5 +188,5 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
 
     name: str
     arguments: tuple[int, ...]
-    legs: tuple[Leg, ...]
+    segments: tuple[Segment, ...]
     results: tuple[int, ...]

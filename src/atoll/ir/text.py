@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 
+from atoll.cluster.locations import Placement
 from atoll.ir import plan as p
 from atoll.ir.build import build
 from atoll.ir.dialect.syntax import box_text, ranges_text
-from atoll.ir.lowered import LoweredGang, Placement
+from atoll.ir.lowered import LoweredGang
 from atoll.ir.lowering import lower
 from atoll.ir.program import Program, check
 
@@ -38,14 +39,14 @@ def render_lowered(program: Program, placement: Placement, functions: Sequence[s
         alike.setdefault(plan, []).append(host)
     for plan, hosts in alike.items():
         lines.append(f"plan of hosts {ranges_text(hosts)}: takes ({_values(plan.arguments)})")
-        for leg in plan.legs:
+        for segment in plan.segments:
             notes = "".join(
                 f", {word} ({_values(values)})"
-                for word, values in (("returns", leg.results), ("drops", leg.drops))
+                for word, values in (("returns", segment.results), ("drops", segment.drops))
                 if values
             )
-            lines.append(f"  gang {leg.gang}{notes}")
-            lines.extend(f"    {_step(step)}" for step in leg.steps)
+            lines.append(f"  gang {segment.gang}{notes}")
+            lines.extend(f"    {_step(step)}" for step in segment.steps)
     return "\n".join(lines) + "\n"
 
 
@@ -62,7 +63,7 @@ def _symbols(functions: Sequence[str]) -> dict[int, str]:
 def _gang(number: int, gang: LoweredGang) -> str:
     text = f"gang {number}: node {gang.node} on island {gang.island}, hosts {ranges_text(gang.hosts)}"
     if gang.function:
-        text += f", runs @{gang.function}" + (" together" if gang.together else "")
+        text += f", runs @{gang.function}" + (" together" if gang.collective else "")
     if gang.makes:
         text += f", makes ({_values(gang.makes)})"
     return text + (f", drops ({_values(gang.drops)})" if gang.drops else "")

@@ -116,8 +116,7 @@ def _tile_boxes(dims: Shape, order: tuple[int, ...], devices: int, shape: Shape)
         if not 0 <= position < devices or boxes[position] is not None:
             raise invalid(f"tile assignment names position {position} twice or out of range")
         boxes[position] = tuple(
-            (min(c * t, size), min((c + 1) * t, size))
-            for c, t, size in zip(coordinates, tile, shape, strict=False)
+            (min(c * t, size), min((c + 1) * t, size)) for c, t, size in zip(coordinates, tile, shape, strict=False)
         )
     return tuple(box for box in boxes if box is not None)
 

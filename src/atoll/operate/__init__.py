@@ -1,1 +1,1 @@
-"""What the command `atoll` does: starts, finds, asks and ends clusters. `atoll.cli` is its command line."""
+"""What the command `atoll` does: starts, finds, asks and ends clusters. `atoll.operate.command` is its command line."""

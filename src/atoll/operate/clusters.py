@@ -14,17 +14,17 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from atoll.client.folders import sweep
-from atoll.cluster_settings import ClusterSettings
-from atoll.controller.topology import read_topology
-from atoll.engines.options import EngineOptions, Started, default_cache_directory, sockets_base
+from atoll.cluster.settings import ClusterSettings
+from atoll.cluster.topology import read_topology
 from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError
+from atoll.operate.engines.options import EngineOptions, Started, default_cache_directory, sockets_base
 from atoll.operate.question import ask_for_dump, ask_for_report, ask_for_trace, ask_to_change, ask_to_stop
 from atoll.operate.registrations import DEFAULT_NAME, Registration, Registrations
 from atoll.operate.traces import chrome_trace
-from atoll.transport.address import Address, check_may_listen, parse_address
-from atoll.transport.child import Child
-from atoll.transport.messages import AskAddIsland, AskDrain, AskRemap
+from atoll.processes.child import Child
+from atoll.processes.client_folders import sweep
+from atoll.protocol.messages import AddIslandRequest, DrainRequest, RemapRequest
+from atoll.wire.address import Address, check_may_listen, parse_address
 
 END_SECONDS = 10.0
 _FORCE_SECONDS = 2.0
@@ -66,7 +66,7 @@ def find(address: str = "", name: str = "") -> Target:
 
 
 def report_of(target: Target, token: str) -> dict[str, Any]:
-    """What the cluster has and does; see `atoll.controller.report`. Raises ConnectError and its kin."""
+    """What the cluster has and does; see `atoll.controller.operators.report`. Raises ConnectError and its kin."""
     with _explained():
         report: dict[str, Any] = msgspec.json.decode(ask_for_report(target.address, token))
         return report
@@ -78,7 +78,7 @@ def dump_of(target: Target, token: str) -> bytes:
         return ask_for_dump(target.address, token)
 
 
-def change(target: Target, token: str, question: AskRemap | AskAddIsland | AskDrain) -> str:
+def change(target: Target, token: str, question: RemapRequest | AddIslandRequest | DrainRequest) -> str:
     """Has a cluster do something; returns what it has done. Raises StatusError, ConnectError and its kin."""
     with _explained():
         return ask_to_change(target.address, token, question)
@@ -141,12 +141,10 @@ class NewCluster:
                 cache_directory=default_cache_directory(),
             )
             output = self._log.fileno() if self._log else 2
-            self.child = Child("atoll.engines.local", options, "the cluster", output)
+            self.child = Child("atoll.operate.engines.local", options, "the cluster", output)
             pid = self.child.process.pid
             try:
-                self.registration = registrations.register(
-                    name, str(address), settings.islands, settings.platform, pid
-                )
+                self.registration = registrations.register(name, str(address), settings.islands, settings.platform, pid)
             except BaseException:
                 self.child.end()
                 shutil.rmtree(self._directory, ignore_errors=True)

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from atoll._version import __version__
-from atoll.controller.trace import Span
+from atoll.controller.operators.trace import Span
 from atoll.errors import ConnectError, refusal
-from atoll.transport import messages as m
-from atoll.transport.address import Address
-from atoll.transport.connection import connect
+from atoll.protocol import messages as m
+from atoll.wire.address import Address
+from atoll.wire.connection import connect
 
 ANSWER_SECONDS = 10.0
 # Longer than the controller tries.
@@ -22,34 +22,34 @@ MOVE_SECONDS = 900.0
 
 def ask_for_report(address: Address, token: str) -> bytes:
     """What the cluster at `address` has and does, as JSON. Raises ConnectError and its kin."""
-    answer = asyncio.run(_ask(address, token, m.AskStatus()))
-    assert isinstance(answer, m.Report)
+    answer = asyncio.run(_ask(address, token, m.StatusRequest()))
+    assert isinstance(answer, m.StatusReply)
     return answer.body
 
 
 def ask_for_dump(address: Address, token: str) -> bytes:
     """The event log of the controller at `address`; see `atoll.controller.events`. Raises ConnectError and its kin."""
-    answer = asyncio.run(_ask(address, token, m.AskDump()))
-    assert isinstance(answer, m.Dump)
+    answer = asyncio.run(_ask(address, token, m.DumpRequest()))
+    assert isinstance(answer, m.DumpReply)
     return answer.body
 
 
 def ask_for_trace(address: Address, token: str, since: int = 0) -> list[Span]:
     """What ran on the cluster's hosts and ended after `since`. Raises ConnectError and its kin."""
-    answer = asyncio.run(_ask(address, token, m.AskTrace(since)))
-    assert isinstance(answer, m.TraceOf)
+    answer = asyncio.run(_ask(address, token, m.TraceRequest(since)))
+    assert isinstance(answer, m.TraceReply)
     return msgspec.msgpack.decode(answer.body, type=list[Span])
 
 
 def ask_to_stop(address: Address, token: str) -> None:
     """Returns once the controller has agreed to end its cluster. Raises ConnectError and its kin."""
-    asyncio.run(_ask(address, token, m.AskStop()))
+    asyncio.run(_ask(address, token, m.StopRequest()))
 
 
-def ask_to_change(address: Address, token: str, question: m.AskRemap | m.AskAddIsland | m.AskDrain) -> str:
+def ask_to_change(address: Address, token: str, question: m.RemapRequest | m.AddIslandRequest | m.DrainRequest) -> str:
     """Returns once that is done, with a sentence. Raises StatusError, and ConnectError and its kin."""
     told = asyncio.run(_ask(address, token, question, MOVE_SECONDS))
-    assert isinstance(told, m.Told)
+    assert isinstance(told, m.OperationReply)
     told.status.raise_if_error()
     return told.text
 

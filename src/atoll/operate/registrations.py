@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from atoll.errors import ClusterError
-from atoll.transport.process_table import began, session_of
+from atoll.processes.process_table import began, session_of
 
 DEFAULT_NAME = "default"
 

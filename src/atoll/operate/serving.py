@@ -6,12 +6,12 @@ import os
 import shutil
 from collections.abc import Callable
 
-from atoll.cluster_settings import ClusterSettings
-from atoll.engines.options import EngineOptions, Started, default_cache_directory, make_directory
+from atoll.cluster.settings import ClusterSettings
 from atoll.errors import AtollError, ClusterError, error_kind
-from atoll.proxy.options import ProxyOptions, Ready
-from atoll.transport.address import Address
-from atoll.transport.child import Child, wait_for_any
+from atoll.frontends.ifrt.options import ProxyOptions, Ready
+from atoll.operate.engines.options import EngineOptions, Started, default_cache_directory, make_directory
+from atoll.processes.child import Child, wait_for_any
+from atoll.wire.address import Address
 
 
 def serve_proxy(listen: Address, cluster: str, settings: ClusterSettings, on_up: Callable[[str], None]) -> None:
@@ -29,12 +29,12 @@ def serve_proxy(listen: Address, cluster: str, settings: ClusterSettings, on_up:
                 settings, str(directory), parent=os.getpid(), cache_directory=default_cache_directory()
             )
             cluster = engine.controller_address
-            children.append(Child("atoll.engines.local", engine, "the embedded cluster"))
+            children.append(Child("atoll.operate.engines.local", engine, "the embedded cluster"))
             started = children[0].read(Started)
             if started.error:
                 raise ClusterError(started.error)
         options = ProxyOptions(str(listen), cluster, os.getpid(), label="atoll proxy", patience=5.0)
-        children.append(Child("atoll.proxy.main", options, "the proxy"))
+        children.append(Child("atoll.frontends.ifrt.main", options, "the proxy"))
         ready = children[-1].read(Ready)
         if ready.error:
             raise _error(ready, listen)

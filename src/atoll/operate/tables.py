@@ -14,7 +14,7 @@ _STATE_STYLES = {"ready": "green", "lost": "bold red"} | dict.fromkeys(("startin
 
 
 def status_tables(report: dict[str, Any], address: str) -> RenderableType:
-    """The tables for the report of the cluster at `address`; see `atoll.controller.report`.
+    """The tables for the report of the cluster at `address`; see `atoll.controller.operators.report`.
 
     Memory is that of a host's fullest device; work in flight is in gangs, and the time that they are expected to take.
     """

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from atoll.controller.trace import Span
+from atoll.controller.operators.trace import Span
 
 
 def chrome_trace(spans: Iterable[Span]) -> bytes:

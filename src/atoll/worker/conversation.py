@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from atoll.errors import Status, status_of
-from atoll.transport import messages as m
-from atoll.worker.data_port import DataPort
+from atoll.protocol import messages as m
+from atoll.transfers.data_port import DataPort
 from atoll.worker.functions import Functions
 from atoll.worker.xla.backend import Backend
 
@@ -41,7 +41,7 @@ class Conversation:
     def hear(self, message: Any) -> bool:
         """Takes one message, in order; False where it was the last."""
         match message:
-            case m.Run() | m.Go() | m.DropRun() | m.Free() | m.KeepPlan() | m.DropPlan():
+            case m.Run() | m.Dispatch() | m.DropRun() | m.Free() | m.RegisterPlan() | m.DropPlan():
                 self._walk(message)
             case m.OpenStore():
                 self._walk(message)
@@ -60,7 +60,7 @@ class Conversation:
                 self._functions.compile(message)
             case m.DropFunction(function=function):
                 self._functions.drop(function)
-            case m.Query():
+            case m.WorkerQuery():
                 self._answers.submit(self._answer, message)
             case m.Peers(hosts=hosts, secret=secret):
                 self._data_port.set_peers(hosts, secret)
@@ -71,15 +71,13 @@ class Conversation:
                 return False
         return True
 
-    def _answer(self, query: m.Query) -> None:
+    def _answer(self, query: m.WorkerQuery) -> None:
         try:
             if query.what == "layout":
-                dtype, shape, ordinal = msgspec.msgpack.decode(
-                    query.payload, type=tuple[str, tuple[int, ...], int]
-                )
+                dtype, shape, ordinal = msgspec.msgpack.decode(query.payload, type=tuple[str, tuple[int, ...], int])
                 payload = self._backend.default_layout(dtype, shape, ordinal).encode()
             else:
                 payload = self._functions.answer(query.what, query.subject)
-            self._report(m.Answer(query.session, query.query, Status(), payload))
+            self._report(m.WorkerAnswer(query.session, query.query, Status(), payload))
         except Exception as error:
-            self._report(m.Answer(query.session, query.query, status_of(error), b""))
+            self._report(m.WorkerAnswer(query.session, query.query, status_of(error), b""))

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from atoll.errors import Status, status_of
-from atoll.transport import messages as m
+from atoll.protocol import messages as m
 
 # With so many short runs on their way the next end need not be known at once: ends are looked for now and then, without
 # waiting on any. To wait would cost XLA and the interpreter two thread switches a run, and the controller a message.

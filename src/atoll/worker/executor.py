@@ -14,10 +14,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from atoll.worker.data_port import Inbox
+from atoll.transfers.data_port import Inbox
 from atoll.worker.ends import Ends
 from atoll.worker.steps import Steps
-from atoll.worker.walks import Walks
+from atoll.worker.walks import PlanExecutor
 
 _log = logging.getLogger(__name__)
 
@@ -38,11 +38,11 @@ class Executor:
     def __init__(self, steps: Steps, inbox: Inbox, report: Callable[..., None]) -> None:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         readers = ThreadPoolExecutor(READ_THREADS, "atoll-read")
-        self.walks = Walks(steps, inbox, report, Ends(report), readers, lambda: self._queue.put(_Wake()))
+        self.walks = PlanExecutor(steps, inbox, report, Ends(report), readers, lambda: self._queue.put(_Wake()))
         threading.Thread(target=self._work, name="atoll-executor", daemon=True).start()
 
     def submit(self, message: Any) -> None:
-        """Takes what `Walks.hear` takes."""
+        """Takes what `PlanExecutor.hear` takes."""
         self._queue.put(message)
 
     def _work(self) -> None:

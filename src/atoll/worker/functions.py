@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from atoll.errors import OK, StatusError, not_found, status_of
-from atoll.transport.messages import Compile, Compiled, FunctionSource
-from atoll.worker.data_port import Inbox
+from atoll.protocol.messages import Compile, Compiled, FunctionSource
+from atoll.transfers.data_port import Inbox
 from atoll.worker.store import TypeKeys
 from atoll.worker.xla.backend import Backend
 from atoll.worker.xla.executable import Executable
@@ -34,8 +34,7 @@ class Function:
             return keys.of(dtype, (shape,) * count, self.ordinals, layout)
 
         self.input_keys = [
-            key(*each, layout)
-            for each, layout in zip(executable.parameters, executable.parameter_layouts, strict=True)
+            key(*each, layout) for each, layout in zip(executable.parameters, executable.parameter_layouts, strict=True)
         ]
         self.token_positions = frozenset(
             position for position, (dtype, _) in enumerate(executable.parameters) if dtype == "token"
@@ -155,5 +154,3 @@ class Functions:
         if what == "cost":
             return msgspec.json.encode(executable.cost_analysis())
         return executable.text().encode()
-
-

@@ -10,11 +10,11 @@ from typing import Any
 
 from atoll._version import __version__
 from atoll.errors import ConnectError
-from atoll.transport import messages as m
-from atoll.transport.address import check_may_listen, parse_address
-from atoll.transport.blocking import BlockingConnection
-from atoll.transport.lifeline import Lease, watch_in_thread
-from atoll.transport.process import read_options, spare_collector, start_logging
+from atoll.processes.lifeline import Lease, watch_in_thread
+from atoll.processes.process import read_options, spare_collector, start_logging
+from atoll.protocol import messages as m
+from atoll.wire.address import check_may_listen, parse_address
+from atoll.wire.blocking import BlockingConnection
 from atoll.worker.options import WorkerOptions
 
 _log = logging.getLogger(__name__)
@@ -27,8 +27,8 @@ class Worker:
 
     def __init__(self, options: WorkerOptions, connection: BlockingConnection) -> None:
         # JAX is imported here and not above: its environment and flags are set first.
+        from atoll.transfers.data_port import DataPort, Inbox
         from atoll.worker.conversation import Conversation
-        from atoll.worker.data_port import DataPort, Inbox
         from atoll.worker.executor import Executor
         from atoll.worker.functions import Functions
         from atoll.worker.steps import Steps
@@ -40,7 +40,7 @@ class Worker:
         self_test(backend)
         keys = TypeKeys()
         report = connection.send
-        inbox = Inbox(lambda session, feed: report(m.Arrived(session, (feed,))))
+        inbox = Inbox(lambda session, feed: report(m.FeedsArrived(session, (feed,))))
         address = parse_address(options.data_address)
         check_may_listen(address, os.environ.get(m.DEFAULT_TOKEN_VARIABLE, ""))
         data_port = DataPort(address, inbox)
@@ -68,9 +68,7 @@ def introduction(island: int, host: int, backend: Any, data_address: str) -> tup
     """What a worker says first."""
     return (
         m.Hello(m.PROTOCOL, "worker", os.environ.get(m.DEFAULT_TOKEN_VARIABLE, ""), os.getpid(), __version__),
-        m.WorkerReady(
-            island, host, backend.describe(), backend.platform, backend.platform_version, data_address
-        ),
+        m.WorkerReady(island, host, backend.describe(), backend.platform, backend.platform_version, data_address),
     )
 
 

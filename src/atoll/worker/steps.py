@@ -15,9 +15,9 @@ import numpy as np
 
 from atoll.errors import Code, Status, StatusError, invalid
 from atoll.ir import plan as p
-from atoll.transport import messages as m
+from atoll.protocol import messages as m
+from atoll.transfers.data_port import DataPort
 from atoll.worker import host_data
-from atoll.worker.data_port import DataPort
 from atoll.worker.ends import ArrayEnd, Deletions, RunEnd, Wait
 from atoll.worker.functions import Function, Functions
 from atoll.worker.store import Buffer, TypeKeys
@@ -46,28 +46,28 @@ class Read:
 
 
 @dataclass(slots=True)
-class Walk:
-    """One run of a plan. `legs` counts those whose turns have come."""
+class PlanRun:
+    """One run of a plan. `segments` counts those whose turns have come."""
 
     run: m.Run
     plan: p.Plan
-    legs: int = 0
+    segments: int = 0
     failure: Status | None = None
     values: dict[int, Buffer] | None = None  # from its first step on
 
 
 @dataclass(slots=True, eq=False)
-class Stretch:
-    """Legs of a walk that have one turn, from `leg` up to `stop`; and how far it has come.
+class DispatchUnit:
+    """Legs of a walk that have one turn, from `segment` up to `stop`; and how far it has come.
 
     `waits` are the ends of what it has enqueued; `reads` what threads are yet to read for it.
     """
 
-    walk: Walk
-    leg: int
+    walk: PlanRun
+    segment: int
     stop: int
     sequence: int
-    together: bool
+    collective: bool
     position: int = 0  # among the leg's steps
     started: int = 0  # in nanoseconds
     waits: list[Wait] = field(default_factory=list)
@@ -94,32 +94,32 @@ class Steps:
         self._host = host
         self._readers_lock = threading.Lock()
 
-    def take(self, step: p.Step, stretch: Stretch) -> None:
+    def take(self, step: p.Step, unit: DispatchUnit) -> None:
         """Does one step: reads and writes the walk's values, and notes what the stretch's end depends on."""
-        values, run = stretch.walk.values, stretch.walk.run
+        values, run = unit.walk.values, unit.walk.run
         assert values is not None
         if type(step) is p.Execute:
-            self._execute(step, stretch, values)
+            self._execute(step, unit, values)
         elif type(step) is p.Put:
             values[step.output] = self._put(step, run)
-            stretch.waits.append(ArrayEnd(values[step.output].array, self.deletions))
+            unit.waits.append(ArrayEnd(values[step.output].array, self.deletions))
         elif type(step) is p.Get:
-            stretch.reads.append(self._get(step, run, values))
+            unit.reads.append(self._get(step, run, values))
         elif type(step) is p.Move:
             for source, target, array in zip(step.inputs, step.outputs, step.arrays, strict=True):
                 values[target] = self._move(values[source], array, step.donate)
-                stretch.waits.append(ArrayEnd(values[target].array, self.deletions))
+                unit.waits.append(ArrayEnd(values[target].array, self.deletions))
         elif type(step) is p.Select:
             values[step.output] = self._select(step, values)
         elif type(step) is p.Send:
-            self._send(step, stretch, values)
+            self._send(step, unit, values)
         elif type(step) is p.Receive:
             values[step.output] = self._receive(step, run)
-            stretch.waits.append(ArrayEnd(values[step.output].array, self.deletions))
+            unit.waits.append(ArrayEnd(values[step.output].array, self.deletions))
 
-    def device_of(self, leg: p.Leg) -> int:
+    def device_of(self, segment: p.Segment) -> int:
         """A device that the leg's last step keeps busy: its end is awaited in that device's line."""
-        step = leg.steps[-1]
+        step = segment.steps[-1]
         if type(step) is p.Execute:
             return self._functions.get(step.function).ordinals[0]
         if type(step) is p.Move:
@@ -128,7 +128,7 @@ class Steps:
 
     # ---- compute
 
-    def _execute(self, step: p.Execute, stretch: Stretch, values: dict[int, Buffer]) -> None:
+    def _execute(self, step: p.Execute, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
         function = self._functions.get(step.function)
         buffers = [values[value] for value in step.inputs]
         if [buffer.key for buffer in buffers] != function.input_keys:
@@ -145,14 +145,14 @@ class Steps:
         if len(step.donated) > 0:
             _check_donation(step.donated, buffers)
         with self.deletions.lock if step.donated else nullcontext():
-            outputs, token = function.executable.execute(arguments, stretch.sequence)
+            outputs, token = function.executable.execute(arguments, unit.sequence)
         value = step.first_output
         for array, key in zip(outputs, function.output_keys, strict=True):
             values[value] = Buffer(array, key, _COMPUTED)
             value += 1
         if step.completion:
             values[value] = Buffer(Completion(), -1, None)
-        waits = stretch.waits
+        waits = unit.waits
         if waits and type(waits[-1]) is RunEnd and waits[-1].is_within(arguments, function.ordinals):
             waits.pop()
         waits.append(RunEnd(token, outputs, self.deletions, function.ordinals))
@@ -183,9 +183,7 @@ class Steps:
                 done()
         return self._buffer(array, step.array, _unusual_layout(step.array))
 
-    def _shards(
-        self, step: p.Put, contents: dict[int, tuple[Any, Callable[[], None]]]
-    ) -> list[np.ndarray[Any, Any]]:
+    def _shards(self, step: p.Put, contents: dict[int, tuple[Any, Callable[[], None]]]) -> list[np.ndarray[Any, Any]]:
         """What each local shard is to hold. Raises INVALID_ARGUMENT where the bytes do not fit."""
         shards = []
         for piece in step.pieces:
@@ -280,8 +278,8 @@ class Steps:
 
         return Read(read, at_once)
 
-    def _send(self, step: p.Send, stretch: Stretch, values: dict[int, Buffer]) -> None:
-        run = stretch.walk.run
+    def _send(self, step: p.Send, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
+        run = unit.walk.run
         buffer = values[step.input]
         shards = shards_of(_alive(buffer))
         self._hold(buffer)
@@ -306,7 +304,7 @@ class Steps:
                 self._data_port.host_takes_at_once(host, SMALL_BYTES) for host in hosts
             )
 
-        stretch.reads.append(Read(read, at_once))
+        unit.reads.append(Read(read, at_once))
 
     def _send_to(self, host: int, session: int, feed: int, content: Any) -> None:
         try:
@@ -355,4 +353,3 @@ def _check_donation(donated: tuple[int, ...], buffers: list[Buffer]) -> None:
 
 def _as_bytes(array: np.ndarray[Any, Any]) -> Any:
     return array.reshape(-1).view(np.uint8).data if array.size else b""
-

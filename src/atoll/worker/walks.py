@@ -1,4 +1,4 @@
-"""Walks plans, leg by leg, in the order in which the controller sent their turns.
+"""Runs plans, segment by segment, in the order in which the controller sent their turns.
 
 A leg that awaits bytes of another host is *parked* with all that its session has sent after it; other sessions go on.
 What several hosts of an island compute together keeps its order, though, on all of them: it does not overtake its like.
@@ -18,16 +18,16 @@ from typing import Any, Protocol
 
 from atoll.errors import Code, Status, status_of
 from atoll.ir import plan as p
-from atoll.transport import messages as m
-from atoll.worker.data_port import Inbox
+from atoll.protocol import messages as m
+from atoll.transfers.data_port import Inbox
 from atoll.worker.ends import ReadEnd, Wait, is_over, outcome
-from atoll.worker.steps import Steps, Stretch, Walk
+from atoll.worker.steps import DispatchUnit, PlanRun, Steps
 from atoll.worker.store import Store
 
 _log = logging.getLogger(__name__)
 
 # What a session has done in its order.
-_Item = Stretch | m.DropRun | m.Free | m.CloseStore
+_Item = DispatchUnit | m.DropRun | m.Free | m.CloseStore
 
 
 class ExpectsEnds(Protocol):
@@ -35,7 +35,7 @@ class ExpectsEnds(Protocol):
         """Will report the end of turn `sequence`, started at `started` nanoseconds, once all of `waits` are ready."""
 
 
-class Walks:
+class PlanExecutor:
     """Owns the stores. `hear` takes messages in order; `report` sends back what came of them.
 
     `wake` is called on any thread once bytes that a parked leg awaited are here: `go_on` is to be called then.
@@ -61,24 +61,24 @@ class Walks:
         self._now = now
         self._stores: dict[int, Store] = {}
         self._plans: dict[int, p.Plan] = {}
-        self._walks: dict[int, Walk] = {}  # those with legs to come, by the sequence number of their first
+        self._walks: dict[int, PlanRun] = {}  # those with legs to come, by the sequence number of their first
         self._parked: dict[int, deque[_Item]] = {}  # by session
-        self._together: deque[Stretch] = deque()  # of those parked, what other hosts of the island compute with us
+        self._together: deque[DispatchUnit] = deque()  # of those parked, what other hosts of the island compute with us
         self.ended: list[tuple[int, int, int]] = []  # turns that ended while they were started: see `tell_ended`
 
     def hear(self, message: Any) -> None:
-        """Takes one of Run, Go, DropRun, Free, KeepPlan, DropPlan, OpenStore, CloseStore.
+        """Takes one of Run, Go, DropRun, Free, RegisterPlan, DropPlan, OpenStore, CloseStore.
 
         What belongs to a session is done in order.
         """
         try:
             if type(message) is m.Run:
                 self._run(message)
-            elif type(message) is m.Go:
+            elif type(message) is m.Dispatch:
                 self._go(message)
             elif type(message) in (m.Free, m.DropRun, m.CloseStore):
                 self._in_turn(message.session, message)
-            elif type(message) is m.KeepPlan:
+            elif type(message) is m.RegisterPlan:
                 self._plans[message.plan] = message.body
             elif type(message) is m.DropPlan:
                 self._plans.pop(message.plan, None)
@@ -101,23 +101,23 @@ class Walks:
                 return
             self._report(m.Failed(run.sequence, Status(Code.INTERNAL, f"plan {run.plan} is not on this host")))
             return
-        walk = Walk(run, plan)
-        if len(plan.legs) > 1:
+        walk = PlanRun(run, plan)
+        if len(plan.segments) > 1:
             self._walks[run.sequence] = walk
-        self._turn(walk, run.sequence, run.legs)
+        self._turn(walk, run.sequence, run.segments)
 
-    def _go(self, go: m.Go) -> None:
-        for sequence, legs in go.turns:
+    def _go(self, go: m.Dispatch) -> None:
+        for sequence, segments in go.turns:
             walk = self._walks.get(go.run)
             if walk is None:  # its session has ended
                 self._drop(sequence)
             else:
-                self._turn(walk, sequence, legs)
+                self._turn(walk, sequence, segments)
 
-    def _turn(self, walk: Walk, sequence: int, legs: int) -> None:
-        first, walk.legs = walk.legs, walk.legs + legs
-        together = any(leg.together for leg in walk.plan.legs[first : walk.legs])
-        self._in_turn(walk.run.session, Stretch(walk, first, walk.legs, sequence, together))
+    def _turn(self, walk: PlanRun, sequence: int, segments: int) -> None:
+        first, walk.segments = walk.segments, walk.segments + segments
+        collective = any(segment.collective for segment in walk.plan.segments[first : walk.segments])
+        self._in_turn(walk.run.session, DispatchUnit(walk, first, walk.segments, sequence, collective))
 
     def _in_turn(self, session: int, item: _Item) -> None:
         """Does it, unless something before it in its session is parked."""
@@ -127,7 +127,7 @@ class Walks:
         if line is None:
             line = self._parked[session] = deque()
         line.append(item)
-        if type(item) is Stretch and item.together:
+        if type(item) is DispatchUnit and item.collective:
             self._together.append(item)
 
     def go_on(self) -> None:
@@ -138,7 +138,7 @@ class Walks:
             for session, line in list(self._parked.items()):
                 while line and self._do(line[0]):
                     item = line.popleft()
-                    if type(item) is Stretch and item.together:
+                    if type(item) is DispatchUnit and item.collective:
                         self._together.remove(item)  # not always the first: one that is dropped waits for nobody
                     progress = True
                 if not line:
@@ -152,7 +152,7 @@ class Walks:
     def _do(self, item: _Item) -> bool:
         """True where it is done; False where it has to wait."""
         match item:
-            case Stretch():
+            case DispatchUnit():
                 return self._walk(item)
             case m.Free(session=session, handles=handles, delete=delete):
                 store = self._stores.get(session)
@@ -170,118 +170,120 @@ class Walks:
                     del self._walks[run]
         return True
 
-    def _walk(self, stretch: Stretch) -> bool:
+    def _walk(self, unit: DispatchUnit) -> bool:
         """Takes as many steps as it can; True where that was the last one, or the plan has failed."""
-        walk = stretch.walk
+        walk = unit.walk
         run, plan = walk.run, walk.plan
         store = self._stores.get(run.session)
         if store is None:
-            self._drop(stretch.sequence)
+            self._drop(unit.sequence)
             return True
         if walk.failure is not None:
-            self._leave_out(stretch, walk.failure)
+            self._leave_out(unit, walk.failure)
             return True
-        if stretch.together and self._together and self._together[0] is not stretch:
+        if unit.collective and self._together and self._together[0] is not unit:
             return False
         try:
-            if not stretch.started:
-                stretch.started = self._now()
+            if not unit.started:
+                unit.started = self._now()
             if walk.values is None:
                 walk.values = {
                     value: store.get(handle) for value, handle in zip(plan.arguments, run.arguments, strict=True)
                 }
-            while stretch.leg < stretch.stop:
-                leg = plan.legs[stretch.leg]
-                while stretch.position < len(leg.steps):
-                    step = leg.steps[stretch.position]
-                    if type(step) is p.Receive and not self._is_here(step, stretch):
-                        stretch.started = 0  # it takes no time of its own until then
+            while unit.segment < unit.stop:
+                segment = plan.segments[unit.segment]
+                while unit.position < len(segment.steps):
+                    step = segment.steps[unit.position]
+                    if type(step) is p.Receive and not self._is_here(step, unit):
+                        unit.started = 0  # it takes no time of its own until then
                         return False
-                    self._steps.take(step, stretch)
-                    stretch.position += 1
-                if leg.results:
+                    self._steps.take(step, unit)
+                    unit.position += 1
+                if segment.results:
                     handles = dict(zip(plan.results, run.results, strict=True))
-                    for value in leg.results:
+                    for value in segment.results:
                         store.set(handles[value], walk.values[value])
-                for value in leg.drops:
+                for value in segment.drops:
                     walk.values.pop(value, None)
-                stretch.leg += 1
-                stretch.position = 0
+                unit.segment += 1
+                unit.position = 0
         except Exception as error:
-            self._fail(stretch, store, status_of(error).within(plan.name))
+            self._fail(unit, store, status_of(error).within(plan.name))
             return True
-        if stretch.stop == len(plan.legs):
+        if unit.stop == len(plan.segments):
             self._walks.pop(run.sequence, None)
         if run.acknowledge:
-            self._report(m.Enqueued(stretch.sequence))
-        self._expect_end(stretch)
+            self._report(m.Enqueued(unit.sequence))
+        self._expect_end(unit)
         return True
 
-    def _fail(self, stretch: Stretch, store: Store, status: Status) -> None:
-        run, plan = stretch.walk.run, stretch.walk.plan
-        unmade = {value for leg in plan.legs[stretch.leg :] for value in leg.results}  # others may be freed already
+    def _fail(self, unit: DispatchUnit, store: Store, status: Status) -> None:
+        run, plan = unit.walk.run, unit.walk.plan
+        unmade = {
+            value for segment in plan.segments[unit.segment :] for value in segment.results
+        }  # others may be freed already
         for value, handle in zip(plan.results, run.results, strict=True):
             if value in unmade:
                 store.set(handle, status)
-        stretch.walk.failure = status
-        stretch.walk.values = None
-        self._leave(stretch)
-        self._start_reads(stretch)  # they hold what they read
-        self._report(m.Failed(stretch.sequence, status))
+        unit.walk.failure = status
+        unit.walk.values = None
+        self._leave(unit)
+        self._start_reads(unit)  # they hold what they read
+        self._report(m.Failed(unit.sequence, status))
 
-    def _leave_out(self, stretch: Stretch, failure: Status) -> None:
+    def _leave_out(self, unit: DispatchUnit, failure: Status) -> None:
         """The walk has failed before. Where others compute this with us, they wait for us in vain: that is told."""
-        self._leave(stretch)
-        if stretch.together:
-            self._report(m.Failed(stretch.sequence, failure))
+        self._leave(unit)
+        if unit.collective:
+            self._report(m.Failed(unit.sequence, failure))
         else:
-            self._drop(stretch.sequence)
+            self._drop(unit.sequence)
 
-    def _leave(self, stretch: Stretch) -> None:
+    def _leave(self, unit: DispatchUnit) -> None:
         """A walk that has failed is over with its last turn, or when it is dropped."""
-        if stretch.stop == len(stretch.walk.plan.legs):
-            self._walks.pop(stretch.walk.run.sequence, None)
+        if unit.stop == len(unit.walk.plan.segments):
+            self._walks.pop(unit.walk.run.sequence, None)
 
-    def _is_here(self, step: p.Receive, stretch: Stretch) -> bool:
-        run = stretch.walk.run
+    def _is_here(self, step: p.Receive, unit: DispatchUnit) -> bool:
+        run = unit.walk.run
         feeds = [run.feeds[piece.feed] for piece in step.pieces]
         if self._inbox.await_all(run.session, feeds, self._wake):
             return True
-        self._start_reads(stretch)  # the other hosts may wait for them
+        self._start_reads(unit)  # the other hosts may wait for them
         return False
 
-    def _start_reads(self, stretch: Stretch) -> None:
-        stretch.waits.extend(ReadEnd(self._readers.submit(each.read)) for each in stretch.reads)
-        stretch.reads.clear()
+    def _start_reads(self, unit: DispatchUnit) -> None:
+        unit.waits.extend(ReadEnd(self._readers.submit(each.read)) for each in unit.reads)
+        unit.reads.clear()
 
-    def _expect_end(self, stretch: Stretch) -> None:
+    def _expect_end(self, unit: DispatchUnit) -> None:
         """Reports the turn's end: here where it is over already, since a hand-over to another thread takes longer."""
-        if stretch.reads and (stretch.waits or len(stretch.reads) > 1):
-            self._start_reads(stretch)
-        if stretch.reads:
-            (each,) = stretch.reads
+        if unit.reads and (unit.waits or len(unit.reads) > 1):
+            self._start_reads(unit)
+        if unit.reads:
+            (each,) = unit.reads
             if each.at_once():
-                self._read(stretch, each.read, self.ended.append)
+                self._read(unit, each.read, self.ended.append)
             else:
-                self._readers.submit(self._read, stretch, each.read, lambda end: self._report(m.Done((end,))))
+                self._readers.submit(self._read, unit, each.read, lambda end: self._report(m.Done((end,))))
             return
-        if not is_over(stretch.waits):
-            last = stretch.walk.plan.legs[stretch.stop - 1]
-            self._ends.expect(self._steps.device_of(last), stretch.sequence, stretch.started, stretch.waits)
+        if not is_over(unit.waits):
+            last = unit.walk.plan.segments[unit.stop - 1]
+            self._ends.expect(self._steps.device_of(last), unit.sequence, unit.started, unit.waits)
             return
-        failure = outcome(stretch.waits)
+        failure = outcome(unit.waits)
         if failure is not None:
-            self._report(m.Failed(stretch.sequence, failure))
+            self._report(m.Failed(unit.sequence, failure))
         else:
-            self.ended.append((stretch.sequence, stretch.started, self._now()))
+            self.ended.append((unit.sequence, unit.started, self._now()))
 
     def _read(
-        self, stretch: Stretch, read: Callable[[], None], on_end: Callable[[tuple[int, int, int]], None]
+        self, unit: DispatchUnit, read: Callable[[], None], on_end: Callable[[tuple[int, int, int]], None]
     ) -> None:
         started = self._now()
         try:
             read()
         except Exception as error:
-            self._report(m.Failed(stretch.sequence, status_of(error).within(stretch.walk.plan.name)))
+            self._report(m.Failed(unit.sequence, status_of(error).within(unit.walk.plan.name)))
         else:
-            on_end((stretch.sequence, started, self._now()))
+            on_end((unit.sequence, started, self._now()))

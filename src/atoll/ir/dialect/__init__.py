@@ -10,7 +10,7 @@ from xdsl.dialects.builtin import Builtin, ModuleOp
 from xdsl.ir import Dialect
 from xdsl.parser import Parser
 
-from atoll.ir.dialect.attributes import Buffers, Mappings, Numbers, Seats, Strides
+from atoll.ir.dialect.attributes import Buffers, DeviceLocations, Mappings, Numbers, Strides
 from atoll.ir.dialect.moves import MoveOp, ReceiveOp, SendOp
 from atoll.ir.dialect.ops import CallOp, GetOp, ProgramOp, PutOp, RearrangeOp, ReturnOp, TransferOp
 from atoll.ir.dialect.parts import Received, Sent
@@ -37,7 +37,7 @@ Atoll = Dialect(
         PlacedCompletionType,
         Numbers,
         Strides,
-        Seats,
+        DeviceLocations,
         Buffers,
         Mappings,
         Sent,

@@ -10,8 +10,8 @@ from xdsl.irdl import irdl_attr_definition
 from xdsl.parser import AttrParser
 from xdsl.printer import Printer
 
+from atoll.cluster.locations import DeviceLocation
 from atoll.ir.dialect import syntax
-from atoll.ir.lowered import Seat
 from atoll.ir.program import HostBuffer, Mapping
 
 DataT = TypeVar("DataT")
@@ -65,17 +65,17 @@ class Strides(Bare[tuple[int, ...]]):
 
 
 @irdl_attr_definition
-class Seats(Bare[tuple[Seat, ...]]):
+class DeviceLocations(Bare[tuple[DeviceLocation, ...]]):
     """`[island 0 hosts 0:2 each [0:4]]`."""
 
-    name = "atoll.seats"
+    name = "atoll.locations"
 
     @classmethod
-    def parse_bare(cls, parser: AttrParser) -> tuple[Seat, ...]:
-        return syntax.parse_seats(parser)
+    def parse_bare(cls, parser: AttrParser) -> tuple[DeviceLocation, ...]:
+        return syntax.parse_locations(parser)
 
     def text(self) -> str:
-        return syntax.seats_text(self.data)
+        return syntax.locations_text(self.data)
 
 
 @irdl_attr_definition

@@ -52,8 +52,8 @@ class MoveOp(Node):
         for operand, result in zip(self.operands, self.results, strict=True):
             source, target = operand.type, result.type
             if isinstance(source, PlacedType) and isinstance(target, PlacedType):
-                before = [seat.host for seat in source.data.seats]
-                if before != [seat.host for seat in target.data.seats]:
+                before = [location.host for location in source.data.locations]
+                if before != [location.host for location in target.data.locations]:
                     raise VerifyException("a move keeps each shard on its host")
 
 

@@ -30,7 +30,7 @@ from xdsl.printer import Printer
 from xdsl.traits import IsolatedFromAbove, IsTerminator
 from xdsl.utils.exceptions import VerifyException
 
-from atoll.ir.dialect.attributes import Bare, Buffers, Mappings, Numbers, Seats, Strides
+from atoll.ir.dialect.attributes import Bare, Buffers, DeviceLocations, Mappings, Numbers, Strides
 from atoll.ir.dialect.types import ArrayType, CompletionType, PlacedCompletionType, PlacedType
 from atoll.ir.types import ArraySpec
 
@@ -181,7 +181,7 @@ class CallOp(Node):
     inputs = var_operand_def(AnyAttr())
     values = var_result_def(AnyAttr())
     devices = opt_prop_def(Numbers)  # before placement
-    seats = opt_prop_def(Seats)  # after it
+    locations = opt_prop_def(DeviceLocations)  # after it
     donated = opt_prop_def(Numbers)
     preserved = opt_prop_def(Numbers)
 
@@ -200,7 +200,7 @@ class CallOp(Node):
             properties["devices"] = Numbers(Numbers.parse_bare(parser))
         else:
             parser.parse_keyword("at")
-            properties["seats"] = Seats(Seats.parse_bare(parser))
+            properties["locations"] = DeviceLocations(DeviceLocations.parse_bare(parser))
         for word, name in (("donate", "donated"), ("preserve", "preserved")):
             if parser.parse_optional_keyword(word):
                 properties[name] = Numbers(Numbers.parse_bare(parser))
@@ -211,15 +211,15 @@ class CallOp(Node):
         with printer.in_parens():
             print_values(printer, self.operands)
         print_optional(printer, "on", self.devices)
-        print_optional(printer, "at", self.seats)
+        print_optional(printer, "at", self.locations)
         print_optional(printer, "donate", self.donated)
         print_optional(printer, "preserve", self.preserved)
 
     def verify_(self) -> None:
         for value in self.operands:
             spec_of(value)
-        if ("devices" in self.properties) == ("seats" in self.properties):
-            raise VerifyException(f"a call of @{self.callee.data} has either devices or seats")
+        if ("devices" in self.properties) == ("locations" in self.properties):
+            raise VerifyException(f"a call of @{self.callee.data} has either devices or locations")
         for name in ("donated", "preserved"):
             named = self.properties.get(name)
             for position in named.data if isinstance(named, Numbers) else ():

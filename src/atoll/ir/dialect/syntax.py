@@ -1,4 +1,4 @@
-"""How the dialect writes numbers, arrays and seats, and reads them back.
+"""How the dialect writes numbers, arrays and locations, and reads them back.
 
 All is kept short whatever the number of shards: lists of numbers are written as ranges (`[0:2048]`, `[0:16:2]`),
 repeated shapes once with their number, and an order of tiles that is 0, 1, 2, ... not at all.
@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from xdsl.parser import AttrParser
 
-from atoll.ir.lowered import Seat
+from atoll.cluster.locations import DeviceLocation
 from atoll.ir.types import ArraySpec, Box, Even, Opaque, Replicated, Shape, Sharding, Tiled, Tiling, Uneven
 
 T = TypeVar("T")
@@ -164,14 +164,14 @@ def parse_box(parser: AttrParser) -> Box:
     return parse_list(parser, interval)
 
 
-# ---- seats
+# ---- locations
 
 
-def seats_text(seats: Sequence[Seat]) -> str:
+def locations_text(locations: Sequence[DeviceLocation]) -> str:
     """`[island 0 hosts 0:256 each [0:8]]`: neighbouring hosts whose devices have the same ordinals stand together."""
     single = [
-        (island, host, tuple(seat.ordinal for seat in group))
-        for (island, host), group in groupby(seats, key=lambda seat: (seat.island, seat.host))
+        (island, host, tuple(location.ordinal for location in group))
+        for (island, host), group in groupby(locations, key=lambda location: (location.island, location.host))
     ]
     texts = []
     for (island, ordinals), group in groupby(single, key=lambda each: (each[0], each[2])):
@@ -180,14 +180,14 @@ def seats_text(seats: Sequence[Seat]) -> str:
     return f"[{', '.join(texts)}]"
 
 
-def parse_seats(parser: AttrParser) -> tuple[Seat, ...]:
-    def several() -> list[Seat]:
+def parse_locations(parser: AttrParser) -> tuple[DeviceLocation, ...]:
+    def several() -> list[DeviceLocation]:
         parser.parse_keyword("island")
         island = parser.parse_integer()
         parser.parse_keyword("hosts")
         hosts = parse_range(parser)
         parser.parse_keyword("each")
         ordinals = parse_ranges(parser)
-        return [Seat(island, host, ordinal) for host in hosts for ordinal in ordinals]
+        return [DeviceLocation(island, host, ordinal) for host in hosts for ordinal in ordinals]
 
-    return tuple(seat for group in parse_list(parser, several) for seat in group)
+    return tuple(location for group in parse_list(parser, several) for location in group)

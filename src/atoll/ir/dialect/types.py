@@ -35,21 +35,23 @@ class ArrayType(Data[ArraySpec], TypeAttribute):
 
 @irdl_attr_definition
 class PlacedType(Data[Located], TypeAttribute):
-    """A sharded array whose devices have their seats: `!atoll.placed<seats = [island 0 hosts 0:2 each [0:4]], ...>`."""
+    """A sharded array on physical devices: `!atoll.placed<at = [island 0 hosts 0:2 each [0:4]], ...>`."""
 
     name = "atoll.placed"
 
     @classmethod
     def parse_parameter(cls, parser: AttrParser) -> Located:
         with parser.in_angle_brackets():
-            parser.parse_keyword("seats")
+            parser.parse_keyword("at")
             parser.parse_punctuation("=")
-            seats = syntax.parse_seats(parser)
+            locations = syntax.parse_locations(parser)
             parser.parse_punctuation(",")
-            return Located(syntax.parse_array(parser), seats)
+            return Located(syntax.parse_array(parser), locations)
 
     def print_parameter(self, printer: Printer) -> None:
-        printer.print_string(f"<seats = {syntax.seats_text(self.data.seats)}, {syntax.array_text(self.data.spec)}>")
+        printer.print_string(
+            f"<at = {syntax.locations_text(self.data.locations)}, {syntax.array_text(self.data.spec)}>"
+        )
 
 
 @irdl_attr_definition

@@ -126,7 +126,7 @@ class _Cut:
                 raise invalid(f"{self.name!r} cannot be cut: {op.name} is not explicit yet")
 
     def _call(self, op: CallOp, node: _Node) -> None:
-        if op.seats is None:
+        if op.locations is None:
             raise invalid(f"{self.name!r} cannot be cut: its calls have no places")
         inputs = self._inputs(op)
         defines = tuple([self.numbers[result] for result in op.results])
@@ -141,25 +141,25 @@ class _Cut:
             op.preserved.data if op.preserved is not None else (),
             op.completes,
         )
-        for host in dict.fromkeys(seat.host for seat in op.seats.data):
+        for host in dict.fromkeys(location.host for location in op.locations.data):
             node.on(host).add(step, inputs, defines)
-        self.island_of.update((seat.host, seat.island) for seat in op.seats.data)
+        self.island_of.update((location.host, location.island) for location in op.locations.data)
 
     def _put(self, op: PutOp, node: _Node) -> None:
         located, (output,) = self._known(op.value), self._outputs(op)
         pieces: dict[int, list[p.HostPiece]] = {host: [] for host in located.hosts}
         for buffer in op.buffers.data:
             whole = buffer.positions is None
-            for position in buffer.positions if buffer.positions is not None else range(len(located.seats)):
+            for position in buffer.positions if buffer.positions is not None else range(len(located.locations)):
                 box = None
                 if whole and any(
                     (start, stop) != (0, n)
                     for (start, stop), n in zip(located.boxes[position], located.spec.shape, strict=True)
                 ):
                     box = located.boxes[position]
-                if position < len(located.seats):
+                if position < len(located.locations):
                     piece = p.HostPiece(located.shard_of[position], buffer.feed, buffer.shape, buffer.strides, box)
-                    pieces[located.seats[position].host].append(piece)
+                    pieces[located.locations[position].host].append(piece)
         for host, here in pieces.items():
             here.sort(key=lambda piece: piece.shard)
             step = p.Put(output, located.on(host), tuple(here))
@@ -198,7 +198,7 @@ class _Cut:
         pieces: dict[int, list[p.SendPiece]] = {}
         for position, box, host, feed in op.parts.data:
             piece = p.SendPiece(source.shard_of[position], box, host, feed)
-            pieces.setdefault(source.seats[position].host, []).append(piece)
+            pieces.setdefault(source.locations[position].host, []).append(piece)
         for host in sorted(pieces):
             node.on(host).add(p.Send(value, tuple(pieces[host])), (value,), ())
 
@@ -207,7 +207,7 @@ class _Cut:
         pieces: dict[int, list[p.ReceivePiece]] = {host: [] for host in target.hosts}
         for position, box, feed in op.parts.data:
             piece = p.ReceivePiece(target.shard_of[position], box, feed)
-            pieces[target.seats[position].host].append(piece)
+            pieces[target.locations[position].host].append(piece)
         for host, here in pieces.items():
             step = p.Receive(output, target.on(host), tuple(here))
             node.on(host).add(step, (), (output,), [piece.feed for piece in here])
@@ -232,7 +232,7 @@ class _Cut:
 
     def _known(self, value: SSAValue) -> Located:
         located = _located(value)
-        self.island_of.update((seat.host, seat.island) for seat in located.seats)
+        self.island_of.update((location.host, location.island) for location in located.locations)
         return located
 
     # ---- gangs and plans
@@ -242,7 +242,7 @@ class _Cut:
         kept = {*range(self.arguments), *results}
         by_island: dict[int, set[int]] = {}  # what later gangs touch
         by_host: dict[int, set[int]] = {}  # what later legs touch
-        legs: dict[int, list[p.Leg]] = {}
+        segments: dict[int, list[p.Segment]] = {}
         gangs: list[LoweredGang] = []
         islands = [self._islands(node) for node in self.nodes]
         place = sum(map(len, islands))
@@ -250,31 +250,31 @@ class _Cut:
             node = self.nodes[number]
             for island, hosts in reversed(islands[number]):
                 place -= 1
-                together = bool(node.function) and len(hosts) > 1
+                collective = bool(node.function) and len(hosts) > 1
                 gang_touches: set[int] = set()
                 makes: set[int] = set()
                 for host in hosts:
                     work = node.works[host]
                     touched = work.uses | work.defines
                     later = by_host.setdefault(host, set())
-                    leg = p.Leg(
+                    segment = p.Segment(
                         place,
                         (*work.steps, *work.waiting),
                         tuple(sorted(work.defines & results)),
                         tuple(sorted(touched - later)),
                         tuple(work.awaited),
-                        together,
+                        collective,
                     )
-                    legs.setdefault(host, []).append(leg)
+                    segments.setdefault(host, []).append(segment)
                     later |= touched
                     gang_touches |= touched
                     makes |= work.defines
                 needed = by_island.setdefault(island, set(kept))
                 drops = tuple(sorted(gang_touches - needed))
                 needed |= gang_touches
-                gangs.append(LoweredGang(number, island, hosts, node.function, together, tuple(sorted(makes)), drops))
+                gangs.append(LoweredGang(number, island, hosts, node.function, collective, tuple(sorted(makes)), drops))
         gangs.reverse()
-        return tuple(gangs), {host: self._plan(host, legs[host][::-1], results) for host in sorted(legs)}
+        return tuple(gangs), {host: self._plan(host, segments[host][::-1], results) for host in sorted(segments)}
 
     def _islands(self, node: _Node) -> list[tuple[int, tuple[int, ...]]]:
         hosts: dict[int, list[int]] = {}
@@ -282,11 +282,11 @@ class _Cut:
             hosts.setdefault(self.island_of[host], []).append(host)
         return [(island, tuple(hosts[island])) for island in sorted(hosts)]
 
-    def _plan(self, host: int, legs: list[p.Leg], results: frozenset[int]) -> p.Plan:
+    def _plan(self, host: int, segments: list[p.Segment], results: frozenset[int]) -> p.Plan:
         works = [node.works[host] for node in self.nodes if host in node.works]
         used = set[int]().union(*(work.uses for work in works))
         defined = set[int]().union(*(work.defines for work in works))
-        return p.Plan(self.name, tuple(sorted(used - defined)), tuple(legs), tuple(sorted(defined & results)))
+        return p.Plan(self.name, tuple(sorted(used - defined)), tuple(segments), tuple(sorted(defined & results)))
 
 
 def _located(value: SSAValue) -> Located:

@@ -1,4 +1,4 @@
-"""Placing: virtual devices get their seats."""
+"""Placing: virtual devices get their locations."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.passes import ModulePass
 
+from atoll.cluster.locations import DeviceLocation, Placement
 from atoll.errors import invalid, unimplemented
-from atoll.ir.dialect.attributes import Seats
+from atoll.ir.dialect.attributes import DeviceLocations
 from atoll.ir.dialect.ops import CallOp, GetOp, ProgramOp, RearrangeOp
 from atoll.ir.dialect.types import ArrayType, PlacedCompletionType, PlacedType
 from atoll.ir.geometry import Located
-from atoll.ir.lowered import Placement, Seat
 from atoll.ir.types import Replicated
 
 
 @dataclass(frozen=True)
-class Place(ModulePass):
+class PlacePass(ModulePass):
     """Puts programs on the devices that `placement` gives to their virtual ones.
 
-    Takes location-free programs. Guarantees: every array is `!atoll.placed`; every call has its seats, all of one
+    Takes location-free programs. Guarantees: every array is `!atoll.placed`; every call has its locations, all of one
     island; every completion has its hosts. Ops stay what and where they were.
 
     Refuses, with INVALID_ARGUMENT: virtual devices without a seat; a call over several islands (a mesh is one
@@ -48,8 +48,8 @@ class _Placing:
         self.placement = placement
         self.types: dict[ArrayType, PlacedType] = {}
         self.by_identity: dict[int, PlacedType] = {}  # a shorter way for types that are the same object
-        self.seats: dict[tuple[int, ...], Seats] = {}
-        self.islands: dict[Seats, int] = {}
+        self.locations: dict[tuple[int, ...], DeviceLocations] = {}
+        self.islands: dict[DeviceLocations, int] = {}
 
     def run(self) -> None:
         old = self.program.body.block
@@ -62,9 +62,9 @@ class _Placing:
             completion: tuple[int, ...] = ()
             match op:
                 case CallOp(devices=devices) if devices is not None:
-                    seats = self.call_seats(devices.data)
-                    completion = tuple(sorted({seat.host for seat in seats.data}))
-                    properties = {**properties, "seats": seats}
+                    locations = self.call_locations(devices.data)
+                    completion = tuple(sorted({location.host for location in locations.data}))
+                    properties = {**properties, "locations": locations}
                     del properties["devices"]
                 case GetOp():
                     completion = (self.fetched_from(operands[0].type),)
@@ -81,11 +81,11 @@ class _Placing:
         self.program.detach_region(self.program.body)
         self.program.add_region(Region(new))
 
-    def seat(self, device: int) -> Seat:
-        seat = self.placement.get(device)
-        if seat is None:
+    def location(self, device: int) -> DeviceLocation:
+        location = self.placement.get(device)
+        if location is None:
             raise invalid(f"{self.name!r} names device {device}, which this session does not have")
-        return seat
+        return location
 
     def placed(self, array: Attribute) -> PlacedType:
         found = self.by_identity.get(id(array))
@@ -94,16 +94,16 @@ class _Placing:
             found = self.types.get(array)
             if found is None:
                 spec = array.data
-                seats = tuple(map(self.seat, spec.sharding.devices))
-                found = self.types[array] = PlacedType(Located(spec, seats))
+                locations = tuple(map(self.location, spec.sharding.devices))
+                found = self.types[array] = PlacedType(Located(spec, locations))
             self.by_identity[id(array)] = found
         return found
 
-    def call_seats(self, devices: tuple[int, ...]) -> Seats:
-        found = self.seats.get(devices)
+    def call_locations(self, devices: tuple[int, ...]) -> DeviceLocations:
+        found = self.locations.get(devices)
         if found is None:
-            found = self.seats[devices] = Seats(tuple(map(self.seat, devices)))
-            islands = {seat.island for seat in found.data}
+            found = self.locations[devices] = DeviceLocations(tuple(map(self.location, devices)))
+            islands = {location.island for location in found.data}
             if len(islands) != 1:
                 raise invalid(
                     f"{self.name!r} runs one compiled function over devices of {len(islands)} islands; "
@@ -117,18 +117,18 @@ class _Placing:
         assert isinstance(array, PlacedType)
         located = array.data
         if isinstance(located.spec.sharding.tiling, Replicated):
-            return located.seats[0].host
+            return located.locations[0].host
         if len(located.hosts) != 1:
             raise unimplemented("an array over several hosts is fetched shard by shard (jax.device_get does so)")
         return located.hosts[0]
 
     def check_rearrangement(self, op: RearrangeOp) -> None:
         for result, sources in zip(op.results, op.sources(), strict=True):
-            for seat, (which, origin) in zip(_seats(result), sources, strict=True):
-                if _seats(op.operands[which])[origin] != seat:
+            for location, (which, origin) in zip(_locations(result), sources, strict=True):
+                if _locations(op.operands[which])[origin] != location:
                     raise invalid("rearranging shards cannot move them to another device")
 
 
-def _seats(value: SSAValue) -> Sequence[Seat]:
+def _locations(value: SSAValue) -> Sequence[DeviceLocation]:
     assert isinstance(value.type, PlacedType)
-    return value.type.data.seats
+    return value.type.data.locations

@@ -113,9 +113,9 @@ def _join(op: TransferOp, left: dict[TransferOp, list[int]], uses: _Uses) -> boo
         source = first.operands[_index(value)]
         reshard = _composed(first, spec_of(source), spec_of(value), op, spec_of(result))
         # The source is read later than before: nobody else may have taken it in the meantime.
-        alone = _is_fresh(source) and source.has_one_use()
+        exclusive = _is_fresh(source) and source.has_one_use()
         lives_on = not isinstance(source.owner, RearrangeOp) and uses.holders(source) <= {first}
-        if reshard is None or not (alone or lives_on):
+        if reshard is None or not (exclusive or lives_on):
             return False
         firsts.append(first)
         flags.add((reshard, first.donate is not None))

@@ -62,7 +62,7 @@ def _replace(op: TransferOp, number: int, feeds: int) -> int:
             continue
         sent, received = [], []
         for feed, part in enumerate(parts(source, target) if reshard else copies(source), start=feeds):
-            sent.append(SentPart(part.origin, part.box, target.seats[part.position].host, feed))
+            sent.append(SentPart(part.origin, part.box, target.locations[part.position].host, feed))
             received.append(ReceivedPart(part.position, part.target, feed))
         feeds += len(sent)
         sends.append(SendOp.create(operands=[value], properties={**of, "parts": Sent(tuple(sent)), **donate}))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from atoll.ir.plan import LocalArray
-from atoll.transport.messages import DeviceInfo, FunctionInfo, OutputInfo
+from atoll.protocol.messages import DeviceInfo, FunctionInfo, OutputInfo
 from atoll.worker.null.arrays import NullArray, NullShard, bytes_of
 from atoll.worker.null.model import NullModel
 from atoll.worker.null.moments import Clock, Moment, Work, all_of

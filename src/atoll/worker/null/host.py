@@ -7,9 +7,9 @@ from concurrent.futures import Executor as Pool
 from concurrent.futures import Future
 from typing import Any
 
-from atoll.transport import messages as m
+from atoll.protocol import messages as m
+from atoll.transfers.data_port import Inbox
 from atoll.worker.conversation import Conversation
-from atoll.worker.data_port import Inbox
 from atoll.worker.ends import ArrayEnd, ReadEnd, RunEnd, Wait
 from atoll.worker.functions import Functions
 from atoll.worker.null.backend import Collectives, NullBackend
@@ -17,7 +17,7 @@ from atoll.worker.null.model import NullModel
 from atoll.worker.null.moments import Clock
 from atoll.worker.null.steps import NullSteps
 from atoll.worker.store import TypeKeys
-from atoll.worker.walks import Walks
+from atoll.worker.walks import PlanExecutor
 
 
 class AtOnce(Pool):
@@ -82,12 +82,12 @@ class NullHost:
     ) -> None:
         self.backend = NullBackend(rank, devices, model, clock, collectives)
         keys = TypeKeys()
-        inbox = neighbours[host] = Inbox(lambda session, feed: report(m.Arrived(session, (feed,))))
+        inbox = neighbours[host] = Inbox(lambda session, feed: report(m.FeedsArrived(session, (feed,))))
         self.port = make_port(inbox)
         backend: Any = self.backend
         functions = Functions(backend, inbox, keys, report, AtOnce())
         steps = NullSteps(self.backend, functions, self.port, keys, host, neighbours)
-        self.walks = Walks(
+        self.walks = PlanExecutor(
             steps,
             inbox,
             report,
@@ -107,4 +107,3 @@ class NullHost:
     def _go_on(self) -> None:
         self.walks.go_on()
         self.walks.tell_ended()
-

@@ -12,12 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from atoll.transport import messages as m
-from atoll.transport.address import check_may_listen, parse_address
-from atoll.transport.connection import Connection, connect
-from atoll.transport.lifeline import Lease, watch_in_thread
-from atoll.transport.process import read_options, run_loop, spare_collector, start_logging
-from atoll.worker.data_port import DataPort, Inbox
+from atoll.processes.lifeline import Lease, watch_in_thread
+from atoll.processes.process import read_options, run_loop, spare_collector, start_logging
+from atoll.protocol import messages as m
+from atoll.transfers.data_port import DataPort, Inbox
+from atoll.wire.address import check_may_listen, parse_address
+from atoll.wire.connection import Connection, connect
 from atoll.worker.executor import READ_THREADS
 from atoll.worker.main import introduction
 from atoll.worker.null.backend import Collectives

@@ -6,7 +6,7 @@ import msgspec
 
 from atoll.errors import invalid, unimplemented
 from atoll.ir.types import DTYPE_BITS
-from atoll.transport.messages import FunctionSource
+from atoll.protocol.messages import FunctionSource
 
 _MAGIC = b"atoll null program\n"
 

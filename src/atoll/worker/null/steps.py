@@ -7,14 +7,14 @@ from functools import partial
 from typing import Any, Protocol
 
 from atoll.ir import plan as p
-from atoll.transport import messages as m
-from atoll.worker.data_port import Inbox
+from atoll.protocol import messages as m
+from atoll.transfers.data_port import Inbox
 from atoll.worker.ends import ArrayEnd
 from atoll.worker.functions import Functions
 from atoll.worker.null.arrays import NullArray, bytes_of
 from atoll.worker.null.backend import NullBackend
 from atoll.worker.null.moments import Moment, Work, all_of
-from atoll.worker.steps import Steps, Stretch
+from atoll.worker.steps import DispatchUnit, Steps
 from atoll.worker.store import Buffer, TypeKeys
 
 
@@ -44,8 +44,8 @@ class NullSteps(Steps):
         self._ici: list[Moment] = [Moment(backend.clock, 0.0)] * len(backend.lines)
         self._dcn = Moment(backend.clock, 0.0)
 
-    def _send(self, step: p.Send, stretch: Stretch, values: dict[int, Buffer]) -> None:
-        buffer, run = values[step.input], stretch.walk.run
+    def _send(self, step: p.Send, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
+        buffer, run = values[step.input], unit.walk.run
         array: NullArray = buffer.array
         buffer.readers.add(1)
         sent = []
@@ -57,7 +57,7 @@ class NullSteps(Steps):
             sent.append(gone)
         end = all_of(self._null.clock, sent)
         end.when_known(partial(end.when_over, lambda: buffer.readers.add(-1)))
-        stretch.waits.append(ArrayEnd(NullArray(array.dtype_name, (), end), self.deletions))
+        unit.waits.append(ArrayEnd(NullArray(array.dtype_name, (), end), self.deletions))
 
     def _on_the_way(self, host: int, ordinal: int, nbytes: int, after: Moment) -> tuple[Moment, Moment]:
         """When a message has left this host, and when it is there."""

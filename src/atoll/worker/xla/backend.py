@@ -19,7 +19,7 @@ from jax.sharding import SingleDeviceSharding
 
 from atoll.errors import unimplemented
 from atoll.ir.plan import LocalArray
-from atoll.transport.messages import DeviceInfo
+from atoll.protocol.messages import DeviceInfo
 from atoll.worker.xla import island
 from atoll.worker.xla.arrays import Uneven, numpy_dtype, shards_of, stacked_handler, stacked_type
 from atoll.worker.xla.executable import Executable
@@ -101,9 +101,7 @@ class Backend:
         with context:
             module = _jax.mlir.deserialize_portable_artifact(program, context)
             _cache_hit.seen = False
-            loaded = compiler.compile_or_get_cached(
-                self.client, module, grid, parsed, [], xc.DeviceList(flat)
-            )
+            loaded = compiler.compile_or_get_cached(self.client, module, grid, parsed, [], xc.DeviceList(flat))
         here = tuple(device for device in flat if device.client.process_index() == device.process_index)
         ordinals = tuple(self.devices.index(device) for device in here)
         return (

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax._src.lib import xla_client as xc
 
-from atoll.transport.messages import FunctionInfo, OutputInfo
+from atoll.protocol.messages import FunctionInfo, OutputInfo
 from atoll.worker.xla.arrays import numpy_dtype, stacked_handler
 
 
@@ -43,9 +43,7 @@ class Executable:
 
         The caller has checked count, dtypes, shapes and devices of the arguments, and that none is deleted.
         """
-        results = self._loaded.execute_sharded(
-            arguments, with_tokens=True, launch_id=sequence & 0x7FFFFFFF
-        )
+        results = self._loaded.execute_sharded(arguments, with_tokens=True, launch_id=sequence & 0x7FFFFFFF)
         return results.consume_with_handlers(self._handlers), results.consume_token()
 
     def info(self) -> FunctionInfo:

@@ -1,0 +1,18 @@
+"""The commands below `python -m benchmarks`."""
+
+from __future__ import annotations
+
+import typer
+
+from benchmarks.micro.command import micro
+from benchmarks.paper.command import add_to
+
+bench = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Measure Atoll beside its peers, in turn, in one run.",
+)
+bench.command(help="Dispatch, transfers, memory and starts: what the least of each costs.")(micro)
+add_to(bench)

@@ -1,0 +1,86 @@
+"""The backends that compete, and the environment in which each one's processes run."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from benchmarks.harness.benchmark import Settings
+
+DEVICES = 8
+
+# Stock JAX on forced CPU devices hangs with some 34 computations in flight if its thread pool is small, and
+# the pool's size also decides how a matrix product is cut. Every backend gets the same: two threads a device.
+THREADS = str(2 * DEVICES)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What a row of results is called, and what its processes find in their environment.
+
+    Values may name what a point of a figure says: {hosts}.
+    """
+
+    name: str
+    environment: Mapping[str, str]
+
+
+# Ray on loopback alone (its switch for macOS), for nobody else's calls, and without a report to its makers.
+RAY = {
+    "JAX_PLATFORMS": "cpu",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
+
+BACKENDS = {
+    backend.name: backend
+    for backend in (
+        Backend("atoll", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": f"1x1x{DEVICES}"}),
+        Backend(
+            "stock",
+            {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}"},
+        ),
+        Backend("atoll, 2 hosts", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "1x2x2"}),
+        Backend("multi-controller JAX", {"JAX_PLATFORMS": "cpu"}),
+        Backend("atoll, 2 islands", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "2x1x1"}),
+        Backend("blocking socket", {"JAX_PLATFORMS": "cpu"}),
+        Backend("atoll, parallel", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "16x1x1"}),
+        Backend(
+            "atoll, sequential",
+            {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "16x1x1", "ATOLL_DISPATCH": "sequential"},
+        ),
+        Backend("atoll, 1 device", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "1x1x1"}),
+        Backend("worker alone", {"JAX_PLATFORMS": "cpu"}),
+        # Of the paper's figures. "Atoll" alone and what is ideal have null devices, and start them themselves.
+        Backend("Atoll", {"JAX_PLATFORMS": "cpu"}),
+        Backend("Atoll, sequential dispatch", {"JAX_PLATFORMS": "cpu"}),
+        Backend("Atoll, one island", {"JAX_PLATFORMS": "cpu"}),
+        Backend("Atoll, two islands", {"JAX_PLATFORMS": "cpu"}),
+        Backend("ideal", {"JAX_PLATFORMS": "cpu"}),
+        Backend("Atoll, many clients", {"JAX_PLATFORMS": "cpu"}),
+        Backend(
+            "JAX, one process",
+            {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count={devices}"},
+        ),
+        *(
+            Backend(f"Atoll, {way}", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "1x{hosts}x{devices}"})
+            for way in ("op by op", "chained", "fused")
+        ),
+        Backend("JAX, op by op", {"JAX_PLATFORMS": "cpu"}),
+        Backend("JAX, fused", {"JAX_PLATFORMS": "cpu"}),
+        Backend("Ray, op by op", RAY),
+        Backend("Ray, chained", RAY),
+        Backend("Ray, fused", RAY),
+        Backend("TensorFlow, op by op", TENSORFLOW),
+        Backend("TensorFlow, chained", TENSORFLOW),
+    )
+}
+
+
+def environment_of(settings: Settings, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The whole environment of a backend's process: no setting of the shell reaches a measurement."""
+    foreign = ("JAX_", "XLA_", "ATOLL_", "IFRT_", "TF_", "RAY_", "NPROC")
+    kept = {name: value for name, value in inherited.items() if not name.startswith(foreign)}
+    own = {name: value.format(**settings.point) for name, value in BACKENDS[settings.backend].environment.items()}
+    return kept | {"NPROC": THREADS, "PYTHONUNBUFFERED": "1"} | own

@@ -1,0 +1,59 @@
+"""A result as a Markdown table, put between the markers of a page kept by hand.
+
+python -m benchmarks.micro.markdown benchmarks/results/NAME.json docs/performance.md
+"""
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.harness.record import MetricRecord, RunRecord
+from benchmarks.micro.report import number, quiet
+
+BEGIN, END = "<!-- bench: begin (written by benchmarks.micro.markdown) -->", "<!-- bench: end -->"
+
+
+def figure(metric: MetricRecord, backend: str) -> str:
+    """Median and quartiles."""
+    summary = metric.summaries.get(backend)
+    return f"{number(summary.median)} ({number(summary.low)}-{number(summary.high)})" if summary else ""
+
+
+def quotient(metric: MetricRecord) -> str:
+    """The first contestant's median over the second's, with the quartiles of the ratios round by round."""
+    ratio = metric.ratio
+    return f"{number(ratio.of_medians)} ({number(ratio.low)}-{number(ratio.high)})" if ratio else ""
+
+
+def render(run: RunRecord) -> str:
+    machine = run.machine
+    lines = [
+        f"{run.started[:10]}, {run.rounds} rounds, {quiet(run)}; {machine.cpu}, "
+        f"{machine.cores} cores, Python {machine.python}, jax {machine.packages['jax']}. Medians, quartiles in "
+        "brackets.",
+        "",
+        "| | | unit | Atoll | peer | ratio | target |",
+        "|---|---|---|---:|---:|---:|---|",
+    ]
+    for benchmark in run.benchmarks:
+        first, second = benchmark.contestants[:2]
+        lines.append(f"| {benchmark.key} | **{benchmark.title}** | | {first} | {second} | | |")
+        for metric in benchmark.metrics:
+            cells = [figure(metric, first), figure(metric, second), quotient(metric), metric.target or ""]
+            lines.append(f"| | {metric.title} | {metric.unit} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main(source: str, page: str) -> None:
+    text = Path(page).read_text()
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        sys.exit(f"{page} lacks the markers {BEGIN} and {END}")
+    table = render(msgspec.json.decode(Path(source).read_bytes(), type=RunRecord))
+    Path(page).write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

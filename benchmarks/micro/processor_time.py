@@ -1,0 +1,103 @@
+"""Which process takes how much processor time for a computation of (b), (j) or figure 5: where a rate goes.
+
+    python -m benchmarks.micro.processor_time > benchmarks/results/processor-time.json
+
+Rates of a machine that does other things say little; processor time says more.
+"""
+
+import json
+import os
+import pkgutil
+import subprocess
+import sys
+import time
+
+import msgspec
+import psutil
+
+from benchmarks.harness.backends import environment_of
+from benchmarks.harness.benchmark import Settings
+
+ROUNDS = 4
+
+
+class Case(msgspec.Struct, frozen=True):
+    """A backend in a benchmark, whose rounds have so many computations.
+
+    With `batch`, all of its threads are batch threads, as those of our workers' devices are.
+    """
+
+    benchmark: str
+    backend: str
+    prepare: str
+    computations: int
+    point: dict[str, int | float | str] = {}
+    batch: bool = False
+
+
+_MULTI_CONTROLLER = "benchmarks.paper.peers.multi_controller:prepare"
+_FOUR_HOSTS: dict[str, int | float | str] = {"hosts": 4, "devices": 2}
+CASES = (
+    Case("b", "atoll", "benchmarks.micro.dispatch:allreduce_op_by_op", 5000),
+    Case("j", "atoll", "benchmarks.micro.programs:chained", 40 * 128),
+    Case("b", "stock", "benchmarks.micro.dispatch:allreduce_op_by_op", 5000),
+    Case("b", "stock", "benchmarks.micro.dispatch:allreduce_op_by_op", 5000, batch=True),
+    Case("fig5", "Atoll, op by op", "benchmarks.paper.fig5:prepare", 2000, _FOUR_HOSTS),
+    Case("fig5", "Atoll, chained", "benchmarks.paper.fig5:prepare", 30 * 128, _FOUR_HOSTS),
+    Case("fig5", "JAX, op by op", _MULTI_CONTROLLER, 1024, _FOUR_HOSTS),
+    Case("fig5", "JAX, op by op", _MULTI_CONTROLLER, 1024, _FOUR_HOSTS, batch=True),
+)
+
+
+def measure(case: Case) -> dict[str, object]:
+    """Microseconds of processor time for a computation, by process."""
+    if case.batch:
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # what this thread starts inherits it
+    prepare = pkgutil.resolve_name(case.prepare)
+    run = prepare(Settings(backend=case.backend, point=case.point))
+    run()
+    before, started = _processor_seconds(), time.perf_counter()
+    for _ in range(ROUNDS):
+        run()
+    seconds = time.perf_counter() - started
+    after = _processor_seconds()
+    total = ROUNDS * case.computations
+    each = {name: round(1e6 * (after[name] - before.get(name, 0.0)) / total, 1) for name in after}
+    return {
+        "backend": case.backend,
+        "benchmark": case.benchmark,
+        "batch": case.batch,
+        "microseconds": each,
+        "all": round(sum(each.values()), 1),
+        "rate": round(total / seconds),
+        "cores_busy": round(sum(each.values()) / 1e6 * total / seconds, 2),
+    }
+
+
+def _processor_seconds() -> dict[str, float]:
+    found: dict[str, float] = {}
+    me = psutil.Process()
+    for process in (me, *me.children(recursive=True)):
+        modules = [part for part in process.cmdline() if part.startswith("atoll.")]
+        name = modules[0].split(".")[1] if modules else "script"
+        name = "script" if name == "bench" else name  # all of a peer's processes run one
+        times = process.cpu_times()
+        found[name] = found.get(name, 0.0) + times.user + times.system
+    return found
+
+
+def main() -> None:
+    if len(sys.argv) == 2:
+        print(json.dumps(measure(CASES[int(sys.argv[1])])), flush=True)
+        os._exit(0)  # a peer's processes would wait for one another
+    results = []
+    for number, case in enumerate(CASES):
+        command = [sys.executable, "-m", "benchmarks.micro.processor_time", str(number)]
+        environment = environment_of(Settings(case.backend, point=case.point))
+        ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
+        results.append(json.loads(next(line for line in ended.stdout.splitlines() if line.startswith("{"))))
+    print(json.dumps({"load_before": os.getloadavg()[0], "results": results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

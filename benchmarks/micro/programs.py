@@ -1,0 +1,99 @@
+"""(j) to (m): programs of many nodes, against JAX's own ways to say the same.
+
+The computation is the paper's micro-benchmark (section 5.1): a scalar per device, an AllReduce and an addition.
+"""
+
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import atoll
+from benchmarks.harness.benchmark import Round, Settings
+from benchmarks.micro.dispatch import allreduce_and_add, counting_rounds, repeated
+
+NODES = 128
+STOCK = "stock"
+
+
+def chained(settings: Settings) -> Round:
+    """128 nodes in one program; JAX has no such thing, and calls them op by op."""
+    add_one, zero = allreduce_and_add(jax.devices()[:4])
+    many = repeated(jax.jit(add_one), NODES)
+    step = many if settings.backend == STOCK else atoll.program(many)
+    return counting_rounds(step, zero, settings.size(full=40, quick=4), each=NODES)
+
+
+def fused(settings: Settings) -> Round:
+    """The 128 in one compiled function."""
+    add_one, zero = allreduce_and_add(jax.devices()[:4])
+    return counting_rounds(jax.jit(repeated(add_one, NODES)), zero, settings.size(full=40, quick=4), each=NODES)
+
+
+def client_cost(settings: Settings) -> Round:
+    """What the client pays for a cached call of a program of 128 nodes; in stock JAX, for the 128 calls."""
+    add_one, zero = allreduce_and_add(jax.devices()[:4])
+    many = repeated(jax.jit(add_one), NODES)
+    call = many if settings.backend == STOCK else atoll.program(many)
+    call(zero).block_until_ready()
+
+    def measure() -> dict[str, float]:
+        costs = []
+        for _ in range(settings.size(full=30, quick=5)):
+            started = time.perf_counter()
+            x = call(zero)
+            costs.append(time.perf_counter() - started)
+            x.block_until_ready()
+        return {"call": 1e6 * float(np.median(costs))}
+
+    return measure
+
+
+def lowering(settings: Settings) -> Round:
+    """2,000 nodes from a program to plans; the peer lowers 2,000 additions from Python to StableHLO."""
+    nodes = settings.size(full=2000, quick=200)
+    lower = _stock_lowering(nodes) if settings.backend == STOCK else _atoll_lowering(nodes)
+    lower()
+
+    def measure() -> dict[str, float]:
+        started = time.perf_counter()
+        lower()
+        return {"seconds": time.perf_counter() - started}
+
+    return measure
+
+
+def _stock_lowering(nodes: int) -> Callable[[], object]:
+    def lower() -> object:
+        def many(x: jax.Array) -> jax.Array:  # a new function each time, which JAX's caches do not know
+            for _ in range(nodes):
+                x = x + 1.0
+            return x
+
+        return jax.jit(many).lower(jnp.zeros(8))
+
+    return lower
+
+
+def _atoll_lowering(nodes: int) -> Callable[[], object]:
+    """Four of five nodes are calls over four devices, the others transfers to another island of one."""
+    from atoll.ir.lowered import DeviceLocation
+    from atoll.ir.lowering import lower
+    from atoll.ir.program import Call, Node, Program, Transfer
+    from atoll.ir.types import ArraySpec, Sharding, Tiled
+
+    placement = {device: DeviceLocation(device // 4, device // 4, device % 4) for device in range(8)}
+    tiling = Tiled((4,), (0, 1, 2, 3))
+    sides = [ArraySpec("float32", (8,), Sharding(devices, tiling)) for devices in ((0, 1, 2, 3), (4, 5, 6, 7))]
+    body: list[Node] = []
+    side = 0
+    for value in range(nodes):
+        if value % 5 == 4:
+            side = 1 - side
+            body.append(Transfer((value,), (sides[side],), reshard=True))
+        else:
+            body.append(Call(side, (value,), (sides[side],), sides[side].sharding.devices))
+    program = Program("many", (sides[0],), tuple(body), (nodes,))
+    return lambda: lower(program, placement, {0: "f", 1: "g"})

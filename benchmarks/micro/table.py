@@ -1,0 +1,111 @@
+"""The micro-benchmarks (a) to (m), as data: speed that users notice, beside stock JAX and other peers."""
+
+from benchmarks.harness.benchmark import Benchmark, Metric, Place, Target
+
+BENCHMARKS = (
+    Benchmark(
+        key="a",
+        title="jit op by op, 1 device",
+        prepare="benchmarks.micro.dispatch:jit_op_by_op",
+        metrics=(Metric("rate", "x = f(x), pipelined", "calls/s", Target(5000)),),
+    ),
+    Benchmark(
+        key="b",
+        title="AllReduce + add op by op, 4 devices",
+        prepare="benchmarks.micro.dispatch:allreduce_op_by_op",
+        metrics=(Metric("rate", "x = f(x), pipelined", "calls/s", Target(0.5, ratio=True)),),
+    ),
+    Benchmark(
+        key="c",
+        title="training step, 8 devices",
+        prepare="benchmarks.micro.training:gpt_step",
+        metrics=(
+            Metric("rate", "GPT, data-parallel, pipelined", "steps/s", Target(0.97, ratio=True)),
+            Metric("step", "one step (the target is for 20 or more)", "ms"),
+        ),
+    ),
+    Benchmark(
+        key="d",
+        title="host to device and back",
+        prepare="benchmarks.micro.transfers:put_and_get",
+        metrics=(
+            Metric("put_small", "device_put, 4 B", "us"),
+            Metric("get_small", "np.asarray, 4 B", "us"),
+            Metric("round_trip_small", "device_put + np.asarray, 4 B", "us", Target(1000, at_least=False)),
+            Metric("put_large", "device_put, 64 MB", "GB/s", Target(1.0)),
+            Metric("get_large", "np.asarray, 64 MB", "GB/s", Target(1.0)),
+        ),
+    ),
+    Benchmark(
+        key="e",
+        title="process start to first result",
+        prepare="benchmarks.micro.startup:first_result",
+        metrics=(
+            Metric("cold", "no compile cache", "s", Target(6.0, at_least=False)),
+            Metric("warm", "warm compile cache", "s", Target(6.0, at_least=False)),
+            Metric("end", "first result to end of process", "s"),
+        ),
+        place=Place.PARENT,
+        round_deadline=300.0,
+    ),
+    Benchmark(
+        key="f",
+        title="AllReduce + add op by op, 2 hosts of 2 devices",
+        prepare="benchmarks.micro.hosts:allreduce_over_hosts",
+        contestants=("atoll, 2 hosts", "multi-controller JAX"),
+        metrics=(Metric("rate", "x = f(x), pipelined", "calls/s", Target(0.7, ratio=True)),),
+    ),
+    Benchmark(
+        key="g",
+        title="64 MB from island to island",
+        prepare="benchmarks.micro.islands:copy_between",
+        contestants=("atoll, 2 islands", "blocking socket"),
+        metrics=(Metric("rate", "device_put to the other island", "GB/s", Target(0.7, ratio=True)),),
+    ),
+    Benchmark(
+        key="h",
+        title="pipeline, each stage on a host of its own",
+        prepare="benchmarks.micro.islands:pipeline",
+        contestants=("atoll, parallel", "atoll, sequential"),
+        metrics=(
+            Metric("stages_2", "2 stages", "passes/s"),
+            Metric("stages_4", "4 stages", "passes/s"),
+            Metric("stages_8", "8 stages", "passes/s"),
+            Metric("stages_16", "16 stages", "passes/s", Target(3.0, ratio=True)),
+        ),
+    ),
+    Benchmark(
+        key="i",
+        title="the cost of order, computations of 1 ms",
+        prepare="benchmarks.micro.order:order",
+        contestants=("atoll, 1 device", "worker alone"),
+        metrics=(
+            Metric("rate", "x = f(x), pipelined", "calls/s", Target(0.95, ratio=True)),
+            Metric("each", "one computation", "ms"),
+        ),
+    ),
+    Benchmark(
+        key="j",
+        title="AllReduce + add, 128 nodes in one program, 4 devices; stock JAX op by op",
+        prepare="benchmarks.micro.programs:chained",
+        metrics=(Metric("rate", "x = f(x), pipelined", "computations/s", Target(1.0, ratio=True)),),
+    ),
+    Benchmark(
+        key="k",
+        title="AllReduce + add, 128 in one compiled function, 4 devices",
+        prepare="benchmarks.micro.programs:fused",
+        metrics=(Metric("rate", "x = f(x), pipelined", "computations/s", Target(0.98, ratio=True)),),
+    ),
+    Benchmark(
+        key="l",
+        title="the client's cost of a call of 128 nodes; stock JAX op by op",
+        prepare="benchmarks.micro.programs:client_cost",
+        metrics=(Metric("call", "a cached call", "us", Target(300, at_least=False)),),
+    ),
+    Benchmark(
+        key="m",
+        title="lowering 2,000 nodes; stock JAX: 2,000 additions to StableHLO",
+        prepare="benchmarks.micro.programs:lowering",
+        metrics=(Metric("seconds", "from a program to plans", "s", Target(1.0, at_least=False)),),
+    ),
+)

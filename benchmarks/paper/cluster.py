@@ -1,0 +1,75 @@
+"""A cluster for one measurement, and how much processor time its processes take."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
+
+import psutil
+
+from atoll.cluster.settings import NULL_PLATFORM, ClusterSettings, Dispatch
+from atoll.errors import ClusterError
+from atoll.frontends.bare import BareClient
+from atoll.operate.engines.options import EngineOptions, Started
+from atoll.processes.child import Child
+
+Result = TypeVar("Result")
+
+_LEASE_SECONDS = 60.0  # a machine that is measured is a busy one
+_MOST_SESSIONS = 512
+
+
+class Cluster:
+    """Starts a cluster; it ends with this process. Raises ClusterError where it does not start."""
+
+    def __init__(self, islands: str, platform: str, dispatch: Dispatch = Dispatch.PARALLEL) -> None:
+        folder = tempfile.mkdtemp(prefix="atoll-bench-")
+        settings = ClusterSettings(
+            islands, platform, dispatch=dispatch, lease_seconds=_LEASE_SECONDS, max_sessions=_MOST_SESSIONS
+        )
+        options = EngineOptions(settings, folder, parent=os.getpid())
+        self.address = options.controller_address
+        try:
+            self.engine = Child("atoll.operate.engines.local", options, "the cluster to be measured")
+            started = self.engine.read(Started)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        if started.error:
+            raise ClusterError(started.error)
+
+
+class NullCluster(Cluster):
+    """One of null devices, and its clients in this process."""
+
+    def __init__(self, islands: str, dispatch: Dispatch = Dispatch.PARALLEL) -> None:
+        super().__init__(islands, NULL_PLATFORM, dispatch)
+        self._loop = asyncio.new_event_loop()
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Runs it to its end on the loop of the clients."""
+        return self._loop.run_until_complete(work)
+
+    def client(self, label: str = "bare client") -> BareClient:
+        return self.run(BareClient.open(self.address, label))
+
+    def processor_seconds(self) -> Mapping[str, float]:
+        """What the controller, and the processes of the null hosts, have taken so far."""
+        seconds = {"controller": 0.0, "hosts": 0.0}
+        for process in psutil.Process(self.engine.process.pid).children():
+            times = process.cpu_times()
+            name = "controller" if "atoll.controller.main" in process.cmdline() else "hosts"
+            seconds[name] += times.user + times.system
+        return seconds
+
+
+def costs(cluster: NullCluster, gangs: int, hosts: int, work: Callable[[], None]) -> dict[str, float]:
+    """Does the work; microseconds of processor time for one gang and host, by process."""
+    before = cluster.processor_seconds()
+    work()
+    after = cluster.processor_seconds()
+    return {f"{name}_us": 1e6 * (after[name] - before[name]) / gangs / hosts for name in after}

@@ -1,0 +1,102 @@
+"""`python -m benchmarks FIGURE`, `python -m benchmarks all` and `python -m benchmarks report`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from benchmarks.harness.record import RESULTS, write
+from benchmarks.harness.run import make_console, run
+from benchmarks.paper import figures
+from benchmarks.paper.figure import Figure, Options
+from benchmarks.paper.markdown import write_page
+from benchmarks.paper.plot import draw
+from benchmarks.paper.table import render
+
+_ROUNDS, _QUICK_ROUNDS = 5, 2
+
+Hosts = Annotated[str, typer.Option(help="how many, such as 1,2,4; the figure's own if empty")]
+DevicesPerHost = Annotated[int, typer.Option(min=1, help="of real devices")]
+Null = Annotated[bool, typer.Option("--null", help="null devices: the real control plane, which computes nothing")]
+Quick = Annotated[bool, typer.Option("--quick", help="fewer points and rounds, and less work in each")]
+Rounds = Annotated[int | None, typer.Option(min=1, help=f"of each point; {_ROUNDS}, or {_QUICK_ROUNDS} with --quick")]
+Results = Annotated[Path, typer.Option(help="where JSON and PNG files go")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds all commands."""
+    for figure in figures.FIGURES:
+        text: dict[str, Any] = {"help": figure.title, "short_help": figure.title, "epilog": figure.explanation}
+        app.command(figure.key, **text)(_command_of(figure))
+    app.command("all")(measure_all)
+    app.command("report")(report)
+
+
+def _command_of(figure: Figure) -> Callable[..., None]:
+    def command(
+        hosts: Hosts = "",
+        devices_per_host: DevicesPerHost = 2,
+        null: Null = False,
+        quick: Quick = False,
+        rounds: Rounds = None,
+        results: Results = RESULTS,
+    ) -> None:
+        options = Options(_numbers(hosts), devices_per_host, null, quick)
+        if not figure.points(options):
+            raise typer.BadParameter(f"{figure.key} has {'no' if null else 'only'} null devices", param_hint="--null")
+        if not _measure(figure, options, rounds, results):
+            raise typer.Exit(1)
+
+    return command
+
+
+def measure_all(quick: Quick = False, rounds: Rounds = None, results: Results = RESULTS) -> None:
+    """Measure every figure and table, on real and on null devices."""
+    sound = True
+    started = time.monotonic()
+    for figure in figures.FIGURES:
+        for null in (False, True):
+            options = Options(null=null, quick=quick)
+            if figure.points(options):
+                sound &= _measure(figure, options, rounds, results)
+    make_console().print(f"all of it took {time.monotonic() - started:.0f} s")
+    if not sound:
+        raise typer.Exit(1)
+
+
+def report(
+    results: Results = RESULTS,
+    page: Annotated[Path, typer.Option(help="what is written")] = Path("docs/benchmarks.md"),
+) -> None:
+    """Write docs/benchmarks.md from what is in benchmarks/results."""
+    shown = write_page(figures.FIGURES, results, page)
+    make_console().print(f"{page}: {', '.join(shown) or 'nothing was measured yet'}")
+
+
+def _measure(figure: Figure, options: Options, rounds: int | None, results: Path) -> bool:
+    """Measures, shows and keeps it; whether no contestant failed."""
+    console = make_console()
+    name = f"{figure.key}-null" if options.null else figure.key
+    points = figure.points(options)
+    record = run(name, points, rounds or (_QUICK_ROUNDS if options.quick else _ROUNDS), options.quick, console)
+    claims = list(figure.claims(record.benchmarks, options))
+    undisturbed = figure.virtual and options.null
+    record = msgspec.structs.replace(record, claims=claims, busy=record.busy and not undisturbed)
+    folder = results / "quick" if options.quick else results
+    write(record, folder / f"{name}.json")
+    if figure.axes is not None:
+        draw(record, f"{figure.title}{' (null devices)' if options.null else ''}", figure.axes, folder / f"{name}.png")
+    console.print(render(record, figure.title), f"\nwritten to {folder / name}.json")
+    return not any(point.failures for point in record.benchmarks)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+        raise typer.BadParameter(f"{text!r} is no list of numbers, such as 1,2,4")
+    return tuple(sorted({int(part) for part in parts}))

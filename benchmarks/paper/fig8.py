@@ -1,0 +1,131 @@
+"""Figure 8: many clients on the same devices, each with computations of its own, one after another."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from benchmarks.harness.benchmark import Benchmark, Metric, Round, Settings
+from benchmarks.harness.record import BenchmarkRecord, Claim
+from benchmarks.paper.figure import Axes, Figure, Options, at_least, median
+
+MILLISECONDS = (0.04, 0.33, 1.04, 2.4)
+ATOLL, JAX = "Atoll, many clients", "JAX, one process"
+_HOSTS, _DEVICES = 1, 4
+_FILL = 2  # calls of each client ahead of its clock
+
+
+def _points(options: Options) -> list[Benchmark]:
+    times = MILLISECONDS[1:3] if options.quick else MILLISECONDS
+    clients: tuple[int, ...]
+    if options.null:
+        clients = (1, 8) if options.quick else (1, 4, 16, 64, 256)
+        prepare, contestants = "benchmarks.paper.fig8:prepare_null", ("Atoll", "ideal")
+    else:
+        clients = (1, 4) if options.quick else (1, 2, 4, 8)
+        prepare, contestants = "benchmarks.paper.fig8:prepare", (ATOLL, JAX)
+    return [
+        Benchmark(
+            key="fig8",
+            title=f"{milliseconds:g} ms, {count} clients",
+            prepare=prepare,
+            prepare_of={
+                "ideal": "benchmarks.paper.fig6:prepare_ideal",
+                JAX: "benchmarks.paper.fig8:prepare_jax",
+            },
+            metrics=(Metric("rate", "all clients", "computations/s"),),
+            contestants=contestants,
+            point={"clients": count, "milliseconds": milliseconds, "hosts": _HOSTS, "devices": _DEVICES},
+        )
+        for milliseconds in times
+        for count in clients
+    ]
+
+
+def prepare_null(settings: Settings) -> Round:
+    """So many sessions, each with a program of its own; a call of its own for each computation."""
+    from benchmarks.paper.cluster import NullCluster
+    from benchmarks.paper.null_steps import Steps
+
+    point = settings.point
+    clients, seconds = int(point["clients"]), float(point["milliseconds"]) / 1e3
+    cluster = NullCluster(f"1x{point['hosts']}x{point['devices']}")
+    steps = [cluster.run(Steps.prepare(cluster.client(f"client {number}"), seconds)) for number in range(clients)]
+    each = max(4, round(settings.size(full=2, quick=1) / max(seconds, 1e-4) / clients))
+
+    async def collective() -> list[float]:
+        return await asyncio.gather(*(one.run(each, _FILL) for one in steps))
+
+    def measure() -> dict[str, float]:
+        """All are at work at the same time, and take turns: their rates add up."""
+        return {"rate": sum(each / took for took in cluster.run(collective()))}
+
+    measure()
+    return measure
+
+
+def prepare(settings: Settings) -> Round:
+    """A process for each client; all compute at the same time for a while."""
+    from benchmarks.paper.workload import Clients
+
+    point = settings.point
+    islands = f"1x{point['hosts']}x{point['devices']}"
+    clients = Clients(int(point["clients"]), float(point["milliseconds"]), islands)
+    seconds = settings.size(full=2, quick=1)
+    return lambda: {"rate": clients.rate(seconds)}
+
+
+def prepare_jax(settings: Settings) -> Round:
+    """Devices are one process's: it dispatches the programs of all clients, in turn."""
+    from benchmarks.paper.workload import BATCH, Loop
+
+    loops = [Loop(float(settings.point["milliseconds"])) for _ in range(int(settings.point["clients"]))]
+    seconds = settings.size(full=2, quick=1)
+
+    def measure() -> dict[str, float]:
+        started, steps = time.perf_counter(), 0
+        while time.perf_counter() < started + seconds:
+            for loop in loops:
+                loop.steps(BATCH)
+            steps += BATCH * len(loops)
+        for loop in loops:
+            loop.wait()
+        return {"rate": steps / (time.perf_counter() - started)}
+
+    return measure
+
+
+def _claims(points: Sequence[BenchmarkRecord], options: Options) -> list[Claim]:
+    ours, theirs = ("Atoll", "ideal") if options.null else (ATOLL, JAX)
+    claims = []
+    for milliseconds in sorted({float(point.point["milliseconds"]) for point in points}):
+        here = [point for point in points if point.point["milliseconds"] == milliseconds]
+        one, many = median(here[0], ours, "rate"), median(here[-1], ours, "rate")
+        clients = here[-1].point["clients"]
+        ratio = many / one if one and many else None
+        claims.append(at_least(f"{clients} clients over one, {milliseconds:g} ms", ratio, 1.0))
+        if not options.null:
+            peers = [rate for point in here if (rate := median(point, theirs, "rate")) is not None]
+            best = many / max(peers) if many and peers else None
+            claims.append(at_least(f"{clients} clients over JAX, {milliseconds:g} ms", best, 1.0))
+    return claims
+
+
+FIGURE = Figure(
+    key="fig8",
+    title="Many clients on the same devices",
+    explanation=(
+        "Each client runs a computation of its own again and again, each feeding the next, on the same four devices; "
+        "throughput of all clients together. JAX, whose devices belong to one process, has one that dispatches the "
+        "programs of all clients in turn. Null devices: one host of four, against what they could do at most."
+    ),
+    paper=(
+        "Total throughput with up to 256 clients is at least JAX's, for computations of 0.04 to 2.4 ms: there is no "
+        "cost of switching between clients. For very short computations it exceeds JAX's, since one client cannot "
+        "keep the devices busy."
+    ),
+    axes=Axes("clients", "clients", ("rate",), "computations a second", split="milliseconds", split_unit="ms"),
+    points=_points,
+    claims=_claims,
+)

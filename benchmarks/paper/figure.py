@@ -1,0 +1,78 @@
+"""What a figure or a table of the paper is here: points that are measured, and what they must show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from benchmarks.harness.benchmark import Benchmark
+from benchmarks.harness.record import BenchmarkRecord, Claim
+
+
+class Options(msgspec.Struct, frozen=True):
+    """What the command was asked for. `hosts` is empty where the figure's own are meant."""
+
+    hosts: tuple[int, ...] = ()
+    devices_per_host: int = 2
+    null: bool = False
+    quick: bool = False
+
+
+@dataclass(frozen=True)
+class Axes:
+    """How the paper draws it: by which of a point's numbers, and which metrics.
+
+    There is a line for each contestant and metric; also for each value of the point's number `split`, if that is said.
+    """
+
+    x: str
+    x_label: str
+    metrics: tuple[str, ...]
+    y_label: str
+    log_x: bool = True
+    log_y: bool = True
+    split: str = ""
+    split_unit: str = ""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """`explanation` says what is done here, `paper` what the paper saw.
+
+    `points(options)` are benchmarks, one for each point of the x axis (`Benchmark.point`) and all contestants there.
+    Where there is nothing to measure in that way, real or null, it is empty. `claims(points, options)` judges. With
+    `virtual`, null devices are in virtual time, which no load of the machine disturbs.
+    """
+
+    key: str
+    title: str
+    explanation: str
+    paper: str
+    axes: Axes | None
+    points: Callable[[Options], Sequence[Benchmark]]
+    claims: Callable[[Sequence[BenchmarkRecord], Options], Sequence[Claim]]
+    virtual: bool = False
+
+
+def median(point: BenchmarkRecord, contestant: str, metric: str) -> float | None:
+    """None where it was not measured."""
+    for record in point.metrics:
+        if record.name == metric and contestant in record.summaries:
+            return record.summaries[contestant].median
+    return None
+
+
+def quotient(point: BenchmarkRecord, first: str, second: str, metric: str) -> float | None:
+    """One contestant's median over another's."""
+    ours, theirs = median(point, first, metric), median(point, second, metric)
+    return ours / theirs if ours is not None and theirs else None
+
+
+def at_least(text: str, value: float | None, bound: float) -> Claim:
+    return Claim(text, value, bound, None if value is None else value >= bound)
+
+
+def at_most(text: str, value: float | None, bound: float) -> Claim:
+    return Claim(text, value, bound, None if value is None else value <= bound, at_least=False)

@@ -1,0 +1,57 @@
+"""x = f(x) on all devices of a cluster of null devices, many times: what the micro-benchmarks of dispatch do."""
+
+from __future__ import annotations
+
+import asyncio
+
+from atoll.frontends.bare import BareClient, call, program, sharded
+from atoll.worker.null.program import NullProgram
+
+# A launch takes as much of its session's window as one for so many nodes: see `proxy.program_executables`.
+_NODES_IN_ROOM = 128
+
+
+class Steps:
+    """A program of `nodes` computations, each feeding the next, that a client calls again and again."""
+
+    def __init__(self, client: BareClient, made: int, program: int, nodes: int) -> None:
+        self._client = client
+        self._made = made
+        self._program = program
+        self._room = 1 + nodes // _NODES_IN_ROOM
+
+    @classmethod
+    async def prepare(cls, client: BareClient, seconds: float, nodes: int = 1) -> Steps:
+        """Each computation takes so long on all devices together."""
+        everywhere = client.devices
+        scalar, spec = ("uint8", (4,)), sharded(everywhere)
+        first = await client.compile(NullProgram("first", 0.0, (), (scalar,)), everywhere)
+        step = await client.compile(NullProgram("step", seconds, (scalar,), (scalar,)), everywhere)
+        chain = [call(step, (i,), (spec,), everywhere) for i in range(nodes)]
+        return cls(
+            client,
+            client.register(program("first", (), [call(first, (), (spec,), everywhere)], (0,))),
+            client.register(program("steps", (spec,), chain, (nodes,))),
+            nodes,
+        )
+
+    async def run(self, calls: int, fill: int = 0) -> float:
+        """So many calls after `fill` others, each of the result of the one before; seconds for them.
+
+        The clock starts when the others have ended, by when these are on their way: what it takes to fill the pipeline
+        is left out.
+        """
+        client = self._client
+        (x,) = await client.launch(self._made, (), 1)
+        began = None if fill else client.when_ready((x,))
+        for number in range(fill + calls):
+            (y,) = await client.launch(self._program, (x,), 1, self._room)
+            if number + 1 == fill:
+                began = client.when_ready((y,))
+            client.release((x,))
+            x = y
+            await asyncio.sleep(0)  # for what is heard meanwhile
+        ended = client.when_ready((x,))
+        client.release((x,))
+        assert began is not None
+        return await ended - await began

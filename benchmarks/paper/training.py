@@ -1,0 +1,52 @@
+"""Training as a client sees it: a program a step, which takes the weights and gives the next ones."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from atoll.frontends.bare import BareClient
+from atoll.operate.engines.virtual.cluster import SimulatedCluster
+
+# Steps that the client launches ahead of the one that it waits for.
+_AHEAD = 2
+# Until the scheduler knows how long gangs take: those of the steps launched first are thought to be short.
+WARM_UP = 1 + _AHEAD + 1
+
+
+@dataclass(frozen=True)
+class Training:
+    """Registered programs: `first` makes the `weights` arrays, and `step` takes them and gives new ones and a loss.
+
+    `room` is what a step takes in the session's window.
+    """
+
+    first: int
+    step: int
+    weights: int
+    room: int = 1
+
+
+async def step_seconds(cluster: SimulatedCluster, client: BareClient, training: Training, steps: int) -> float:
+    """Of a step, with others in flight behind it, after some that warm up."""
+    ends = []
+    losses: deque[int] = deque()
+
+    async def end_one() -> None:
+        loss = losses.popleft()
+        await client.wait((loss,))
+        client.release((loss,))
+        ends.append(cluster.now())
+
+    weights = await client.launch(training.first, (), training.weights)
+    for _ in range(WARM_UP + steps):
+        *following, loss = await client.launch(training.step, weights, training.weights + 1, training.room)
+        client.release(weights)
+        weights = following
+        losses.append(loss)
+        if len(losses) > _AHEAD:
+            await end_one()
+    while losses:
+        await end_one()
+    client.release(weights)
+    return (ends[-1] - ends[WARM_UP - 1]) / steps

@@ -1,0 +1,137 @@
+"""The end of section 5.3: very large models trained data-parallel over two islands, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from atoll.worker.null.model import MODELS
+from benchmarks.harness.benchmark import Benchmark, Metric, Round, Settings
+from benchmarks.harness.record import BenchmarkRecord, Claim
+from benchmarks.paper.decoder import BACKWARD, GRADIENT_BYTES, SEQUENCE, WEIGHT_BYTES
+from benchmarks.paper.figure import Figure, Options, at_least, quotient
+
+MODEL = MODELS["tpu-v3"]
+DEVICES = 8  # of a host
+REPLICA = 128  # cores that hold a copy of the model together
+STEPS, QUICK_STEPS = 5, 2
+TWO, ONE = "Atoll, two islands", "Atoll, one island"
+
+
+@dataclass(frozen=True)
+class Work:
+    """A model on `cores`, half of them in each island: one sequence a core and step.
+
+    `exchanged` bytes go between the islands in a step, both ways together, as the paper says.
+    """
+
+    parameters: float
+    cores: int
+    exchanged: float
+
+    @property
+    def tokens(self) -> int:
+        return self.cores * SEQUENCE
+
+    @property
+    def gradient_bytes(self) -> int:
+        """That a core of an island sends to its partner: its part of the island's sum."""
+        return int(self.exchanged / 2 / (self.cores / 2))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of a core."""
+        return int(WEIGHT_BYTES * self.parameters / REPLICA)
+
+    @property
+    def compute_seconds(self) -> float:
+        """Of a step: two operations for each parameter and token forward."""
+        return MODEL.compute_seconds((1 + BACKWARD) * 2 * self.parameters * self.tokens / self.cores)
+
+    def reduce_seconds(self, cores: int) -> float:
+        """For the sum of the gradients over the copies of the model on so many cores of an island."""
+        return MODEL.all_reduce_seconds(GRADIENT_BYTES * self.parameters / REPLICA, cores // REPLICA)
+
+
+WORKS = {"64B": Work(64e9, 1024, 457e9), "136B": Work(136e9, 2048, 1030e9)}
+
+
+def _points(options: Options) -> list[Benchmark]:
+    if not options.null:
+        return []
+    return [
+        Benchmark(
+            key="two-islands",
+            title=f"{name}, {work.cores} cores",
+            prepare="benchmarks.paper.two_islands:prepare",
+            metrics=(Metric("tokens", "throughput", "tokens/s"), Metric("step", "step", "s")),
+            contestants=(TWO, ONE),
+            point={"model": name},
+            round_deadline=600.0,
+        )
+        for name, work in WORKS.items()
+    ]
+
+
+def prepare(settings: Settings) -> Round:
+    work = WORKS[str(settings.point["model"])]
+    simulate = simulate_two if settings.backend == TWO else simulate_one
+
+    @cache  # virtual time: another round would give the same
+    def measure() -> dict[str, float]:
+        seconds = simulate(work, settings.size(STEPS, QUICK_STEPS))
+        return {"tokens": work.tokens / seconds, "step": seconds}
+
+    return measure
+
+
+def simulate_one(work: Work, steps: int) -> float:
+    """Seconds of a step on one island of all cores."""
+    from atoll.operate.engines.virtual.cluster import SimulatedCluster
+    from benchmarks.paper.spmd import make_training
+    from benchmarks.paper.training import step_seconds
+
+    cluster = SimulatedCluster(f"1x{work.cores // DEVICES}x{DEVICES}", MODEL)
+    client = cluster.client()
+    seconds = work.compute_seconds + work.reduce_seconds(work.cores)
+    training = cluster.run(make_training(client, client.devices, seconds, work.weight_bytes))
+    return cluster.run(step_seconds(cluster, client, training, steps))
+
+
+def simulate_two(work: Work, steps: int) -> float:
+    """Seconds of a step on two islands."""
+    from atoll.operate.engines.virtual.cluster import SimulatedCluster
+    from benchmarks.paper.data_parallel import make_training
+    from benchmarks.paper.training import step_seconds
+
+    cluster = SimulatedCluster(f"2x{work.cores // DEVICES // 2}x{DEVICES}", MODEL)
+    client = cluster.client()
+    seconds = work.compute_seconds + work.reduce_seconds(work.cores // 2)
+    training = cluster.run(make_training(client, client.islands, seconds, work.weight_bytes, work.gradient_bytes))
+    return cluster.run(step_seconds(cluster, client, training, steps))
+
+
+def _claims(points: Sequence[BenchmarkRecord], options: Options) -> list[Claim]:
+    return [
+        at_least(f"two islands, of one: {point.title}", quotient(point, TWO, ONE, "tokens"), 0.97) for point in points
+    ]
+
+
+FIGURE = Figure(
+    key="two-islands",
+    title="Data-parallel training over two islands",
+    explanation=(
+        "Decoders of 64B and 136B parameters, on null devices in virtual time, on two islands of 512 and of 1,024 "
+        "cores, and on one island of twice as many. A step is a program: each island computes its gradients and their "
+        "sum over its own interconnect; each host sends its part to its partner in the other island over the data "
+        "centre's network, both ways at once; then each island applies the sum. The bytes between islands are the "
+        "paper's (457 and 1,030 GB a step, both ways together). Nothing overlaps the transfer, as in the paper's "
+        "figure 12. Assumed: a sequence of 1,024 tokens a core and step, and a copy of the model on 128 cores."
+    ),
+    paper="Over two islands, 97 % of the throughput on one island of twice as many devices (97.2 % with 64B).",
+    axes=None,
+    points=_points,
+    claims=_claims,
+    virtual=True,
+)

@@ -1,0 +1,135 @@
+"""Computations of a given length on real devices, and processes that run them.
+
+A computation is a loop over a small vector on each device, then an AllReduce. On a machine with fewer cores than
+devices the devices take turns, which its length counts in.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import NamedSharding, P
+from jax.sharding import Mesh
+
+from benchmarks.harness.benchmark import Round
+from benchmarks.micro.order import ELEMENTS, MILLISECOND_LOOPS
+
+# Computations begun at a time: up to twice as many are in flight, and what is begun in a second ends in about one.
+BATCH = 16
+_DEADLINE = 120.0
+
+
+def computation(
+    milliseconds: float, devices: Sequence[jax.Device]
+) -> tuple[Callable[[jax.Array], jax.Array], jax.Array]:
+    """A function over these devices that takes about so long on this machine, and what to begin with."""
+    mesh = Mesh(np.array(devices), ("d",))
+    turns = max(1.0, mesh.size / len(os.sched_getaffinity(0)))
+    loops = max(1, round(milliseconds / turns * MILLISECOND_LOOPS))
+
+    def body(x: jax.Array) -> jax.Array:
+        x = jax.lax.fori_loop(0, loops, lambda _, v: jnp.sin(v) + 1.0, x)
+        return x + 0.0 * jax.lax.psum(x[0], "d")
+
+    sharding, size = NamedSharding(mesh, P("d")), mesh.size * ELEMENTS
+    zero = jax.make_array_from_callback((size,), sharding, lambda index: np.zeros(size, np.float32)[index])
+    return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P("d"), out_specs=P("d"))), zero
+
+
+class Loop:
+    """x = f(x) again and again."""
+
+    def __init__(self, milliseconds: float) -> None:
+        self._step, self._x = computation(milliseconds, jax.devices())
+        self.count(8)
+
+    def steps(self, count: int) -> None:
+        """Returns when so many are begun, and what was begun before has ended."""
+        before = self._x
+        for _ in range(count):
+            self._x = self._step(self._x)
+        before.block_until_ready()
+
+    def wait(self) -> None:
+        self._x.block_until_ready()
+
+    def count(self, steps: int) -> float:
+        """Seconds for so many."""
+        started = time.perf_counter()
+        self.steps(steps)
+        self.wait()
+        return time.perf_counter() - started
+
+    def rounds(self, steps: int) -> Round:
+        """Rounds of so many: their rate, and how long each takes."""
+
+        def measure() -> dict[str, float]:
+            seconds = self.count(steps)
+            return {"rate": steps / seconds, "milliseconds": 1e3 * seconds / steps}
+
+        return measure
+
+    def rate(self, seconds: float) -> float:
+        """Computations a second, over about so many seconds."""
+        started, steps = time.perf_counter(), 0
+        while time.perf_counter() < started + seconds:
+            self.steps(BATCH)
+            steps += BATCH
+        self.wait()
+        return steps / (time.perf_counter() - started)
+
+
+class Clients:
+    """So many processes with a loop each, on the devices of one cluster."""
+
+    def __init__(self, count: int, milliseconds: float, islands: str) -> None:
+        from benchmarks.paper.cluster import Cluster
+
+        self._cluster = Cluster(islands, "cpu")
+        environment = {**os.environ, "JAX_PLATFORMS": "atoll", "ATOLL_ADDRESS": self._cluster.address}
+        command = [sys.executable, "-m", "benchmarks.paper.workload", str(milliseconds)]
+        self._processes = [
+            subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+            for _ in range(count)
+        ]
+        for process in self._processes:
+            _answer(process)  # it has compiled
+
+    def rate(self, seconds: float) -> float:
+        """All at the same time: computations a second of all together."""
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write(f"{seconds}\n".encode())
+        return sum(float(_answer(process)) for process in self._processes)
+
+
+def _answer(process: subprocess.Popen[bytes]) -> bytes:
+    """A client's next line. Raises TimeoutError and EOFError."""
+    assert process.stdout is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        if not selector.select(_DEADLINE):
+            raise TimeoutError(f"a client said nothing for {_DEADLINE:.0f} s")
+    line = process.stdout.readline()
+    if not line:
+        raise EOFError("a client has ended")
+    return line
+
+
+def main() -> None:
+    loop = Loop(float(sys.argv[1]))
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(loop.rate(float(line)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What everybody may know of a cluster: settings, topology, meshes, slices, and where virtual devices are."""

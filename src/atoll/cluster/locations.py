@@ -1,0 +1,23 @@
+"""Where things are on physical devices: the location of a virtual device, and memory on a host's devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLocation:
+    """The physical device under a virtual one: an island, one of the cluster's hosts, an ordinal among its devices."""
+
+    island: int
+    host: int
+    ordinal: int
+
+
+# Virtual devices, by number.
+Placement = Mapping[int, DeviceLocation]
+# A host and an ordinal among its devices.
+HostDevice = tuple[int, int]
+# Bytes on devices.
+MemoryRequirement = tuple[tuple[HostDevice, int], ...]

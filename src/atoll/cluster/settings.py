@@ -1,0 +1,75 @@
+"""What whoever starts a cluster decides.
+
+It travels whole: from the command or the client through the engine to the controller, and into its event log.
+"""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+
+import msgspec
+
+from atoll.errors import ClusterError
+from atoll.processes.leases import LEASE_SECONDS
+from atoll.quantities import parse_bytes
+
+DEFAULT_ISLANDS = "1x1x8"
+DEFAULT_PLATFORM = "cpu"
+NULL_PLATFORM = "null"  # devices that take a given time and compute nothing: `worker.null`
+
+# By which of its environment's variables a process names a setting.
+VARIABLES = {
+    "islands": "ATOLL_ISLANDS",
+    "platform": "ATOLL_PLATFORM",
+    "device_memory": "ATOLL_DEVICE_MEMORY",
+    "dispatch": "ATOLL_DISPATCH",
+    "mesh": "ATOLL_TOPOLOGY",
+}
+
+
+class Dispatch(StrEnum):
+    """How launches reach their hosts: see `controller.programs.launcher`."""
+
+    PARALLEL = "parallel"
+    SEQUENTIAL = "sequential"
+
+
+class ClusterSettings(msgspec.Struct, frozen=True):
+    """A cluster, wherever it runs and listens."""
+
+    islands: str = DEFAULT_ISLANDS  # ISLANDSxHOSTSxDEVICES
+    platform: str = DEFAULT_PLATFORM  # of the workers, as JAX names it
+    device_memory: int = 0  # bytes of each device; 0: what the platform says
+    dispatch: Dispatch = Dispatch.PARALLEL
+    lease_seconds: float = LEASE_SECONDS  # that a worker may be silent for
+    max_sessions: int = 256
+    mesh: str = ""  # of an island's devices, such as 4x4, where the platform tells none; "": a line
+
+    @property
+    def sequential(self) -> bool:
+        return self.dispatch is Dispatch.SEQUENTIAL
+
+    @classmethod
+    def from_environment(cls) -> ClusterSettings:
+        """What `VARIABLES` say, and the defaults.
+
+        Raises ClusterError where ATOLL_DEVICE_MEMORY or ATOLL_DISPATCH says what cannot be.
+        """
+        said = {name: os.environ.get(variable, "") for name, variable in VARIABLES.items()}
+        try:
+            device_memory = parse_bytes(said["device_memory"] or "0")
+        except ValueError as error:
+            raise ClusterError(f"ATOLL_DEVICE_MEMORY: {error}") from None
+        try:
+            dispatch = Dispatch(said["dispatch"] or Dispatch.PARALLEL)
+        except ValueError:
+            expected = " or ".join(Dispatch)
+            raise ClusterError(f"ATOLL_DISPATCH is {said['dispatch']!r}: expected {expected}") from None
+        return cls(
+            said["islands"] or DEFAULT_ISLANDS,
+            said["platform"] or DEFAULT_PLATFORM,
+            device_memory,
+            dispatch,
+            mesh=said["mesh"],
+        )

@@ -1,0 +1,1 @@
+"""Islands and their hosts: which there are, how they are lost and come back."""

@@ -1,0 +1,1 @@
+"""Logical buffers, and the memory that they take on devices."""

@@ -1,0 +1,164 @@
+"""The object directory: every logical buffer of one session.
+
+One entry a logical buffer, whatever its number of shards: who holds it, whether it is ready, who waits for it,
+and how many gangs that have not started yet still need it. An entry's memory may go once the client has released
+it and the last of those gangs has started: messages to a host arrive in order, so a `Free` sent then comes after
+its last use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from atoll.controller.memory.ledger import Block
+from atoll.errors import OK, Code, Status, invalid
+from atoll.ir.types import ArraySpec
+
+
+@dataclass(slots=True)
+class Entry:
+    """A logical buffer. `error` is set once it is known to stand for one."""
+
+    hosts: tuple[int, ...]
+    nbytes: int
+    ready: bool = False
+    error: Status | None = None
+    consumed: bool = False  # donated or deleted: nothing new may use it
+    released: bool = False
+    delete: bool = False  # once no gang needs it, its memory goes even if others refer to it
+    uses: int = 0
+    waits: list[int] | None = None
+    blocks: tuple[Block, ...] = ()  # its memory
+    maker: str = ""  # the program that it is a result of
+    context: int = 0  # the client's number for the Python stack of its request
+    spec: ArraySpec | None = None  # None: an error from the start, or a call's completion
+
+
+@dataclass(slots=True)
+class _Wait:
+    pending: int
+    status: Status = OK
+
+
+@dataclass
+class Directory:
+    """The buffers of one session, by handle."""
+
+    entries: dict[int, Entry] = field(default_factory=dict)
+    _waits: dict[int, _Wait] = field(default_factory=dict)
+    nbytes: int = 0
+
+    def check_new(self, handles: tuple[int, ...]) -> None:
+        """Raises INVALID_ARGUMENT where these cannot all be names of new buffers."""
+        for handle in handles:
+            if handle in self.entries:
+                raise invalid(f"array {handle} exists already")
+        if len(handles) > 1 and len(set(handles)) != len(handles):
+            raise invalid("two new arrays have the same handle")
+
+    def add(self, handle: int, entry: Entry) -> None:
+        self.entries[handle] = entry
+        self.nbytes += entry.nbytes
+
+    def problem(self, handle: int) -> Status | None:
+        """Why this handle cannot be used as an argument, or None."""
+        entry = self.entries.get(handle)
+        if entry is None or entry.released:
+            return Status(Code.NOT_FOUND, f"array {handle} does not exist in this session")
+        if entry.error is not None:
+            return entry.error
+        if entry.consumed:
+            return Status(Code.INVALID_ARGUMENT, f"array {handle} has been deleted or donated and cannot be used again")
+        return None
+
+    def fail(self, handles: tuple[int, ...], error: Status) -> None:
+        """The buffers will be errors once their launch has ended: nothing new may use them."""
+        for handle in handles:
+            entry = self.entries.get(handle)
+            if entry is not None and entry.error is None:
+                entry.error = error
+
+    def settle(self, handle: int, error: Status | None) -> list[tuple[int, Status]]:
+        """The buffer is ready, or an error. Returns the waits that this ends."""
+        entry = self.entries.get(handle)
+        if entry is None or entry.ready:
+            return []
+        entry.ready = True
+        entry.error = entry.error or error
+        if entry.waits is None:
+            return []
+        waits, entry.waits = entry.waits, None
+        if entry.released and entry.uses <= 0:
+            self._forget(handle, entry)
+        return self._settle_waits(waits, entry.error)
+
+    def _settle_waits(self, waits: list[int], error: Status | None) -> list[tuple[int, Status]]:
+        ended = []
+        for number in waits:
+            wait = self._waits.get(number)
+            if wait is None:
+                continue
+            wait.pending -= 1
+            if error is not None and wait.status.ok:
+                wait.status = error
+            if wait.pending == 0:
+                del self._waits[number]
+                ended.append((number, wait.status))
+        return ended
+
+    def wait(self, number: int, handles: tuple[int, ...]) -> Status | None:
+        """Waits for all handles; returns the outcome at once where nothing is pending.
+
+        With errors among them the first to be known wins, once all have settled.
+        """
+        pending = 0
+        status = OK
+        waiting: list[Entry] = []
+        for handle in handles:
+            entry = self.entries.get(handle)
+            if entry is None:
+                status = (
+                    status
+                    if not status.ok
+                    else Status(Code.NOT_FOUND, f"array {handle} does not exist in this session")
+                )
+            elif entry.error is not None:
+                status = status if not status.ok else entry.error
+            elif not entry.ready:
+                pending += 1
+                waiting.append(entry)
+        if not pending:
+            return status
+        self._waits[number] = _Wait(pending, status)
+        for entry in waiting:
+            if entry.waits is None:
+                entry.waits = []
+            entry.waits.append(number)
+        return None
+
+    def release(self, handle: int) -> Entry | None:
+        """The client lets go. Returns the entry if nothing needs it any more."""
+        entry = self.entries.get(handle)
+        if entry is None:
+            return None
+        entry.released = True
+        return self._collect(handle, entry)
+
+    def used(self, handle: int) -> Entry | None:
+        """A gang that needed the buffer has started. Returns the entry if nothing needs it any more."""
+        entry = self.entries.get(handle)
+        if entry is None:
+            return None
+        entry.uses -= 1
+        return self._collect(handle, entry)
+
+    def _collect(self, handle: int, entry: Entry) -> Entry | None:
+        if not entry.released or entry.uses > 0:
+            return None
+        if entry.waits is None:  # else `settle` forgets it, once it has told those who wait
+            self._forget(handle, entry)
+        return entry
+
+    def _forget(self, handle: int, entry: Entry) -> None:
+        if self.entries.pop(handle, None) is not None:
+            self.nbytes -= entry.nbytes

@@ -1,0 +1,93 @@
+"""What `atoll status` shows, as plain data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atoll._version import __version__
+from atoll.cluster.locations import DeviceLocation
+from atoll.controller.core import Controller
+
+
+def report(controller: Controller) -> dict[str, Any]:
+    """Islands with their hosts and devices, sessions with what they own, and counts of what was compiled."""
+    resources = controller.resources
+    islands = []
+    for island in resources.islands:
+        scheduler = controller.scheduler.statistics(island)
+        record = resources.islands[island]
+        hosts = [
+            {
+                "id": host.number,
+                "pid": host.pid,
+                "state": host.state,
+                "devices": [
+                    {
+                        "id": resources.number_of(DeviceLocation(island, host.number, info.ordinal)),
+                        "kind": info.kind,
+                        "platform": info.platform,
+                        "memory_bytes": controller.memory.capacity.get((host.number, info.ordinal), 0),
+                        "used_bytes": controller.memory.used.get((host.number, info.ordinal), 0),
+                        "peak_bytes": controller.memory.peak.get((host.number, info.ordinal), 0),
+                    }
+                    for info in host.devices
+                ],
+            }
+            for host in sorted(resources.hosts.values(), key=lambda h: h.number)
+            if host.island == island and record.state != "drained"
+        ]
+        islands.append(
+            {
+                "id": island,
+                "state": "draining" if record.draining else record.state,
+                "mesh": list(resources.devices(island).mesh),
+                "restarts": record.restarts,
+                "last_failure": record.last_failure.message if record.last_failure is not None else None,
+                "waiting": scheduler.waiting,
+                "in_flight": scheduler.in_flight,
+                "busy_ms": round(scheduler.busy_ns / 1e6, 3),
+                "started": scheduler.started,
+                "hosts": hosts,
+            }
+        )
+    sessions = [
+        {
+            "id": session.number,
+            "pid": session.pid,
+            "label": session.label,
+            "arrays": len(session.directory.entries),
+            "bytes": session.directory.nbytes,
+            "programs": len(session.programs),
+            "functions": len(session.functions),
+            "launches": session.launches,
+            "in_flight": session.in_flight,
+            "slices": [
+                {
+                    "id": each.number,
+                    "shape": list(each.shape),
+                    "island": session.devices.island_of(each.number),
+                    "virtual": list(each.devices),
+                    "physical": [resources.number_of(session.devices.locations[device]) for device in each.devices],
+                }
+                for each in session.devices.slices.values()
+            ],
+            # Devices in no slice that are not where they were when the session began.
+            "moved": {
+                str(device): resources.number_of(location)
+                for device, location in sorted(session.devices.elsewhere().items())
+            },
+        }
+        for session in controller.sessions.values()
+    ]
+    functions = controller.functions
+    return {
+        "version": __version__,
+        "topology": str(resources.topology),
+        "islands": islands,
+        "sessions": sessions,
+        "functions": {
+            "compiled": functions.compiled,
+            "cached": functions.cached,
+            "seconds": round(functions.seconds, 3),
+        },
+    }

@@ -1,0 +1,254 @@
+"""What operators ask a running cluster to do: to move what is on its devices, and to have more islands or fewer.
+
+Each request gets one answer, `OperationReply`, when it is done or refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from atoll.cluster.locations import DeviceLocation
+from atoll.cluster.placement import IslandDevices, Slices
+from atoll.controller.durations import Durations
+from atoll.controller.islands.resources import ResourceManager
+from atoll.controller.outbox import Outbox
+from atoll.controller.programs.launcher import Launcher
+from atoll.controller.sessions.migrations import Changes, Moves
+from atoll.controller.sessions.session import Session
+from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
+from atoll.protocol import messages as m
+
+# For a new island to be up, and for the workers of one that was drained to end.
+START_SECONDS = 120.0
+END_SECONDS = 30.0
+_MOST_ISLANDS = 1 << 16
+
+
+@dataclass(eq=False)
+class _Drain:
+    """An island that is being emptied, and then ended."""
+
+    operator: int
+    island: int
+    left: set[int]  # sessions that have yet to move
+    problems: list[str] = field(default_factory=list)
+
+
+class Operators:
+    """Hears operators, by number."""
+
+    def __init__(
+        self,
+        sessions: Mapping[int, Session],
+        resources: ResourceManager,
+        slices: Slices,
+        moves: Moves,
+        launcher: Launcher,
+        outbox: Outbox,
+    ) -> None:
+        self._sessions = sessions
+        self._resources = resources
+        self._slices = slices
+        self._moves = moves
+        self._launcher = launcher
+        self._outbox = outbox
+        self._starting: dict[int, int] = {}  # by island: who asked
+        self._ending: dict[int, _Drain] = {}  # by island: its workers have been told to end
+        self._start_times: Durations[int] = Durations()  # islands
+        self._end_times: Durations[int] = Durations()
+
+    def hear(self, operator: int, message: m.RemapRequest | m.AddIslandRequest | m.DrainRequest) -> None:
+        try:
+            match message:
+                case m.RemapRequest():
+                    self._remap(operator, message)
+                case m.AddIslandRequest():
+                    self._add_island(operator)
+                case m.DrainRequest(island=island):
+                    self._drain(operator, island)
+        except StatusError as error:
+            self._tell(operator, error.status)
+
+    def tick(self, now: float) -> None:
+        for island, seconds in self._start_times.update(now, self._starting).items():
+            if seconds > START_SECONDS:
+                self.island_given_up(island, Status(Code.DEADLINE_EXCEEDED, f"not up within {START_SECONDS:.0f} s"))
+        for island, seconds in self._end_times.update(now, self._ending).items():
+            if seconds > END_SECONDS:
+                self.island_ended(island)
+
+    # ---- slices
+
+    def _remap(self, operator: int, ask: m.RemapRequest) -> None:
+        session = self._sessions.get(ask.session)
+        if session is None:
+            raise not_found(f"session {ask.session} does not exist (atoll status lists them)")
+        session.devices.get(ask.slice)
+        self._known(ask.island)
+        wanted = tuple(self._location(number, ask.island) for number in ask.devices)
+
+        def plan() -> Changes:
+            return self._slices.target(ask.session, ask.slice, self._resources.devices(ask.island), wanted)
+
+        def then(status: Status) -> None:
+            if not status.ok:
+                text = f"slice {ask.slice} of session {ask.session} stays where it is: {status.message}"
+                self._tell(operator, Status(status.code, text))
+                return
+            places = (session.devices.locations[device] for device in session.devices.slices[ask.slice].devices)
+            numbers = ", ".join(str(self._resources.number_of(location)) for location in places)
+            self._tell(operator, OK, f"slice {ask.slice} of session {ask.session} is on devices {numbers} now")
+
+        self._moves.begin(session, plan, then)
+
+    def _known(self, island: int) -> None:
+        record = self._resources.islands.get(island)
+        if record is None or record.state in ("starting", "drained"):
+            raise not_found(f"island {island} does not exist (atoll status lists them)")
+
+    def _location(self, number: int, island: int) -> DeviceLocation:
+        for location in self._resources.devices(island).locations:
+            if self._resources.number_of(location) == number:
+                return location
+        raise invalid(f"device {number} is not one of island {island}")
+
+    # ---- one island more
+
+    def _add_island(self, operator: int) -> None:
+        if len(self._resources.islands) >= _MOST_ISLANDS:
+            raise StatusError(Code.RESOURCE_EXHAUSTED, f"a cluster has at most {_MOST_ISLANDS} islands")
+        island = self._resources.add_island()
+        self._launcher.scheduler.add_island()
+        self._starting[island] = operator
+        self._outbox.to_engine(m.StartIsland(island))
+
+    def island_ready(self, island: int) -> None:
+        """A new island is up: all sessions may be moved there, and new ones have its devices."""
+        for session in self._sessions.values():
+            self._outbox.to_session(session.number, m.HostsBack(self._resources.addresses_of(island)))
+        self.island_is_up(island)
+
+    def island_is_up(self, island: int) -> None:
+        """Tells whoever asked for it."""
+        operator = self._starting.pop(island, None)
+        if operator is not None:
+            devices = ", ".join(
+                str(self._resources.number_of(location)) for location in self._resources.devices(island).locations
+            )
+            self._tell(operator, OK, f"island {island} is up, with devices {devices}")
+
+    def island_given_up(self, island: int, status: Status) -> None:
+        """Where it was a new one, it will not be."""
+        operator = self._starting.pop(island, None)
+        if operator is not None:
+            self._resources.retire(island, Status(status.code, f"island {island} never was up: {status.message}"))
+            self._outbox.to_engine(m.EndIsland(island))
+            self._tell(operator, Status(status.code, f"island {island} does not start: {status.message}"))
+
+    # ---- one island fewer
+
+    def _drain(self, operator: int, island: int) -> None:
+        self._known(island)
+        record = self._resources.islands[island]
+        if record.draining:
+            raise StatusError(Code.FAILED_PRECONDITION, f"island {island} is being drained already")
+        if record.state != "ready":
+            raise StatusError(Code.FAILED_PRECONDITION, f"island {island} is {record.state}")
+        others = [
+            each.number for each in self._resources.islands.values() if each.state == "ready" and not each.draining
+        ]
+        if others == [island]:
+            raise StatusError(Code.FAILED_PRECONDITION, f"island {island} is the only one that is ready")
+        record.draining = True
+        plans: dict[int, Callable[[], Changes]] = {}
+        problems: list[str] = []
+        for session in self._sessions.values():
+            if any(location.island == island for location in session.devices.locations.values()):
+                try:
+                    plans[session.number] = self._way_out(session, island)
+                except StatusError as error:
+                    problems.append(f"{_name(session)}: {error.status.message}")
+        drain = _Drain(operator, island, set(plans), problems)
+        if problems:
+            self._stop_draining(drain)
+            return
+        for number, plan in plans.items():
+            self._moves.begin(self._sessions[number], plan, self._when_moved(drain, number))
+        if not plans:
+            self._end_island(drain)
+
+    def _way_out(self, session: Session, island: int) -> Callable[[], Changes]:
+        """To where all of a session that is on the island can go. Raises StatusError, with what is in the way."""
+        source = self._resources.devices(island)
+        load = self._slices.load()
+        targets = [
+            devices
+            for devices in (self._resources.devices(each) for each in self._resources.islands)
+            if not devices.closed and (devices.mesh, devices.kinds) == (source.mesh, source.kinds)
+        ]
+        if not targets:
+            raise StatusError(Code.FAILED_PRECONDITION, f"no other island is like {source}")
+        problem: StatusError | None = None
+        for target in sorted(
+            targets, key=lambda each: (sum(load[location] for location in each.locations), each.number)
+        ):
+
+            def plan(target: IslandDevices = target) -> Changes:
+                there = dict(zip(source.locations, target.locations, strict=True))
+                locations = session.devices.locations
+                return {device: there[location] for device, location in locations.items() if location.island == island}
+
+            try:
+                self._moves.check(session, plan)
+            except StatusError as error:
+                problem = problem or error
+            else:
+                return plan
+        assert problem is not None
+        raise problem
+
+    def _when_moved(self, drain: _Drain, session: int) -> Callable[[Status], None]:
+        def then(status: Status) -> None:
+            drain.left.discard(session)
+            if not status.ok and session in self._sessions:
+                drain.problems.append(f"{_name(self._sessions[session])}: {status.message}")
+            if drain.left:
+                return
+            if drain.problems:
+                self._stop_draining(drain)
+            else:
+                self._end_island(drain)
+
+        return then
+
+    def _stop_draining(self, drain: _Drain) -> None:
+        self._resources.islands[drain.island].draining = False
+        text = f"island {drain.island} is in use: {'; '.join(drain.problems)}"
+        self._tell(drain.operator, Status(Code.FAILED_PRECONDITION, text))
+
+    def _end_island(self, drain: _Drain) -> None:
+        """Nothing of any session is there: its workers may end."""
+        island = drain.island
+        hosts = tuple(self._resources.hosts_of(island))
+        self._resources.retire(island, Status(Code.UNAVAILABLE, f"island {island} was drained by its operator"))
+        for session in self._sessions.values():
+            self._outbox.to_session(session.number, m.HostsLost(hosts))
+        self._ending[island] = drain
+        self._outbox.to_engine(m.EndIsland(island))
+
+    def island_ended(self, island: int) -> None:
+        """Its workers are gone, as they were told to."""
+        for host in self._resources.hosts_of(island):
+            self._resources.hosts[host].state = "lost"
+            self._outbox.forget_host(host)
+        drain = self._ending.pop(island, None)
+        if drain is not None:
+            self._tell(drain.operator, OK, f"island {island} is empty, and its workers have ended")
+
+    def _tell(self, operator: int, status: Status, text: str = "") -> None:
+        self._outbox.to_operator(operator, m.OperationReply(status, text))
+
+
+def _name(session: Session) -> str:
+    return f"session {session.number} ({session.label or session.pid})"

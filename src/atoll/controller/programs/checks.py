@@ -1,0 +1,67 @@
+"""What is looked at before a launch joins the lines, and again when a gang of it has its turn."""
+
+from __future__ import annotations
+
+from atoll.controller.islands.resources import ResourceManager
+from atoll.controller.programs.quarantine import Quarantine
+from atoll.controller.programs.registered import RegisteredProgram
+from atoll.controller.sessions.session import Session, Work
+from atoll.errors import Code, Status
+from atoll.protocol import messages as m
+from atoll.scheduling.scheduler import Gang
+
+
+def launch_problem(
+    session: Session,
+    program: RegisteredProgram | Status | None,
+    message: m.Launch,
+    quarantine: Quarantine,
+    resources: ResourceManager,
+) -> Status | None:
+    """Why a launch cannot be, as far as that is known now; None where it can."""
+    if isinstance(program, Status):
+        return program
+    if program is None:
+        return Status(Code.NOT_FOUND, f"program {message.program} does not exist in this session")
+    if (len(message.arguments), len(message.results), len(message.feeds)) != (
+        program.arguments,
+        program.results,
+        program.feeds,
+    ):
+        return Status(
+            Code.INVALID_ARGUMENT,
+            f"{program.name} takes {program.arguments} arguments, {program.feeds} feeds and gives "
+            f"{program.results} results; launched with {len(message.arguments)}, {len(message.feeds)} and "
+            f"{len(message.results)}",
+        )
+    for handle in message.arguments:
+        problem = session.directory.problem(handle)
+        if problem is not None:
+            return problem
+    if quarantine.refused:
+        for name in program.functions:
+            if name in quarantine.refused:
+                return quarantine.refused[name].within(program.name)
+    for node in program.nodes:
+        for gang in node:
+            loss = resources.islands[gang.island].given_up
+            if loss is not None:
+                return loss
+            if gang.awaited and gang.island in session.unseen:
+                return session.unseen[gang.island]
+    return None
+
+
+def gang_problem(session: Session | None, gang: Gang[Work]) -> Status | None:
+    """Why a gang whose turn has come cannot run: an input that failed since its launch."""
+    launch = gang.work.launch
+    if launch.error is not None:
+        return launch.error
+    if session is None:
+        return Status(Code.CANCELLED, "its session has ended")
+    if session.has_errors:
+        for place in gang.work.template.handles:
+            entry = session.directory.entries.get(launch.handles[place])
+            if entry is not None and entry.error is not None:
+                return entry.error
+    return None

@@ -1,0 +1,191 @@
+"""Compiling: a session's wish for a function, its source's way to the hosts, their answers, and its end.
+
+The source travels from the proxy to each host as a feed; a host is told to compile once it has arrived there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from atoll.cluster.locations import DeviceLocation
+from atoll.controller.islands.resources import ResourceManager
+from atoll.controller.outbox import Outbox
+from atoll.controller.programs.functions import FunctionRegistry, Registration, function_name, hosts_of
+from atoll.controller.programs.quarantine import Quarantine
+from atoll.controller.sessions.session import Session, Work
+from atoll.errors import OK, Status, StatusError, invalid
+from atoll.protocol import messages as m
+from atoll.scheduling.scheduler import Scheduler
+
+
+class Compilation:
+    """Functions on their way to the workers, and those that are there."""
+
+    def __init__(
+        self,
+        resources: ResourceManager,
+        sessions: dict[int, Session],
+        outbox: Outbox,
+        quarantine: Quarantine,
+        scheduler: Scheduler[Work],
+        location_of: Callable[[Session, int], DeviceLocation],
+    ) -> None:
+        self.functions = FunctionRegistry()
+        self._resources = resources
+        self._sessions = sessions
+        self._outbox = outbox
+        self._quarantine = quarantine
+        self._scheduler = scheduler
+        self._location_of = location_of
+        # A session that is moved has its functions compiled under other names: see `controller.sessions.migrations`.
+        self.name_of: Callable[[Session, int], str | None] = lambda session, function: session.functions.get(function)
+        self.is_for_move: Callable[[int, int, str, Status | None], bool] = lambda *_: False
+        self._awaiting: dict[tuple[int, int, int], m.Compile] = {}  # their source: (session, host, feed)
+
+    # ---- a session's wishes
+
+    def register(self, session: Session, message: m.RegisterFunction) -> None:
+        try:
+            flat = [device for partitions in message.assignment for device in partitions]
+            locations = tuple(
+                tuple(self._location_of(session, d) for d in partitions) for partitions in message.assignment
+            )
+            islands = {location.island for partitions in locations for location in partitions}
+            if len(islands) != 1:
+                raise invalid(session.devices.scattered(flat))
+            session.devices.use("a compiled function", [tuple(flat)])
+            given_up = self._resources.islands[islands.pop()].given_up
+            if given_up is not None:
+                given_up.raise_if_error()
+            name = function_name(message.content, locations)
+            self._quarantine.refused.get(name, OK).raise_if_error()
+        except StatusError as error:
+            self._outbox.to_session(session.number, m.FunctionReady(message.function, error.status, b""))
+            return
+        session.functions[message.function] = name
+        session.function_requests[message.function] = message
+        self.functions.acquire(name)
+        self.functions.locations[name] = locations
+        self._compile(session, message.function, name, message.feed)
+
+    def again(self, session: Session, message: m.CompileAgain) -> None:
+        """An island was restarted, and its hosts have nothing of what they had compiled; or the session is moved."""
+        name = self.name_of(session, message.function)
+        if name is not None:  # else it was released meanwhile
+            self._compile(session, message.function, name, message.feed)
+
+    def _compile(self, session: Session, function: int, name: str, feed: int) -> None:
+        """Has the function's hosts compile what arrives, or has arrived, as `feed`."""
+        locations = self.functions.locations[name]
+        hosts = hosts_of(locations)
+        base = locations[0][0].island * self._resources.topology.hosts
+        assignment = tuple(tuple((s.host - base, s.ordinal) for s in partitions) for partitions in locations)
+        self.functions.expect(Registration(session.number, function, name, set(hosts)))
+        compile_ = m.Compile(name, session.number, feed, assignment)
+        for host in sorted(hosts):
+            if session.feeds.is_here((host, feed)):
+                self._outbox.to_host(host, compile_)
+            else:
+                self._awaiting.setdefault((session.number, host, feed), compile_)
+
+    def release(self, session: Session, function: int) -> None:
+        name = session.functions.pop(function, None)
+        session.function_requests.pop(function, None)
+        if name is not None:
+            self.let_go(name)
+            self._warm(session.number, name)
+
+    def let_go(self, name: str) -> None:
+        """One of those who refer to the function does so no more."""
+        if self.functions.release(name):
+            for host in self._resources.hosts:
+                self._outbox.to_host(host, m.DropFunction(name))
+
+    def is_waiting(self, session: int) -> bool:
+        """Whether something is being compiled for the session."""
+        return any(each.session == session for waiting in self.functions.waiting.values() for each in waiting)
+
+    def forget(self, session: Session, name: str) -> None:
+        """The session does not wait for it any more."""
+        for number, host, feed in [key for key, each in self._awaiting.items() if each.function == name]:
+            if number == session.number:
+                del self._awaiting[number, host, feed]
+                session.feeds.unwanted.add((host, feed))
+        for key, waiting in list(self.functions.waiting.items()):
+            if key[0] == name:
+                waiting[:] = [each for each in waiting if each.session != session.number]
+                if not waiting:
+                    del self.functions.waiting[key]
+
+    def session_closed(self, session: Session) -> None:
+        for key in [key for key in self._awaiting if key[0] == session.number]:
+            del self._awaiting[key]
+        for name in session.functions.values():
+            self.let_go(name)
+
+    # ---- the hosts' answers
+
+    def source_arrived(self, session: int, host: int, feed: int) -> bool:
+        """A feed is complete at a host; True where that is a function's source."""
+        compile_ = self._awaiting.pop((session, host, feed), None)
+        if compile_ is None:
+            return False
+        self._outbox.to_host(host, compile_)
+        return True
+
+    def compiled(self, host: int, message: m.Compiled) -> None:
+        if message.status.ok:
+            self.functions.compiled += not message.cached
+            self.functions.cached += message.cached
+            self.functions.seconds += message.seconds
+            self.functions.scratch[message.function] = message.scratch_bytes
+        self._settle(message.function, host, message.status, message.info)
+
+    def _settle(self, name: str, host: int, status: Status, info: bytes) -> None:
+        for done in self.functions.settle(name, host, status, info):
+            failure = done.failure
+            if self.is_for_move(done.session, done.function, name, failure):
+                continue
+            if failure is not None and done.session in self._sessions:
+                self._sessions[done.session].functions.pop(done.function, None)
+                self._sessions[done.session].function_requests.pop(done.function, None)
+                self.let_go(name)
+            self._outbox.to_session(done.session, m.FunctionReady(done.function, failure or OK, done.info))
+            self._warm(done.session, name)
+
+    # ---- islands that go and come back
+
+    def under_way(self, host: int) -> set[str]:
+        """What the host compiles."""
+        return {name for name, where in self.functions.waiting if where == host}
+
+    def refuse(self, refused: dict[str, Status]) -> None:
+        """These will not be compiled any more, on any host."""
+        for name, host in list(self.functions.waiting):
+            if name in refused:
+                self._settle(name, host, refused[name], b"")
+
+    def give_up(self, hosts: set[int], status: Status) -> None:
+        """These hosts will not be back."""
+        for name, host in list(self.functions.waiting):
+            if host in hosts:
+                self._settle(name, host, status, b"")
+
+    def chill(self, session: Session, island: int) -> None:
+        """The island's hosts are back with nothing compiled: the session starts nothing there until all is again."""
+        hosts = set(self._resources.hosts_of(island))
+        cold = {name for name in session.functions.values() if hosts_of(self.functions.locations[name]) & hosts}
+        if cold:
+            session.cold[island] = cold
+            self._scheduler.exclude(island, session.number)
+
+    def _warm(self, number: int, name: str) -> None:
+        """A function that a session needs is where it was before its island was restarted, or is needed no more."""
+        session = self._sessions.get(number)
+        if session is None:
+            return
+        for island, cold in list(session.cold.items()):
+            cold.discard(name)
+            if not cold:
+                del session.cold[island]
+                self._scheduler.admit(island, number)

@@ -1,0 +1,93 @@
+"""Compiled functions: which session uses which, under which name the workers know it.
+
+A name is made of the program's and options' hash and of the devices, so the same program is compiled once an island,
+whichever session sends it. The controller never looks inside.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+from atoll.cluster.locations import DeviceLocation, MemoryRequirement
+from atoll.errors import Status
+
+# [replica][partition]
+Seats = tuple[tuple[DeviceLocation, ...], ...]
+
+
+@dataclass
+class Registration:
+    """One session's wish for a function: answered when all its hosts have compiled, or one has failed."""
+
+    session: int
+    function: int
+    name: str
+    pending: set[int]
+    failure: Status | None = None
+    info: bytes = b""
+
+
+@dataclass
+class FunctionRegistry:
+    """Names, and who refers to them."""
+
+    users: dict[str, int] = field(default_factory=dict)
+    locations: dict[str, Seats] = field(default_factory=dict)  # where each of them runs
+    scratch: dict[str, int] = field(default_factory=dict)  # bytes on each of its devices while it runs
+    # Compilations under way, in the order in which each host was asked: its answers come in any order.
+    waiting: dict[tuple[str, int], list[Registration]] = field(default_factory=dict)
+    compiled: int = 0
+    cached: int = 0
+    seconds: float = 0.0
+
+    def acquire(self, name: str) -> None:
+        self.users[name] = self.users.get(name, 0) + 1
+
+    def release(self, name: str) -> bool:
+        """True where nobody refers to the function any more."""
+        left = self.users.get(name, 0) - 1
+        if left > 0:
+            self.users[name] = left
+            return False
+        self.users.pop(name, None)
+        self.locations.pop(name, None)
+        self.scratch.pop(name, None)
+        return True
+
+    def scratch_of(self, name: str) -> MemoryRequirement:
+        """What the function needs on its devices while it runs."""
+        nbytes = self.scratch.get(name, 0)
+        if not nbytes:
+            return ()
+        return tuple(
+            ((location.host, location.ordinal), nbytes)
+            for partitions in self.locations[name]
+            for location in partitions
+        )
+
+    def expect(self, registration: Registration) -> None:
+        for host in registration.pending:
+            self.waiting.setdefault((registration.name, host), []).append(registration)
+
+    def settle(self, name: str, host: int, status: Status, info: bytes) -> list[Registration]:
+        """A host has compiled the function, or failed to. Returns the registrations that this completes."""
+        done = []
+        for registration in self.waiting.pop((name, host), []):
+            registration.pending.discard(host)
+            if not status.ok and registration.failure is None:
+                registration.failure = status
+            registration.info = registration.info or info
+            if not registration.pending:
+                done.append(registration)
+        return done
+
+
+def hosts_of(locations: Seats) -> set[int]:
+    return {location.host for partitions in locations for location in partitions}
+
+
+def function_name(content: str, locations: Seats) -> str:
+    """The workers' name for a function on these physical devices."""
+    places = [[(location.host, location.ordinal) for location in partitions] for partitions in locations]
+    return hashlib.sha256(f"{content} {places}".encode()).hexdigest()[:32]

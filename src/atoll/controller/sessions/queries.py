@@ -1,0 +1,78 @@
+"""Questions that only a worker can answer: layouts, costs, texts.
+
+Each is answered once, also where its island restarts: jaxlib's client ends its process where some of them fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from atoll.cluster.locations import DeviceLocation
+from atoll.controller.islands.resources import ResourceManager
+from atoll.controller.outbox import Outbox
+from atoll.controller.sessions.session import Session
+from atoll.errors import Status, not_found
+from atoll.protocol import messages as m
+
+
+class Questions:
+    """Those asked and not answered yet."""
+
+    def __init__(
+        self,
+        resources: ResourceManager,
+        sessions: Mapping[int, Session],
+        outbox: Outbox,
+        location_of: Callable[[Session, int], DeviceLocation],
+    ) -> None:
+        self._resources = resources
+        self._sessions = sessions
+        self._outbox = outbox
+        self._location_of = location_of
+        self._next = 1
+        self._asked: dict[int, tuple[int, int, m.Query]] = {}  # to which host, of which session
+
+    def ask(self, session: Session, message: m.Query) -> None:
+        subject = ""
+        if message.function >= 0:
+            subject = session.functions.get(message.function, "")
+            if not subject:
+                status = not_found(f"function {message.function} does not exist in this session").status
+                self._outbox.to_session(session.number, m.QueryReply(message.query, status, b""))
+                return
+        location = self._location_of(session, message.device)
+        given_up = self._resources.islands[location.island].given_up
+        if given_up is not None:
+            self._outbox.to_session(session.number, m.QueryReply(message.query, given_up, b""))
+            return
+        query = self._next
+        self._next += 1
+        self._asked[query] = (location.host, session.number, message)
+        if not self._resources.is_lost(location.host):  # else it is asked when its island is back
+            self._outbox.to_host(
+                location.host, m.WorkerQuery(session.number, query, message.what, subject, message.payload)
+            )
+
+    def answered(self, message: m.WorkerAnswer) -> None:
+        asked = self._asked.pop(message.query, None)
+        if asked is not None:
+            _, session, question = asked
+            self._outbox.to_session(session, m.QueryReply(question.query, message.status, message.payload))
+
+    def is_waiting(self, session: int) -> bool:
+        """Whether the session waits for an answer."""
+        return any(number == session for _, number, _ in self._asked.values())
+
+    def ask_again(self, hosts: set[int]) -> None:
+        """These hosts' workers were started anew, and know of no questions."""
+        for query, (host, session, message) in list(self._asked.items()):
+            if host in hosts and session in self._sessions:
+                del self._asked[query]
+                self.ask(self._sessions[session], message)
+
+    def give_up(self, hosts: set[int], status: Status) -> None:
+        """These hosts will not be back."""
+        for query, (host, session, message) in list(self._asked.items()):
+            if host in hosts:
+                del self._asked[query]
+                self._outbox.to_session(session, m.QueryReply(message.query, status, b""))

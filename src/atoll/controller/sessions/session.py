@@ -1,0 +1,78 @@
+"""A session as the controller keeps it: one client connection and all it owns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from atoll.cluster.placement import SessionDevices
+from atoll.controller.memory.directory import Directory, Entry
+from atoll.controller.memory.ledger import Block
+from atoll.controller.programs.feeds import Feeds
+from atoll.controller.programs.registered import RegisteredProgram
+from atoll.errors import Status
+from atoll.ir.program import Program
+from atoll.protocol import messages as m
+from atoll.scheduling.gangs import GangSpec
+from atoll.scheduling.scheduler import Ticket
+
+
+@dataclass(slots=True, eq=False)
+class Launch:
+    """One run of a program. `entries` has the buffer of each of its values, also of those between its nodes.
+
+    `begun` are the hosts that know of it, with the sequence number of the first gang there; `pending` counts the gangs
+    that have not ended.
+    """
+
+    session: int
+    program: RegisteredProgram
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+    feeds: tuple[int, ...]
+    entries: list[Entry]
+    tickets: list[Ticket[Work]] = field(default_factory=list)
+    begun: dict[int, int] = field(default_factory=dict)
+    pending: int = 0
+    error: Status | None = None
+    room: int = 1  # in its session's window
+    handles: tuple[int, ...] = field(init=False)  # of arguments and results
+
+    def __post_init__(self) -> None:
+        self.handles = self.arguments + self.results
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """What a gang does."""
+
+    launch: Launch
+    template: GangSpec
+    hosts_left: set[int]
+    started: bool = False
+    failure: Status | None = None  # on some of several hosts
+    duration: int = 0  # in nanoseconds, of the slowest host
+    blocks: list[Block] = field(default_factory=list)  # that it holds while it runs
+
+
+@dataclass
+class Session:
+    """One client connection and all it owns."""
+
+    number: int
+    pid: int
+    label: str
+    secret: str
+    devices: SessionDevices
+    directory: Directory = field(default_factory=Directory)
+    programs: dict[int, RegisteredProgram | Status] = field(default_factory=dict)  # or why it cannot be lowered
+    functions: dict[int, str] = field(default_factory=dict)
+    # As they came, for when devices change places.
+    bodies: dict[int, Program] = field(default_factory=dict)  # of programs
+    function_requests: dict[int, m.RegisterFunction] = field(default_factory=dict)  # for functions
+    feeds: Feeds[Ticket[Work]] = field(default_factory=Feeds)  # that its client sends
+    cold: dict[int, set[str]] = field(default_factory=dict)  # by island: functions to be compiled again there
+    # By island: what befell it, until the proxy knows that what it has sent there is lost.
+    unseen: dict[int, Status] = field(default_factory=dict)
+    in_flight: int = 0
+    launches: int = 0
+    has_errors: bool = False  # some buffer of it stands for an error

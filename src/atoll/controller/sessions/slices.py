@@ -1,0 +1,52 @@
+"""Slices as sessions ask for them: each request is answered at once, with a slice or with what is free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from atoll.cluster.locations import DeviceLocation, HostDevice
+from atoll.cluster.placement import IslandDevices, Slices
+from atoll.cluster.slices import check
+from atoll.controller.islands.resources import ResourceManager
+from atoll.controller.outbox import Outbox
+from atoll.controller.sessions.session import Session
+from atoll.errors import OK, StatusError
+from atoll.protocol import messages as m
+
+
+class SliceRequests:
+    """Hears what sessions ask of the resource manager, and makes it true. `free_bytes` is of a physical device."""
+
+    def __init__(
+        self, resources: ResourceManager, slices: Slices, free_bytes: Callable[[HostDevice], int], outbox: Outbox
+    ) -> None:
+        self._resources = resources
+        self._slices = slices
+        self._free_bytes = free_bytes
+        self._outbox = outbox
+
+    def add(self, session: Session, message: m.AddSlice) -> None:
+        try:
+            check(message.slice_request)
+            choice = self._slices.choose(session.number, message.slice_request, self._islands(), self._free)
+        except StatusError as error:
+            self._outbox.to_session(session.number, m.SliceAdded(message.request, error.status))
+            return
+        made = self._slices.add(session.number, choice)
+        hosts = tuple(
+            (device, location.host) for device, location in zip(choice.devices, choice.locations, strict=True)
+        )
+        self._outbox.to_session(
+            session.number, m.SliceAdded(message.request, OK, made.number, made.devices, made.shape, hosts)
+        )
+
+    def release(self, session: Session, number: int) -> None:
+        if number in session.devices.slices:
+            self._slices.release(session.number, number)
+
+    def _islands(self) -> list[IslandDevices]:
+        states = self._resources.islands.values()
+        return [self._resources.devices(each.number) for each in states if each.state not in ("starting", "drained")]
+
+    def _free(self, location: DeviceLocation) -> int:
+        return self._free_bytes((location.host, location.ordinal))

@@ -1,0 +1,1 @@
+"""Front ends: what turns a client's requests into programs and launches."""

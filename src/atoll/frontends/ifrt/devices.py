@@ -1,0 +1,122 @@
+"""What a client is told of the cluster's devices: the answer to its first request."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from atoll._version import __version__
+from atoll.protocol.ifrt import session_pb2
+from atoll.protocol.messages import Welcome
+
+_MASK = (1 << 64) - 1
+_K0, _K2 = 0xC3A5C85C97CB3127, 0x9AE16A3B2F90404F
+
+
+def init_reply(welcome: Welcome, session: int) -> Any:
+    """Every device of every island, all addressable, all of process 0, as JAX's libraries expect them.
+
+    `slice_index` is the island. Memories are numbered device by device; a memory belongs to one device.
+    """
+    reply = session_pb2.InitReply(
+        session_id=session,
+        platform_name=welcome.platform,
+        platform_version=f"{welcome.platform_version}; atoll {__version__}",
+        platform_id=platform_id(welcome.platform),
+        process_index=0,
+        runtime_type="atoll",
+    )
+    memory_id = 0
+    kinds: dict[str, int] = {}
+    for device in welcome.devices:
+        info = device.info
+        name = f"{info.platform}:{device.id}"
+        entry = reply.all_devices.add(
+            id=device.id,
+            local_device_id=device.id,
+            local_hardware_id=info.local_hardware_id,
+            platform_name=info.platform,
+            device_kind=info.kind,
+            debug_string=f"{name} (island {device.island}, host {device.host})",
+            to_string=f"AtollDevice(id={device.id}, island={device.island}, host={device.host})",
+        )
+        _set(entry.attributes, "slice_index", device.island)
+        _set(entry.attributes, "coords", list(info.coords))
+        _set(entry.attributes, "core_on_chip", info.core_on_chip)
+        _set(entry.attributes, "host", device.host)
+        _set(entry.attributes, "num_cores", 1)
+        for kind in info.memories:
+            entry.memory_ids.append(memory_id)
+            if kind == info.default_memory:
+                entry.default_memory_id = memory_id
+            reply.memories.add(
+                id=memory_id,
+                memory_space_kind=kind,
+                kind_id=kinds.setdefault(kind, len(kinds)),
+                device_ids=[device.id],
+                debug_string=f"{kind} of {name}",
+                to_string=f"AtollMemory(kind={kind}, device={device.id})",
+            )
+            memory_id += 1
+        reply.primary_device_ids.append(device.id)
+        reply.addressable_device_ids.append(device.id)
+    _set(reply.client_attributes, "runtime", "atoll")
+    _set(reply.client_attributes, "serialize_with_sdy", True)  # jax.export asks; the workers' own clients say so
+    # Else JAX's persistent cache, which is the workers' affair, would try to store each program on the client's side.
+    _set(reply.client_attributes, "supports_executable_serialization", False)
+    return reply
+
+
+def _set(attributes: Any, name: str, value: bool | int | str | list[int]) -> None:
+    entry = attributes.attributes[name]
+    if isinstance(value, bool):
+        entry.bool_value = value
+    elif isinstance(value, int):
+        entry.int64_value = value
+    elif isinstance(value, str):
+        entry.string_value = value.encode()
+    else:
+        entry.int64_list_value.elements.extend(value)
+
+
+def cost_attributes(payload: bytes, reply: Any) -> None:
+    """Fills a cost analysis reply from a worker's JSON."""
+    reply.attributes.SetInParent()  # also where XLA knows no costs
+    for name, value in json.loads(payload).items():
+        reply.attributes.attributes[name].float_value = float(value)
+
+
+def platform_id(name: str) -> int:
+    """XLA's number for a platform: the 64-bit farm hash of its name (up to 16 bytes)."""
+    data = name.encode()
+    size = len(data)
+    if size >= 8:
+        mul = (_K2 + size * 2) & _MASK
+        a = (int.from_bytes(data[:8], "little") + _K2) & _MASK
+        b = int.from_bytes(data[-8:], "little")
+        c = (_rotate(b, 37) * mul + a) & _MASK
+        d = ((_rotate(a, 25) + b) * mul) & _MASK
+        return _mix16(c, d, mul)
+    if size >= 4:
+        mul = (_K2 + size * 2) & _MASK
+        low = int.from_bytes(data[:4], "little")
+        return _mix16((size + (low << 3)) & _MASK, int.from_bytes(data[-4:], "little"), mul)
+    if size:
+        y = data[0] + (data[size >> 1] << 8)
+        z = size + (data[-1] << 2)
+        return (_shift_mix((y * _K2 & _MASK) ^ (z * _K0 & _MASK)) * _K2) & _MASK
+    return _K2
+
+
+def _rotate(value: int, count: int) -> int:
+    return ((value >> count) | (value << (64 - count))) & _MASK
+
+
+def _shift_mix(value: int) -> int:
+    return value ^ (value >> 47)
+
+
+def _mix16(u: int, v: int, mul: int) -> int:
+    a = _shift_mix(((u ^ v) * mul) & _MASK)
+    b = _shift_mix(((v ^ a) * mul) & _MASK)
+    return (b * mul) & _MASK

@@ -1,0 +1,101 @@
+"""The command line: `atoll --help`.
+
+What a command is asked for goes to standard output (an address, a table, JSON), everything else to standard
+error. An error is one line there; the exit status is then 1, or 2 where the command line itself is wrong.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from atoll._version import __version__
+from atoll.errors import AtollError
+from atoll.operate.command import clusters, operators, scripts
+from atoll.operate.command.terminal import fail
+
+# The commands import what they need: the engine and all below it would double the time of `atoll --help`.
+
+app = typer.Typer(
+    name="atoll",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"atoll {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def atoll(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version, and end.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Atoll runs unmodified JAX programs on devices that live in other processes, under one controller.
+
+    Without any command, `JAX_PLATFORMS=atoll python train.py` starts an embedded cluster with the script, and
+    ends it with it.
+
+    For a cluster that stays: `atoll up`, then `JAX_PLATFORMS=atoll ATOLL_ADDRESS=... python train.py` as
+    often as you like, `atoll status` to look, `atoll down` to end it.
+
+    **Environment.**
+
+    - `ATOLL_ADDRESS`: where a cluster listens, for scripts and for status, down and proxy.
+
+    - `ATOLL_ISLANDS`, `ATOLL_TOPOLOGY`, `ATOLL_PLATFORM`, `ATOLL_DEVICE_MEMORY`, `ATOLL_DISPATCH`: what an embedded
+    cluster has. All but the first count for `atoll up`, too.
+
+    - `ATOLL_TOKEN`: a cluster that is started with it serves only those who bring the same. What listens on
+    anything but loopback or a unix socket must have it.
+
+    - `ATOLL_CACHE_DIR`: where compiled programs are kept; "off" keeps none.
+
+    - `ATOLL_LOG`: debug or info makes the processes tell more.
+    """
+
+
+app.command(context_settings={"allow_interspersed_args": False}, no_args_is_help=True)(scripts.run)
+app.command()(clusters.up)
+app.command()(clusters.status)
+app.command()(operators.remap)
+app.command("add-island")(operators.add_island)
+app.command()(operators.drain)
+app.command()(operators.dump)
+app.command()(operators.trace)
+app.command()(clusters.down)
+app.command()(scripts.proxy)
+
+
+def main() -> None:
+    """The command `atoll`."""
+    try:
+        sys.exit(app(prog_name="atoll", standalone_mode=False))
+    except AtollError as error:
+        fail(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        fail("interrupted", 130)
+    except Exception as error:
+        # What typer says of a wrong command line; its class has moved between typer's versions.
+        if not hasattr(error, "format_message"):
+            raise
+        _end_of_usage(error)
+
+
+def _end_of_usage(error: Any) -> NoReturn:
+    message = error.format_message()
+    if not message:  # no arguments at all: the help has been shown
+        sys.exit(2)
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "atoll"
+    fail(f"{message} (see `{command} --help`)", getattr(error, "exit_code", 2))

@@ -1,0 +1,138 @@
+"""Clusters that stay: `atoll up`, `status` and `down`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from atoll.cluster.settings import DEFAULT_ISLANDS
+from atoll.errors import AtollError
+from atoll.operate.command.options import (
+    ClusterAddress,
+    ClusterName,
+    DeviceMemory,
+    DispatchMode,
+    Islands,
+    MeshShape,
+    Platform,
+    settings_of,
+    token,
+)
+from atoll.operate.command.terminal import end_on_signals, tell, terminal
+from atoll.operate.registrations import DEFAULT_NAME
+
+_TABLE_WIDTH = 140  # where there is no terminal to ask
+
+
+def up(
+    islands: Islands = DEFAULT_ISLANDS,
+    listen: Annotated[
+        str,
+        typer.Option(
+            help="Where the controller listens: unix:/path or HOST:PORT. A unix socket that only you can "
+            "open, unless given; anything but loopback needs ATOLL_TOKEN.",
+            metavar="ADDRESS",
+        ),
+    ] = "",
+    platform: Platform = None,
+    device_memory: DeviceMemory = None,
+    dispatch: DispatchMode = None,
+    topology: MeshShape = None,
+    name: Annotated[str, typer.Option(help="Its name, for status and down.")] = DEFAULT_NAME,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay in the foreground; Ctrl-C ends the cluster.")
+    ] = False,
+) -> None:
+    """Start a cluster that stays, and print its address.
+
+    The address alone goes to standard output: `export ATOLL_ADDRESS=$(atoll up --islands 1x1x8)`. The cluster
+    runs until `atoll down`, whoever comes and goes; its messages are in the file `log` of its folder.
+    """
+    from atoll.operate.clusters import NewCluster
+    from atoll.processes.child import wait_for_any
+    from atoll.wire.address import parse_address
+
+    settings = settings_of(
+        islands=islands, platform=platform, device_memory=device_memory, dispatch=dispatch, mesh=topology
+    )
+    cluster = NewCluster(
+        name=name, settings=settings, listen=listen, token=token(), parent=os.getpid() if foreground else 0
+    )
+    try:
+        with terminal.status(f"starting {islands} ..."):
+            cluster.wait()
+    except AtollError:
+        messages = cluster.last_messages()
+        if messages:
+            print(messages, file=sys.stderr)
+        raise
+    address = cluster.registration.address
+    print(address, flush=True)
+    tell(f"cluster {name} is up: {islands} on {settings.platform}")
+    tell(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={address} python train.py")
+    if not parse_address(address).is_local:
+        tell("         (elsewhere: with this machine's name in the address, and the same ATOLL_TOKEN)")
+    if not foreground:
+        chosen = "" if name == DEFAULT_NAME else f" --name {name}"
+        tell(f"  look:  atoll status{chosen}")
+        tell(f"  end:   atoll down{chosen}")
+        cluster.child.leave()
+        return
+    tell("  end:   Ctrl-C")
+    end_on_signals()
+    try:
+        wait_for_any([cluster.child])
+    except KeyboardInterrupt:
+        tell("ending")
+    finally:
+        cluster.end()
+
+
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="The same as JSON, for programs.")] = False,
+    address: ClusterAddress = "",
+    name: ClusterName = "",
+) -> None:
+    """Show a cluster: its islands, hosts and devices, the sessions that are open, and the memory they hold.
+
+    Which cluster: --address, --name, ATOLL_ADDRESS, the one named "default", or the only one that is up; the
+    first of these that applies.
+
+    The JSON is `{"islands": [{"id", "state", "hosts": [{"id", "pid", "state", "devices": [...]}]}],
+    "sessions": [...]}` and more. States are "starting", "ready", "restarting", "draining", "drained" and "lost".
+    """
+    from atoll.operate.clusters import find, report_of
+    from atoll.operate.tables import status_tables
+
+    target = find(address, name)
+    report = report_of(target, token())
+    if as_json:
+        print(json.dumps(report, indent=1))
+    else:
+        width = None if sys.stdout.isatty() else _TABLE_WIDTH
+        Console(width=width, highlight=False).print(status_tables(report, str(target.address)))
+
+
+def down(address: ClusterAddress = "", name: ClusterName = "") -> None:
+    """End a cluster, and return when nothing is left of it: no process, no socket, no folder.
+
+    Sessions that are open end with an error. A process that does not go within 10 seconds is ended by force,
+    where it is yours and on this machine. Which cluster: as for `atoll status`.
+    """
+    from atoll.operate.clusters import find, stop
+
+    target = find(address, name)
+    label = f"cluster {target.registration.name}" if target.registration else "the cluster"
+    with terminal.status(f"ending {label} ..."):
+        ended = stop(target, token())
+    text = f"{label} at {target.address} has ended"
+    if ended.processes >= 0:
+        text += f": {ended.processes} processes"
+    if ended.forced:
+        text += f", {ended.forced} of them by force"
+    print(text)

@@ -1,0 +1,137 @@
+"""What is done to a cluster that is up, and asked of it, while programs run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atoll.operate.command.options import ClusterAddress, ClusterName, token
+from atoll.operate.command.terminal import terminal
+
+_MOST_DEVICES = 1 << 16  # of a slice
+
+
+def remap(
+    session: Annotated[int, typer.Argument(help="The session, by its number in `atoll status`.")],
+    slice_number: Annotated[int, typer.Argument(help="The slice, by its number there.", metavar="SLICE")],
+    to: Annotated[
+        str,
+        typer.Option(
+            help="An island, and which of its devices by their numbers in `atoll status`, in the order of the slice: "
+            "1, or 1:4,5,6,7, or 1:4-7. Without devices, those on which the fewest slices are.",
+            metavar="ISLAND[:DEVICES]",
+        ),
+    ],
+    address: ClusterAddress = "",
+    name: ClusterName = "",
+) -> None:
+    """Move a slice to other devices of the same shape, while its program runs.
+
+    All that is on the slice moves with it: arrays are copied, functions compiled anew. The program waits meanwhile, and
+    notices nothing else. A move that cannot be made leaves everything as it was, and says why.
+
+    Which cluster: as for `atoll status`.
+    """
+    from atoll.operate.clusters import change, find
+    from atoll.protocol.messages import RemapRequest
+
+    island, devices = _place(to)
+    question = RemapRequest(session, slice_number, island, devices)
+    with terminal.status(f"moving slice {slice_number} of session {session} ..."):
+        done = change(find(address, name), token(), question)
+    print(done)
+
+
+def add_island(address: ClusterAddress = "", name: ClusterName = "") -> None:
+    """Start one more island like the others, while programs run.
+
+    New sessions have its devices; slices of those that run can be moved there (`atoll remap`). Returns when it is up.
+
+    Which cluster: as for `atoll status`.
+    """
+    from atoll.operate.clusters import change, find
+    from atoll.protocol.messages import AddIslandRequest
+
+    with terminal.status("starting an island ..."):
+        done = change(find(address, name), token(), AddIslandRequest())
+    print(done)
+
+
+def drain(
+    island: Annotated[int, typer.Argument(help="The island, by its number in `atoll status`.")],
+    address: ClusterAddress = "",
+    name: ClusterName = "",
+) -> None:
+    """Move all that is on an island to others like it, while programs run, and end its workers.
+
+    Slices, arrays and functions of all sessions move; their programs notice nothing. Where something cannot be moved,
+    the island stays, and the error says what is in the way.
+
+    Which cluster: as for `atoll status`.
+    """
+    from atoll.operate.clusters import change, find
+    from atoll.protocol.messages import DrainRequest
+
+    with terminal.status(f"draining island {island} ..."):
+        done = change(find(address, name), token(), DrainRequest(island))
+    print(done)
+
+
+def _place(text: str) -> tuple[int, tuple[int, ...]]:
+    """Reads 1, 1:4,5 or 1:4-7."""
+    island, _, rest = text.partition(":")
+    devices: list[int] = []
+    try:
+        for part in rest.split(",") if rest else []:
+            first, dash, last = part.partition("-")
+            numbers = range(int(first), int(last if dash else first) + 1)
+            if len(devices) + len(numbers) > _MOST_DEVICES:
+                raise ValueError
+            devices.extend(numbers)
+        if not island.isdecimal() or (":" in text and not devices):
+            raise ValueError
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is no place: expected an island and perhaps devices of it, such as 1, 1:4,5 or 1:4-7"
+        ) from None
+    return int(island), tuple(devices)
+
+
+def dump(
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A file; standard output if not given.")] = None,
+    address: ClusterAddress = "",
+    name: ClusterName = "",
+) -> None:
+    """Write the controller's event log: all that it was told, in order, a line of JSON each.
+
+    From a log that begins at the start of the cluster (it keeps the last 50,000 events) the controller's decisions
+    replay: see `atoll.controller.events.replay`. Which cluster: as for `atoll status`.
+    """
+    from atoll.operate.clusters import dump_of, find
+
+    _write(dump_of(find(address, name), token()), output)
+
+
+def trace(
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A file; standard output if not given.")] = None,
+    address: ClusterAddress = "",
+    name: ClusterName = "",
+) -> None:
+    """Write what ran on the cluster's hosts lately, and when, as a trace that https://ui.perfetto.dev opens.
+
+    The last 100,000 computations and transfers of all sessions, a row for each host. Which cluster: as for
+    `atoll status`.
+    """
+    from atoll.operate.clusters import find, trace_of
+
+    _write(trace_of(find(address, name), token()), output)
+
+
+def _write(body: bytes, output: Path | None) -> None:
+    if output is None:
+        sys.stdout.buffer.write(body)
+    else:
+        output.write_bytes(body)

@@ -1,0 +1,95 @@
+"""What several commands take, and how it is read."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from atoll.cluster.settings import DEFAULT_ISLANDS, DEFAULT_PLATFORM, ClusterSettings, Dispatch
+from atoll.errors import AtollError
+from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
+from atoll.quantities import parse_bytes
+
+
+def _check_islands(text: str | None) -> str | None:
+    from atoll.cluster.topology import read_topology
+
+    if text is not None:
+        try:
+            read_topology(text)
+        except AtollError as error:
+            raise typer.BadParameter(str(error)) from None
+    return text
+
+
+def _memory(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+_ISLANDS_HELP = (
+    "ISLANDSxHOSTSxDEVICES: 2x1x4 has two islands, of one host with four devices each. JAX sees them as "
+    "2 slices (`slice_index`) of 4 devices."
+)
+_MEMORY_HELP = (
+    "The memory of each device, such as 16GiB, where the platform does not tell (cpu) or tells too much. What does not "
+    "fit waits, and what cannot fit fails. ATOLL_DEVICE_MEMORY if not given."
+)
+_PLATFORM_HELP = (
+    "What the workers compute on: cpu, cuda or tpu, as JAX names it. ATOLL_PLATFORM if not given, else "
+    f"{DEFAULT_PLATFORM}."
+)
+_DISPATCH_HELP = (
+    "Whether a launch is sent off at once, or waits until the one before it is enqueued. ATOLL_DISPATCH if not given, "
+    f"else {Dispatch.PARALLEL}."
+)
+_TOPOLOGY_HELP = (
+    "The mesh in which the devices of an island stand, such as 4x4 or 2x2x2, where the platform does not tell (cpu): "
+    "slices of a shape are parts of it. ATOLL_TOPOLOGY if not given, else a line."
+)
+
+Islands = Annotated[str, typer.Option(help=_ISLANDS_HELP, callback=_check_islands, metavar="IxHxD")]
+EmbeddedIslands = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Of an embedded cluster; ATOLL_ISLANDS if not given, else {DEFAULT_ISLANDS}. {_ISLANDS_HELP}",
+        callback=_check_islands,
+        metavar="IxHxD",
+    ),
+]
+Platform = Annotated[str | None, typer.Option(help=_PLATFORM_HELP)]
+DeviceMemory = Annotated[
+    int | None, typer.Option("--device-memory", help=_MEMORY_HELP, parser=_memory, metavar="AMOUNT")
+]
+MeshShape = Annotated[str | None, typer.Option("--topology", help=_TOPOLOGY_HELP, metavar="MESH")]
+DispatchMode = Annotated[Dispatch | None, typer.Option("--dispatch", help=_DISPATCH_HELP)]
+ClusterAddress = Annotated[
+    str,
+    typer.Option(
+        "--address", help="The cluster at this address (unix:/path or HOST:PORT). ATOLL_ADDRESS if not given."
+    ),
+]
+ClusterName = Annotated[str, typer.Option("--name", help="The cluster that `atoll up --name` started.")]
+
+
+def check_one_of(islands: str | None, address: str) -> None:
+    if islands is not None and address:
+        raise typer.BadParameter("--islands is for an embedded cluster, --address for one that is up: give one")
+
+
+def given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def settings_of(**options: Any) -> ClusterSettings:
+    """The cluster of these options, and of the environment where one is None. Raises ClusterError."""
+    return msgspec.structs.replace(ClusterSettings.from_environment(), **given(**options))
+
+
+def token() -> str:
+    return os.environ.get(DEFAULT_TOKEN_VARIABLE, "")

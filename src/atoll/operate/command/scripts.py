@@ -1,0 +1,115 @@
+"""Scripts on a cluster: `atoll run` for those of this machine, `atoll proxy` for those of Google's client."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from atoll.cluster.settings import VARIABLES
+from atoll.operate.command.options import (
+    ClusterAddress,
+    DeviceMemory,
+    DispatchMode,
+    EmbeddedIslands,
+    MeshShape,
+    Platform,
+    check_one_of,
+    given,
+    settings_of,
+    token,
+)
+from atoll.operate.command.terminal import end_on_signals, fail, tell
+
+_NOT_EXECUTABLE, _NOT_FOUND = 126, 127  # exit statuses, as of a shell
+
+
+def run(
+    command: Annotated[list[str], typer.Argument(help="The command and its arguments.", metavar="COMMAND")],
+    islands: EmbeddedIslands = None,
+    platform: Platform = None,
+    device_memory: DeviceMemory = None,
+    dispatch: DispatchMode = None,
+    topology: MeshShape = None,
+    address: Annotated[str, typer.Option(help="Run on the cluster at this address instead.")] = "",
+) -> None:
+    """Run a command with JAX on Atoll.
+
+    For instance `atoll run --islands 2x1x4 -- python train.py --steps 100`.
+
+    The command takes the place of this process, so signals and the exit status are its own. It gets an
+    embedded cluster of these islands, which ends with it; without --islands, the cluster of ATOLL_ADDRESS if
+    that is set, else an embedded one.
+
+    JAX_PLATFORMS becomes "atoll", unless it names atoll already ("atoll,cpu").
+    """
+    check_one_of(islands, address)
+    env = dict(os.environ)
+    if "atoll" not in env.get("JAX_PLATFORMS", "").split(","):
+        env["JAX_PLATFORMS"] = "atoll"
+    if islands is not None:
+        env.pop("ATOLL_ADDRESS", None)
+    if address:
+        env["ATOLL_ADDRESS"] = address
+    options = given(islands=islands, platform=platform, device_memory=device_memory, dispatch=dispatch, mesh=topology)
+    env.update({VARIABLES[name]: str(value) for name, value in options.items()})
+    try:
+        os.execvpe(command[0], command, env)
+    except FileNotFoundError:
+        fail(f"{command[0]}: no such command", _NOT_FOUND)
+    except OSError as error:
+        fail(f"{command[0]}: {error.strerror}", _NOT_EXECUTABLE)
+
+
+def proxy(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes any free port.")] = 29000,
+    host: Annotated[
+        str, typer.Option(help="On which address; one that is not loopback needs ATOLL_TOKEN.")
+    ] = "127.0.0.1",
+    address: ClusterAddress = "",
+    islands: EmbeddedIslands = None,
+    platform: Platform = None,
+    device_memory: DeviceMemory = None,
+    dispatch: DispatchMode = None,
+    topology: MeshShape = None,
+) -> None:
+    """Serve clients that know nothing of Atoll: those that start with Google's `pathwaysutils`.
+
+    With --address (or ATOLL_ADDRESS, unless --islands is given) they work on that cluster; otherwise on an
+    embedded one, which they share, and which ends with this command. Ctrl-C ends it.
+
+    A client then runs as it does in Google's cloud, its script calling `pathwaysutils.initialize()`:
+    `IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS=true JAX_PLATFORMS=proxy
+    JAX_BACKEND_TARGET=grpc://127.0.0.1:29000 python train.py`
+
+    On an address that is not loopback, a client must bring the token, which `pathwaysutils` cannot pass on: it makes
+    its own client, with `ClientConnectionOptions.initialization_data = {"token": b"..."}`.
+    """
+    from atoll.operate.clusters import Target, report_of
+    from atoll.operate.serving import serve_proxy
+    from atoll.wire.address import Address, check_may_listen, parse_address
+
+    check_one_of(islands, address)
+    listen = Address(host=host.removeprefix("[").removesuffix("]"), port=port)
+    check_may_listen(listen, token())
+    settings = settings_of(
+        islands=islands, platform=platform, device_memory=device_memory, dispatch=dispatch, mesh=topology
+    )
+    cluster = "" if islands is not None else address or os.environ.get("ATOLL_ADDRESS", "")
+    if cluster:
+        report_of(Target(parse_address(cluster)), token())  # where it does not answer, say so at once
+
+    def announce(where: str) -> None:
+        print(f"grpc://{where}", flush=True)
+        tell(
+            "  run:   IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS=true JAX_PLATFORMS=proxy "
+            f"JAX_BACKEND_TARGET=grpc://{where} python train.py"
+        )
+        tell("  end:   Ctrl-C")
+
+    end_on_signals()
+    try:
+        serve_proxy(listen, cluster, settings, announce)
+    except KeyboardInterrupt:
+        tell("the proxy has ended")

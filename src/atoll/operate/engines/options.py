@@ -1,0 +1,54 @@
+"""How a cluster on this machine is started, and where what belongs to it is kept."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from atoll.cluster.settings import ClusterSettings
+
+
+class EngineOptions(msgspec.Struct, frozen=True):
+    """How to start a cluster. `parent` 0: it stays until it is told to end."""
+
+    settings: ClusterSettings
+    directory: str
+    listen: str = ""  # of the controller; "": a socket in `directory`
+    parent: int = 0
+    cache_directory: str = ""
+    ready_fd: int = -1
+    client_directories: tuple[str, ...] = ()  # of its client, which the proxy removes unless it was killed
+
+    @property
+    def controller_address(self) -> str:
+        return self.listen or f"unix:{self.directory}/controller.sock"
+
+
+class Started(msgspec.Struct, frozen=True):
+    """What the engine says once the cluster is up, or is not."""
+
+    address: str = ""
+    error: str = ""
+
+
+def sockets_base() -> Path:
+    """$XDG_RUNTIME_DIR, or the system's temporary folder."""
+    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    return base if os.access(base, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def make_directory(kind: str) -> Path:
+    """A fresh private folder for a cluster's sockets."""
+    return Path(tempfile.mkdtemp(prefix=f"atoll-{kind}-", dir=sockets_base()))
+
+
+def default_cache_directory(wanted: str = "") -> str:
+    """Where compiled programs are kept: $ATOLL_CACHE_DIR ("off" keeps none), or `wanted`, or a folder of the user's."""
+    chosen = os.environ.get("ATOLL_CACHE_DIR", "")
+    if chosen == "off":
+        return ""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return chosen or wanted or str(base / "atoll" / "programs")

@@ -1,0 +1,103 @@
+"""A host's process in virtual time: what `worker.null.main` is with sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping
+from functools import partial
+from typing import Any
+
+from atoll.operate.engines.virtual.clock import VirtualClock
+from atoll.operate.engines.virtual.costs import Costs
+from atoll.protocol import messages as m
+from atoll.transfers.data_port import Inbox
+from atoll.worker.null.backend import Collectives
+from atoll.worker.null.host import AtOnce, NullHost
+from atoll.worker.null.model import NullModel
+
+
+class Port:
+    """Stands for a data port: what the steps send, they send when the model says that it has arrived."""
+
+    def __init__(self, inbox: Inbox, inboxes: Mapping[int, Inbox]) -> None:
+        self.inbox = inbox
+        self._inboxes = inboxes
+
+    def to_host(self, host: int) -> _Channel:
+        return _Channel(self._inboxes[host])
+
+    def open_session(self, session: int, secret: str) -> None:
+        """Nobody has to be let in."""
+
+    def close_session(self, session: int) -> None:
+        """As `open_session`."""
+
+    def set_peers(self, hosts: tuple[tuple[int, str], ...], secret: str) -> None:
+        """All inboxes are known."""
+
+
+class _Channel:
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+
+    def send(self, session: int, feed: int, contents: list[Any]) -> None:
+        self._inbox.put(session, feed, b"".join(contents))
+
+
+class HostProcess:
+    """One thread: does one thing after another, and each takes its time.
+
+    `inboxes` are those of all hosts, `neighbours` those of the island: this host's is added to both.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        rank: int,
+        devices: int,
+        model: NullModel,
+        clock: VirtualClock,
+        costs: Costs,
+        collectives: Collectives,
+        inboxes: MutableMapping[int, Inbox],
+        neighbours: MutableMapping[int, Inbox],
+        send: Callable[[Any], None],
+    ) -> None:
+        self._clock = clock
+        self._costs = costs
+        self._free_at = 0.0
+
+        def report(*messages: Any) -> None:
+            for message in messages:
+                send(message)
+
+        self.host = NullHost(
+            number,
+            rank,
+            devices,
+            model,
+            clock,
+            collectives,
+            neighbours,
+            lambda inbox: Port(inbox, inboxes),
+            report,
+            lambda lease: None,
+            lambda call: self._do(costs.message, call),
+            AtOnce(),
+        )
+        inboxes[number] = neighbours[number]
+
+    def hear(self, message: Any) -> None:
+        """A message of the controller has arrived."""
+        turns = 0
+        if isinstance(message, m.Run):
+            turns = 1
+        elif isinstance(message, m.Dispatch):
+            turns = len(message.turns)
+        self._do(turns * self._costs.host_gang or self._costs.message, partial(self._hear, message))
+
+    def _hear(self, message: Any) -> None:
+        self.host.hear(message)
+
+    def _do(self, seconds: float, call: Callable[[], None]) -> None:
+        self._free_at = max(self._free_at, self._clock.now()) + seconds
+        self._clock.call_at(self._free_at, call)

@@ -1,0 +1,1 @@
+"""Processes: children, lifelines, leases, and what each process does when it starts."""

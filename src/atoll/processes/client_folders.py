@@ -1,0 +1,47 @@
+"""A client's folders, and the removal of those that nobody is left to remove.
+
+Client and proxy remove the folders of a client, whichever ends last. Where both are killed, or jaxlib ends the client's
+process over the end of its proxy, they stay. So each says whose it is, and who comes later looks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from atoll.processes.process_table import began
+
+_OWNER = "owner"
+
+
+def make_transfer_directory(base: Path) -> Path:
+    """A fresh private folder, whose name tells the process that it is of: atoll-PID-..."""
+    return Path(tempfile.mkdtemp(prefix=f"atoll-{os.getpid()}-", dir=base))
+
+
+def in_use(transfer_directory: Path) -> bool:
+    """Whether the process that made the folder runs."""
+    pid = transfer_directory.name.split("-")[1]
+    return pid.isdigit() and began(int(pid)) is not None
+
+
+def claim(directory: Path, transfer_directory: Path) -> None:
+    """These folders are this process's."""
+    pid = os.getpid()
+    (directory / _OWNER).write_text(f"{pid} {began(pid)}\n{transfer_directory}\n")
+
+
+def sweep(base: Path) -> None:
+    """Removes from `base`, and from shared memory, what belonged to clients of this user that are no more."""
+    for directory in base.glob("atoll-client-*"):
+        with contextlib.suppress(OSError, ValueError):
+            if directory.stat().st_uid != os.getuid():
+                continue
+            owner, transfer_directory = (directory / _OWNER).read_text().splitlines()
+            pid, started = owner.split()
+            if began(int(pid)) != int(started):
+                shutil.rmtree(transfer_directory, ignore_errors=True)
+                shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,26 @@
+"""Every control message, by who says it to whom.
+
+Handles, programs, functions and waits are numbered by their sender, so that nobody waits for a number. All numbers of a
+session live in a namespace of its own: a worker and the controller name a buffer by (session, handle).
+
+    worker    -> controller   Hello, then FromWorker     and back: ToWorker
+    proxy     -> controller   Hello, then FromProxy                ToProxy
+    engine    -> controller   Hello, then FromEngine               ToEngine
+    operator  -> controller   Hello, then FromOperator             ToOperator
+"""
+
+from __future__ import annotations
+
+from atoll.protocol.messages.contents import *  # noqa: F403
+from atoll.protocol.messages.engines import *  # noqa: F403
+from atoll.protocol.messages.engines import FromEngine
+from atoll.protocol.messages.opening import *  # noqa: F403
+from atoll.protocol.messages.opening import Hello
+from atoll.protocol.messages.operators import *  # noqa: F403
+from atoll.protocol.messages.operators import FromOperator
+from atoll.protocol.messages.proxies import *  # noqa: F403
+from atoll.protocol.messages.proxies import FromProxy
+from atoll.protocol.messages.workers import *  # noqa: F403
+from atoll.protocol.messages.workers import FromWorker
+
+ToController = Hello | FromWorker | FromProxy | FromEngine | FromOperator

@@ -1,0 +1,55 @@
+"""Between controller and engine."""
+
+from __future__ import annotations
+
+from atoll.protocol.messages.opening import Message, Refused
+
+# ---- engine -> controller
+
+
+class WorkerEnded(Message, frozen=True, tag=70):
+    """A worker has ended by itself, with this exit status (negative: the signal); its island is started anew."""
+
+    host: int
+    pid: int
+    status: int
+    text: str  # the status in words
+
+
+class IslandGivenUp(Message, frozen=True, tag=71):
+    """The island is not started again, and why."""
+
+    island: int
+    text: str
+
+
+class IslandEnded(Message, frozen=True, tag=101):
+    """The workers of an island have ended, as they were to."""
+
+    island: int
+
+
+# ---- controller -> engine
+
+
+class StartIsland(Message, frozen=True, tag=102):
+    """Start the workers of one more island; numbers rise by one."""
+
+    island: int
+
+
+class EndIsland(Message, frozen=True, tag=103):
+    """End the island's workers, and do not start them again."""
+
+    island: int
+
+
+class RestartIsland(Message, frozen=True, tag=75):
+    """Kill the island's workers, and start them anew."""
+
+    island: int
+    reason: str
+
+
+FromEngine = WorkerEnded | IslandGivenUp | IslandEnded
+ToEngine = Refused | RestartIsland | StartIsland | EndIsland

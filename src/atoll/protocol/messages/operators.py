@@ -1,0 +1,74 @@
+"""Between controller and the commands of whoever runs a cluster."""
+
+from __future__ import annotations
+
+from atoll.errors import Status
+from atoll.protocol.messages.opening import Message, Refused
+
+
+class StatusRequest(Message, frozen=True, tag=80):
+    pass
+
+
+class StopRequest(Message, frozen=True, tag=81):
+    pass
+
+
+class StatusReply(Message, frozen=True, tag=82):
+    """The answer to StatusRequest: JSON."""
+
+    body: bytes
+
+
+class DumpRequest(Message, frozen=True, tag=84):
+    pass
+
+
+class DumpReply(Message, frozen=True, tag=85):
+    """The answer to DumpRequest: the controller's event log, a line of JSON each."""
+
+    body: bytes
+
+
+class TraceRequest(Message, frozen=True, tag=86):
+    since: int  # spans that ended before, in nanoseconds of their hosts' clocks, are left out
+
+
+class TraceReply(Message, frozen=True, tag=87):
+    """The answer to TraceRequest: msgpack of a list of `controller.operators.trace.Span`."""
+
+    body: bytes
+
+
+class RemapRequest(Message, frozen=True, tag=97):
+    """Move a slice to an island; to these devices of it, by their numbers in the report, or to any."""
+
+    session: int
+    slice: int
+    island: int
+    devices: tuple[int, ...] = ()
+
+
+class AddIslandRequest(Message, frozen=True, tag=99):
+    """Start one more island like the others."""
+
+
+class DrainRequest(Message, frozen=True, tag=100):
+    """Move all that is on the island to others, and end its workers."""
+
+    island: int
+
+
+class OperationReply(Message, frozen=True, tag=98):
+    """The answer to a request of an operator, when it is done or refused: a sentence."""
+
+    status: Status
+    text: str
+
+
+class StopReply(Message, frozen=True, tag=83):
+    """The answer to StopRequest."""
+
+
+FromOperator = RemapRequest | AddIslandRequest | DrainRequest | StatusRequest | DumpRequest | TraceRequest | StopRequest
+ToOperator = Refused | StatusReply | DumpReply | TraceReply | OperationReply | StopReply

@@ -1,0 +1,229 @@
+"""Between controller and proxies."""
+
+from __future__ import annotations
+
+from atoll.cluster.slices import SliceRequest
+from atoll.errors import Status
+from atoll.ir.program import Program
+from atoll.protocol.messages.opening import Message, Refused, VirtualDevice
+
+# ---- proxy -> controller
+
+
+class RegisterFunction(Message, frozen=True, tag=40):
+    """Compile `content` (the hash of what was sent as `feed` to each host) for these virtual devices."""
+
+    function: int
+    content: str
+    feed: int
+    # [replica][partition] of virtual device ids
+    assignment: tuple[tuple[int, ...], ...]
+
+
+class ReleaseFunction(Message, frozen=True, tag=41):
+    function: int
+
+
+class RegisterProgram(Message, frozen=True, tag=42):
+    program: int
+    body: Program
+
+
+class ReleaseProgram(Message, frozen=True, tag=43):
+    program: int
+
+
+class Launch(Message, frozen=True, tag=44):
+    """Run a program. Results are numbered by the sender, who may use them at once."""
+
+    program: int
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+    feeds: tuple[int, ...]
+    context: int = 0  # the client's number for the Python stack of its request
+    room: int = 1  # that it takes in its session's window until it is retired
+
+
+class Release(Message, frozen=True, tag=45):
+    """The client needs these handles no more; with `delete`, nobody may use their memory either."""
+
+    handles: tuple[int, ...]
+    delete: bool = False
+
+
+class Await(Message, frozen=True, tag=46):
+    """Tell me when all of these handles are ready, or the first error."""
+
+    wait: int
+    handles: tuple[int, ...]
+
+
+class CompileAgain(Message, frozen=True, tag=49):
+    """The program of `function` is sent again, as `feed`, to hosts that were restarted."""
+
+    function: int
+    feed: int
+
+
+class LossAcknowledged(Message, frozen=True, tag=50):
+    """The answer to HostsLost: bytes for these hosts wait from here on until they are back."""
+
+    hosts: tuple[int, ...]
+
+
+class MakeError(Message, frozen=True, tag=47):
+    """These handles stand for an error from now on."""
+
+    handles: tuple[int, ...]
+    status: Status
+
+
+class Query(Message, frozen=True, tag=48):
+    """A question for the worker that holds `device`; `function` is the session's number or -1."""
+
+    query: int
+    what: str
+    device: int
+    function: int
+    payload: bytes
+
+
+class AddSlice(Message, frozen=True, tag=90):
+    """Make a slice. Until the answer is here, nothing that names devices is sent: some of them may change places."""
+
+    request: int
+    slice_request: SliceRequest
+
+
+class ReleaseSlice(Message, frozen=True, tag=91):
+    """Its devices are in no slice any more, and stay where they are."""
+
+    slice: int
+
+
+class Quiesced(Message, frozen=True, tag=96):
+    """The answer to `Quiesce`."""
+
+    move: int
+
+
+# ---- controller -> proxy
+
+
+class SliceAdded(Message, frozen=True, tag=92):
+    """A slice, or why there is none. `hosts` are (device, host) of the virtual devices in it."""
+
+    request: int
+    status: Status
+    slice: int = 0
+    devices: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()
+    hosts: tuple[tuple[int, int], ...] = ()
+
+
+class Welcome(Message, frozen=True, tag=60):
+    """A session is open. `hosts` are (host, data address); `secret` opens their data ports."""
+
+    session: int
+    secret: str
+    devices: tuple[VirtualDevice, ...]
+    hosts: tuple[tuple[int, str], ...]
+    platform: str
+    platform_version: str
+    launch_window: int
+
+
+class FunctionReady(Message, frozen=True, tag=61):
+    function: int
+    status: Status
+    info: bytes
+
+
+class Awaited(Message, frozen=True, tag=62):
+    wait: int
+    status: Status
+
+
+class CreditReturned(Message, frozen=True, tag=63):
+    """Room in the window of this session that has become free since the last such message, in launches of one."""
+
+    launches: int
+
+
+class QueryReply(Message, frozen=True, tag=64):
+    query: int
+    status: Status
+    payload: bytes
+
+
+class Closing(Message, frozen=True, tag=65):
+    """The session is over, by no wish of the client."""
+
+    status: Status
+
+
+class HostsLost(Message, frozen=True, tag=67):
+    """Hosts whose workers are gone, and will be started anew. What was sent to them is lost."""
+
+    hosts: tuple[int, ...]
+
+
+class HostsBack(Message, frozen=True, tag=66):
+    """Hosts whose workers were started anew: (host, data address). They hold nothing of this session."""
+
+    hosts: tuple[tuple[int, str], ...]
+
+
+class Quiesce(Message, frozen=True, tag=93):
+    """Virtual devices are about to change places: send nothing more that your client asks for until `Migrated`.
+
+    Answer with `Quiesced`, once all that was sent before is on its way.
+    """
+
+    move: int
+
+
+class SendSources(Message, frozen=True, tag=94):
+    """(function, hosts): the source is to be sent to these hosts, and `CompileAgain` said."""
+
+    functions: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+class Migrated(Message, frozen=True, tag=95):
+    """The end of a move: (device, host) for what sits elsewhere now; nothing where it failed."""
+
+    move: int
+    hosts: tuple[tuple[int, int], ...]
+
+
+FromProxy = (
+    RegisterFunction
+    | ReleaseFunction
+    | RegisterProgram
+    | ReleaseProgram
+    | Launch
+    | Release
+    | Await
+    | MakeError
+    | CompileAgain
+    | LossAcknowledged
+    | AddSlice
+    | ReleaseSlice
+    | Quiesced
+    | Query
+)
+ToProxy = (
+    Refused
+    | Welcome
+    | FunctionReady
+    | Awaited
+    | CreditReturned
+    | QueryReply
+    | HostsLost
+    | HostsBack
+    | SliceAdded
+    | Quiesce
+    | SendSources
+    | Migrated
+    | Closing
+)

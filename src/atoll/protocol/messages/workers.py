@@ -1,0 +1,214 @@
+"""Between controller and workers."""
+
+from __future__ import annotations
+
+from atoll.errors import Status
+from atoll.ir.plan import Plan
+from atoll.protocol.messages.opening import DeviceInfo, Message, Refused
+
+# ---- worker -> controller
+
+
+class WorkerReady(Message, frozen=True, tag=10):
+    """A worker's devices, and where its data port listens."""
+
+    island: int
+    host: int
+    devices: tuple[DeviceInfo, ...]
+    platform: str
+    platform_version: str
+    data_address: str
+
+
+class Compiled(Message, frozen=True, tag=11):
+    """A function can run here, or the status says why not. `info` is a `FunctionInfo`, opaque to the controller."""
+
+    function: str
+    status: Status
+    info: bytes
+    seconds: float
+    cached: bool
+    scratch_bytes: int = 0  # that it needs on each of its devices while it runs
+
+
+class Done(Message, frozen=True, tag=12):
+    """Turns that have ended: (sequence number, start, end), times in nanoseconds of the host's clock."""
+
+    runs: tuple[tuple[int, int, int], ...]
+
+
+class Failed(Message, frozen=True, tag=13):
+    """A turn failed; the results of its run hold the status from now on."""
+
+    sequence: int
+    status: Status
+
+
+class FeedsArrived(Message, frozen=True, tag=14):
+    """Feeds of a client that are now complete at this worker's data port."""
+
+    session: int
+    feeds: tuple[int, ...]
+
+
+class WorkerAnswer(Message, frozen=True, tag=15):
+    """The answer to a Query."""
+
+    session: int
+    query: int
+    status: Status
+    payload: bytes
+
+
+class Enqueued(Message, frozen=True, tag=16):
+    """A turn that was to be acknowledged has been enqueued on the devices."""
+
+    sequence: int
+
+
+class Pong(Message, frozen=True, tag=17):
+    """The answer to a Ping."""
+
+
+# ---- controller -> worker
+
+
+class Compile(Message, frozen=True, tag=20):
+    """Compile the program that arrived as `feed` of `session`, for these local devices, under the name `function`."""
+
+    function: str
+    session: int
+    feed: int
+    # [replica][partition] of (host of the island, ordinal)
+    assignment: tuple[tuple[tuple[int, int], ...], ...]
+
+
+class DropFunction(Message, frozen=True, tag=21):
+    function: str
+
+
+class RegisterPlan(Message, frozen=True, tag=22):
+    """Remember a plan under this number."""
+
+    plan: int
+    body: Plan
+
+
+class DropPlan(Message, frozen=True, tag=23):
+    plan: int
+
+
+class Run(Message, frozen=True, tag=24):
+    """Run a plan: its first `segments` legs now, under this sequence number, the others as `Dispatch` says.
+
+    `feeds[i]` is the data port's number for the program's feed i.
+    """
+
+    sequence: int
+    session: int
+    plan: int
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+    feeds: tuple[int, ...]
+    acknowledge: bool = False  # say Enqueued, for each turn
+    segments: int = 1
+
+
+class Dispatch(Message, frozen=True, tag=34):
+    """Turns of the next legs of a run have come: each has a sequence number and takes so many legs."""
+
+    session: int
+    run: int  # the sequence number of its first turn
+    turns: tuple[tuple[int, int], ...]
+
+
+class DropRun(Message, frozen=True, tag=35):
+    """The legs of this run whose turns have not come will not be walked."""
+
+    session: int
+    run: int
+
+
+class Free(Message, frozen=True, tag=25):
+    """Forget these handles. With `delete` the memory goes at once, whoever else refers to it."""
+
+    session: int
+    handles: tuple[int, ...]
+    delete: bool = False
+
+
+class OpenStore(Message, frozen=True, tag=26):
+    """A session begins; `secret` opens the data port for it."""
+
+    session: int
+    secret: str
+
+
+class CloseStore(Message, frozen=True, tag=27):
+    """A session has ended: all it owned goes."""
+
+    session: int
+
+
+class DropFeed(Message, frozen=True, tag=28):
+    """A feed that has arrived, or will, is for nobody."""
+
+    session: int
+    feed: int
+
+
+class WorkerQuery(Message, frozen=True, tag=29):
+    """Something only a worker knows: `what` is one of "layout", "cost", "text"."""
+
+    session: int
+    query: int
+    what: str
+    subject: str
+    payload: bytes
+
+
+class Peers(Message, frozen=True, tag=30):
+    """Where the other hosts' data ports are: (host, address), and the cluster's own secret for them."""
+
+    hosts: tuple[tuple[int, str], ...]
+    secret: str
+
+
+class FailFeeds(Message, frozen=True, tag=32):
+    """These feeds of other hosts will not come, or are for nobody: what awaits them fails with the status."""
+
+    session: int
+    feeds: tuple[int, ...]
+    status: Status
+
+
+class Ping(Message, frozen=True, tag=33):
+    """The controller is there. A worker that hears nothing for `lease` seconds ends."""
+
+    lease: float
+
+
+class Stop(Message, frozen=True, tag=31):
+    """End, in good order."""
+
+
+FromWorker = WorkerReady | Compiled | Done | Failed | FeedsArrived | WorkerAnswer | Enqueued | Pong
+ToWorker = (
+    Refused
+    | Compile
+    | DropFunction
+    | RegisterPlan
+    | DropPlan
+    | Run
+    | Dispatch
+    | DropRun
+    | Free
+    | OpenStore
+    | CloseStore
+    | DropFeed
+    | FailFeeds
+    | Ping
+    | WorkerQuery
+    | Peers
+    | Stop
+)

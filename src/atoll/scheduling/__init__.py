@@ -1,0 +1,1 @@
+"""In which order gangs run: one line an island, policies, and dispatch units. Pure."""

@@ -1,0 +1,1 @@
+"""The data plane: bulk bytes between processes, past the controller."""

@@ -1,0 +1,1 @@
+"""The server half of HTTP/2, as far as gRPC needs it."""

@@ -1,0 +1,101 @@
+"""Figures: their points and claims, and the page that is written of their results. Nothing is measured here."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from benchmarks.harness.benchmark import Benchmark, Metric
+from benchmarks.harness.machine import Machine
+from benchmarks.harness.record import BenchmarkRecord, Claim, RunRecord, record_benchmark, write
+from benchmarks.paper import fig6
+from benchmarks.paper.figure import Axes, Options, at_least, at_most
+from benchmarks.paper.figures import FIGURES
+from benchmarks.paper.markdown import write_page
+from benchmarks.paper.plot import lines
+from benchmarks.paper.table import cells, last_words
+
+MACHINE = Machine("an abacus", 2, 1 << 30, "none", "3.11", {"jax": "0"}, None)
+OPTIONS = [Options(null=null, quick=quick) for null in (False, True) for quick in (False, True)]
+
+
+def point(rates: dict[str, list[float]], **place: float) -> BenchmarkRecord:
+    benchmark = Benchmark("fig", f"{place}", "", (Metric("rate", "rate", "computations/s"),), tuple(rates), point=place)
+    rounds = {name: [{"rate": rate} for rate in each] for name, each in rates.items()}
+    return record_benchmark(benchmark, list(rates), rounds, {})
+
+
+def run(points: list[BenchmarkRecord], claims: list[Claim]) -> RunRecord:
+    return RunRecord("fig5", "2026-01-01", 1.0, ["atoll"], 3, False, MACHINE, 0.0, 0.0, False, points, claims, 0.0)
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.key)
+def test_each_figure_has_points_and_its_claims_do_without_those_that_failed(figure):
+    found = 0
+    for options in OPTIONS:
+        points = figure.points(options)
+        found += len(points)
+        failed = [
+            record_benchmark(each, list(each.contestants), {}, dict.fromkeys(each.contestants, "it failed"))
+            for each in points
+        ]
+        if failed:
+            assert all(claim.reached is None for claim in figure.claims(failed, options))
+        if figure.axes is not None:
+            assert all(figure.axes.x in each.point for each in points)
+    assert found
+
+
+def test_keys_are_unique():
+    assert len({figure.key for figure in FIGURES}) == len(FIGURES)
+
+
+def test_a_claim_holds_or_does_not_or_was_not_measured():
+    assert at_least("", 0.99, 0.98).reached is True
+    assert at_least("", 0.97, 0.98).reached is False
+    assert at_most("", 2.0, 2.3).reached is True
+    assert at_most("", math.inf, 2.3).reached is False
+    assert at_least("", None, 0.98).reached is None
+
+
+def test_parity_is_the_shortest_computation_from_which_on_all_keep_up():
+    def at(milliseconds: float, ratio: float) -> BenchmarkRecord:
+        return point({"Atoll": [100 * ratio], "ideal": [100.0]}, hosts=4, milliseconds=milliseconds)
+
+    # What keeps up by chance below one that does not, does not count.
+    points = [at(1, 0.99), at(2, 0.9), at(4, 0.985), at(8, 1.0)]
+    assert fig6.parity(points, "Atoll", "ideal") == 4
+    assert fig6.parity([at(1, 0.5)], "Atoll", "ideal") == math.inf
+    assert fig6.parity([at(1, 0.99)], "Atoll", "nobody") is None
+
+
+def test_there_is_a_line_for_each_contestant_and_each_value_that_splits():
+    points = [point({"Atoll": [n], "ideal": [2 * n]}, clients=n, ms=ms) for n in (1, 4) for ms in (0.5, 2)]
+    found = lines(points, Axes("clients", "", ("rate",), "", split="ms", split_unit="ms"))
+    assert set(found) == {"Atoll, 0.5 ms", "Atoll, 2 ms", "ideal, 0.5 ms", "ideal, 2 ms"}
+    assert [(x, summary.median) for x, summary in found["ideal, 2 ms"]] == [(1, 2), (4, 8)]
+
+
+def test_a_table_has_a_row_for_each_point_and_contestant():
+    header, first, second = cells(run([point({"Atoll": [1, 2, 3], "JAX": [4, 4, 4]}, hosts=1)], []))
+    assert header[2:] == ["rate, computations/s"]
+    assert first[1:] == ["Atoll", "2.00 (1.50-2.50)"]
+    assert second[1:] == ["JAX", "4.00"]
+
+
+def test_of_a_failure_the_exception_is_told():
+    assert last_words("Traceback\n  File\nValueError: no\nthe end of its log:\nnoise") == "ValueError: no"
+
+
+def test_the_page_has_what_was_measured_and_nothing_else(tmp_path: Path):
+    write(run([point({"Atoll": [1.0]}, hosts=1)], [at_least("a ratio", 0.99, 0.98)]), tmp_path / "fig5.json")
+    page = tmp_path / "docs" / "benchmarks.md"
+    assert write_page(FIGURES, tmp_path, page) == ["fig5"]
+    text = page.read_text()
+    assert "## fig5: Dispatch overhead" in text
+    assert "| a ratio | 0.990 | ≥ 0.98 | yes |" in text
+    assert text.count("### ") == 1
+    assert msgspec.json.decode((tmp_path / "fig5.json").read_bytes(), type=RunRecord).claims[0].reached

@@ -1,0 +1,84 @@
+"""The peers of figure 5 count right, which each of their rounds checks itself, and leave nothing behind."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks.harness.benchmark import Benchmark, Settings
+from benchmarks.harness.child import Child, ContestantError
+from tests.conftest import gone
+
+# Not importorskip: the test's own process should not have Ray's threads, or TensorFlow beside JAX.
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+needs_tensorflow = pytest.mark.skipif(find_spec("tensorflow") is None, reason="TensorFlow is not installed")
+
+
+def peer(module: str, backend: str, hosts: int = 2, devices: int = 1) -> Child:
+    benchmark = Benchmark("peer", "a peer", f"benchmarks.paper.peers.{module}:prepare", metrics=())
+    return Child(benchmark, Settings(backend, quick=True, point={"hosts": hosts, "devices": devices}))
+
+
+def alive(processes: list[psutil.Process]) -> list[str]:
+    return [str(each) for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture
+def ray_folder(short_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where Ray's session is: its sockets need a short path."""
+    monkeypatch.setenv("TMPDIR", str(short_directory))
+    return short_directory
+
+
+@pytest.mark.parametrize("backend", ["JAX, op by op", "JAX, fused"])
+def test_controllers_count_over_two_hosts(backend: str):
+    with peer("multi_controller", backend) as child:
+        rates = [child.measure()["rate"] for _ in range(2)]
+        processes = psutil.Process().children(recursive=True)
+    assert min(rates) > 0
+    assert len(processes) == 2
+    assert not gone(lambda: alive(processes))
+
+
+def test_a_host_alone_counts_without_others():
+    with peer("multi_controller", "JAX, op by op", hosts=1, devices=2) as child:
+        assert child.measure()["rate"] > 0
+
+
+@pytest.mark.slow
+def test_a_controller_that_died_fails_the_round():
+    with peer("multi_controller", "JAX, op by op") as child:
+        (first,) = psutil.Process().children()
+        (other,) = first.children()
+        other.kill()
+        with pytest.raises(ContestantError):
+            child.measure()
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["Ray, op by op", "Ray, chained", "Ray, fused"])
+def test_actors_count_over_two_hosts_and_leave_nothing(backend: str, ray_folder: Path):
+    with peer("ray_actors", backend) as child:
+        assert child.measure()["rate"] > 0
+        processes = psutil.Process().children(recursive=True)
+        assert list(ray_folder.iterdir())
+    assert not gone(lambda: [*alive(processes), *map(str, ray_folder.iterdir())])
+
+
+@needs_ray
+@pytest.mark.slow
+def test_a_killed_client_of_ray_leaves_nothing(ray_folder: Path):
+    with peer("ray_actors", "Ray, chained"):
+        (client,) = psutil.Process().children()
+        processes = psutil.Process().children(recursive=True)
+        client.kill()
+        assert not gone(lambda: [*alive(processes), *map(str, ray_folder.iterdir())])
+
+
+@needs_tensorflow
+@pytest.mark.parametrize("backend", ["TensorFlow, op by op", "TensorFlow, chained"])
+def test_tensorflow_counts_on_its_logical_devices(backend: str):
+    with peer("tensorflow", backend) as child:
+        assert child.measure()["rate"] > 0

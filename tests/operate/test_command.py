@@ -1,0 +1,458 @@
+"""The command `atoll`, as its user meets it: real processes, on a runtime folder of the test's own."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from atoll import __version__
+from atoll.cluster.settings import VARIABLES, ClusterSettings, Dispatch
+from atoll.controller.events import replay
+from atoll.operate import clusters, serving
+from atoll.operate import command as cli
+from atoll.operate.command import operators, scripts
+from atoll.protocol.messages import Run
+from tests.cluster_process import User, eventually, finish, first_line, free_port
+
+RUN_ON = {"JAX_PLATFORMS": "atoll"}
+DOUBLE = """
+    import jax
+    print(len(jax.devices()), jax.jit(lambda x: 2 * x)(21.0))
+"""
+# As users of Google's client start.
+PATHWAYS = """
+    import pathwaysutils
+    pathwaysutils.initialize()
+    import jax
+    import numpy as np
+    x = jax.device_put(np.arange(10.0), jax.devices()[-1])
+    print([d.slice_index for d in jax.devices()], float(jax.jit(lambda x: x.sum())(x)))
+"""
+
+OWN_CLIENT = """
+    import ast
+    import os
+    import jax
+    from jax.extend.backend import ifrt_proxy, register_backend_factory
+
+    def make_client():
+        options = ifrt_proxy.ClientConnectionOptions()
+        options.initialization_data = ast.literal_eval(os.environ["DATA"])
+        options.connection_timeout_in_seconds = 3  # until then jaxlib's client tries again, refused or not
+        return ifrt_proxy.get_client(os.environ["JAX_BACKEND_TARGET"], options)
+
+    register_backend_factory("proxy", make_client, priority=-1)
+    print(len(jax.devices()))
+"""
+
+CLUSTER_OPTIONS = ["--islands", "1x1x2", "--platform", "cuda", "--device-memory", "1KiB", "--dispatch", "sequential"]
+CLUSTER_OPTIONS += ["--topology", "2x1"]
+
+
+@pytest.fixture
+def user(short_directory: Path, program_cache: Path) -> User:
+    return User(short_directory, program_cache)
+
+
+@pytest.fixture(scope="module")
+def owner(program_cache: Path) -> Iterator[tuple[User, str]]:
+    """A user whose cluster is up, and its address."""
+    with tempfile.TemporaryDirectory(prefix="at-") as folder:
+        someone = User(Path(folder), program_cache)
+        address = someone.atoll("up", "--islands", "2x1x2").check().stdout.strip()
+        yield someone, address
+        someone.atoll("down").check()
+        assert someone.leftovers() == []
+
+
+# ---- a cluster that stays
+
+
+def test_status_as_json_has_islands_hosts_devices_and_sessions(owner: tuple[User, str]) -> None:
+    report = json.loads(owner[0].atoll("status", "--json").check().stdout)
+    assert report["sessions"] == []
+    assert [(island["id"], island["state"]) for island in report["islands"]] == [(0, "ready"), (1, "ready")]
+    hosts = [host for island in report["islands"] for host in island["hosts"]]
+    assert [(host["id"], host["state"]) for host in hosts] == [(0, "ready"), (1, "ready")]
+    assert [[device["id"] for device in host["devices"]] for host in hosts] == [[0, 1], [2, 3]]
+    workers = {process.pid for process in owner[0].processes() if "atoll.worker.main" in process.cmdline()}
+    assert {host["pid"] for host in hosts} == workers
+
+
+def test_dump_writes_a_log_from_which_the_controllers_decisions_replay(owner: tuple[User, str], tmp_path: Path) -> None:
+    user, address = owner
+    user.script(DOUBLE, ATOLL_ADDRESS=address, **RUN_ON).check()
+    file = tmp_path / "log"
+    user.atoll("dump", "--output", str(file)).check()
+    events = list(replay(file.read_bytes().splitlines()))
+    assert {"worker joins", "session opens", "proxy", "worker", "session ends"} <= {event.what for event, _ in events}
+    said = [message for _, messages in events for _, message in messages]
+    assert any(isinstance(message, Run) for message in said)
+
+
+def test_trace_writes_what_ran_for_perfetto(owner: tuple[User, str], tmp_path: Path) -> None:
+    user, address = owner
+    user.script(DOUBLE, ATOLL_ADDRESS=address, **RUN_ON).check()
+    file = tmp_path / "trace.json"
+    user.atoll("trace", "--output", str(file)).check()
+    events = json.loads(file.read_text())["traceEvents"]
+    assert {"put", "call", "get"} <= {event["cat"] for event in events if event["ph"] == "X"}
+
+
+def test_status_shows_a_person_the_sessions_and_their_memory(owner: tuple[User, str]) -> None:
+    user, address = owner
+    ended = user.script(
+        """
+        import subprocess, sys
+        import jax
+        x = jax.device_put(jax.numpy.ones((1024, 1024), "float32")).block_until_ready()
+        command = [sys.executable, "-m", "atoll.operate.command", "status"]
+        print(subprocess.run(command, capture_output=True, text=True).stdout)
+        """,
+        ATOLL_ADDRESS=address,
+        **RUN_ON,
+    ).check()
+    for expected in (address, "2x1x2", "ready", "0-1", "2-3", "Sessions", "python", "4.0 MiB"):
+        assert expected in ended.stdout
+
+
+def test_a_script_runs_on_the_cluster_of_atoll_address(owner: tuple[User, str]) -> None:
+    assert owner[0].script(DOUBLE, ATOLL_ADDRESS=owner[1], **RUN_ON).check().stdout == "4 42.0\n"
+
+
+def test_another_cluster_of_the_same_name_is_refused_with_the_address(owner: tuple[User, str]) -> None:
+    user, address = owner
+    assert f"default is up already, at {address}" in user.atoll("up", "--islands", "1x1x1").error
+
+
+def test_a_stranger_finds_no_cluster_by_name_but_by_address(owner: tuple[User, str], user: User) -> None:
+    assert "no cluster is up" in user.atoll("status").error
+    assert json.loads(user.atoll("status", "--json", "--address", owner[1]).check().stdout)["islands"]
+    assert json.loads(user.atoll("status", "--json", ATOLL_ADDRESS=owner[1]).check().stdout)["islands"]
+
+
+def test_up_prints_the_address_alone_and_down_leaves_no_process_socket_or_folder(user: User) -> None:
+    ended = user.atoll("up", "--islands", "1x1x1", "--name", "mine").check()
+    assert ended.stdout == f"unix:{user.runtime}/atoll/mine/controller.sock\n"
+    assert f"ATOLL_ADDRESS={ended.stdout.strip()} python" in ended.stderr
+    assert len(user.processes()) == 3
+    assert user.atoll("down", "--name", "mine").check().stdout.endswith("has ended: 3 processes\n")
+    assert user.leftovers() == []
+    assert "no cluster mine is up" in user.atoll("down", "--name", "mine").error
+
+
+def test_down_ends_by_force_what_does_not_go(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = user.atoll("up", "--islands", "1x1x1").check().stdout.strip()
+    user.process("atoll.operate.engines.local").suspend()
+    monkeypatch.setattr(clusters, "END_SECONDS", 0.5)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(user.runtime))
+    assert clusters.stop(clusters.find(address), token="").forced >= 1
+    assert user.leftovers() == []
+
+
+def test_a_cluster_whose_engine_was_killed_is_forgotten(user: User) -> None:
+    user.atoll("up", "--islands", "1x1x1").check()
+    user.process("atoll.operate.engines.local").kill()
+    assert "no cluster is up" in user.atoll("status").error
+    assert eventually(lambda: not user.leftovers()), user.leftovers()
+
+
+def test_in_the_foreground_a_cluster_ends_with_ctrl_c(user: User) -> None:
+    process = user.start_atoll("up", "--islands", "1x1x1", "--foreground")
+    address = first_line(process)
+    assert json.loads(user.atoll("status", "--json").check().stdout)["islands"], address
+    process.send_signal(signal.SIGINT)
+    assert "ending" in finish(process).check().stderr
+    assert user.leftovers() == []
+
+
+def test_a_cluster_in_the_foreground_does_not_outlive_its_command(user: User) -> None:
+    process = user.start_atoll("up", "--islands", "1x1x1", "--foreground")
+    first_line(process)
+    process.kill()
+    finish(process)
+    assert eventually(lambda: not user.leftovers()), user.leftovers()
+
+
+# ---- what goes wrong
+
+
+@pytest.mark.parametrize("command", ["status", "down"])
+def test_without_a_cluster_the_error_says_what_was_tried_and_what_to_start(user: User, command: str) -> None:
+    error = user.atoll(command).error
+    assert f"tried unix:{user.runtime}/atoll/default/controller.sock" in error
+    assert "`atoll up " in error
+
+
+@pytest.mark.parametrize("command", ["status", "down", "proxy"])
+def test_an_address_without_a_listener_is_named(user: User, command: str) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    error = user.atoll(command, "--address", address).error
+    assert f"cannot reach the Atoll controller at {address}: Connection refused" in error
+    assert "`atoll up " in error
+
+
+@pytest.mark.parametrize("command", [("up", "--listen", "0.0.0.0:7000"), ("proxy", "--host", "0.0.0.0")])
+def test_strangers_are_not_listened_to_without_a_token(user: User, command: tuple[str, ...]) -> None:
+    assert "needs a token: set ATOLL_TOKEN" in user.atoll(*command).error
+    assert user.leftovers() == []
+
+
+@pytest.mark.parametrize(
+    ("command", "islands", "reason"),
+    [
+        ("up", "8", "expected ISLANDSxHOSTSxDEVICES"),
+        ("run", "1x0x8", "such as 1x1x8"),
+        ("proxy", "1x2", "such as 1x1x8"),
+    ],
+)
+def test_islands_that_cannot_be_are_explained(user: User, command: str, islands: str, reason: str) -> None:
+    ended = user.atoll(command, "--islands", islands, *(["true"] if command == "run" else []))
+    assert ended.returncode == 2
+    assert "'--islands': " in ended.stderr
+    assert islands in ended.stderr
+    assert reason in ended.stderr
+
+
+@pytest.mark.parametrize("name", ["", "../up", "a b", "-x", "n" * 33])
+def test_a_name_that_could_be_a_path_is_refused(user: User, name: str) -> None:
+    assert "is no cluster's name" in user.atoll("up", f"--name={name}").error
+
+
+def test_a_start_that_fails_shows_why_and_leaves_nothing(user: User) -> None:
+    ended = user.atoll("up", "--islands", "1x1x1", "--platform", "bogus")
+    assert ended.returncode == 1
+    assert "Backend 'bogus' is not in the list" in ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith("atoll: the cluster did not start: the worker of host 0 ended")
+    assert user.leftovers() == []
+
+
+def test_a_port_that_is_taken_is_named(user: User) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        ended = user.atoll("up", "--islands", "1x1x1", "--listen", address)
+    assert ended.returncode == 1
+    assert f"cannot listen at {address}: Address already in use" in ended.stderr
+    assert user.leftovers() == []
+
+
+def test_with_a_token_only_who_brings_it_is_served(user: User) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    with_token, wrong = {"ATOLL_TOKEN": "open sesame"}, {"ATOLL_TOKEN": "open barley"}
+    user.atoll("up", "--islands", "1x1x2", "--listen", address, **with_token).check()
+    for other in ({}, wrong):
+        assert "asks for a token: set ATOLL_TOKEN" in user.atoll("status", **other).error
+        assert "asks for a token: set ATOLL_TOKEN" in user.atoll("down", **other).error
+    refused = user.script(DOUBLE, ATOLL_ADDRESS=address, **RUN_ON, **wrong)
+    assert refused.returncode == 1
+    assert "asks for a token: set ATOLL_TOKEN" in refused.stderr
+    served = user.script(DOUBLE, ATOLL_ADDRESS=address, **RUN_ON, **with_token)
+    assert served.check().stdout == "2 42.0\n"
+    user.atoll("down", **with_token).check()
+    assert user.leftovers() == []
+
+
+def test_clients_from_elsewhere_reach_controller_and_workers(user: User) -> None:
+    # Another address of the loopback device than the one that names this machine, for want of a second machine.
+    token = {"ATOLL_TOKEN": "open sesame"}
+    port = free_port()
+    user.atoll("up", "--islands", "1x1x2", "--listen", f"0.0.0.0:{port}", **token).check()
+    served = user.script(DOUBLE, ATOLL_ADDRESS=f"127.0.0.2:{port}", **RUN_ON, **token)
+    user.atoll("down", **token).check()
+    assert served.check().stdout == "2 42.0\n"
+
+
+# ---- run
+
+
+def test_run_gives_the_command_its_islands_and_passes_its_exit_status_on(user: User) -> None:
+    code = "import jax, sys; print([d.slice_index for d in jax.devices()]); sys.exit(7)"
+    ended = user.atoll("run", "--islands", "2x1x2", "--", sys.executable, "-c", code)
+    assert (ended.stdout, ended.returncode) == ("[0, 0, 1, 1]\n", 7), ended.stderr
+    assert eventually(lambda: not user.leftovers()), user.leftovers()
+
+
+def test_run_becomes_the_command(user: User) -> None:
+    process = user.start_atoll("run", sys.executable, "-c", "import os; print(os.getpid())")
+    assert int(finish(process).check().stdout) == process.pid
+
+
+def _environment_of_run(user: User, *options: str, **env: str) -> dict[str, str]:
+    code = "import json, os; print(json.dumps(dict(os.environ)))"
+    ended = user.atoll("run", *options, "--", sys.executable, "-c", code, **env).check()
+    environment: dict[str, str] = json.loads(ended.stdout)
+    return environment
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("", "atoll"), ("cpu", "atoll"), ("atoll,cpu", "atoll,cpu"), ("cuda,atoll", "cuda,atoll")],
+)
+def test_run_keeps_platforms_that_name_atoll(user: User, before: str, after: str) -> None:
+    assert _environment_of_run(user, JAX_PLATFORMS=before)["JAX_PLATFORMS"] == after
+
+
+def test_run_with_islands_takes_no_cluster_that_is_up(user: User) -> None:
+    env = _environment_of_run(user, "--islands", "1x1x2", ATOLL_ADDRESS="unix:/a")
+    assert "ATOLL_ADDRESS" not in env
+
+
+def test_run_passes_its_options_on_in_the_environment(user: User) -> None:
+    env = _environment_of_run(user, *CLUSTER_OPTIONS)
+    assert {name: env[name] for name in VARIABLES.values()} == {
+        "ATOLL_ISLANDS": "1x1x2",
+        "ATOLL_PLATFORM": "cuda",
+        "ATOLL_DEVICE_MEMORY": "1024",
+        "ATOLL_DISPATCH": "sequential",
+        "ATOLL_TOPOLOGY": "2x1",
+    }
+
+
+@pytest.mark.parametrize("options", [(), ("--address", "unix:/a")])
+def test_run_without_islands_takes_the_cluster_that_is_up(user: User, options: tuple[str, ...]) -> None:
+    other = {} if options else {"ATOLL_ADDRESS": "unix:/a"}
+    assert _environment_of_run(user, *options, **other)["ATOLL_ADDRESS"] == "unix:/a"
+
+
+def test_run_leaves_the_commands_options_alone(user: User) -> None:
+    ended = user.atoll("run", "echo", "--islands", "2", "--help").check()
+    assert ended.stdout == "--islands 2 --help\n"
+
+
+def test_run_says_that_there_is_no_such_command(user: User) -> None:
+    ended = user.atoll("run", "--", "no-such-command")
+    assert (ended.returncode, ended.stderr) == (127, "atoll: no-such-command: no such command\n")
+
+
+# ---- proxy
+
+
+def _pathways_environment(target: str) -> dict[str, str]:
+    return {
+        "JAX_PLATFORMS": "proxy",
+        "JAX_BACKEND_TARGET": target,
+        "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS": "true",
+    }
+
+
+def test_a_proxy_serves_googles_clients_on_a_cluster_of_its_own(user: User) -> None:
+    process = user.start_atoll("proxy", "--port", "0", "--islands", "2x1x1")
+    target = first_line(process)
+    assert target.startswith("grpc://127.0.0.1:")
+    ended = user.script(PATHWAYS, **_pathways_environment(target))
+    process.send_signal(signal.SIGINT)
+    assert finish(process).check().stdout == ""
+    assert ended.check().stdout == "[0, 1] 45.0\n"
+    assert user.leftovers() == []
+
+
+def test_a_proxy_serves_googles_clients_on_a_cluster_that_is_up(owner: tuple[User, str], user: User) -> None:
+    port = free_port()
+    process = user.start_atoll("proxy", "--port", str(port), "--address", owner[1])
+    target = first_line(process)
+    assert target == f"grpc://127.0.0.1:{port}"
+    ended = user.script(PATHWAYS, **_pathways_environment(target))
+    process.terminate()
+    finish(process).check()
+    assert ended.check().stdout == "[0, 0, 1, 1] 45.0\n"
+    assert user.leftovers() == []
+    assert json.loads(owner[0].atoll("status", "--json").check().stdout)["sessions"] == []
+
+
+def test_a_proxy_that_strangers_reach_serves_who_brings_the_token(user: User) -> None:
+    command = ("proxy", "--host", "0.0.0.0", "--port", "0", "--islands", "1x1x1")
+    process = user.start_atoll(*command, ATOLL_TOKEN="open sesame")
+    port = first_line(process).rpartition(":")[2]
+    env = _pathways_environment(f"grpc://127.0.0.1:{port}")
+    ended = [user.script(OWN_CLIENT, DATA=data, **env) for data in ("{}", "{'token': b'open barley'}")]
+    served = user.script(OWN_CLIENT, DATA="{'token': b'open sesame'}", **env)
+    process.terminate()
+    finish(process).check()
+    for refused in ended:
+        assert refused.returncode == 1
+        assert "asks for a token: set ATOLL_TOKEN" in refused.stderr
+    assert served.check().stdout == "1\n"
+
+
+def test_a_proxy_of_its_own_cluster_has_the_options_of_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[Any] = []
+    monkeypatch.setattr(serving, "serve_proxy", lambda *arguments: served.extend(arguments))
+    monkeypatch.setattr(scripts, "end_on_signals", lambda: None)
+    cli.app(["proxy", *CLUSTER_OPTIONS], standalone_mode=False)
+    assert served[1:3] == ["", ClusterSettings("1x1x2", "cuda", 1024, Dispatch.SEQUENTIAL, mesh="2x1")]
+
+
+# ---- the command itself
+
+
+def test_the_command_is_installed() -> None:
+    (entry,) = importlib.metadata.entry_points(group="console_scripts", name="atoll")
+    assert entry.load() is cli.main
+
+
+def test_version(user: User) -> None:
+    assert user.atoll("--version").check().stdout == f"atoll {__version__}\n"
+
+
+def test_help_lists_the_commands(user: User) -> None:
+    text = user.atoll("--help").check().stdout
+    assert all(command in text for command in ("run", "up", "status", "down", "proxy", "ATOLL_TOKEN"))
+
+
+@pytest.mark.parametrize("arguments", [("up", "--bogus"), ("bogus",), ("proxy", "--port", "70000")])
+def test_a_wrong_command_line_is_one_line_and_status_2(user: User, arguments: tuple[str, ...]) -> None:
+    ended = user.atoll(*arguments)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
+    assert "--help`" in ended.stderr
+
+
+# ---- slices
+
+
+def test_remap_says_what_it_cannot_do(owner: tuple[User, str]) -> None:
+    user, _ = owner
+    assert "session 99 does not exist" in user.atoll("remap", "99", "1", "--to", "1").error
+
+
+@pytest.mark.parametrize("place", ["", "x", "-1", "1:", "1:a", "1:3-", "1:0-99999999", ":3"])
+def test_what_is_no_place_is_a_wrong_command_line(place: str) -> None:
+    with pytest.raises(typer.BadParameter, match="is no place: expected an island"):
+        operators._place(place)
+
+
+def test_places_are_an_island_and_perhaps_devices() -> None:
+    assert operators._place("1") == (1, ())
+    assert operators._place("1:4,6") == (1, (4, 6))
+    assert operators._place("0:2-4,0") == (0, (2, 3, 4, 0))
+
+
+def test_a_mesh_that_is_not_that_of_the_islands_is_refused(user: User) -> None:
+    said = user.atoll("up", "--islands", "1x2x2", "--topology", "3x2").error
+    assert "has 4 devices, which cannot stand in a mesh of 3x2" in said
+    assert user.leftovers() == []
+
+
+def test_an_island_more_and_one_fewer(user: User) -> None:
+    user.atoll("up", "--islands", "1x1x1").check()
+    assert user.atoll("add-island").check().stdout == "island 1 is up, with devices 1\n"
+    assert user.script(DOUBLE, ATOLL_ADDRESS=address_of(user), **RUN_ON).check().stdout == "2 42.0\n"
+    assert user.atoll("drain", "0").check().stdout == "island 0 is empty, and its workers have ended\n"
+    assert user.script(DOUBLE, ATOLL_ADDRESS=address_of(user), **RUN_ON).check().stdout == "1 42.0\n"
+    assert "drained" in user.atoll("status").check().stdout
+    assert "the only one that is ready" in user.atoll("drain", "1").error
+    user.atoll("down").check()
+    assert user.leftovers() == []
+
+
+def address_of(user: User) -> str:
+    return f"unix:{user.runtime}/atoll/default/controller.sock"

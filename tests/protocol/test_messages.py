@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import types
+import typing
+from typing import Any
+
+import msgspec
+import pytest
+
+from atoll.cluster.slices import SliceRequest
+from atoll.errors import Status
+from atoll.ir import plan as p
+from atoll.ir.program import Call, Program
+from atoll.ir.types import ArraySpec, Sharding, Tiled
+from atoll.protocol import messages as m
+
+UNIONS = {
+    "ToController": m.ToController,
+    "ToWorker": m.ToWorker,
+    "ToProxy": m.ToProxy,
+    "ToEngine": m.ToEngine,
+    "ToOperator": m.ToOperator,
+}
+MESSAGES = [
+    value
+    for value in vars(m).values()
+    if isinstance(value, type) and issubclass(value, m.Message) and value is not m.Message
+]
+
+STATUS = Status(3, "wrong shape", {"key": b"\x00\xff"})
+SPEC = ArraySpec("float32", (4,), Sharding((0, 1), Tiled((2,), (1, 0)), "device"), (0,))
+LOCAL = p.LocalArray("float32", (4,), ((2,),), (0,), (1,))
+SAMPLES: dict[Any, Any] = {
+    int: 1 << 50,
+    str: "text ä",
+    bytes: b"\x00\xff",
+    float: 0.5,
+    bool: True,
+    Status: STATUS,
+    Program: Program("f", (SPEC,), (Call(1, (0,), (SPEC,), (0, 1)),), (1,)),
+    p.Plan: p.Plan(
+        "f",
+        (0,),
+        (p.Segment(0, (p.Put(1, LOCAL, (p.HostPiece(0, 0, (2,), (-4,), ((0, 2),)),)),), (1,), (), (0,)),),
+        (1,),
+    ),
+    SliceRequest: SliceRequest(4, (2, 2), "cpu", (1,), (2, 3), 1 << 30),
+    m.DeviceInfo: m.DeviceInfo(0, "cpu", "cpu", ("device",), "device", (0, 0, 0), 0, 0, 0),
+}
+SAMPLES[m.VirtualDevice] = m.VirtualDevice(0, 0, 0, SAMPLES[m.DeviceInfo])
+
+
+def sample(kind: Any) -> Any:
+    """A value of a field's type."""
+    if kind in SAMPLES:
+        return SAMPLES[kind]
+    assert typing.get_origin(kind) is tuple, f"no sample of {kind}"
+    arguments = typing.get_args(kind)
+    if arguments[-1] is Ellipsis:
+        return (sample(arguments[0]),) * 2
+    return tuple(sample(each) for each in arguments)
+
+
+def sample_message(kind: type[Any]) -> Any:
+    hints = typing.get_type_hints(kind)
+    return kind(**{field.name: sample(hints[field.name]) for field in msgspec.structs.fields(kind)})
+
+
+def members(union: Any) -> tuple[type[Any], ...]:
+    assert isinstance(union, types.UnionType)
+    return typing.get_args(union)
+
+
+@pytest.mark.parametrize(("union", "kind"), [(name, kind) for name, union in UNIONS.items() for kind in members(union)])
+def test_every_message_survives_its_connection(union, kind):
+    message = sample_message(kind)
+    encoded = msgspec.msgpack.encode(message)
+    assert msgspec.msgpack.decode(encoded, type=UNIONS[union]) == message
+
+
+def test_tags_are_unique_over_all_messages():
+    tags = [kind.__struct_config__.tag for kind in MESSAGES]
+    assert len(set(tags)) == len(tags)
+    assert all(isinstance(tag, int) for tag in tags)
+
+
+def test_every_message_has_a_receiver():
+    received = {kind for union in UNIONS.values() for kind in members(union)}
+    assert set(MESSAGES) == received
+
+
+@pytest.mark.parametrize("kind", MESSAGES)
+def test_messages_do_not_change(kind):
+    config = kind.__struct_config__
+    assert (config.frozen, config.array_like) == (True, True)
+    message = sample_message(kind)
+    for field in kind.__struct_fields__:
+        with pytest.raises(AttributeError):
+            setattr(message, field, None)
+
+
+def test_a_message_of_a_later_version_with_more_fields_is_still_read():
+    encoded = msgspec.msgpack.encode([41, 7, "a field that we do not know"])
+    assert msgspec.msgpack.decode(encoded, type=m.ToController) == m.ReleaseFunction(7)

@@ -1,0 +1,416 @@
+"""The scheduler as tables (events in, gangs out), and its promises for any order of events."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.scheduling.scheduler import UNKNOWN_NS, Gang, Scheduler, Ticket
+
+MS = 1_000_000
+
+
+def launch(
+    number: int,
+    *,
+    session: int = 1,
+    islands: tuple[int, ...] = (0,),
+    missing: int = 0,
+    estimate: int = UNKNOWN_NS,
+    exclusive: bool = False,
+    hosts: tuple[int, ...] = (0,),
+) -> Ticket[str]:
+    ticket = Ticket[str](number, session, missing)
+    ticket.gangs = tuple(
+        Gang(10 * number + island, island, ticket, f"work {number}", estimate, exclusive, hosts=hosts)
+        for island in islands
+    )
+    return ticket
+
+
+def started(scheduler: Scheduler[str], island: int = 0) -> list[int]:
+    """The numbers of all launches whose gangs may start now, in order."""
+    return [gang.ticket.number for gang in gangs(scheduler, island)]
+
+
+def gangs(scheduler: Scheduler[str], island: int = 0) -> list[Gang[str]]:
+    found = []
+    while (gang := scheduler.next(island)) is not None:
+        found.append(gang)
+    return found
+
+
+def scheduler_with(*tickets: Ticket[str], islands: int = 1, window: int = 8) -> Scheduler[str]:
+    scheduler = Scheduler[str](islands, window, busy_ns=4 * MS)
+    for ticket in tickets:
+        scheduler.enqueue(ticket)
+    return scheduler
+
+
+def test_who_has_been_ready_for_longest_starts_first_over_all_sessions():
+    scheduler = scheduler_with(launch(1, session=7), launch(2, session=5), launch(3, session=7), launch(4, session=6))
+    # 3 is older than 4, but was not ready before its session's 1 had its turn.
+    assert started(scheduler) == [1, 2, 4, 3]
+
+
+def test_sessions_with_long_programs_take_turns_node_by_node():
+    scheduler = scheduler_with(
+        *(launch(i, session=1) for i in range(1, 4)), *(launch(i, session=2) for i in range(4, 7))
+    )
+    assert started(scheduler) == [1, 4, 2, 5, 3, 6]
+
+
+def test_a_launch_that_waits_holds_back_its_own_session_and_nobody_else():
+    waiting = launch(1, missing=1)
+    scheduler = scheduler_with(waiting, launch(2), launch(3, session=2))
+    assert started(scheduler) == [3]
+    scheduler.arrived(waiting)
+    assert started(scheduler) == [1, 2]
+
+
+def test_a_launch_that_waits_holds_back_its_session_on_its_own_islands_alone():
+    scheduler = scheduler_with(launch(1, islands=(0,), missing=1), launch(2, islands=(1,)), islands=2)
+    assert started(scheduler, 1) == [2]
+
+
+def test_a_launch_starts_with_the_last_of_what_it_waits_for():
+    waiting = launch(1, missing=3)
+    scheduler = scheduler_with(waiting)
+    for _ in range(2):
+        scheduler.arrived(waiting)
+        assert started(scheduler) == []
+    scheduler.arrived(waiting)
+    assert started(scheduler) == [1]
+
+
+def test_arrivals_for_a_launch_behind_another_are_remembered():
+    first, second = launch(1, missing=1), launch(2, missing=1)
+    scheduler = scheduler_with(first, second)
+    scheduler.arrived(second)
+    assert started(scheduler) == []
+    scheduler.arrived(first)
+    assert started(scheduler) == [1, 2]
+
+
+# ---- several islands
+
+
+def test_all_parts_of_a_launch_start_at_once():
+    scheduler = scheduler_with(launch(1, islands=(0, 2)), islands=3)
+    assert (started(scheduler, 0), started(scheduler, 1), started(scheduler, 2)) == ([1], [], [1])
+
+
+def test_a_launch_takes_its_place_on_all_islands_when_the_first_of_them_starts_it():
+    scheduler = scheduler_with(
+        launch(1, session=1, islands=(0, 1)), launch(2, session=2, islands=(0, 1)), islands=2, window=1
+    )
+    assert started(scheduler, 0) == [1]
+    # Island 1 has not been asked before; it follows.
+    (first,) = gangs(scheduler, 1)
+    assert first.ticket.number == 1
+    scheduler.finished(first)
+    assert started(scheduler, 1) == [2]
+    assert started(scheduler, 0) == []
+
+
+def test_a_committed_launch_goes_before_an_older_one_that_becomes_ready_later():
+    late = launch(1, session=1, islands=(1,), missing=1)
+    both = launch(2, session=2, islands=(0, 1))
+    scheduler = scheduler_with(late, both, islands=2)
+    assert started(scheduler, 0) == [2]
+    scheduler.arrived(late)
+    assert started(scheduler, 1) == [2, 1]
+
+
+# ---- bounds
+
+
+def test_no_more_than_the_window_is_in_flight():
+    scheduler = scheduler_with(*(launch(i) for i in range(1, 11)), window=4)
+    first = gangs(scheduler)
+    assert [gang.ticket.number for gang in first] == [1, 2, 3, 4]
+    for gang in first:
+        scheduler.finished(gang)
+    assert started(scheduler) == [5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("window", [2, 3, 24])
+def test_a_full_window_opens_again_when_half_of_it_has_finished(window):
+    scheduler = scheduler_with(*(launch(i, estimate=1) for i in range(100)), window=window)
+    first = gangs(scheduler)
+    assert len(first) == window
+    for gang in first[: window - window // 2]:
+        scheduler.finished(gang)
+    assert started(scheduler) == list(range(window, 2 * window - window // 2))
+
+
+def test_work_in_flight_is_bounded_by_the_time_it_takes():
+    scheduler = scheduler_with(*(launch(i, estimate=MS) for i in range(20)), window=24)
+    first = gangs(scheduler)
+    assert len(first) == 4
+    scheduler.finished(first[0])
+    assert started(scheduler) == [], "not before half of it is done"
+    scheduler.finished(first[1])
+    assert started(scheduler) == [4, 5]
+
+
+def test_two_stand_behind_the_one_that_runs_however_long_they_take():
+    scheduler = scheduler_with(*(launch(i, estimate=500 * MS) for i in range(5)))
+    first = gangs(scheduler)
+    assert len(first) == 3
+    scheduler.finished(first[0])
+    assert started(scheduler) == [3]
+
+
+def test_hosts_of_an_island_that_have_different_work_do_not_take_one_anothers_room():
+    tickets = [launch(2 * i + host, estimate=500 * MS, hosts=(host,)) for i in range(4) for host in (0, 1)]
+    scheduler = Scheduler[str](1, 8, busy_ns=4 * MS, hosts=2)
+    for ticket in tickets:
+        scheduler.enqueue(ticket)
+    first = gangs(scheduler)
+    assert [gang.ticket.number for gang in first] == [0, 1, 2, 3, 4, 5]
+    scheduler.finished(first[0])
+    assert started(scheduler) == [6]
+    scheduler.finished(first[1])
+    assert started(scheduler) == [7]
+
+
+def test_a_newcomer_gets_in_behind_what_is_in_flight_and_not_behind_what_waits():
+    long = [launch(i, estimate=10 * MS) for i in range(2, 12)]
+    scheduler = scheduler_with(*long)
+    first = gangs(scheduler)
+    newcomer = launch(12, session=2)
+    scheduler.enqueue(newcomer)
+    scheduler.finished(first[0])
+    assert started(scheduler) == [5], "it was ready before"
+    scheduler.finished(first[1])
+    assert started(scheduler) == [12]
+
+
+def test_a_gang_that_runs_alone_waits_for_the_others_and_holds_them_back():
+    scheduler = scheduler_with(launch(1), launch(2, exclusive=True), launch(3))
+    (first,) = gangs(scheduler)
+    assert first.ticket.number == 1
+    scheduler.finished(first)
+    (second,) = gangs(scheduler)
+    assert second.ticket.number == 2
+    scheduler.finished(second)
+    assert started(scheduler) == [3]
+
+
+# ---- drops, pauses, ends
+
+
+def test_a_dropped_head_lets_the_next_one_through_and_takes_no_place():
+    waiting = launch(1, missing=1)
+    scheduler = scheduler_with(waiting, launch(2), window=1)
+    scheduler.drop(waiting)
+    assert started(scheduler) == [2]
+    assert scheduler.statistics(0).in_flight == 1
+
+
+def test_a_launch_dropped_behind_another_is_passed_over():
+    second = launch(2, missing=1)
+    scheduler = scheduler_with(launch(1), second, launch(3))
+    scheduler.drop(second)
+    assert started(scheduler) == [1, 3]
+
+
+def test_what_a_dropped_launch_waited_for_may_still_come():
+    waiting = launch(1, missing=1)
+    scheduler = scheduler_with(waiting, launch(2))
+    scheduler.drop(waiting)
+    scheduler.arrived(waiting)
+    assert started(scheduler) == [2]
+    assert started(scheduler) == []
+
+
+def test_the_rest_of_a_dropped_launch_does_not_start():
+    ticket = launch(1, islands=(0, 1))
+    scheduler = scheduler_with(ticket, islands=2)
+    assert started(scheduler, 0) == [1]
+    scheduler.drop(ticket)
+    assert started(scheduler, 1) == []
+
+
+def test_a_paused_island_holds_what_needs_it_and_nothing_else():
+    scheduler = scheduler_with(launch(1, session=1, islands=(0, 1)), launch(2, session=2, islands=(1,)), islands=2)
+    scheduler.pause(0)
+    assert started(scheduler, 1) == [2]
+    scheduler.resume(0)
+    assert started(scheduler, 0) == [1]
+    assert started(scheduler, 1) == [1]
+
+
+def test_an_excluded_session_waits_until_it_is_admitted():
+    scheduler = scheduler_with(launch(1, session=1), launch(2, session=2))
+    scheduler.exclude(0, 1)
+    assert started(scheduler) == [2]
+    scheduler.admit(0, 1)
+    assert started(scheduler) == [1]
+
+
+def test_a_closed_session_leaves_the_lines_with_all_its_launches():
+    mine, other = [launch(1), launch(3)], launch(2, session=2)
+    scheduler = scheduler_with(mine[0], other, mine[1])
+    assert scheduler.drop_session(1) == mine
+    assert scheduler.drop_session(1) == []
+    assert started(scheduler) == [2]
+
+
+def test_statistics_count_what_waits_what_flies_and_what_started():
+    scheduler = scheduler_with(launch(1), launch(2), launch(3, session=2, missing=1), window=8)
+    first = scheduler.next(0)
+    assert first is not None
+    scheduler.finished(first)
+    assert scheduler.next(0) is not None
+    stats = scheduler.statistics(0)
+    assert (stats.waiting, stats.in_flight, stats.busy_ns, stats.started, stats.window) == (1, 1, UNKNOWN_NS, 2, 8)
+
+
+def test_one_that_runs_alone_and_could_not_start_starts_when_it_can():
+    scheduler = scheduler_with(launch(1, exclusive=True))
+    held = scheduler.next(0)
+    assert held is not None
+    scheduler.hold_back(held)
+    assert scheduler.next(0) is None
+    scheduler.go_on(0)
+    assert scheduler.next(0) is held
+
+
+@given(st.integers(0, 2**32), st.integers(1, 150), st.integers(1, 6), st.integers(1, 3), st.integers(1, 3))
+def test_whatever_happens_islands_agree_and_all_starts_once(seed, steps, window, islands, hosts):
+    """A random play of all events.
+
+    Each gang starts once; a session's launches keep their order; no two islands start two launches in different orders,
+    nor do the orders of three of them make a circle; bounds are kept on each host; and all that was not dropped starts
+    in the end.
+    """
+    rng = random.Random(seed)
+    scheduler = Scheduler[str](islands, window, busy_ns=4 * MS, hosts=hosts)
+    order: list[list[Ticket[str]]] = [[] for _ in range(islands)]
+    flying: list[list[Gang[str]]] = [[] for _ in range(islands)]
+    waited: list[Ticket[str]] = []
+    tickets: list[Ticket[str]] = []
+    paused: set[int] = set()
+    absent: set[tuple[int, int]] = set()
+    closed: set[int] = set()
+
+    def start(island: int) -> None:
+        while (gang := scheduler.next(island)) is not None:
+            assert island not in paused
+            assert not gang.ticket.dropped
+            if rng.random() < 0.1:
+                scheduler.hold_back(gang)
+                scheduler.go_on(island)
+                continue
+            order[island].append(gang.ticket)
+            flying[island].append(gang)
+            assert not gang.exclusive or len(flying[island]) == 1
+            for host in gang.hosts:
+                there = [each.estimate for each in flying[island] if host in each.hosts]
+                assert len(there) <= window
+                assert sum(there[:-1]) < 4 * MS or len(there) <= 3
+
+    def finish(island: int) -> None:
+        if flying[island]:
+            scheduler.finished(flying[island].pop(rng.randrange(len(flying[island]))))
+
+    for number in range(1, steps):
+        island = rng.randrange(islands)
+        event = rng.choice(["enqueue"] * 5 + ["arrive"] * 3 + ["finish"] * 4 + ["drop", "pause", "exclude", "close"])
+        session = rng.randrange(4)
+        if event == "enqueue" and session not in closed:
+            places = tuple(sorted(rng.sample(range(islands), rng.randint(1, islands))))
+            missing = rng.choice([0, 0, 1, 2])
+            estimate = rng.choice([1, UNKNOWN_NS, 3 * MS, 50 * MS])
+            ticket = launch(
+                number,
+                session=session,
+                islands=places,
+                missing=missing,
+                estimate=estimate,
+                exclusive=rng.random() < 0.1,
+                hosts=tuple(sorted(rng.sample(range(hosts), rng.randint(1, hosts)))),
+            )
+            tickets.append(ticket)
+            waited.extend([ticket] * missing)
+            scheduler.enqueue(ticket)
+        elif event == "arrive" and waited:
+            scheduler.arrived(waited.pop(rng.randrange(len(waited))))
+        elif event == "finish":
+            finish(island)
+        elif event == "drop" and tickets:
+            scheduler.drop(rng.choice(tickets))
+        elif event == "pause":
+            if island in paused:
+                paused.discard(island)
+                scheduler.resume(island)
+            else:
+                paused.add(island)
+                scheduler.pause(island)
+        elif event == "exclude":
+            if (island, session) in absent:
+                absent.discard((island, session))
+                scheduler.admit(island, session)
+            else:
+                absent.add((island, session))
+                scheduler.exclude(island, session)
+        elif event == "close" and rng.random() < 0.2:
+            closed.add(session)
+            scheduler.drop_session(session)
+        if rng.random() < 0.7:
+            start(rng.randrange(islands))
+
+    for island in list(paused):
+        paused.discard(island)
+        scheduler.resume(island)
+    for island, session in absent:
+        scheduler.admit(island, session)
+    for ticket in waited:
+        scheduler.arrived(ticket)
+    while scheduler.touched or any(flying):
+        touched, scheduler.touched = scheduler.touched, set()
+        for island in range(islands):
+            if island in touched:
+                start(island)
+            elif not touched:
+                finish(island)
+
+    for ticket in tickets:
+        for gang in ticket.gangs:
+            count = order[gang.island].count(ticket)
+            assert count <= 1
+            assert count == 1 or ticket.dropped, "nothing is forgotten"
+    for island, line in enumerate(order):
+        for session in range(4):
+            numbers = [ticket.number for ticket in line if ticket.session == session]
+            assert numbers == sorted(numbers)
+        assert scheduler.statistics(island).waiting == 0
+        assert scheduler.statistics(island).in_flight == 0
+    assert agree(order)
+
+
+def agree(order: list[list[Ticket[str]]]) -> bool:
+    """Whether one total order has all these orders in it: takes away, again and again, what is first wherever it is."""
+    lines = [list(line) for line in order]
+    while any(lines):
+        for line in lines:
+            if line and all(other[0] is line[0] for other in lines if line[0] in other):
+                first = line[0]
+                for other in lines:
+                    if first in other:
+                        other.pop(0)
+                break
+        else:
+            return False
+    return True
+
+
+def test_the_check_of_agreement_can_fail():
+    first, second = launch(1), launch(2)
+    assert agree([[first, second], [first, second], [second]])
+    assert not agree([[first, second], [second, first]])

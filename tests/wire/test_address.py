@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.errors import AddressError
+from atoll.wire.address import Address, check_may_listen, parse_address
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "printed"),
+    [
+        ("unix:/run/atoll.sock", Address(path="/run/atoll.sock"), "unix:/run/atoll.sock"),
+        ("unix:///run/atoll.sock", Address(path="/run/atoll.sock"), "unix:/run/atoll.sock"),
+        ("grpc://unix:/run/a", Address(path="/run/a"), "unix:/run/a"),
+        ("localhost:80", Address(host="localhost", port=80), "localhost:80"),
+        ("tcp://10.0.0.1:8080", Address(host="10.0.0.1", port=8080), "10.0.0.1:8080"),
+        ("grpc://host.example:1", Address(host="host.example", port=1), "host.example:1"),
+        ("[::1]:80", Address(host="::1", port=80), "[::1]:80"),
+        (" 127.0.0.1:0 ", Address(host="127.0.0.1", port=0), "127.0.0.1:0"),
+    ],
+)
+def test_addresses_are_read_and_printed(text, address, printed):
+    assert parse_address(text) == address
+    assert str(address) == printed
+    assert parse_address(printed) == address
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "no address"),
+        ("localhost", "no address"),
+        (":80", "no address"),
+        ("localhost:", "no address"),
+        ("localhost:eighty", "no address"),
+        ("localhost:65536", "no address"),
+        ("localhost:-1", "no address"),
+        ("localhost:٣", "no address"),
+        ("unix:atoll.sock", "absolute path"),
+        ("unix:", "absolute path"),
+        ("unix:/" + 107 * "x", "107 bytes"),
+        ("unix:/" + 54 * "é", "107 bytes"),
+    ],
+)
+def test_what_is_no_address_is_refused_with_the_reason(text, reason):
+    with pytest.raises(AddressError, match=reason):
+        parse_address(text)
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_an_address_or_an_address_error(text):
+    try:
+        address = parse_address(text)
+    except AddressError:
+        return
+    assert address.is_unix or 0 <= address.port <= 65535
+
+
+@pytest.mark.parametrize(
+    ("text", "family", "sockaddr"),
+    [
+        ("unix:/a", socket.AF_UNIX, "/a"),
+        ("127.0.0.1:5", socket.AF_INET, ("127.0.0.1", 5)),
+        ("[::1]:5", socket.AF_INET6, ("::1", 5)),
+    ],
+)
+def test_sockets_are_made_of_the_right_family(text, family, sockaddr):
+    address = parse_address(text)
+    assert (address.family, address.sockaddr) == (family, sockaddr)
+
+
+@pytest.mark.parametrize("text", ["unix:/a", "127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "localhost:1"])
+def test_this_machines_own_addresses_need_no_token(text):
+    check_may_listen(parse_address(text), "")
+
+
+@pytest.mark.parametrize("text", ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "host.example:1", "127.0.0.1.evil:1"])
+def test_an_address_that_strangers_reach_needs_a_token(text):
+    with pytest.raises(AddressError, match="ATOLL_TOKEN"):
+        check_may_listen(parse_address(text), "")
+    check_may_listen(parse_address(text), "secret")

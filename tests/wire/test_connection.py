@@ -1,0 +1,327 @@
+"""Framed connections: pure ones fed by hand, and real ones over sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import struct
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.errors import ConnectError
+from atoll.wire import connection as module
+from atoll.wire.address import Address
+from atoll.wire.connection import Connection, connect, listen
+
+
+class Note(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    text: str
+
+
+class Count(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    number: int
+
+
+def frame(message: Any) -> bytes:
+    body = msgspec.msgpack.encode(message)
+    return struct.pack("<I", len(body)) + body
+
+
+class FakeTransport:
+    """Counts writes; `unread` stands for what the peer has not taken."""
+
+    def __init__(self) -> None:
+        self.writes: list[bytes] = []
+        self.unread = 0
+        self.ended = ""
+
+    def write(self, data: Any) -> None:
+        self.writes.append(bytes(data))
+        self.unread += len(data)
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+    def get_extra_info(self, name: str) -> None:
+        return None
+
+    def abort(self) -> None:
+        self.ended = self.ended or "abort"
+
+    def close(self) -> None:
+        self.ended = self.ended or "close"
+
+
+class Peer:
+    """A connection with a fake transport, and all that it told."""
+
+    def __init__(self, on_message: Callable[[Any], None] | None = None) -> None:
+        self.messages: list[Any] = []
+        self.lost: list[str] = []
+        self.connection = Connection(
+            Note | Count, on_message or self.messages.append, self.lost.append, name="the peer"
+        )
+        self.transport = FakeTransport()
+        self.connection.connection_made(self.transport)  # type: ignore[arg-type]
+
+    def feed(self, data: bytes) -> None:
+        """As the event loop does: into the connection's own buffer, as much as fits at a time."""
+        while data:
+            buffer = self.connection.get_buffer(-1)
+            count = min(len(buffer), len(data))
+            buffer[:count] = data[:count]
+            self.connection.buffer_updated(count)
+            data = data[count:]
+
+
+def on_a_loop(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(20):
+            await main()
+
+    asyncio.run(bounded())
+
+
+# ---- frames
+
+
+@given(
+    st.lists(st.one_of(st.builds(Note, st.text()), st.builds(Count, st.integers(0, 2**40))), max_size=10),
+    st.lists(st.integers(1, 40), min_size=1, max_size=10),
+)
+def test_messages_arrive_whole_once_and_in_order_however_the_bytes_are_cut(messages, cuts):
+    async def main() -> None:
+        peer = Peer()
+        data = b"".join(map(frame, messages))
+        position = 0
+        for i in range(len(data)):
+            size = cuts[i % len(cuts)]
+            peer.feed(data[position : position + size])
+            position += size
+            if position >= len(data):
+                break
+        assert peer.messages == messages
+        assert peer.lost == []
+
+    on_a_loop(main)
+
+
+@pytest.mark.parametrize("size", [65_531, 65_532, 65_533, 200_000, 1_000_000])
+def test_a_message_may_be_larger_than_the_reading_buffer(size):
+    async def main() -> None:
+        peer = Peer()
+        messages = [Count(1), Note("x" * size), Count(2)]
+        peer.feed(b"".join(map(frame, messages)))
+        assert peer.messages == messages
+
+    on_a_loop(main)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (struct.pack("<I", module.MAX_FRAME + 1), "over the limit"),
+        (b"\xff\xff\xff\xff", "over the limit"),
+        (struct.pack("<I", 0), "do not understand"),
+        (struct.pack("<I", 3) + b"\xc1\xc1\xc1", "do not understand"),
+        (frame([3, "unknown tag"]), "do not understand"),
+        (frame([1, 17]), "do not understand"),
+        (frame([1]), "do not understand"),
+        (frame({"text": "no array"}), "do not understand"),
+    ],
+)
+def test_a_peer_that_sends_what_is_no_message_is_cut_off(data, reason):
+    async def main() -> None:
+        peer = Peer()
+        peer.feed(frame(Count(1)) + data + frame(Count(2)))
+        assert peer.messages == [Count(1)]
+        assert len(peer.lost) == 1
+        assert reason in peer.lost[0]
+        assert "the peer" in peer.lost[0]
+        assert peer.transport.ended == "abort"
+
+    on_a_loop(main)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_messages_or_the_end_of_the_connection(data):
+    async def main() -> None:
+        peer = Peer()
+        peer.feed(data)
+        assert len(peer.lost) <= 1
+
+    on_a_loop(main)
+
+
+# ---- sending
+
+
+def test_messages_of_one_turn_leave_in_one_write():
+    async def main() -> None:
+        peer = Peer()
+        for i in range(100):
+            peer.connection.send(Count(i))
+        assert peer.transport.writes == []
+        await asyncio.sleep(0)
+        assert peer.transport.writes == [b"".join(frame(Count(i)) for i in range(100))]
+        peer.connection.send(Note("later"))
+        await asyncio.sleep(0)
+        assert peer.transport.writes[1:] == [frame(Note("later"))]
+
+    on_a_loop(main)
+
+
+def test_statistics_count_messages_and_bytes_both_ways():
+    async def main() -> None:
+        peer = Peer()
+        peer.feed(frame(Count(1)) + frame(Note("a")))
+        peer.connection.send(Count(1))
+        assert peer.connection.statistics().unsent_bytes == len(frame(Count(1)))
+        await asyncio.sleep(0)
+        stats = peer.connection.statistics()
+        assert (stats.messages_in, stats.messages_out) == (2, 1)
+        assert stats.bytes_in == len(frame(Count(1)) + frame(Note("a")))
+        assert stats.bytes_out == len(frame(Count(1)))
+
+    on_a_loop(main)
+
+
+def test_a_peer_that_never_reads_is_cut_off(monkeypatch):
+    monkeypatch.setattr(module, "MAX_UNSENT", 1 << 20)
+
+    async def main() -> None:
+        peer = Peer()
+        for _ in range(20):
+            peer.connection.send(Note("x" * 100_000))
+            await asyncio.sleep(0)
+        assert len(peer.lost) == 1
+        assert "does not read" in peer.lost[0]
+        assert peer.transport.unread < 2 << 20, "nothing more is queued for it"
+
+    on_a_loop(main)
+
+
+# ---- ending
+
+
+def test_the_end_is_told_once_whatever_comes_first():
+    async def main() -> None:
+        peer = Peer()
+        peer.connection.connection_lost(ConnectionResetError("reset by peer"))
+        peer.connection.connection_lost(None)
+        assert len(peer.lost) == 1
+        assert "the peer closed the connection: reset by peer" in peer.lost[0]
+        peer.connection.send(Count(1))
+        await asyncio.sleep(0)
+        assert peer.transport.writes == []
+        assert peer.connection.is_closed
+
+    on_a_loop(main)
+
+
+def test_who_closes_is_not_told_and_what_was_queued_still_leaves():
+    async def main() -> None:
+        peer = Peer()
+        peer.connection.send(Count(1))
+        peer.connection.close()
+        peer.connection.close()
+        peer.connection.send(Count(2))
+        peer.connection.connection_lost(None)
+        await asyncio.sleep(0)
+        assert peer.transport.writes == [frame(Count(1))]
+        assert peer.transport.ended == "close"
+        assert peer.lost == []
+
+    on_a_loop(main)
+
+
+def test_a_handler_that_fails_ends_the_connection():
+    def handler(message: Any) -> None:
+        raise ValueError("cannot handle this")
+
+    async def main() -> None:
+        peer = Peer(handler)
+        peer.feed(frame(Count(1)) * 3)
+        assert len(peer.lost) == 1
+        assert "cannot handle this" in peer.lost[0]
+
+    on_a_loop(main)
+
+
+def test_nothing_is_handled_after_the_handler_has_closed():
+    async def main() -> None:
+        messages: list[Any] = []
+
+        def handler(message: Any) -> None:
+            messages.append(message)
+            peer.connection.close()
+
+        peer = Peer(handler)
+        peer.feed(frame(Count(1)) * 3)
+        assert messages == [Count(1)]
+        assert peer.lost == []
+
+    on_a_loop(main)
+
+
+# ---- sockets
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_two_processes_talk_over_a_socket(kind, short_directory: Path):
+    async def main() -> None:
+        served: list[Connection] = []
+        heard: asyncio.Queue[Any] = asyncio.Queue()
+        gone: asyncio.Queue[str] = asyncio.Queue()
+
+        def accept() -> Connection:
+            served.append(Connection(Note | Count, heard.put_nowait, gone.put_nowait))
+            return served[-1]
+
+        wanted = Address(path=str(short_directory / "s")) if kind == "unix" else Address(host="127.0.0.1", port=0)
+        server, address = await listen(wanted, accept)
+        assert kind == "unix" or address.port > 0
+        answers: asyncio.Queue[Any] = asyncio.Queue()
+        client = await connect(address, Note | Count, answers.put_nowait, gone.put_nowait, name="server")
+        client.send(Note("x" * 300_000))
+        client.send(Count(2))
+        assert await heard.get() == Note("x" * 300_000)
+        assert await heard.get() == Count(2)
+        served[0].send(Count(3))
+        assert await answers.get() == Count(3)
+        client.close()
+        assert "closed the connection" in await gone.get()
+        server.close()
+
+    on_a_loop(main)
+
+
+def test_nobody_at_an_address_is_told_with_the_address(short_directory: Path):
+    async def main() -> None:
+        with pytest.raises(ConnectError, match=f"cannot reach the controller at unix:{short_directory}/none"):
+            await connect(Address(path=f"{short_directory}/none"), Note, print, print, name="the controller")
+
+    on_a_loop(main)
+
+
+def test_a_unix_socket_is_its_users_alone_and_replaces_a_stale_one(short_directory: Path):
+    path = str(short_directory / "s")
+    for _ in range(2):
+        with module.bind_unix(path) as sock:
+            mode = stat.S_IMODE(os.stat(path).st_mode)
+            assert mode == 0o600
+            assert sock.getsockname() == path
+
+
+def test_a_socket_that_cannot_be_bound_leaves_no_descriptor(short_directory: Path):
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="No such file"):
+        module.bind_unix(str(short_directory / "none" / "s"))
+    assert len(os.listdir("/proc/self/fd")) == before
