@@ -19,8 +19,7 @@ import grpc
 import pytest
 import uvloop
 
-from atoll.errors import Code
-from atoll.wire.grpc.server import Call, GrpcServer, Limits
+from atoll.wire.grpc import Call, GrpcServer, Limits, StatusCode
 from atoll.wire.http2 import frames
 from atoll.wire.http2.frames import ErrorCode
 from tests.wire.http2.http2_peer import DEADLINE_SECONDS, REQUEST, Peer, Serving, echo, frame, message, served
@@ -91,7 +90,7 @@ class Service:
         call.finish()
 
     def status(self, call: Call) -> None:
-        call.on_message = lambda content: call.finish(Code.NOT_FOUND, bytes(content).decode())
+        call.on_message = lambda content: call.finish(StatusCode.NOT_FOUND, bytes(content).decode())
 
     def raises(self, call: Call) -> None:
         raise RuntimeError("handler broke")
@@ -367,22 +366,13 @@ def test_a_deadline_that_passes_is_reported_as_a_cancellation(channel: grpc.Chan
     assert service.closed.wait(DEADLINE_SECONDS)
 
 
-def test_a_lost_connection_is_reported_to_call_and_server(tmp_path: Path, service: Service) -> None:
-    lost: list[int] = []
-    gone = threading.Event()
-
-    def on_lost(number: int) -> None:
-        assert service.closed.is_set()
-        lost.append(number)
-        gone.set()
-
-    path = str(tmp_path / "s")
-    with Serving(service.methods(), path, on_connection_lost=on_lost):
-        with Peer(path) as peer:
-            peer.send(peer.headers(1, request("/test.Test/keep")))
-            peer.read_until(frames.HEADERS, 1)
-        assert gone.wait(DEADLINE_SECONDS)
-    assert lost == [service.calls[-1].connection]
+def test_a_lost_connection_closes_its_calls(server: Serving, service: Service) -> None:
+    with Peer(server.path) as peer:
+        peer.send(peer.headers(1, request("/test.Test/keep")))
+        peer.read_until(frames.HEADERS, 1)
+        assert not service.closed.is_set()
+    assert service.closed.wait(DEADLINE_SECONDS)
+    assert service.calls[-1].ended
 
 
 def test_on_closed_is_not_called_after_finish(server: Serving, peer: Peer, service: Service) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import hpack
 
-from atoll.wire.grpc.server import Call, GrpcServer
+from atoll.wire.grpc import Call, GrpcServer
 from atoll.wire.http2 import frames
 
 T = TypeVar("T")

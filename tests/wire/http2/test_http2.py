@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from atoll.wire.grpc.server import Call, Limits
+from atoll.wire.grpc import Call, Limits
 from atoll.wire.http2 import frames
 from atoll.wire.http2.connection import Http2Connection
 from atoll.wire.http2.frames import PREFACE, ErrorCode, HeaderList, Setting
@@ -398,12 +398,6 @@ class _Echo:
 
     def half_closed(self) -> None:
         self._stream.end([(b"x", b"y")])
-
-    def sent(self) -> None:
-        pass
-
-    def closed(self) -> None:
-        pass
 
 
 _frames = st.builds(

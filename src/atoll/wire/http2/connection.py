@@ -1,7 +1,7 @@
 """The server's side of an HTTP/2 connection, as an asyncio protocol.
 
-Made for many small DATA frames in one read and for large bodies; the bytes are handled in `http2_receive` and
-`http2_send`, and here the control frames and the life of connection and streams.
+Made for many small DATA frames in one read and for large bodies; the bytes are handled in `receive` and `send`;
+here are the control frames and the life cycle of connection and streams.
 
 Invariant: whatever the peer sends, no exception leaves the protocol, and memory stays within `Limits`. A peer
 that breaks the rules gets RST_STREAM or GOAWAY (RFC 9113, section 5.4); one that wastes work (CVE-2023-44487,
@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 
 
 class Http2Connection(asyncio.BufferedProtocol):
-    """One client's connection.
+    """One client's connection. All of it belongs to the event loop's thread.
 
-    `on_request(stream, headers)` is called with each new stream; it sets the stream's consumer, and may
-    answer at once. `on_made(connection)` and `on_lost(connection)` are called once each; at the latter the
-    streams were told.
+    `on_request(stream, headers)` is called with each new stream; it sets the stream's consumer and callbacks, and
+    may reply at once. `on_made(connection)` and `on_lost(connection)` are called once each, the latter after
+    `on_closed` of the streams. None of the three may raise or block.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         stream = self._receiver.known_stream(number, "RST_STREAM")
         if stream is not None:
             self._sender.drop(stream)
-            stream.consumer.closed()
+            stream.on_closed()
             self._credit.spend()
 
     def _on_settings(self, flags: int, number: int, payload: bytes) -> None:
@@ -258,7 +258,7 @@ class Http2Connection(asyncio.BufferedProtocol):
     def _stream_failure(self, stream: Stream, code: ErrorCode) -> None:
         """Close a stream for the peer's fault."""
         self._sender.reset(stream, code)
-        stream.consumer.closed()
+        stream.on_closed()
         self._credit.spend()
 
     def _refuse(self, number: int, code: ErrorCode) -> None:
@@ -269,7 +269,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         while self.streams:
             stream = next(iter(self.streams.values()))
             self._sender.drop(stream)
-            stream.consumer.closed()
+            stream.on_closed()
 
     def fail(self, code: ErrorCode, reason: str) -> None:
         """End the connection: close its streams, tell the peer why, write what control frames there are."""

@@ -150,7 +150,7 @@ class Sender:
             if room > 0:
                 taken = stream.take(out, room, self.max_frame)
                 self.window -= taken
-                stream.consumer.sent()
+                stream.on_sent()
         if stream.trailers is not None and not stream.unsent_bytes and stream.open:
             out.append(self._header_frames(stream.number, stream.trailers, True))
             if stream.remote_open:  # tell the peer not to go on uploading (section 8.1)
