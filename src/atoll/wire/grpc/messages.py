@@ -3,7 +3,7 @@
 A message is five bytes (a compression flag and its length) and its content; messages and DATA frames have
 nothing to do with each other's boundaries. Invariant: messages are delivered in order and one at a time, none
 while the stream is paused and none after `close`; bytes that wait are bounded by the stream's window, and the
-one message that is incomplete by `max_message_bytes`. From the gRPC over HTTP/2 page (grpc/grpc,
+messages that are incomplete by `Limits.incomplete_bytes`. From the gRPC over HTTP/2 page (grpc/grpc,
 doc/PROTOCOL-HTTP2.md).
 """
 
@@ -30,12 +30,14 @@ _unpack_prefix = message_prefix.unpack_from
 
 
 class Traffic:
-    """Counters that all calls of a server share."""
+    """Counters that all calls of a connection share, and its bound for messages that have not come whole."""
 
-    __slots__ = ("calls", "messages_in", "messages_out")
+    __slots__ = ("calls", "incomplete_bytes", "max_incomplete_bytes", "messages_in", "messages_out")
 
-    def __init__(self) -> None:
+    def __init__(self, max_incomplete_bytes: int = 0) -> None:
         self.calls = 0
+        self.incomplete_bytes = 0
+        self.max_incomplete_bytes = max_incomplete_bytes
         self.messages_in = 0
         self.messages_out = 0
 
@@ -97,6 +99,8 @@ class MessageReader:
         self._held.clear()
         self._stream.held_bytes = 0
         self._stream.paused = False
+        if self._body is not None and self._size > SMALL_MESSAGE_BYTES:
+            self._traffic.incomplete_bytes -= self._size
         self._body = self._scratch = None
         self._partial.clear()
 
@@ -189,7 +193,16 @@ class MessageReader:
         self._filled, self._size = 0, size
         if size <= SMALL_MESSAGE_BYTES:
             self._body = memoryview(bytearray(size))
-        elif self._scratch is not None and size <= len(self._scratch):
+            return
+        traffic = self._traffic
+        if traffic.incomplete_bytes + size > traffic.max_incomplete_bytes:
+            limit = traffic.max_incomplete_bytes
+            raise GrpcError(
+                StatusCode.RESOURCE_EXHAUSTED,
+                f"a message of {size} bytes beside {traffic.incomplete_bytes} bytes of other incomplete messages of "
+                f"this connection, the limit is {limit} bytes",
+            )
+        if self._scratch is not None and size <= len(self._scratch):
             self._body = self._scratch
         else:
             try:
@@ -198,13 +211,17 @@ class MessageReader:
                 raise GrpcError(StatusCode.RESOURCE_EXHAUSTED, f"no memory for a message of {size} bytes") from error
             if size <= SCRATCH_BYTES:
                 self._scratch = self._body
+        traffic.incomplete_bytes += size
 
     def _complete(self) -> None:
         body, self._body = self._body, None
         assert body is not None
         self._traffic.messages_in += 1
-        message = body[: self._size]
-        self.on_message(bytes(message) if self._size <= SMALL_MESSAGE_BYTES else message)
+        if self._size <= SMALL_MESSAGE_BYTES:
+            self.on_message(bytes(body))
+            return
+        self._traffic.incomplete_bytes -= self._size
+        self.on_message(body[: self._size])
 
     def _hold(self, view: memoryview) -> None:
         """Keep bytes back. Small ones share a chunk, so that many of them cost no more than their size."""

@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import os
 import socket
 import ssl as tls
 import stat
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atoll.wire.grpc.call import Call
 from atoll.wire.grpc.messages import Traffic
@@ -33,7 +34,11 @@ Handler = Callable[[Call], None]
 
 @dataclass(frozen=True, slots=True)
 class GrpcStatistics:
-    """Counts since the server was made; `connections`, `calls_open` and `queued_bytes` are current."""
+    """Counts since the server was made; `connections`, `calls_open`, `queued_bytes` and `incomplete_bytes` are current.
+
+    `queued_bytes` are bytes received that no handler has taken, and bytes written that the socket has not;
+    `incomplete_bytes` is what was allocated for messages above 64 KiB of which only a part has come.
+    """
 
     connections: int
     calls: int
@@ -43,6 +48,7 @@ class GrpcStatistics:
     bytes_in: int
     bytes_out: int
     queued_bytes: int
+    incomplete_bytes: int
 
 
 class GrpcServer:
@@ -50,8 +56,9 @@ class GrpcServer:
 
     A handler is called with each call as soon as its headers have come; it sets the call's callbacks and
     returns. A path without a handler is answered UNIMPLEMENTED; a message of more than `max_message_bytes` ends
-    its call with RESOURCE_EXHAUSTED. What one connection may cost is in `limits`. All methods belong to the
-    event loop's thread, on which the handlers are called, too.
+    its call with RESOURCE_EXHAUSTED. What one connection may cost is in `limits`; a connection beyond
+    `max_connections` is refused with GOAWAY. All methods belong to the event loop's thread, on which the handlers
+    are called, too.
     """
 
     def __init__(
@@ -59,21 +66,22 @@ class GrpcServer:
         methods: Mapping[str, Handler],
         *,
         max_message_bytes: int = 2**31 - 1,
+        max_connections: int = 1024,
         limits: Limits | None = None,
     ) -> None:
         self._methods = dict(methods)
         self._max_message_bytes = max_message_bytes
         self._limits = limits or Limits()
-        self._traffic = Traffic()
-        self._connections: set[Http2Connection] = set()
+        self._max_connections = max_connections
+        self._connections: dict[Http2Connection, Traffic] = {}
         self._closed = False
-        self._past_bytes_in = 0
-        self._past_bytes_out = 0
+        self._past = GrpcStatistics(0, 0, 0, 0, 0, 0, 0, 0, 0)
+        """The counts of connections that are closed."""
         self._servers: list[asyncio.Server] = []
         self._socket_files: list[tuple[str, int]] = []
 
-    async def listen_unix(self, path: str, mode: int = 0o600) -> None:
-        """Listen on a unix socket, which has `mode` from the moment it exists.
+    async def listen_unix(self, path: str) -> None:
+        """Listen on a unix socket, which has mode 0600 from the moment it exists.
 
         A socket file on which nobody listens is replaced. Raises OSError (EADDRINUSE) if somebody does, and
         FileExistsError if the path is no socket.
@@ -81,7 +89,7 @@ class GrpcServer:
         _remove_stale_socket(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            umask = os.umask(0o777 & ~mode)
+            umask = os.umask(0o177)
             try:
                 listener.bind(path)
             finally:
@@ -105,15 +113,17 @@ class GrpcServer:
         return int(server.sockets[0].getsockname()[1])
 
     def statistics(self) -> GrpcStatistics:
+        connections, traffic, past = self._connections.keys(), self._connections.values(), self._past
         return GrpcStatistics(
-            connections=len(self._connections),
-            calls=self._traffic.calls,
-            calls_open=sum(len(each.streams) for each in self._connections),
-            messages_in=self._traffic.messages_in,
-            messages_out=self._traffic.messages_out,
-            bytes_in=self._past_bytes_in + sum(each.bytes_in for each in self._connections),
-            bytes_out=self._past_bytes_out + sum(each.bytes_out for each in self._connections),
-            queued_bytes=sum(each.queued_bytes() for each in self._connections),
+            connections=len(connections),
+            calls=past.calls + sum(each.calls for each in traffic),
+            calls_open=sum(len(each.streams) for each in connections),
+            messages_in=past.messages_in + sum(each.messages_in for each in traffic),
+            messages_out=past.messages_out + sum(each.messages_out for each in traffic),
+            bytes_in=past.bytes_in + sum(each.bytes_in for each in connections),
+            bytes_out=past.bytes_out + sum(each.bytes_out for each in connections),
+            queued_bytes=sum(each.queued_bytes() for each in connections),
+            incomplete_bytes=sum(each.incomplete_bytes for each in traffic),
         )
 
     async def close(self) -> None:
@@ -137,31 +147,45 @@ class GrpcServer:
         self._servers.clear()
 
     def _connection(self) -> Http2Connection:
-        return Http2Connection(self._request, self._connection_made, self._connection_lost, self._limits)
+        traffic = Traffic(self._limits.incomplete_bytes)
+        return Http2Connection(
+            functools.partial(self._request, traffic),
+            functools.partial(self._connection_made, traffic),
+            self._connection_lost,
+            self._limits,
+        )
 
-    def _connection_made(self, connection: Http2Connection) -> None:
-        self._connections.add(connection)
+    def _connection_made(self, traffic: Traffic, connection: Http2Connection) -> None:
+        self._connections[connection] = traffic
         if self._closed:  # it was accepted while the server closed
             connection.fail(ErrorCode.NO_ERROR, "server closes")
+        elif len(self._connections) > self._max_connections:
+            connection.fail(ErrorCode.ENHANCE_YOUR_CALM, f"more than {self._max_connections} connections")
 
     def _connection_lost(self, connection: Http2Connection) -> None:
-        self._connections.discard(connection)
-        self._past_bytes_in += connection.bytes_in
-        self._past_bytes_out += connection.bytes_out
+        traffic, past = self._connections.pop(connection), self._past
+        self._past = replace(
+            past,
+            calls=past.calls + traffic.calls,
+            messages_in=past.messages_in + traffic.messages_in,
+            messages_out=past.messages_out + traffic.messages_out,
+            bytes_in=past.bytes_in + connection.bytes_in,
+            bytes_out=past.bytes_out + connection.bytes_out,
+        )
 
-    def _request(self, stream: Stream, headers: HeaderList) -> None:
+    def _request(self, traffic: Traffic, stream: Stream, headers: HeaderList) -> None:
         http_status = check_grpc_request(headers)
         if http_status != 200:
             stream.end([(b":status", b"%d" % http_status)])
             return
         path = next(value for name, value in headers if name == b":path").decode("utf-8", "replace")
-        self._traffic.calls += 1
+        traffic.calls += 1
         fault: GrpcError | None = None
         try:
             metadata = parse_metadata(headers)
         except GrpcError as error:
             metadata, fault = {}, error
-        call = Call(stream, path, metadata, max_message_bytes=self._max_message_bytes, traffic=self._traffic)
+        call = Call(stream, path, metadata, max_message_bytes=self._max_message_bytes, traffic=traffic)
         handler = self._methods.get(path)
         if fault is not None:
             call.finish(fault.code, fault.message)

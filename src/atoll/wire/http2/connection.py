@@ -143,7 +143,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._headers(number, self._blocks.begin(flags, number, payload))
 
     def _on_continuation(self, flags: int, number: int, payload: bytes) -> None:
-        self._headers(number, self._blocks.go_on(flags, payload))
+        self._headers(number, self._blocks.extend(flags, payload))
 
     def _headers(self, number: int, headers: HeaderList | None) -> None:
         self._receiver.open_block = self._blocks.stream
@@ -158,9 +158,9 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._open(number, headers, ends)
         elif not stream.remote_open:
             self._stream_failure(stream, ErrorCode.STREAM_CLOSED)
-        elif not ends:
+        elif not ends or any(name[:1] == b":" for name, _ in headers):
             self._stream_failure(stream, ErrorCode.PROTOCOL_ERROR)
-        else:  # a client's trailers, of which gRPC has none, still end the request
+        else:  # a client's trailers; gRPC has none, but they end the request
             stream.half_close()
 
     def _open(self, number: int, headers: HeaderList, ends: bool) -> None:
@@ -256,7 +256,7 @@ class Http2Connection(asyncio.BufferedProtocol):
     # Ends
 
     def _stream_failure(self, stream: Stream, code: ErrorCode) -> None:
-        """Close a stream for the peer's fault."""
+        """Close a stream for the peer's fault, with RST_STREAM."""
         self._sender.reset(stream, code)
         stream.on_closed()
         self._credit.spend()
@@ -272,7 +272,7 @@ class Http2Connection(asyncio.BufferedProtocol):
             stream.on_closed()
 
     def fail(self, code: ErrorCode, reason: str) -> None:
-        """End the connection: close its streams, tell the peer why, write what control frames there are."""
+        """End the connection: close its streams, write the queued control frames and a GOAWAY with the reason."""
         if self._closing:
             return
         self._closing = self._receiver.stopped = True
@@ -286,7 +286,7 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._sender.close(frames.goaway(self._receiver.last_stream, code, reason.encode()[:128]))
 
     def abort(self) -> None:
-        """Drop the connection and what is still unwritten."""
+        """Drop the connection and what was not written yet."""
         if self._transport is not None:
             self._transport.abort()
 
