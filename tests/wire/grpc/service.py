@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from atoll.wire.grpc import Call, StatusCode
+from atoll.wire.grpc import Call, GrpcError, StatusCode
 from tests.wire.grpc.serving import echo
 from tests.wire.http2.http2_peer import DEADLINE_SECONDS
 
@@ -89,10 +89,26 @@ class Service:
         def on_message(content: Any) -> None:
             raise RuntimeError("callback broke")
 
+        self.closed.clear()
         call.on_message = on_message
+        call.on_closed = self.closed.set
+
+    def raises_status(self, call: Call) -> None:
+        raise GrpcError(StatusCode.FAILED_PRECONDITION, "not today")
 
     def methods(self) -> dict[str, Callable[[Call], None]]:
-        names = ("keep", "count", "pieces", "stream", "slow", "metadata", "status", "raises", "raises_later")
+        names = (
+            "keep",
+            "count",
+            "pieces",
+            "stream",
+            "slow",
+            "metadata",
+            "status",
+            "raises",
+            "raises_later",
+            "raises_status",
+        )
         return {"/test.Test/Echo": echo} | {f"/test.Test/{name}": getattr(self, name) for name in names}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 import os
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from atoll.wire.http2 import frames
 from atoll.wire.http2.frames import ErrorCode
 from tests.wire.grpc.service import MAX_MESSAGE, Service
 from tests.wire.grpc.serving import Serving, echo
-from tests.wire.http2.http2_peer import DEADLINE_SECONDS, REQUEST, Peer, frame, message, request
+from tests.wire.http2.http2_peer import DEADLINE_SECONDS, REQUEST, Peer, frame, message, request, served
 
 
 def test_a_paused_call_holds_no_more_than_its_window(server: Serving, peer: Peer, service: Service) -> None:
@@ -191,3 +192,38 @@ def test_a_reader_that_stops_does_not_fill_the_transport(server: Serving, peer: 
 
     assert server.call(backlog) <= 4 << 20
     assert len(peer.body(1, (64 << 20) + 5)) == (64 << 20) + 5
+
+
+def test_a_callback_that_raises_closes_its_call(peer: Peer, service: Service, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.CRITICAL, "atoll.wire.grpc.call"):
+        peer.send(peer.headers(1, request("/test.Test/raises_later")), frame(frames.DATA, 0, 1, message(b"x")))
+        assert peer.trailers(1)["grpc-status"] == "13"
+    assert service.closed.wait(DEADLINE_SECONDS)
+
+
+@pytest.mark.parametrize("cancel", [False, True], ids=["completed", "cancelled"])
+def test_incomplete_messages_of_a_connection_are_bounded_together(tmp_path: Path, cancel: bool) -> None:
+    path, size = str(tmp_path / "s"), 100_000
+    prefix, limits = size.to_bytes(5, "big"), Limits(incomplete_bytes=2 * size)
+    with (
+        Serving({"/test.Test/Echo": echo}, path, limits=limits) as serving,
+        Peer(path) as peer,
+    ):
+        for number in (1, 3, 5):
+            peer.send(peer.headers(number), frame(frames.DATA, 0, number, prefix + b"x"))
+        trailers = peer.trailers(5)
+        assert trailers["grpc-status"] == "8"
+        assert "incomplete" in trailers["grpc-message"]
+        assert serving.call(serving.server.statistics).incomplete_bytes == 2 * size
+        assert served(path), "another connection has a bound of its own"
+        if cancel:
+            peer.send(frames.rst_stream(1, ErrorCode.CANCEL))
+        else:
+            peer.send(frame(frames.DATA, frames.END_STREAM, 1, bytes(size - 1)))
+        peer.send(peer.headers(7), frame(frames.DATA, 0, 7, prefix + b"x"))
+        peer.sync()
+        assert serving.call(serving.server.statistics).incomplete_bytes == 2 * size
+        peer.send(frame(frames.DATA, frames.END_STREAM, 7, bytes(size - 1)))
+        peer.send(frames.rst_stream(3, ErrorCode.CANCEL))
+        peer.sync()
+        assert serving.call(serving.server.statistics).incomplete_bytes == 0

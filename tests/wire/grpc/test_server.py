@@ -95,3 +95,13 @@ def test_statistics_count_calls_messages_and_bytes(tmp_path: Path) -> None:
         assert (now.messages_in, now.messages_out, now.queued_bytes) == (2, 2, 0)
         assert now.bytes_in > 12
         assert now.bytes_out > 12
+
+
+def test_a_connection_beyond_the_limit_is_closed_at_once(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    with Serving({"/test.Test/Echo": echo}, path, max_connections=2), Peer(path) as first, Peer(path) as second:
+        first.sync()
+        second.sync()
+        with Peer(path) as third:
+            assert third.read() is None
+        first.sync()

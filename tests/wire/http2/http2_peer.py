@@ -18,6 +18,7 @@ REQUEST = [
     (":method", "POST"),
     (":scheme", "http"),
     (":path", "/test.Test/Echo"),
+    (":authority", "localhost"),
     ("content-type", "application/grpc"),
     ("te", "trailers"),
 ]
@@ -40,7 +41,9 @@ def message(content: bytes) -> bytes:
 
 
 class Peer:
-    """One raw connection. Frames are read as (type, flags, stream, payload)."""
+    """One raw connection. Frames are read as (type, flags, stream, payload); SETTINGS and PING are
+    acknowledged. Without `greet`, the test sends the preface and what follows itself.
+    """
 
     def __init__(self, path: str, *, greet: bool = True) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -49,6 +52,7 @@ class Peer:
         self.encoder = hpack.Encoder()
         self.decoder = hpack.Decoder()
         self._input = b""
+        self._acknowledges = greet
         if greet:
             self.send(frames.PREFACE + frames.settings_frame(()))
 
@@ -79,7 +83,10 @@ class Peer:
         head, flags, stream = frames.frame_header.unpack_from(self._input)
         end = 9 + (head >> 8)
         payload, self._input = self._input[9:end], self._input[end:]
-        return head & 0xFF, flags, stream, payload
+        kind = head & 0xFF
+        if self._acknowledges and kind in (frames.SETTINGS, frames.PING) and not flags & frames.ACK:
+            self.send(frame(kind, frames.ACK, 0, payload if kind == frames.PING else b""))
+        return kind, flags, stream, payload
 
     def read_until(self, kind: int, stream: int | None = None) -> tuple[int, int, int, bytes]:
         while True:

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import errno
 import functools
+import logging
 import os
 import socket
 import ssl as tls
@@ -28,6 +29,8 @@ from atoll.wire.http2.connection import Http2Connection
 from atoll.wire.http2.frames import ErrorCode, HeaderList
 from atoll.wire.http2.limits import Limits
 from atoll.wire.http2.stream import Stream
+
+log = logging.getLogger(__name__)
 
 Handler = Callable[[Call], None]
 
@@ -57,7 +60,7 @@ class GrpcServer:
     A handler is called with each call as soon as its headers have come; it sets the call's callbacks and
     returns. A path without a handler is answered UNIMPLEMENTED; a message of more than `max_message_bytes` ends
     its call with RESOURCE_EXHAUSTED. What one connection may cost is in `limits`; a connection beyond
-    `max_connections` is refused with GOAWAY. All methods belong to the event loop's thread, on which the handlers
+    `max_connections` is closed at once. All methods belong to the event loop's thread, on which the handlers
     are called, too.
     """
 
@@ -158,9 +161,10 @@ class GrpcServer:
     def _connection_made(self, traffic: Traffic, connection: Http2Connection) -> None:
         self._connections[connection] = traffic
         if self._closed:  # it was accepted while the server closed
-            connection.fail(ErrorCode.NO_ERROR, "server closes")
+            connection.abort()
         elif len(self._connections) > self._max_connections:
-            connection.fail(ErrorCode.ENHANCE_YOUR_CALM, f"more than {self._max_connections} connections")
+            log.info("a connection is refused: %d are open", self._max_connections)
+            connection.abort()
 
     def _connection_lost(self, connection: Http2Connection) -> None:
         traffic, past = self._connections.pop(connection), self._past

@@ -30,8 +30,8 @@ class Http2Connection(asyncio.BufferedProtocol):
     """One client's connection. All of it belongs to the event loop's thread.
 
     `on_request(stream, headers)` is called with each new stream; it sets the stream's consumer and callbacks, and
-    may reply at once. `on_made(connection)` and `on_lost(connection)` are called once each, the latter after
-    `on_closed` of the streams. None of the three may raise or block.
+    may reply at once. `on_made(connection)` and `on_lost(connection)` are called once each, the former before anything
+    is sent, the latter after `on_closed` of the streams. None of the three may raise or block.
     """
 
     def __init__(
@@ -79,6 +79,9 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = self._sender.transport = cast(asyncio.Transport, transport)
+        self._on_made(self)
+        if self._closing:
+            return
         limits = self._limits
         self._transport.set_write_buffer_limits(high=limits.write_high_bytes)
         settings = (
@@ -92,7 +95,6 @@ class Http2Connection(asyncio.BufferedProtocol):
         if more > 0:
             self._sender.control(frames.window_update(0, more))
         self._timer = self._loop.call_later(limits.handshake_seconds, self._handshake_overdue)
-        self._on_made(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._closing = self._receiver.stopped = True
@@ -286,7 +288,8 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._sender.close(frames.goaway(self._receiver.last_stream, code, reason.encode()[:128]))
 
     def abort(self) -> None:
-        """Drop the connection and what was not written yet."""
+        """Drop the connection and what was not written yet; in `on_made`, to refuse it."""
+        self._closing = self._receiver.stopped = True
         if self._transport is not None:
             self._transport.abort()
 

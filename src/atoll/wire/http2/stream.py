@@ -9,15 +9,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from atoll.wire.http2 import frames
 from atoll.wire.http2.frames import DATA, HeaderList, frame_header
 
-if TYPE_CHECKING:
-    from atoll.wire.http2.send import Sender
-
 Buffer = bytes | bytearray | memoryview
+
+
+class StreamSender(Protocol):
+    """What a stream needs of its connection to send (see `send.Sender`)."""
+
+    def make_ready(self, stream: Stream) -> None: ...
+    def control(self, frame: bytes) -> None: ...
 
 
 class BodyConsumer(Protocol):
@@ -70,7 +74,7 @@ class Stream:
         "unsent_bytes",
     )
 
-    def __init__(self, sender: Sender, number: int, send_window: int, receive_window: int) -> None:
+    def __init__(self, sender: StreamSender, number: int, send_window: int, receive_window: int) -> None:
         self.number = number
         self.consumer: BodyConsumer = DISCARD
         self.on_sent = ignore
