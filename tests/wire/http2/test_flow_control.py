@@ -99,3 +99,20 @@ def test_frames_obey_the_peers_maximum_size(peer: Peer) -> None:
     while sum(sizes) < 50_005:
         sizes.append(len(peer.read_until(DATA)[3]))
     assert max(sizes) <= 20_000
+
+
+def test_settings_that_raise_a_stream_window_above_its_maximum_end_the_connection(peer: Peer) -> None:
+    peer.send(peer.headers(1, KEEP), frames.window_update(1, 2**31 - 1 - frames.DEFAULT_WINDOW))
+    peer.sync()
+    peer.send(frames.settings_frame([(Setting.INITIAL_WINDOW_SIZE, frames.DEFAULT_WINDOW + 1)]))
+    assert peer.goaway_code() == ErrorCode.FLOW_CONTROL_ERROR
+
+
+def test_a_window_is_granted_while_the_reply_waits_for_the_other(peer: Peer) -> None:
+    peer.send(frames.settings_frame([(Setting.INITIAL_WINDOW_SIZE, 0)]), peer.headers(1))
+    peer.send(frame(DATA, frames.END_STREAM, 1, message(b"waits")))
+    assert not [got for got in peer.sync() if got[0] == DATA]
+    for byte in message(b"waits"):
+        peer.send(frames.window_update(1, 1))
+        assert peer.read_until(DATA, 1)[3] == bytes([byte])
+    assert peer.trailers(1)["grpc-status"] == "0"
