@@ -131,9 +131,7 @@ def test_a_header_block_that_does_not_decode_ends_the_connection(peer: Peer, blo
         pytest.param(frames.settings_frame([(Setting.HEADER_TABLE_SIZE, 2**32 - 1)]), id="a huge header table"),
         pytest.param(frame(frames.PRIORITY, 0, 1, b"\0\0\0\1\1"), id="a stream that depends on itself"),
         pytest.param(frame(frames.WINDOW_UPDATE, 0, 0, b"\x80\0\0\1"), id="reserved bit of WINDOW_UPDATE"),
-        pytest.param(
-            frames.frame_header.pack(8 << 8 | PING, 0, 2**31) + bytes(8), id="reserved bit of a number"
-        ),
+        pytest.param(frames.frame_header.pack(8 << 8 | PING, 0, 2**31) + bytes(8), id="reserved bit of a number"),
         pytest.param(frame(frames.GOAWAY, 0, 0, b""), id="GOAWAY without its fields"),
         pytest.param(frame(99, 0xFF, 2**31 - 1, b"x"), id="unknown type"),
     ],
