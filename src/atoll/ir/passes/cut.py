@@ -238,7 +238,7 @@ class _Cut:
     # ---- gangs and plans
 
     def _gangs(self, results: frozenset[int]) -> tuple[tuple[LoweredGang, ...], dict[int, p.Plan]]:
-        """One gang for each node and island, one segment for each of its hosts; from the last to the first, to find drops."""
+        """One gang for each node and island, one segment for each host of it; backwards, to find what each drops."""
         kept = {*range(self.arguments), *results}
         by_island: dict[int, set[int]] = {}  # what later gangs touch
         by_host: dict[int, set[int]] = {}  # what later segments touch
