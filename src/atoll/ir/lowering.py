@@ -19,8 +19,8 @@ from atoll.ir.dialect.ops import ProgramOp
 from atoll.ir.lowered import Lowered, LoweredGang, LoweredValue
 from atoll.ir.passes.cut import cut
 from atoll.ir.passes.place import PlacePass
-from atoll.ir.passes.simplify import Simplify
-from atoll.ir.passes.transfers import ExplicitTransfers
+from atoll.ir.passes.simplify import SimplifyPass
+from atoll.ir.passes.transfers import ExplicitTransfersPass
 from atoll.ir.program import Call, Program, check
 
 __all__ = ["Lowered", "LoweredGang", "LoweredValue", "lower", "pipeline"]
@@ -42,7 +42,7 @@ def lower(program: Program, placement: Placement, functions: Mapping[int, str]) 
 
 def pipeline(placement: Placement) -> PassPipeline:
     """The passes between a built program and its cut."""
-    return PassPipeline((Simplify(), PlacePass(placement), ExplicitTransfers()))
+    return PassPipeline((SimplifyPass(), PlacePass(placement), ExplicitTransfersPass()))
 
 
 def program_of(module: ModuleOp) -> ProgramOp:

@@ -20,7 +20,7 @@ from atoll.ir.types import ArraySpec, Replicated, Tiled
 
 
 @dataclass(frozen=True)
-class Simplify(ModulePass):
+class SimplifyPass(ModulePass):
     """Drops and joins nodes until nothing more is to be had.
 
     Takes location-free programs, and guarantees the same results from fewer nodes or as many:
@@ -83,8 +83,8 @@ def _is_pure(op: Operation) -> bool:
 
 def _without(op: TransferOp, indices: list[int]) -> None:
     """Takes inputs and their unused results out of a transfer."""
-    gone = set(indices)
-    left = [i for i in range(len(op.results)) if i not in gone]
+    removed = set(indices)
+    left = [i for i in range(len(op.results)) if i not in removed]
     if not left:
         Rewriter.erase_op(op)
         return

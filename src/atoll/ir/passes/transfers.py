@@ -19,7 +19,7 @@ from atoll.ir.geometry import Located, copies, parts, stays
 
 
 @dataclass(frozen=True)
-class ExplicitTransfers(ModulePass):
+class ExplicitTransfersPass(ModulePass):
     """Replaces transfers by what they do.
 
     Takes placed programs. Guarantees: no `atoll.transfer` is left. In its place, with one number (`of`) and without
