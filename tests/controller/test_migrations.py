@@ -16,7 +16,7 @@ from atoll.controller.sessions import migrations as moves
 from atoll.errors import OK, Code, Status
 from atoll.ir.program import HostBuffer, HostToDevice, single
 from atoll.protocol import messages as m
-from tests.controller.play import Play, on, ready, runs
+from tests.controller.play import Play, on, runs
 from tests.controller.world import Client, World
 
 
@@ -28,7 +28,7 @@ class MovePlay(Play):
         self.say(m.AddSlice(1, SliceRequest(count)))
 
     def ask(self, island: int = 1, devices: tuple[int, ...] = (), number: int = 1) -> list[Any]:
-        self.controller.from_operator(9, m.RemapRequest(self.session, number, island, devices))
+        self.operator(m.RemapRequest(self.session, number, island, devices))
         return self.outbox()
 
     def rest(self, move: int = 1) -> list[Any]:
@@ -79,7 +79,7 @@ def test_a_move_step_by_step():
     assert told(said) == m.OperationReply(OK, f"slice 1 of session {play.session} is on devices 2 now")
     # The program runs where the device is.
     play.done(take_over.sequence, host=1)
-    play.controller.from_proxy(play.session, m.Launch(1, (5,), (6,), ()))
+    play.proxy(play.session, m.Launch(1, (5,), (6,), ()))
     ((to, run),) = [each for each in play.sent() if isinstance(each[1], m.Run)]
     assert to == ("host", 1)
     assert run.arguments == (5,)
@@ -136,7 +136,7 @@ def test_a_copy_that_fails_leaves_everything_where_it_was():
     assert m.Migrated(1, ()) in said
     assert play.locations[0] == DeviceLocation(0, 0, 0)
     assert set(play.controller.sessions[play.session].directory.entries) == {5}
-    assert play.controller._moves.under_way == {}
+    assert play.controller.migrations.under_way == {}
     # It can be tried again.
     assert play.ask() == [m.Quiesce(2)]
 
@@ -159,7 +159,7 @@ def test_a_function_that_does_not_compile_there_leaves_everything_where_it_was()
 def test_an_island_that_is_lost_meanwhile_ends_the_move(lost: int):
     play = MovePlay()
     moved_to_copying(play)
-    play.controller.worker_lost(lost, "killed")
+    play.lose(lost, "killed")
     said = play.outbox()
     assert told(said).status.code == Code.DATA_LOSS
     assert m.Migrated(1, ()) in said
@@ -169,9 +169,9 @@ def test_an_island_that_is_lost_meanwhile_ends_the_move(lost: int):
 def test_a_session_that_ends_meanwhile_ends_the_move():
     play = MovePlay()
     moved_to_copying(play)
-    play.controller.close_session(play.session)
+    play.close(play.session)
     assert "has ended" in told(play.outbox()).status.message
-    assert play.controller._moves.under_way == {}
+    assert play.controller.migrations.under_way == {}
 
 
 def test_a_session_that_does_not_come_to_rest_goes_on():
@@ -180,10 +180,10 @@ def test_a_session_that_does_not_come_to_rest_goes_on():
     play.say(m.Launch(1, (), (7,), ()))
     play.ask()
     play.rest()
-    play.controller.tick(1.0)
-    play.controller.tick(1.0 + moves.REST_SECONDS)
+    play.tick(1.0)
+    play.tick(1.0 + moves.REST_SECONDS)
     assert play.outbox() == []
-    play.controller.tick(2.0 + moves.REST_SECONDS)
+    play.tick(2.0 + moves.REST_SECONDS)
     said = play.outbox()
     assert told(said).status.code == Code.DEADLINE_EXCEEDED
     assert "1 of its launches have not ended" in told(said).status.message
@@ -193,19 +193,19 @@ def test_a_session_that_does_not_come_to_rest_goes_on():
 def test_a_proxy_that_does_not_answer_is_named():
     play = MovePlay()
     play.ask()
-    play.controller.tick(1.0)
-    play.controller.tick(2.0 + moves.REST_SECONDS)
+    play.tick(1.0)
+    play.tick(2.0 + moves.REST_SECONDS)
     assert "its proxy does not answer" in told(play.outbox()).status.message
 
 
 def test_arrays_that_do_not_fit_are_refused_and_nobody_waits():
     play = MovePlay(device_memory=12)
     play.array(5)
-    other = play.controller.open_session(43, "other.py").number
+    other = play.open(43, "other.py").number
     body = single("put", (), HostToDevice((HostBuffer(0, (2,), None, None),), (on(2),)), feeds=1)
-    play.controller.from_proxy(other, m.RegisterProgram(1, body))
-    play.controller.from_worker(1, m.FeedsArrived(other, (8,)))
-    play.controller.from_proxy(other, m.Launch(1, (), (9,), (8,)))
+    play.proxy(other, m.RegisterProgram(1, body))
+    play.worker(1, m.FeedsArrived(other, (8,)))
+    play.proxy(other, m.Launch(1, (), (9,), (8,)))
     (run,) = runs(play.outbox())
     play.done(run.sequence, host=1)
     play.ask(devices=(2,))
@@ -248,13 +248,13 @@ def test_a_session_is_moved_once_at_a_time():
 
 def test_no_such_session():
     play = MovePlay()
-    play.controller.from_operator(9, m.RemapRequest(77, 1, 0))
+    play.operator(m.RemapRequest(77, 1, 0))
     assert "session 77 does not exist" in told(play.outbox()).status.message
 
 
 def test_a_lost_island_is_no_target():
     play = MovePlay()
-    play.controller.worker_lost(1, "killed")
+    play.lose(1, "killed")
     play.outbox()
     assert "restarting" in told(play.ask()).status.message
 
@@ -274,13 +274,12 @@ def test_an_array_keeps_who_made_it_and_where():
 
 class IslandPlay(MovePlay):
     def operate(self, question: Any) -> list[Any]:
-        self.controller.from_operator(9, question)
+        self.operator(question)
         return self.outbox()
 
-    def join(self, *hosts: int) -> list[Any]:
+    def join_new(self, *hosts: int) -> list[Any]:
         for host in hosts:
-            here = ready(self.controller.resources.topology, host, f"unix:/data-{host}")
-            self.controller.worker_joined(here, 3000 + host)
+            self.join(host, pid=3000 + host)
         return self.outbox()
 
     @property
@@ -295,15 +294,15 @@ def test_an_island_is_added_while_a_session_runs():
     assert play.operate(m.AddIslandRequest()) == [m.StartIsland(1)]
     assert play.states == ["ready", "starting"]
     # Whoever comes before it is up has no part in it.
-    early = play.controller.open_session(50, "early.py")
+    early = play.open(50, "early.py")
     assert len(early.devices.virtual) == 2
     play.outbox()
-    stores = play.join(2)
+    stores = play.join_new(2)
     assert [type(each) for each in stores] == [m.OpenStore, m.OpenStore]
-    *_, greeting, greeting_too, answer = play.join(3)
+    *_, greeting, greeting_too, answer = play.join_new(3)
     assert greeting == greeting_too == m.HostsBack(((2, "unix:/data-2"), (3, "unix:/data-3")))
     assert answer == m.OperationReply(OK, "island 1 is up, with devices 2, 3")
-    late = play.controller.open_session(51, "late.py")
+    late = play.open(51, "late.py")
     assert [device.island for device in late.devices.virtual] == [0, 0, 1, 1]
     # The slice can go there.
     play.outbox()
@@ -313,42 +312,42 @@ def test_an_island_is_added_while_a_session_runs():
 def test_an_island_that_does_not_start_is_given_up():
     play = IslandPlay("1x1x1")
     play.operate(m.AddIslandRequest())
-    play.controller.island_given_up(1, "its workers ended 9 times")
+    play.engine(m.IslandGivenUp(1, "its workers ended 9 times"))
     said = play.outbox()
     assert m.EndIsland(1) in said
     assert "does not start" in told(said).status.message
     assert play.states == ["ready", "drained"]
     play.operate(m.AddIslandRequest())
-    play.controller.tick(1.0)
+    play.tick(1.0)
     assert play.outbox() == []
-    play.controller.tick(200.0)
+    play.tick(200.0)
     assert "not up within 120 s" in told(play.outbox()).status.message
-    assert len(play.controller.open_session(52, "").devices.virtual) == 1
+    assert len(play.open(52, "").devices.virtual) == 1
 
 
 def test_an_island_whose_start_succeeds_the_second_time_is_up():
     play = IslandPlay("1x2x1")
     play.operate(m.AddIslandRequest())
-    play.join(2)
-    play.controller.worker_ended(m.WorkerEnded(2, 3002, -9, "killed"))
+    play.join_new(2)
+    play.engine(m.WorkerEnded(2, 3002, -9, "killed"))
     assert not [each for each in play.outbox() if isinstance(each, m.OperationReply)]
-    assert told(play.join(2, 3)).status.ok
+    assert told(play.join_new(2, 3)).status.ok
     assert play.states == ["ready", "ready"]
 
 
 def test_an_island_is_drained_of_all_sessions():
     play = IslandPlay("2x1x2")
     play.array(5)
-    other = play.controller.open_session(50, "other.py").number
+    other = play.open(50, "other.py").number
     play.outbox()
     assert play.operate(m.DrainRequest(0)) == [m.Quiesce(1), m.Quiesce(2)]
     assert play.states == ["draining", "ready"]
     assert "being drained already" in told(play.operate(m.DrainRequest(0))).status.message
     assert "only one that is ready" in told(play.operate(m.DrainRequest(1))).status.message
     # Nothing new goes there: neither sessions nor slices.
-    assert {device.island for device in play.controller.open_session(51, "late.py").devices.virtual} == {1}
+    assert {device.island for device in play.open(51, "late.py").devices.virtual} == {1}
     play.outbox()
-    play.controller.from_proxy(other, m.Quiesced(2))
+    play.proxy(other, m.Quiesced(2))
     assert play.outbox() == [m.Migrated(2, ((0, 1), (1, 1)))]
     first, second = runs(play.rest(1))
     play.done(first.sequence)
@@ -357,14 +356,14 @@ def test_an_island_is_drained_of_all_sessions():
     assert said.count(m.HostsLost((0,))) == 3
     assert m.EndIsland(0) in said
     # Whatever is heard of its worker now was to be expected.
-    play.controller.worker_lost(0, "closed")
+    play.lose(0, "closed")
     assert play.outbox() == []
-    play.controller.island_ended(0)
+    play.engine(m.IslandEnded(0))
     assert told(play.outbox()) == m.OperationReply(OK, "island 0 is empty, and its workers have ended")
     assert play.states == ["drained", "ready"]
     assert [location.island for location in play.locations.values()] == [1, 1, 1, 1]
-    assert "does not exist" in told(play.operate(m.DrainRequest(0))).status.message
-    play.controller.tick(500.0)
+    assert told(play.operate(m.DrainRequest(0))).status.message == "island 0 was drained already"
+    play.tick(500.0)
     assert not [each for each in play.outbox() if isinstance(each, m.OperationReply | m.RestartIsland)]
 
 
@@ -373,12 +372,12 @@ def test_a_drain_that_cannot_be_moves_nobody():
     play.with_put(2)
     body = single("spread", (), HostToDevice((HostBuffer(0, (2,), None, None),), (on(0, 2),)), feeds=1)
     play.say(m.RegisterProgram(3, body))
-    play.controller.open_session(50, "other.py")
+    play.open(50, "other.py")
     play.outbox()
     (answer,) = play.operate(m.DrainRequest(0))
     assert "island 0 is in use: session 1 (script.py): 'spread' lies on" in answer.status.message
     assert play.states == ["ready", "ready"]
-    assert play.controller._moves.under_way == {}
+    assert play.controller.migrations.under_way == {}
 
 
 def test_a_drain_during_which_a_move_fails_leaves_the_island():
@@ -393,7 +392,7 @@ def test_a_drain_during_which_a_move_fails_leaves_the_island():
 
 def test_islands_of_other_shapes_are_no_way_out():
     play = IslandPlay("2x1x2")
-    play.controller.worker_lost(1, "killed")
+    play.lose(1, "killed")
     play.outbox()
     (answer,) = play.operate(m.DrainRequest(0))
     assert "the only one that is ready" in answer.status.message
@@ -493,15 +492,15 @@ class MovingWorld(World):
         if client.slices:
             island = self.rng.choice(list(self.controller.resources.islands))
             ask = m.RemapRequest(client.number, self.rng.choice(client.slices), island)
-            self.controller.from_operator(self.asked, ask)
+            self.cluster.operator(ask)
             self.asked += 1
             self.deliver()
 
     def settle(self) -> None:
         super().settle()
-        while self.controller._moves.under_way:
+        while self.controller.migrations.under_way:
             self.now += 1
-            self.controller.tick(self.now)
+            self.cluster.tick(self.now)
             self.deliver()
             super().settle()
 

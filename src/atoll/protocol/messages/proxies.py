@@ -26,7 +26,7 @@ class ReleaseFunction(Message, frozen=True, tag=41):
 
 class RegisterProgram(Message, frozen=True, tag=42):
     program: int
-    body: Program
+    definition: Program
 
 
 class ReleaseProgram(Message, frozen=True, tag=43):
@@ -41,7 +41,7 @@ class Launch(Message, frozen=True, tag=44):
     results: tuple[int, ...]
     feeds: tuple[int, ...]
     context: int = 0  # the client's number for the Python stack of its request
-    room: int = 1  # that it takes in its session's window until it is retired
+    credits: int = 1  # that it takes of its session's window until it has ended
 
 
 class Release(Message, frozen=True, tag=45):
@@ -145,7 +145,7 @@ class Awaited(Message, frozen=True, tag=62):
 
 
 class CreditReturned(Message, frozen=True, tag=63):
-    """Room in the window of this session that has become free since the last such message, in launches of one."""
+    """Credits of this session's window that have returned since the last such message; a plain launch takes one."""
 
     launches: int
 
