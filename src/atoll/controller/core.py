@@ -189,10 +189,12 @@ class Controller:
 
         May raise for a message that no correct peer sends: its connection is to be treated as lost.
         """
-        self._outbox.cause = self.log.record(event)
+        self.log.record(event)
+        self._outbox.cause += 1
         return self._handlers[type(event)](event) or _NOTHING
 
     def _flush(self, event: e.Flush) -> list[AnyAction]:
+        self.log.trim()
         self.migrations.proceed()
         self.launcher.pump()
         return self._outbox.take()

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from atoll.cluster.settings import ClusterSettings
-from atoll.controller.events import AnyEvent, Received
+from atoll.controller.events import AnyEvent
 from atoll.protocol import messages as m
 
 MOST_EVENTS = 50_000
@@ -49,57 +49,53 @@ class EventLog:
     """Keeps the last events, encoded: they share nothing with what the controller does to the messages in them."""
 
     def __init__(self, settings: ClusterSettings, version: str, token: str = "") -> None:
-        self.count = 0
         self._header = Header(version, settings, bool(token))
         self._token = token.encode()
+        self._new: list[bytes] = []  # since `trim`
         self._events: deque[bytes] = deque()
+        self._count = 0  # also of those that are not kept any more
         self._bytes = 0
         self._encode = msgspec.msgpack.Encoder().encode
 
-    def record(self, event: AnyEvent) -> int:
-        """Keeps the event; returns its number."""
-        if type(event) is Received and type(event.message) is m.Hello:
-            event = self._without_token(event, event.message)
-        encoded = self._encode(event)
-        self._events.append(encoded)
-        self._bytes += len(encoded)
-        self.count += 1
+    def record(self, event: AnyEvent) -> None:
+        """Keeps the event. This is on the path of every message: what can wait is done in `trim`."""
+        self._new.append(self._encode(event))
+
+    def trim(self) -> None:
+        """Drops the oldest events beyond the bounds. To be called once for many events."""
+        new, self._new = self._new, []
+        self._events.extend(new)
+        self._count += len(new)
+        self._bytes += sum(map(len, new))
         while self._bytes > MOST_BYTES or len(self._events) > MOST_EVENTS:
             self._bytes -= len(self._events.popleft())
-        return self.count
 
     def dump(self) -> bytes:
         """A line of JSON for the start, and one for each event."""
-        missing = self.count - len(self._events)
+        self.trim()
+        missing = self._count - len(self._events)
         encode = msgspec.json.encode
         lines = [encode(msgspec.structs.replace(self._header, missing=missing))]
-        lines.extend(encode(_line(number, encoded)) for number, encoded in enumerate(self._events, missing + 1))
+        lines.extend(encode(self._line(number, encoded)) for number, encoded in enumerate(self._events, missing + 1))
         return b"\n".join(lines) + b"\n"
 
     def statistics(self) -> dict[str, int]:
-        """How much is kept, and how much is not any more."""
-        return {"events": len(self._events), "bytes": self._bytes, "missing": self.count - len(self._events)}
+        """How much is kept, and how many events are not any more."""
+        self.trim()
+        return {"events": len(self._events), "bytes": self._bytes, "missing": self._count - len(self._events)}
 
-    def _without_token(self, event: Received, hello: m.Hello) -> Received:
-        is_right = hmac.compare_digest(hello.token.encode(), self._token)
-        hello = msgspec.structs.replace(hello, token=RIGHT_TOKEN if is_right else _WRONG_TOKEN)
-        return msgspec.structs.replace(event, message=hello)
+    def _line(self, number: int, encoded: bytes) -> Line:
+        event: Any = _decode(encoded)
+        message = getattr(event, "message", None)
+        if type(message) is m.Hello:
+            is_right = hmac.compare_digest(message.token.encode(), self._token)
+            hello = msgspec.structs.replace(message, token=RIGHT_TOKEN if is_right else _WRONG_TOKEN)
+            encoded = self._encode(msgspec.structs.replace(event, message=hello))
+        kind = "" if message is None else type(message).__name__
+        return Line(number, event.seconds, type(event).__name__, encoded, getattr(event, "connection", 0), kind)
 
 
 _decode = msgspec.msgpack.Decoder(AnyEvent).decode
-
-
-def _line(number: int, encoded: bytes) -> Line:
-    event: Any = _decode(encoded)
-    message = getattr(event, "message", None)
-    return Line(
-        number,
-        event.seconds,
-        type(event).__name__,
-        encoded,
-        getattr(event, "connection", 0),
-        "" if message is None else type(message).__name__,
-    )
 
 
 def decode_event(line: Line) -> AnyEvent:
