@@ -15,8 +15,8 @@ from atoll.errors import OK
 from atoll.ir.program import Call, HostBuffer, HostToDevice, single
 from atoll.ir.types import ArraySpec, Sharding
 from atoll.protocol import messages as m
+from tests.controller.migrating_world import MigratingWorld
 from tests.controller.play import Cluster, Play, joined
-from tests.controller.test_migrations import MovingWorld
 from tests.controller.world import World
 
 PAIR = ArraySpec("float32", (2,), Sharding((0, 1)))
@@ -72,7 +72,7 @@ def test_a_log_replays_to_the_same_decisions(settings):
 
 
 @pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("kind", [World, MovingWorld])
+@pytest.mark.parametrize("kind", [World, MigratingWorld])
 def test_whatever_clients_do_replays_to_the_last_byte(kind, seed):
     rng = random.Random(seed)
     world = kind(rng, rng.choice(["2x1x2", "1x2x2", "3x1x1"]), 0.1, device_memory=rng.choice([0, 100]))
@@ -84,7 +84,7 @@ def test_whatever_clients_do_replays_to_the_last_byte(kind, seed):
             world.deliver()
         elif kind is World and rng.random() < 0.05 and not world.down:
             world.lose(rng.choice(sorted(world.controller.resources.islands)))
-        elif isinstance(world, MovingWorld) and rng.random() < 0.3:
+        elif isinstance(world, MigratingWorld) and rng.random() < 0.3:
             world.move()
         else:
             world.work()

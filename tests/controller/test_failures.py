@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from atoll.controller.islands import recovery
 from atoll.controller.programs.launcher import GANG_WINDOW
 from atoll.controller.sessions import sessions
@@ -9,6 +11,8 @@ from atoll.errors import OK, Code, Status
 from atoll.ir.program import (
     Call,
     DeviceToHost,
+    HostBuffer,
+    HostToDevice,
     Transfer,
     single,
 )
@@ -345,3 +349,134 @@ def test_a_client_that_uploads_without_end_loses_its_own_session_and_nobody_else
     assert closing.status.code == Code.RESOURCE_EXHAUSTED
     assert close == m.CloseStore(play.session)
     assert list(play.controller.sessions) == [other]
+
+
+# ---- islands that were given up
+
+
+def test_an_island_that_was_given_up_is_nothing_to_new_sessions():
+    play = Play("2x1x1")
+    play.engine(m.IslandGivenUp(0, "its workers ended 9 times"))
+    play.outbox()
+    late = play.open(50, "late.py")
+    (welcome,) = [message for message in play.outbox() if isinstance(message, m.Welcome)]
+    assert [(device.island, device.host) for device in welcome.devices] == [(1, 1)]
+    assert welcome.hosts == ((1, "unix:/data-1"),), "nobody dials a port that is closed for good"
+    # And it works.
+    body = single("put", (), HostToDevice((HostBuffer(0, (2,), None, None),), (on(0),)), feeds=1)
+    play.proxy(late.number, m.RegisterProgram(1, body))
+    play.proxy(late.number, m.Launch(1, (), (9,), (8,)))
+    play.worker(1, m.FeedsArrived(late.number, (8,)))
+    assert len(runs(play.outbox())) == 1
+
+
+def test_a_session_that_opens_while_an_island_restarts_has_its_devices_and_waits_for_it():
+    play = Play("2x1x1")
+    play.lose(0, "killed")
+    play.outbox()
+    late = play.open(50, "late.py")
+    *_, welcome, lost = play.outbox()
+    assert [device.island for device in welcome.devices] == [0, 1]
+    assert welcome.hosts == ((1, "unix:/data-1"),)
+    assert lost == m.HostsLost((0,))
+    play.proxy(late.number, m.LossAcknowledged((0,)))
+    assert late.unseen == {}
+    assert play.join_again(0).count(m.HostsBack(((0, "unix:/data-0-again"),))) == 2
+
+
+def test_a_cluster_without_an_island_refuses_sessions_with_what_to_do():
+    play = Play("1x1x1")
+    play.engine(m.IslandGivenUp(0, "its workers ended 9 times"))
+    play.outbox()
+    play.connect("proxy")
+    (refused,) = play.outbox()
+    assert isinstance(refused, m.Refused)
+    assert refused.status.code == Code.UNAVAILABLE
+    assert "island 0 is lost" in refused.status.message
+    assert "atoll add-island" in refused.status.message
+    # With what it says, it works.
+    play.operator(m.AddIslandRequest())
+    play.join(1)
+    play.outbox()
+    assert {device.island for device in play.open(51, "late.py").devices.virtual} == {1}
+
+
+def test_an_island_that_was_given_up_can_be_drained():
+    play = Play("2x1x1")
+    play.engine(m.IslandGivenUp(0, "its workers ended 9 times"))
+    play.outbox()
+    play.operator(m.DrainRequest(0))
+    assert m.EndIsland(0) in play.outbox()
+    play.engine(m.IslandEnded(0))
+    (reply,) = play.outbox()
+    assert (reply.status.ok, reply.text) == (True, "island 0 is empty, and its workers have ended")
+
+
+def test_the_workers_of_an_island_that_is_not_up_in_time_are_ended():
+    play = Play()
+    play.lose(0, "killed")
+    play.tick(1000.0)
+    play.outbox()
+    play.tick(1000.0 + recovery.RESTART_SECONDS + 1)
+    assert m.EndIsland(0) in play.outbox()
+
+
+# ---- what a closed session has left running
+
+
+def endless(**settings: Any) -> tuple[Play, m.Run]:
+    """A session with a loop that does not end."""
+    play = Play("2x1x1", **settings)
+    play.with_call(arguments=0, name="loop")
+    (run,) = runs(play.say(m.Launch(1, (), (11,), ())))
+    return play, run
+
+
+def restarts(play: Play, seconds: range) -> list[m.RestartIsland]:
+    for now in seconds:
+        play.tick(float(now))
+    return [message for message in play.outbox() if isinstance(message, m.RestartIsland)]
+
+
+def test_a_loop_without_end_costs_its_island_once_its_client_is_gone_for_long():
+    play, _ = endless()
+    assert restarts(play, range(1, 100)) == [], "while its client is there, it may run"
+    play.close(play.session)
+    assert restarts(play, range(100, 131)) == []
+    (restart,) = restarts(play, range(131, 133))
+    assert restart.island == 0
+    assert "loop of session 1 (script.py) has run on hosts [0] of island 0 for more than 30 s" in restart.reason
+    play.join_again(0)
+    assert restarts(play, range(133, 200)) == []
+
+
+def test_for_how_long_what_a_session_has_left_may_run_is_a_setting():
+    play, _ = endless(abandoned_seconds=5.0)
+    play.close(play.session)
+    assert restarts(play, range(100, 106)) == []
+    assert len(restarts(play, range(106, 107))) == 1
+
+
+def test_what_a_closed_session_has_left_may_end_in_time():
+    play, run = endless()
+    play.close(play.session)
+    assert restarts(play, range(1, 20)) == []
+    play.done(run.sequence)
+    assert restarts(play, range(20, 100)) == []
+
+
+def test_what_waits_behind_another_sessions_computation_is_given_its_time():
+    play, run = endless()
+    other = play.open(7, "other.py").number
+    play.proxy(other, m.RegisterFunction(1, "content 1", 900, ((0,),)))
+    play.proxy(other, m.RegisterProgram(1, single("g", (), Call(1, (), (on(0),), (0,)))))
+    play.worker(0, m.FeedsArrived(other, (900,)))
+    play.worker(0, m.Compiled(play.controller.sessions[other].functions[1], OK, b"", 0.1, True))
+    play.proxy(other, m.Launch(1, (), (5,), ()))
+    (behind,) = runs(play.outbox())
+    play.close(other)
+    assert restarts(play, range(1, 100)) == [], "the one before it is of a session that is there"
+    play.done(run.sequence)
+    assert restarts(play, range(100, 131)) == []
+    assert len(restarts(play, range(131, 133))) == 1
+    assert behind.session == other

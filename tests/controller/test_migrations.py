@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.slices import SliceRequest
@@ -17,7 +14,6 @@ from atoll.errors import OK, Code, Status
 from atoll.ir.program import HostBuffer, HostToDevice, single
 from atoll.protocol import messages as m
 from tests.controller.play import Play, on, runs
-from tests.controller.world import Client, World
 
 
 class MovePlay(Play):
@@ -190,12 +186,15 @@ def test_a_session_that_does_not_come_to_rest_goes_on():
     assert m.Migrated(1, ()) in said
 
 
-def test_a_proxy_that_does_not_answer_is_named():
+def test_a_proxy_that_does_not_answer_is_named_soon():
     play = MovePlay()
     play.ask()
     play.tick(1.0)
-    play.tick(2.0 + moves.REST_SECONDS)
-    assert "its proxy does not answer" in told(play.outbox()).status.message
+    play.tick(11.0)
+    assert play.outbox() == []
+    play.tick(12.0)
+    assert "session 1 (script.py): its proxy does not answer, after 11 s" in told(play.outbox()).status.message
+    assert play.controller.migrations.under_way == {}
 
 
 def test_arrays_that_do_not_fit_are_refused_and_nobody_waits():
@@ -380,6 +379,29 @@ def test_a_drain_that_cannot_be_moves_nobody():
     assert play.controller.migrations.under_way == {}
 
 
+def test_a_drain_is_not_held_up_by_a_proxy_that_does_not_answer():
+    play = IslandPlay("2x1x1")
+    play.operate(m.DrainRequest(0))
+    play.tick(1.0)
+    play.tick(12.0)
+    reply = told(play.outbox())
+    assert reply.status.message == "island 0 is in use: session 1 (script.py): its proxy does not answer, after 11 s"
+    assert play.states == ["ready", "ready"]
+    assert play.operate(m.DrainRequest(0)) == [m.Quiesce(2)], "it can be tried again"
+
+
+def test_an_island_that_is_lost_while_it_is_drained_is_restarted_and_its_operator_answered():
+    play = IslandPlay("2x1x1")
+    play.operate(m.DrainRequest(0))
+    play.lose(0, "killed")
+    said = play.outbox()
+    assert "island 0 is in use: session 1 (script.py): host 0 of island 0 is gone" in told(said).status.message
+    assert m.Migrated(1, ()) in said
+    assert play.states == ["restarting", "ready"]
+    play.join_again(0)
+    assert play.states == ["ready", "ready"]
+
+
 def test_a_drain_during_which_a_move_fails_leaves_the_island():
     play = IslandPlay("3x1x1")
     play.array(5)
@@ -400,172 +422,3 @@ def test_islands_of_other_shapes_are_no_way_out():
     assert "island 1 is restarting" in answer.status.message
     (answer,) = play.operate(m.DrainRequest(7))
     assert "island 7 does not exist" in answer.status.message
-
-
-# ---- random clients, whose slices are moved about
-
-
-class MovingClient(Client):
-    """Also makes and releases slices, and holds still while it is moved."""
-
-    def __init__(self, world: World, number: int) -> None:
-        super().__init__(world, number)
-        self.held = False
-        self.slices: list[int] = []
-
-    @property
-    def locations(self) -> dict[int, DeviceLocation]:
-        return self.world.controller.sessions[self.number].devices.locations
-
-    def apart(self) -> list[int]:
-        """Virtual devices, one for each physical one."""
-        return sorted({location: device for device, location in sorted(self.locations.items(), reverse=True)}.values())
-
-    def spec(self) -> Any:
-        devices = self.apart()
-        chosen = tuple(self.rng.sample(devices, self.rng.randint(1, min(3, len(devices)))))
-        return self._spec(chosen)
-
-    def island_spec(self) -> Any:
-        islands = sorted({location.island for location in self.locations.values()})
-        island = self.rng.choice(islands)
-        devices = [device for device in self.apart() if self.locations[device].island == island]
-        return self._spec(tuple(self.rng.sample(devices, self.rng.randint(1, len(devices)))))
-
-    def _spec(self, devices: tuple[int, ...]) -> Any:
-        spec = super().spec()
-        tiling = type(spec.sharding.tiling)((len(devices),), tuple(range(len(devices))))
-        return type(spec)("float32", (6,), type(spec.sharding)(devices, tiling))
-
-    def say(self, message: Any) -> None:
-        if isinstance(message, m.RegisterFunction):
-            self.uploads.extend(
-                (host, message.feed) for host in {self.locations[d].host for d in message.assignment[0]}
-            )
-        super().say(message)
-
-    def hear(self, message: Any) -> None:
-        match message:
-            case m.Quiesce(move=move):
-                assert not self.held
-                self.held = True
-                self.say(m.Quiesced(move))
-            case m.Migrated(hosts=hosts):
-                assert self.held
-                self.held = False
-                assert all(self.locations[device].host == host for device, host in hosts)
-            case m.SendSources(functions=functions):
-                for function, hosts in functions:
-                    feed = self.fresh()
-                    self.uploads.extend((host, feed) for host in hosts)
-                    self.say(m.CompileAgain(function, feed))
-            case m.SliceAdded(status=status, slice=number):
-                if status.ok:
-                    self.slices.append(number)
-            case m.FunctionReady(status=status):
-                assert status.ok, status
-        super().hear(message)
-
-    def act(self) -> None:
-        if self.held:
-            self.upload()
-        elif self.rng.random() < 0.08:
-            self.say(m.AddSlice(self.fresh(), SliceRequest(self.rng.randint(1, 2))))
-        elif self.rng.random() < 0.02 and self.slices:
-            self.say(m.ReleaseSlice(self.slices.pop(self.rng.randrange(len(self.slices)))))
-        else:
-            super().act()
-
-
-class MovingWorld(World):
-    """Also has an operator, who moves slices."""
-
-    kind_of_client = MovingClient
-
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self.asked = 0
-
-    def move(self) -> None:
-        client = self.rng.choice(list(self.clients.values()))
-        assert isinstance(client, MovingClient)
-        if client.slices:
-            island = self.rng.choice(list(self.controller.resources.islands))
-            ask = m.RemapRequest(client.number, self.rng.choice(client.slices), island)
-            self.cluster.operator(ask)
-            self.asked += 1
-            self.deliver()
-
-    def settle(self) -> None:
-        super().settle()
-        while self.controller.migrations.under_way:
-            self.now += 1
-            self.cluster.tick(self.now)
-            self.deliver()
-            super().settle()
-
-
-@settings(max_examples=150)
-@given(
-    st.integers(0, 2**32),
-    st.integers(20, 200),
-    st.sampled_from(["2x1x2", "1x2x2", "2x2x1", "3x1x1", "1x1x3"]),
-    st.sampled_from([0.0, 0.15]),
-    st.sampled_from([0, 0, 100]),
-)
-def test_clients_whose_slices_are_moved_notice_nothing(seed, steps, topology, doom, memory):
-    world = MovingWorld(random.Random(seed), topology, doom, device_memory=memory)
-    rng = world.rng
-    for _ in range(rng.randint(1, 3)):
-        world.open()
-    for _ in range(steps):
-        if rng.random() < 0.1:
-            world.move()
-        elif rng.random() < 0.7:
-            rng.choice(list(world.clients.values())).act()
-            world.deliver()
-        elif rng.random() < 0.01 and len(world.clients) > 1:
-            world.close(rng.choice(list(world.clients.values())))
-        else:
-            world.work()
-    world.settle()
-
-    assert len(world.told) == world.asked, "each operator is answered once"
-    for client in world.clients.values():
-        assert not client.held
-        for handle in sorted(client.unreleased):
-            client.wait(handle)
-        world.deliver()
-        session = world.controller.sessions[client.number]
-        assert client.retired == client.launched, "each launch ends once"
-        assert set(client.outcomes) == set(client.waits), "each wait ends"
-        for wait, handle in client.waits.items():
-            status, taint, maybe = client.outcomes[wait], client.taint[handle], client.maybe[handle]
-            is_lost = world.has_lost and status.code in (Code.DATA_LOSS, Code.DEADLINE_EXCEEDED)
-            if not is_lost and not (memory and status.code == Code.RESOURCE_EXHAUSTED):
-                assert not (status.ok and taint), f"{handle} is there although it depends on {taint}"
-                # An array that could not be made is nowhere, and does not keep its devices from coming together.
-                refused = bool(taint) and "share a physical one" in status.message
-                assert status.ok or refused or status.message in taint | maybe, f"{status} is none of {taint | maybe}"
-        for handle, spec in client.arrays.items():
-            if session.directory.entries[handle].error is not None:
-                continue
-            hosts = {client.locations[device].host for device in spec.sharding.devices}
-            holding = {host.number for host in world.hosts.values() if handle in host.stores[client.number]}
-            assert holding == hosts, "an array is where its virtual devices are, and nowhere else"
-        assert all(number > 0 for number in session.programs), "the controller's own programs are gone"
-        for handle in sorted(client.unreleased):
-            client.release(handle)
-        world.deliver()
-        assert (session.directory.entries, session.directory.nbytes) == ({}, 0)
-        for host in world.hosts.values():
-            assert host.stores[client.number] == {}, "all memory goes"
-    assert not any(world.controller.memory.used.values())
-
-    for client in list(world.clients.values()):
-        world.close(client)
-    for host in world.hosts.values():
-        assert (host.plans, host.stores, host.walks) == ({}, {}, {})
-        assert not any(host.lines.values())
-    assert world.controller.functions.users == {}
-    assert world.controller.slices.sessions == {}
