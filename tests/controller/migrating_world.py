@@ -51,10 +51,10 @@ class MigratingClient(Client):
 
     def hear(self, message: Any) -> None:
         match message:
-            case m.Quiesce(move=move):
+            case m.Quiesce(migration=migration):
                 assert not self.held
                 self.held = True
-                self.say(m.Quiesced(move))
+                self.say(m.Quiesced(migration))
             case m.Migrated(hosts=hosts):
                 assert self.held
                 self.held = False

@@ -197,4 +197,4 @@ class Sessions:
         self._slice_requests.release(session, message.slice)
 
     def _quiesced(self, session: Session, message: m.Quiesced) -> None:
-        self._migrations.quiesced(session, message.move)
+        self._migrations.quiesced(session, message.migration)

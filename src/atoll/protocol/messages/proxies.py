@@ -104,7 +104,7 @@ class ReleaseSlice(Message, frozen=True, tag=91):
 class Quiesced(Message, frozen=True, tag=96):
     """The answer to `Quiesce`."""
 
-    move: int
+    migration: int
 
 
 # ---- controller -> proxy
@@ -157,7 +157,7 @@ class QueryReply(Message, frozen=True, tag=64):
 
 
 class Closing(Message, frozen=True, tag=65):
-    """The session is over, by no wish of the client."""
+    """The session is over; the client did not ask for this."""
 
     status: Status
 
@@ -180,7 +180,7 @@ class Quiesce(Message, frozen=True, tag=93):
     Answer with `Quiesced`, once all that was sent before is on its way.
     """
 
-    move: int
+    migration: int
 
 
 class SendSources(Message, frozen=True, tag=94):
@@ -190,9 +190,9 @@ class SendSources(Message, frozen=True, tag=94):
 
 
 class Migrated(Message, frozen=True, tag=95):
-    """The end of a move: (device, host) for what sits elsewhere now; nothing where it failed."""
+    """The end of a migration: (device, host) for virtual devices that are elsewhere now; nothing where it failed."""
 
-    move: int
+    migration: int
     hosts: tuple[tuple[int, int], ...]
 
 

@@ -66,7 +66,7 @@ class SimulatedCluster:
         self.process.receive_now(connection, ready)
 
     def _to_host(self, number: int, message: Any) -> None:
-        self._hosts[number].hear(message)
+        self._hosts[number].handle(message)
 
     def now(self) -> float:
         """Virtual time, in seconds."""
@@ -89,7 +89,7 @@ class SimulatedCluster:
             self._inboxes,
             partial(self.process.disconnect, connection),
         )
-        handle = link.hear
+        handle = link.handle
         return BareClient(link, Future, self.now)
 
     def run(self, work: Coroutine[Any, Any, Result], patience: float = 3600.0) -> Result:
