@@ -668,7 +668,8 @@ def test_the_controller_wants_a_proper_greeting(cluster: StandingCluster) -> Non
     for first, words in [
         (frame(m.StopRequest()), b"first message"),
         (hello("proxy", 999), b"speaks protocol"),
-        (hello("nobody") + frame(m.StopRequest()), b"StopRequest"),
+        (hello("nobody") + frame(m.StopRequest()), b"'nobody' is no role"),
+        (hello("worker") + frame(m.StopRequest()), b"StopRequest"),
     ]:
         sock = connected(cluster.address)
         sock.sendall(first)

@@ -79,7 +79,7 @@ class PlanExecutor:
             elif type(message) in (m.Free, m.DropRun, m.CloseStore):
                 self._in_turn(message.session, message)
             elif type(message) is m.RegisterPlan:
-                self._plans[message.plan] = message.body
+                self._plans[message.plan] = message.definition
             elif type(message) is m.DropPlan:
                 self._plans.pop(message.plan, None)
             elif type(message) is m.OpenStore:

@@ -246,10 +246,10 @@ class Link:
                 added = self._slices.pop(request, None)
                 if added is not None and not added.done():
                     added.set_result(message)
-            case m.Quiesce(move=move):
+            case m.Quiesce(migration=migration):
                 self.is_held = True
                 self.on_hold()
-                self.send(m.Quiesced(move))
+                self.send(m.Quiesced(migration))
             case m.SendSources(functions=functions):
                 self._send_sources(functions)
             case m.Migrated(hosts=locations):
