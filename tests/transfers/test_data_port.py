@@ -1,0 +1,119 @@
+"""Data ports: who is admitted, and what becomes of connections that do not open."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.errors import Code, StatusError
+from atoll.protocol.messages import OWN_NUMBERS
+from atoll.transfers.channel import DataChannel, Open
+from atoll.transfers.data_port import DataPort
+from atoll.transfers.inbox import Inbox
+from atoll.transfers.shared_memory import BlockReturned
+from atoll.transfers.sockets import SocketPiece
+from atoll.wire.address import Address
+from atoll.wire.sockets import dial
+from tests.transfers.ends import SECONDS, content, frame, is_closed
+
+
+@pytest.fixture
+def port(short_directory: Path) -> Iterator[tuple[DataPort, list[tuple[int, int]], threading.Condition]]:
+    """A worker's data port with what has arrived."""
+    arrived: list[tuple[int, int]] = []
+    changed = threading.Condition()
+
+    def on_arrival(session: int, feed: int) -> None:
+        with changed:
+            arrived.append((session, feed))
+            changed.notify()
+
+    data_port = DataPort(Address(path=str(short_directory / "data")), Inbox(on_arrival))
+    yield data_port, arrived, changed
+    data_port.close()
+
+
+def opened(port: DataPort, session: int, secret: str) -> DataChannel:
+    channel = DataChannel.dial(port.address)
+    channel.open(session, secret)
+    return channel
+
+
+def test_the_secret_of_a_session_opens_its_own_feeds_and_no_other(port):
+    data_port, arrived, changed = port
+    data_port.open_session(5, "secret five")
+    data_port.open_session(6, "secret six")
+    channel = opened(data_port, 5, "secret five")
+    channel.send(6, 1, [b"mine"])  # it names another session: that does not help it
+    with changed:
+        assert changed.wait_for(lambda: arrived, SECONDS)
+    assert arrived == [(5, 1)]
+    got, _ = data_port.inbox.take(5, 1)
+    assert bytes(got) == b"mine"
+    assert data_port.inbox.nbytes == 0
+    channel.close()
+
+
+@pytest.mark.parametrize("opening", [Open(5, "guess"), Open(5, ""), Open(0, ""), Open(0, "secret five")])
+def test_a_wrong_secret_is_refused(port, opening):
+    data_port, arrived, _ = port
+    data_port.open_session(5, "secret five")
+    with dial(data_port.address) as sock:
+        sock.settimeout(SECONDS)
+        sock.sendall(frame(opening) + frame(SocketPiece(5, 1, 2), b"in"))
+        assert is_closed(sock)
+    assert arrived == []
+
+
+@pytest.mark.parametrize("sent", [b"\xff" * 8, frame(BlockReturned(1)), b"GET / HTTP/1.1\r\n\r\n"])
+def test_who_does_not_open_a_data_port_properly_is_refused(port, sent):
+    with dial(port[0].address) as sock:
+        sock.settimeout(SECONDS)
+        sock.sendall(sent)
+        assert is_closed(sock)
+
+
+def test_the_clusters_own_secret_opens_every_sessions_feeds(port):
+    data_port, arrived, changed = port
+    data_port.set_peers(((0, str(data_port.address)),), "between hosts")
+    data_port.to_host(0).send(9, 4, [b"from a host"])
+    with changed:
+        assert changed.wait_for(lambda: arrived, SECONDS)
+    assert arrived == [(9, 4)]
+    data_port.to_host(0).close()
+
+
+def test_too_much_for_one_session_does_not_end_the_connection_that_all_sessions_share(port, monkeypatch):
+    monkeypatch.setattr("atoll.transfers.inbox.MAX_INBOX_BYTES", 100)
+    data_port, arrived, changed = port
+    data_port.set_peers(((0, str(data_port.address)),), "between hosts")
+    peer = data_port.to_host(0)
+    for feed in (OWN_NUMBERS, OWN_NUMBERS + 1):
+        peer.send(9, feed, [content(1000)])
+    peer.send(8, 4, [b"another session's"])
+    with changed:
+        assert changed.wait_for(lambda: arrived, SECONDS)
+    assert arrived == [(8, 4)]
+    assert len(data_port.inbox.take(9, OWN_NUMBERS)[0]) == 1000
+    with pytest.raises(StatusError) as raised:
+        data_port.inbox.take(9, OWN_NUMBERS + 1)
+    assert raised.value.status.code == Code.RESOURCE_EXHAUSTED
+    peer.close()
+
+
+def test_closing_a_session_frees_what_waits_for_it(port):
+    data_port, arrived, changed = port
+    data_port.open_session(5, "secret five")
+    channel = opened(data_port, 5, "secret five")
+    channel.send(5, 1, [content(1000)])
+    with changed:
+        assert changed.wait_for(lambda: arrived, SECONDS)
+    assert data_port.inbox.nbytes == 1000
+    data_port.close_session(5)
+    assert is_closed(channel._socket._socket)
+    data_port.inbox.drop_session(5)  # with its store, in the session's own order
+    assert data_port.inbox.nbytes == 0
+    channel.close()
