@@ -5,8 +5,9 @@ One thread accepts. Each connection is served by a thread of its own.
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import os
+import select
 import socket
 import threading
 import time
@@ -46,6 +47,8 @@ class Listener:
             self._socket = socket.create_server((address.host, address.port), family=address.family)
             self.address = Address(host=address.host, port=self._socket.getsockname()[1])
         self._socket.listen(_BACKLOG)
+        self._socket.setblocking(False)
+        self._wake = os.eventfd(0)  # `shutdown` of the socket would not end a wait with a deadline
         self._thread = threading.Thread(target=self._accept, name="atoll-data-port", daemon=True)
         self._thread.start()
 
@@ -56,15 +59,16 @@ class Listener:
 
     def _accept(self) -> None:
         has_failed = False
+        poller = select.poll()
+        for descriptor in (self._socket.fileno(), self._wake):
+            poller.register(descriptor, select.POLLIN)
         while not self._closing.is_set():
-            self._close_expired()
+            poller.poll(self._close_expired())
             try:
                 sock, _ = self._socket.accept()
-            except TimeoutError:
+            except BlockingIOError:
                 continue
             except OSError as error:
-                if self._closing.is_set():
-                    return
                 if not has_failed:  # once, until it works again
                     _log.error("no connection can be accepted at %s for now: %s", self.address, error)
                 has_failed = True
@@ -97,8 +101,8 @@ class Listener:
             self._unopened.remove(channel)
         channel.close()
 
-    def _close_expired(self) -> None:
-        """Closes what has not opened in time, and lets `accept` wait until the next may have to be closed."""
+    def _close_expired(self) -> int | None:
+        """Closes what has not opened in time. Returns the time until the next may have to be closed, in ms."""
         now = time.monotonic()
         with self._lock:
             late = self._unopened.expired(now)
@@ -106,7 +110,7 @@ class Listener:
         for channel in late:
             _log.warning("a data connection was not opened in time")
             self._shut_down(channel)
-        self._socket.settimeout(None if deadline is None else max(0.001, deadline - now))
+        return None if deadline is None else max(1, int(1000 * (deadline - now)) + 1)
 
     def _close_oldest(self) -> None:
         with self._lock:
@@ -123,7 +127,7 @@ class Listener:
     def close(self) -> None:
         """Accepts no more. Connections that are served stay."""
         self._closing.set()
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # a thread inside of `accept` comes out
+        os.eventfd_write(self._wake, 1)
         self._thread.join()
         self._socket.close()
+        os.close(self._wake)
