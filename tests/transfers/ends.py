@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import struct
@@ -68,6 +69,14 @@ class Receiver:
         self._thread.join(SECONDS)
         assert not self._thread.is_alive()
         return self.error
+
+
+def sealed(size: int, seals: int = fcntl.F_SEAL_SHRINK) -> int:
+    """A descriptor of shared memory with these seals."""
+    descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, size)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor
 
 
 def content(nbytes: int, seed: int = 0) -> np.ndarray:

@@ -21,7 +21,7 @@ from atoll.transfers.host_memory import aligned
 from atoll.transfers.shared_memory import SHARED_THRESHOLD, BlockReturned, SharedMemoryPiece
 from atoll.transfers.sockets import SocketPiece
 from atoll.wire.address import Address
-from tests.transfers.ends import SECONDS, Receiver, content, descriptors, frame, received
+from tests.transfers.ends import SECONDS, Receiver, content, descriptors, frame, received, sealed
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 1000, 70_000, SHARED_THRESHOLD - 1, SHARED_THRESHOLD, 3_000_000])
@@ -170,8 +170,7 @@ def test_a_peer_that_goes_between_pieces_or_inside_a_header_has_just_gone(raw, c
 )
 def test_descriptors_of_a_peer_that_misbehaves_are_closed(raw, piece, size):
     mine, channel = raw
-    descriptor = os.memfd_create("test")
-    os.ftruncate(descriptor, size)
+    descriptor = sealed(size)
     sent = frame(piece)
     before = descriptors()
     socket.send_fds(mine, [sent[:1]], [descriptor])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import resource
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,14 +13,17 @@ import pytest
 
 from atoll.errors import Code, StatusError
 from atoll.protocol.messages import OWN_NUMBERS
+from atoll.transfers import listener
 from atoll.transfers.channel import DataChannel, Open
 from atoll.transfers.data_port import DataPort
 from atoll.transfers.inbox import Inbox
 from atoll.transfers.shared_memory import BlockReturned
 from atoll.transfers.sockets import SocketPiece
+from atoll.transfers.unopened import MAX_UNOPENED, Unopened
 from atoll.wire.address import Address
 from atoll.wire.sockets import dial
-from tests.transfers.ends import SECONDS, content, frame, is_closed
+from tests.conftest import gone
+from tests.transfers.ends import SECONDS, content, descriptors, frame, is_closed
 
 
 @pytest.fixture
@@ -117,3 +123,100 @@ def test_closing_a_session_frees_what_waits_for_it(port):
     data_port.inbox.drop_session(5)  # with its store, in the session's own order
     assert data_port.inbox.nbytes == 0
     channel.close()
+
+
+def test_closing_a_session_frees_its_shared_memory(port):
+    data_port, _, _ = port
+    data_port.open_session(5, "secret five")
+    before = descriptors()
+    channel = opened(data_port, 5, "secret five")
+    data_port.to_proxy(5).send(5, 1, [content(1_000_000)])
+    assert data_port.statistics().channels[5].engines["SharedMemoryEngine"].nbytes > 0
+    data_port.close_session(5)
+    channel.close()
+    assert not gone(lambda: [*range(descriptors() > before)])
+    assert data_port.statistics().channels == {}
+
+
+def test_a_sessions_second_channel_takes_the_place_of_its_first(port):
+    data_port, _, _ = port
+    data_port.open_session(5, "secret five")
+    first = opened(data_port, 5, "secret five")
+    before = data_port.to_proxy(5)
+    second = opened(data_port, 5, "secret five")
+    assert is_closed(first._socket._socket)
+    assert not gone(lambda: [*range(data_port.to_proxy(5) is before)])
+    first.close()
+    second.close()
+
+
+# ---- connections that do not open
+
+
+def serves(data_port: DataPort, session: int) -> bool:
+    """Whether an honest client gets through."""
+    data_port.open_session(session, "secret")
+    channel = opened(data_port, session, "secret")
+    found = not data_port.to_proxy(session).is_closed
+    channel.close()
+    return found
+
+
+def test_connections_that_do_not_open_are_few_and_hold_up_nobody(port):
+    data_port, _, _ = port
+    socks = [dial(data_port.address) for _ in range(2 * MAX_UNOPENED)]
+    for sock in socks:
+        sock.settimeout(SECONDS)
+    assert all(is_closed(sock) for sock in socks[:MAX_UNOPENED])
+    assert serves(data_port, 5)
+    threads = [thread for thread in threading.enumerate() if thread.name == "atoll-data"]
+    assert len(threads) <= MAX_UNOPENED + 1
+    for sock in socks:
+        sock.close()
+
+
+def test_who_waits_for_a_session_that_never_opens_is_closed_for_others(port):
+    data_port, _, _ = port
+    socks = [dial(data_port.address) for _ in range(MAX_UNOPENED)]
+    for sock in socks:
+        sock.settimeout(SECONDS)
+        sock.sendall(frame(Open(1 << 40, "a session that never opens")))
+    others = [dial(data_port.address) for _ in range(MAX_UNOPENED)]
+    assert all(is_closed(sock) for sock in socks)
+    for sock in (*socks, *others):
+        sock.close()
+
+
+def test_a_connection_that_does_not_open_in_time_is_closed(short_directory: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(listener, "Unopened", lambda: Unopened(seconds=0.2))
+    data_port = DataPort(Address(path=str(short_directory / "data")), Inbox(lambda *_: None))
+    with dial(data_port.address) as sock:
+        sock.settimeout(SECONDS)
+        sock.sendall(frame(Open(1, "x"))[:-3])
+        assert is_closed(sock)
+    data_port.open_session(5, "secret")
+    channel = opened(data_port, 5, "secret")
+    assert not data_port.to_proxy(5).is_closed
+    time.sleep(0.4)
+    channel.send(5, 1, [b"opened in time"])
+    assert not data_port.to_proxy(5).is_closed
+    channel.close()
+    data_port.close()
+
+
+def test_a_lack_of_descriptors_does_not_end_the_port(port, caplog: pytest.LogCaptureFixture):
+    data_port, _, _ = port
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (sock.fileno() + 1, limits[1]))
+            sock.connect(data_port.address.sockaddr)
+            assert not gone(lambda: [] if "no connection can be accepted" in caplog.text else ["no report"])
+            time.sleep(0.3)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert caplog.text.count("no connection can be accepted") == 1, "it is reported once, not at each attempt"
+        assert serves(data_port, 5)
+        data_port.open_session(6, "secret six")
+        sock.sendall(frame(Open(6, "secret six")))
+        assert not data_port.to_proxy(6).is_closed, "it has waited to be accepted"

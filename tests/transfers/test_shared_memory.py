@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import socket
+import threading
+from pathlib import Path
+
 import pytest
 
-from atoll.transfers import shared_memory_pool
+from atoll.errors import FrameError
+from atoll.transfers import shared_memory, shared_memory_pool
 from atoll.transfers.channel import DataChannel
-from atoll.transfers.shared_memory import SHARED_THRESHOLD
-from atoll.transfers.shared_memory_pool import PoolStatistics
-from tests.transfers.ends import SECONDS, Receiver, content, descriptors
+from atoll.transfers.shared_memory import SHARED_THRESHOLD, SharedMemoryPiece
+from atoll.transfers.shared_memory_pool import PoolStatistics, SharedMemoryPool
+from tests.conftest import gone
+from tests.transfers.ends import SECONDS, Ends, Receiver, content, descriptors, frame, received, sealed
+
+Raw = tuple[socket.socket, DataChannel]
 
 
 def pool_of(channel: DataChannel) -> PoolStatistics:
@@ -75,3 +85,115 @@ def test_contents_that_cannot_be_written_give_their_block_back(unix_ends):
             unix_ends[0].send_filled(1, 2, SHARED_THRESHOLD, fill)
     pool = pool_of(unix_ends[0])
     assert (pool.used_blocks, pool.free_blocks) == (0, 1)
+
+
+# ---- memory that a peer could shorten
+
+
+@pytest.mark.parametrize("seals", [0, fcntl.F_SEAL_GROW, fcntl.F_SEAL_SEAL])
+def test_a_block_that_its_sender_could_shorten_is_not_mapped(raw: Raw, seals: int) -> None:
+    mine, _ = raw
+    descriptor = sealed(100, seals)
+    sent = frame(SharedMemoryPiece(1, 2, 10, block=0, block_bytes=100))
+    socket.send_fds(mine, [sent[:1]], [descriptor])
+    error = received(raw, sent[1:]).error
+    assert isinstance(error, FrameError)
+    assert "sealed against shrinking" in str(error)
+    os.close(descriptor)
+
+
+def test_a_file_is_no_block(raw: Raw, short_directory: Path) -> None:
+    mine, _ = raw
+    (short_directory / "file").write_bytes(bytes(100))
+    with open(short_directory / "file", "rb") as file:
+        sent = frame(SharedMemoryPiece(1, 2, 10, block=0, block_bytes=100))
+        socket.send_fds(mine, [sent[:1]], [file.fileno()])
+        assert "sealed against shrinking" in str(received(raw, sent[1:]).error)
+
+
+def test_no_more_blocks_are_mapped_than_a_pool_has(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "_MAX_PEER_BLOCKS", 3)
+    mine, channel = raw
+    descriptor = sealed(4096)
+    receiver = Receiver(channel)
+    for block in range(4):
+        sent = frame(SharedMemoryPiece(1, block, 10, block=block, block_bytes=4096))
+        socket.send_fds(mine, [sent[:1]], [descriptor])
+        mine.sendall(sent[1:])
+    assert "more than 3 blocks" in str(receiver.join())
+    os.close(descriptor)
+
+
+def test_blocks_cannot_be_shortened_by_who_has_their_descriptor() -> None:
+    pool = SharedMemoryPool(lambda block: None)
+    block = pool.take(1000)
+    with pytest.raises(PermissionError):
+        os.ftruncate(block.descriptor, 0)
+    pool.close()
+
+
+# ---- memory that nobody needs
+
+
+def test_an_idle_pool_is_freed_at_both_ends_and_grows_again(unix_ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "_IDLE_SECONDS", 1)
+    before = descriptors()
+    sender, receiver = unix_ends[0], Receiver(unix_ends[1])
+    back = Receiver(sender)
+    for feed in range(3):
+        sender.send(1, feed, [content(1_000_000, feed)])
+    receiver.wait(3)
+    assert pool_of(sender).nbytes > 0
+    mapped = unix_ends[1]._engines[1]._peer_blocks  # type: ignore[attr-defined]
+    assert not gone(lambda: [*mapped, *range(pool_of(sender).nbytes > 0), *range(descriptors() > before)])
+    sender.send(1, 3, [content(1_000_000, 3)])
+    assert receiver.wait(4)[3][2] == content(1_000_000, 3).tobytes()
+    unix_ends[1].close()
+    assert back.join() is None
+
+
+def test_blocks_that_make_room_for_larger_ones_do_not_end_the_channel(
+    unix_ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_memory_pool, "POOL_BYTES", 4 << 20)
+    sender, receiver = unix_ends[0], Receiver(unix_ends[1])
+    back = Receiver(sender)
+    for feed, nbytes in enumerate((1_000_000, 4_000_000, 1_000_000, 4_000_000)):
+        sender.send(1, feed, [content(nbytes, feed)])
+        assert receiver.wait(feed + 1)[feed][2] == content(nbytes, feed).tobytes()
+        assert not gone(lambda: [*range(pool_of(sender).used_blocks)])
+    assert pool_of(sender).nbytes <= 4 << 20
+    unix_ends[1].close()
+    assert back.join() is None
+
+
+def test_a_channel_that_is_closed_frees_its_blocks_and_refuses_more(unix_ends: Ends) -> None:
+    before = descriptors()
+    sender, receiver = unix_ends[0], Receiver(unix_ends[1], recycle=False)
+    sender.send(1, 1, [content(1_000_000)])
+    receiver.wait(1)
+    sender.close()
+    with pytest.raises(OSError, match="closed"):
+        sender.send(1, 2, [content(1_000_000)])
+    unix_ends[1].close()
+    receiver.join()
+    assert descriptors() == before - 2, "both sockets, and no memory"
+
+
+def test_who_waits_for_a_block_is_refused_when_the_pool_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory_pool, "POOL_BYTES", 1 << 20)
+    pool = SharedMemoryPool(lambda block: None)
+    pool.take(1000)
+    refused = threading.Event()
+
+    def wait() -> None:
+        with pytest.raises(BrokenPipeError):
+            pool.take(1000)
+        refused.set()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert not gone(lambda: [*range(pool.statistics().waits == 0)])
+    pool.close()
+    assert refused.wait(SECONDS)
+    thread.join(SECONDS)
