@@ -62,6 +62,7 @@ class DataChannel:
     def __init__(self, sock: socket.socket, kinds: Sequence[type[TransferEngine]] = KINDS) -> None:
         self._socket = FrameSocket(sock)
         self._engines = [kind(self._socket) for kind in kinds if kind.reaches(self._socket)]
+        self._choices = [(engine.takes, engine.send) for engine in self._engines]
         self._handlers = {frame: engine.handle for engine in self._engines for frame in engine.frames}
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
             Union[Open, *(frame for kind in kinds for frame in kind.frames)]
@@ -99,9 +100,9 @@ class DataChannel:
         self._send(session, feed, FileContents(nbytes, descriptor), False)
 
     def _send(self, session: int, feed: int, contents: Contents, more: bool) -> None:
-        for engine in self._engines:
-            if engine.takes(contents):
-                engine.send(session, feed, contents, more)
+        for takes, send in self._choices:
+            if takes(contents):
+                send(session, feed, contents, more)
                 return
         raise AssertionError("no kind of transfer takes these contents")
 

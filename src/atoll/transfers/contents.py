@@ -18,7 +18,7 @@ class Buffers:
 
     def __init__(self, views: Sequence[memoryview]) -> None:
         self._views = views
-        self.nbytes = sum(view.nbytes for view in views)
+        self.nbytes = sum([view.nbytes for view in views])  # a list is quicker here than a generator
 
     def views(self) -> Sequence[memoryview]:
         return self._views
@@ -65,7 +65,7 @@ class FileContents:
 
 def as_views(parts: Sequence[Any]) -> list[memoryview]:
     """The parts as bytes, without those that are empty."""
-    return [memoryview(part).cast("B") for part in parts if memoryview(part).nbytes]
+    return [view.cast("B") for part in parts if (view := memoryview(part)).nbytes]
 
 
 def read_file(descriptor: int, target: memoryview) -> None:

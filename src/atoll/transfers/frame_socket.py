@@ -55,7 +55,7 @@ class FrameSocket:
         """Sends a frame and what follows it; waits while the peer does not read."""
         body = _encode(frame)
         head = frame_header(len(body)) + body
-        nbytes = sum(part.nbytes for part in payload)
+        nbytes = sum([part.nbytes for part in payload])  # a list is quicker here than a generator
         with self._send_lock:
             self.frames_out += 1
             self.bytes_out += len(head) + nbytes
