@@ -72,7 +72,7 @@ def start_logging(name: str) -> None:
 def spare_collector() -> None:
     """Keeps the garbage collector from looking through all that this process has made until now, which stays for good.
 
-    Modules alone are some hundred thousand objects, and a collection that visits them stops a process for 50 ms or more.
+    Modules alone are some hundred thousand objects, and a collection that visits them takes 50 ms or more.
     """
     gc.freeze()
 
