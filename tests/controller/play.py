@@ -7,6 +7,7 @@ from typing import Any
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
 from atoll.controller.core import Controller
+from atoll.controller.programs.launcher import GANG_WINDOW
 from atoll.errors import OK, Code, Status
 from atoll.ir.program import (
     Call,
@@ -35,7 +36,7 @@ def ready(topology: Topology, host: int, address: str) -> m.WorkerReady:
     devices = tuple(
         m.DeviceInfo(i, "null", "cpu", ("device",), "device", (i, 0, 0), 0, i, 0) for i in range(topology.devices)
     )
-    return m.WorkerReady(topology.island_of(host), host, devices, "cpu", "1", address)
+    return m.WorkerReady(topology.island_of(host), host, devices, "cpu", "1", address, GANG_WINDOW)
 
 
 class Play:

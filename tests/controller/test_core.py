@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from atoll.cluster.settings import Dispatch
+from atoll.cluster.topology import Topology
 from atoll.controller.programs.launcher import GANG_WINDOW
 from atoll.errors import OK, Code, StatusError
 from atoll.ir.program import (
@@ -16,7 +18,7 @@ from atoll.ir.program import (
     single,
 )
 from atoll.protocol import messages as m
-from tests.controller.play import BROKEN, Play, chain_of, joined, on, runs
+from tests.controller.play import BROKEN, Play, chain_of, joined, on, ready, runs
 
 # ---- sessions
 
@@ -204,6 +206,14 @@ def test_a_program_whose_plan_is_too_large_for_a_message_is_refused_and_costs_no
     play.say(m.Launch(5, (10,), (11, 13), ()))
     (answer,) = play.say(m.Await(1, (11,)))
     assert (answer.status.code, "too large" in answer.status.message) == (Code.INVALID_ARGUMENT, True)
+
+
+def test_no_more_is_in_flight_on_an_island_than_the_least_of_its_hosts_can_take():
+    play = Play("1x2x1")
+    for host, most in ((0, 8), (1, 5)):
+        joined_again = msgspec.structs.replace(ready(Topology.parse("1x2x1"), host, "unix:/data"), max_in_flight=most)
+        play.controller.worker_joined(joined_again, 1000 + host)
+    assert play.controller.scheduler.statistics(0).window == 5
 
 
 def test_another_sessions_work_gets_in_between_the_nodes_of_a_long_program():

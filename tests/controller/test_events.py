@@ -32,7 +32,7 @@ def recorded(**settings: Any) -> tuple[EventLog, list[Any]]:
 
     device = m.DeviceInfo(0, "null", "cpu", ("device",), "device", (0, 0, 0), 0, 0, 0)
     for host in (0, 1):
-        tell("worker joins", 100 + host, message=m.WorkerReady(0, host, (device,), "cpu", "1", f"unix:/{host}"))
+        tell("worker joins", 100 + host, message=m.WorkerReady(0, host, (device,), "cpu", "1", f"unix:/{host}", 24))
     session = tell("session opens", 42, "script.py").number
     tell("proxy", session, message=m.RegisterFunction(1, "content", 9, ((0, 1),)))
     for host in (0, 1):

@@ -121,6 +121,7 @@ class Controller:
         again = self.resources.islands[ready.island].state == "restarting"
         added = self.resources.islands[ready.island].state == "starting" and self.resources.is_complete
         host = self.resources.join(ready, pid)
+        self.scheduler.set_window(ready.island, self.resources.max_in_flight(ready.island))
         for info in ready.devices:
             self.memory.declare((host.number, info.ordinal), self._device_memory or info.memory_bytes)
         for session in self.sessions.values():

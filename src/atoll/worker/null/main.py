@@ -18,13 +18,13 @@ from atoll.protocol import messages as m
 from atoll.transfers.data_port import DataPort, Inbox
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.connection import Connection, connect
-from atoll.worker.executor import READ_THREADS
+from atoll.worker.executor_thread import READ_THREADS
 from atoll.worker.main import introduction
 from atoll.worker.null.backend import Collectives
 from atoll.worker.null.clock import FineClock
 from atoll.worker.null.host import NullHost
 from atoll.worker.null.model import chosen_model
-from atoll.worker.null.options import NullIslandOptions
+from atoll.worker.options import IslandOptions
 
 _log = logging.getLogger(__name__)
 
@@ -33,9 +33,12 @@ _STACK_BYTES = 256 * 1024
 
 
 class NullIsland:
-    """Connects all hosts, and carries their messages. `stop` is set where the controller ends one or is gone."""
+    """Connects all hosts, and carries their messages.
 
-    def __init__(self, options: NullIslandOptions, stop: asyncio.Event) -> None:
+    `stop` is set where the controller ends a host, or the connection to it is lost.
+    """
+
+    def __init__(self, options: IslandOptions, stop: asyncio.Event) -> None:
         self._options = options
         self._stop = stop
         self._loop = asyncio.get_running_loop()
@@ -56,13 +59,13 @@ class NullIsland:
         number = options.first + rank
         host: NullHost | None = None
 
-        def hear(message: Any) -> None:
+        def handle(message: Any) -> None:
             assert host is not None
-            if not host.hear(message):
+            if not host.handle(message):
                 self._stop.set()
 
         connection = await connect(
-            parse_address(options.controller), m.ToWorker, hear, lambda _: self._stop.set(), name="the controller"
+            parse_address(options.controller), m.ToWorker, handle, lambda _: self._stop.set(), name="the controller"
         )
         address = parse_address(options.data_address.format(host=number))
         check_may_listen(address, os.environ.get(m.DEFAULT_TOKEN_VARIABLE, ""))
@@ -101,14 +104,14 @@ class NullIsland:
         os._exit(1)
 
 
-async def serve(options: NullIslandOptions, stop: asyncio.Event) -> None:
+async def serve(options: IslandOptions, stop: asyncio.Event) -> None:
     await NullIsland(options, stop).start()
     spare_collector()
     await stop.wait()
 
 
 def main() -> None:
-    options = read_options(NullIslandOptions)
+    options = read_options(IslandOptions)
     start_logging("null island")
     watch_in_thread(options.parent, lambda: os._exit(0))
     threading.stack_size(_STACK_BYTES)
