@@ -27,7 +27,7 @@ from atoll.worker.type_keys import TypeKeys
 
 _log = logging.getLogger(__name__)
 
-_CONNECT_SECONDS = 60.0
+CONNECT_SECONDS = 60.0
 
 
 class Worker:
@@ -80,7 +80,7 @@ def introduction(island: int, host: int, backend: DeviceBackend, data_address: s
 
 def _connect(options: WorkerOptions) -> BlockingConnection:
     """The controller starts at the same time as its workers: tries until it listens."""
-    deadline = time.monotonic() + _CONNECT_SECONDS
+    deadline = time.monotonic() + CONNECT_SECONDS
     address = parse_address(options.controller)
     while True:
         try:

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+from atoll.errors import ConnectError
 from atoll.processes.lifeline import Lease, watch_in_thread
 from atoll.processes.process import read_options, run_loop, spare_collector, start_logging
 from atoll.protocol import messages as m
@@ -19,7 +20,7 @@ from atoll.transfers.data_port import DataPort, Inbox
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.connection import Connection, connect
 from atoll.worker.executor_thread import READ_THREADS
-from atoll.worker.main import introduction
+from atoll.worker.main import CONNECT_SECONDS, introduction
 from atoll.worker.null.backend import Collectives
 from atoll.worker.null.clock import FineClock
 from atoll.worker.null.host import NullHost
@@ -64,9 +65,7 @@ class NullIsland:
             if not host.handle(message):
                 self._stop.set()
 
-        connection = await connect(
-            parse_address(options.controller), m.ToWorker, handle, lambda _: self._stop.set(), name="the controller"
-        )
+        connection = await self._connect(handle)
         address = parse_address(options.data_address.format(host=number))
         check_may_listen(address, os.environ.get(m.DEFAULT_TOKEN_VARIABLE, ""))
         host = NullHost(
@@ -85,6 +84,18 @@ class NullIsland:
         )
         for message in introduction(options.island, number, host.backend, str(host.port.address)):
             connection.send(message)
+
+    async def _connect(self, handle: Callable[[Any], None]) -> Connection:
+        """The controller starts at the same time as this process: tries until it listens."""
+        deadline = self._loop.time() + CONNECT_SECONDS
+        address = parse_address(self._options.controller)
+        while True:
+            try:
+                return await connect(address, m.ToWorker, handle, lambda _: self._stop.set(), name="the controller")
+            except ConnectError:
+                if self._loop.time() > deadline:
+                    raise
+                await asyncio.sleep(0.02)
 
     def _call_soon(self, call: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(call)
