@@ -123,7 +123,7 @@ class StepRunner:
         copied = []
         for position in donated:
             buffer = buffers[position]
-            if sum(other.array is buffer.array for other in buffers) > 1:
+            if sum(other is buffer for other in buffers) > 1:
                 raise invalid(f"argument {position} is donated and also passed a second time to the same call")
             if not buffer.is_exclusive:
                 arguments[position] = self._backend.copy(arguments[position])
