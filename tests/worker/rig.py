@@ -81,11 +81,14 @@ class Rig:
 
     def function(self, call: Any, *arguments: Any, devices: tuple[int, ...] = (0,), donate: Any = ()) -> str:
         """Compiles `call` for shards like `arguments` on these devices; its name."""
+        name, status = self.compile(self.lower(call, *arguments, devices=devices, donate=donate), devices)
+        assert status.ok, status
+        return name
+
+    def lower(self, call: Any, *arguments: Any, devices: tuple[int, ...] = (0,), donate: Any = ()) -> Any:
+        """The module of `call` for shards like `arguments` on these devices."""
         import jax
-        from jax._src.lib import _jax
-        from jax._src.lib import xla_client as xc
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
-        from jaxlib.mlir.dialects import stablehlo
 
         mesh = Mesh(np.array([self.backend.devices[i] for i in devices]), ("x",))
         sharding = NamedSharding(mesh, PartitionSpec("x"))
@@ -93,8 +96,15 @@ class Rig:
             jax.ShapeDtypeStruct((len(devices) * a.shape[0], *a.shape[1:]), a.dtype, sharding=sharding)
             for a in arguments
         ]
-        lowered = jax.jit(call, donate_argnums=donate, out_shardings=sharding).lower(*shapes)
-        program = _jax.mlir.serialize_portable_artifact(lowered.compiler_ir(), stablehlo.get_current_version())
+        return jax.jit(call, donate_argnums=donate, out_shardings=sharding).lower(*shapes).compiler_ir()
+
+    def compile(self, module: Any, devices: tuple[int, ...] = (0,)) -> tuple[str, Status]:
+        """Has a module compiled for these devices; the function's name, and how that went."""
+        from jax._src.lib import _jax
+        from jax._src.lib import xla_client as xc
+        from jaxlib.mlir.dialects import stablehlo
+
+        program = _jax.mlir.serialize_portable_artifact(module, stablehlo.get_current_version())
         options = xc.CompileOptions()
         options.num_partitions = len(devices)
         options.executable_build_options.num_partitions = len(devices)
@@ -105,9 +115,7 @@ class Rig:
         name = f"function {feed}"
         assignment = (tuple((0, ordinal) for ordinal in devices),)
         self.functions.compile(m.Compile(name, self.session, feed, assignment))
-        compiled = self.reports.get(timeout=SECONDS)
-        assert compiled.status.ok, compiled.status
-        return name
+        return name, self.reports.get(timeout=SECONDS).status
 
     # ---- runs
 

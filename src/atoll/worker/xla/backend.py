@@ -15,32 +15,17 @@ from jax._src.interpreters import mlir
 from jax._src.layout import Format, Layout
 from jax._src.lib import _jax, lapack
 from jax._src.lib import xla_client as xc
+from jax._src.lib.mlir import ir
 from jax.sharding import SingleDeviceSharding
 
-from atoll.errors import unimplemented
 from atoll.ir.plan import LocalArray
 from atoll.protocol.messages import DeviceInfo
 from atoll.worker.device import Assignment
 from atoll.worker.dtypes import numpy_dtype
-from atoll.worker.xla import island
+from atoll.worker.xla import client_callbacks, island
 from atoll.worker.xla.arrays import Uneven, shards_of, stacked_handler, stacked_type
 from atoll.worker.xla.batch_threads import batch_threads
 from atoll.worker.xla.executable import Executable
-
-# Custom calls that run Python of the client's process: their pointers mean nothing here.
-_CALLBACK_TARGETS = (
-    b"xla_ffi_python_cpu_callback",
-    b"xla_ffi_partitioned_python_cpu_callback",
-    b"xla_python_cpu_callback",
-    b"xla_ffi_python_gpu_callback",
-    b"xla_ffi_partitioned_python_gpu_callback",
-    b"xla_python_gpu_callback",
-)
-CALLBACK_ADVICE = (
-    "this program calls back into the client's Python (jax.pure_callback, io_callback or debug.print/callback), which "
-    "jaxlib's IFRT proxy client cannot serve; return the values and use them outside of jit, or run that part on a "
-    "local CPU device (JAX_PLATFORMS=atoll,cpu and jax.default_device(jax.local_devices(backend='cpu')[0]))"
-)
 
 _cache_hit = threading.local()
 
@@ -91,8 +76,6 @@ class XlaBackend:
         Returns the executable, whether it came out of the persistent cache, and the seconds it took. Raises what
         XLA raises, with the text that stock JAX shows.
         """
-        if any(target in program for target in _CALLBACK_TARGETS):
-            raise unimplemented(CALLBACK_ADVICE)
         started = time.monotonic()
         parsed = xc.CompileOptions.ParseFromString(options)
         grid = np.array([[self._island[host][ordinal] for host, ordinal in row] for row in assignment], dtype=object)
@@ -103,6 +86,9 @@ class XlaBackend:
         context = mlir.make_ir_context()
         with context:
             module = _jax.mlir.deserialize_portable_artifact(program, context)
+            client_callbacks.check(program, module)
+            if "sym_name" not in module.operation.attributes:  # JAX asks for it
+                module.operation.attributes["sym_name"] = ir.StringAttr.get("program")
             _cache_hit.seen = False
             loaded = compiler.compile_or_get_cached(self.client, module, grid, parsed, [], xc.DeviceList(flat))
         here = tuple(device for device in flat if device.client.process_index() == device.process_index)
