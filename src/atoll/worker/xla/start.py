@@ -6,12 +6,13 @@ import os
 
 import jax
 
+from atoll.worker.device import DeviceBackend
 from atoll.worker.options import WorkerOptions
 from atoll.worker.xla import island
 from atoll.worker.xla.backend import XlaBackend, self_test
 
 
-def open_backend(options: WorkerOptions) -> XlaBackend:
+def open_backend(options: WorkerOptions) -> DeviceBackend:
     """This host's devices; with a membership, once all hosts of the island have joined.
 
     Raises RuntimeError where this jaxlib lacks what a worker needs, or where the island does not come together.
