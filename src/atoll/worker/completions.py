@@ -68,7 +68,7 @@ class Completion(Protocol):
 class RunCompletion:
     """The completion of a compiled function's run.
 
-    The run's token can be waited for, and raises what went wrong. An output, while it lives, tells at once whether it
+    The run's token can be waited for, and raises what went wrong. An output, while it lives, says at once whether it
     is ready; on several devices the first output may be ready a while before the last device has completed.
     """
 

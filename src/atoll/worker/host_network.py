@@ -31,7 +31,7 @@ class HostNetwork(Protocol):
         """Has the pieces of `step` sent to their hosts' inboxes, under the run's feed numbers.
 
         Adds what remains to be done to `unit.reads`, or a completion to `unit.completions`; the unit completes with it.
-        `release` is to be called once, on any thread, when `array` is read no more.
+        `release` is to be called once, on any thread, when `array` is read no more; not if this raises.
         """
 
     def receive(self, step: p.Receive, run: m.Run) -> DeviceArray:

@@ -248,7 +248,12 @@ class StepRunner:
     def _send(self, step: p.Send, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
         buffer = values[step.input]
         array = _alive(buffer)
-        self._network.send(step, unit, array, self._hold(buffer, len(self._backend.shards(array))))
+        release = self._hold(buffer, len(self._backend.shards(array)))
+        try:
+            self._network.send(step, unit, array, release)
+        except Exception:
+            release()
+            raise
 
     def _hold(self, buffer: Buffer, count: int) -> Callable[[], None]:
         """Its memory is neither donated nor deleted until the result is called, on any thread."""

@@ -24,7 +24,7 @@ class Collectives:
         self._open: dict[tuple[Any, ...], tuple[Work, int]] = {}
 
     def join(self, key: tuple[Any, ...], clock: Clock, seconds: float, parts: int) -> Work:
-        """The work of that key, for one of the hosts that have part in it."""
+        """The work of that key, for one of the hosts that take part in it."""
         work, left = self._open.get(key) or (Work(clock, seconds, parts), parts)
         if left > 1:
             self._open[key] = work, left - 1

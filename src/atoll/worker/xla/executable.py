@@ -106,7 +106,7 @@ def _dtype_and_shape(shape: Any) -> tuple[str, tuple[int, ...]]:
 def _layouts(get: Any) -> tuple[bytes, ...]:
     try:
         return tuple(str(layout).encode() for layout in get())
-    except jax.errors.JaxRuntimeError:  # XLA tells none where there are tokens among the arrays
+    except jax.errors.JaxRuntimeError:  # XLA gives none where there are tokens among the arrays
         return ()
 
 

@@ -1,7 +1,7 @@
 """An island of several hosts: their processes join one XLA mesh before any of them makes its backend.
 
 The process of the island's first host runs the coordination service. It need not outlive the others: an island that has
-lost a host is started anew as a whole, since its broken collectives stay broken.
+lost a host is restarted as a whole, since its broken collectives stay broken.
 """
 
 from __future__ import annotations
