@@ -39,7 +39,11 @@ def hello(role: str = "operator", token: str = "", protocol: int = m.PROTOCOL) -
         (hello(token="wrong"), Code.UNAUTHENTICATED, "set ATOLL_TOKEN"),
         (hello(token=""), Code.UNAUTHENTICATED, "set ATOLL_TOKEN"),
         (hello(token="right", protocol=1), Code.FAILED_PRECONDITION, "speaks 1: install the same atoll on both"),
-        (hello("king", "right"), Code.FAILED_PRECONDITION, "'king' is no role: expected worker, proxy, engine, operator"),
+        (
+            hello("king", "right"),
+            Code.FAILED_PRECONDITION,
+            "'king' is no role: expected worker, proxy, engine, operator",
+        ),
     ],
 )
 def test_what_may_not_come_in_is_refused_with_what_to_do(first, code, text):
@@ -92,7 +96,7 @@ def test_a_host_that_is_not_expected_is_refused(host, island):
     connection = cluster.connect("worker")
     cluster.flush()
     answer = ready(cluster.topology, host % 2, "unix:/x")
-    cluster.receive(connection, m.WorkerReady(island, host, answer.devices, "cpu", "1", "unix:/x"))
+    cluster.receive(connection, m.WorkerReady(island, host, answer.devices, "cpu", "1", "unix:/x", 24))
     assert "is not expected" in refused(cluster, connection).message
 
 

@@ -17,17 +17,13 @@ from atoll.frontends.ifrt.devices import cost_attributes
 from atoll.frontends.session.link import Link
 from atoll.ir.program import Call, Program, single
 from atoll.ir.types import ArraySpec, Even, Replicated, Sharding, Tiled
+from atoll.protocol.advice import CALLBACK_ADVICE
 from atoll.protocol.ifrt import compile_pb2, executables_pb2, xla_pb2
 from atoll.protocol.messages import FunctionInfo, FunctionSource, OutputInfo
 
 XLA_PROGRAM = "xla::ifrt::XlaProgram"
 PLUGIN_PROGRAM = "xla::ifrt::PluginProgram"
 _PLUGIN_PREFIX = b"__serialized_plugin_program "
-CALLBACK_ADVICE = (
-    "this program calls back into the client's Python (jax.pure_callback, io_callback, debug.print or debug.callback), "
-    "which jaxlib's IFRT proxy client cannot serve; return the values and use them outside of jit, or run that part on "
-    "a local CPU device (JAX_PLATFORMS=atoll,cpu)"
-)
 NO_LAYOUTS = Status(Code.UNIMPLEMENTED, "XLA tells no layouts where there are tokens among the arrays")
 MPMD_ERROR = Status(Code.INVALID_ARGUMENT, "this executable runs on one mesh: it is no MPMD executable")
 

@@ -10,7 +10,6 @@ import msgspec
 from atoll.errors import OK, Code, Status, StatusError, invalid, unimplemented
 from atoll.frontends.ifrt import codec, slices
 from atoll.frontends.ifrt.executables import (
-    CALLBACK_ADVICE,
     MPMD_ERROR,
     Executable,
     Loaded,
@@ -21,6 +20,7 @@ from atoll.frontends.ifrt.program_executables import read
 from atoll.frontends.ifrt.session import Exchange, Handler
 from atoll.ir.submission import is_submission
 from atoll.protocol import messages as m
+from atoll.protocol.advice import CALLBACK_ADVICE
 from atoll.protocol.messages import FunctionInfo
 
 _NOTHING_KEPT: frozenset[int] = frozenset()
