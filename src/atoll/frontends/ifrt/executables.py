@@ -1,4 +1,4 @@
-"""Executables: from a compile request to what JAX asks about one, and the program that runs it."""
+"""Executables: from a compile request to what JAX queries of one, and the program that runs it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atoll.errors import Code, Status, invalid, unimplemented
 from atoll.frontends.ifrt import codec
 from atoll.frontends.ifrt.arrays import ArrayRecord
 from atoll.frontends.ifrt.devices import cost_attributes
-from atoll.frontends.session.link import Link
+from atoll.frontends.session.session import ClusterSession
 from atoll.ir.program import Call, Program, single
 from atoll.ir.types import ArraySpec, Even, Replicated, Sharding, Tiled
 from atoll.protocol.ifrt import compile_pb2, executables_pb2, xla_pb2
@@ -97,8 +97,8 @@ def default_assignment(replicas: int, partitions: int, device_count: int) -> tup
 class Loaded(abc.ABC):
     """What a session can run by a handle: a compiled function, or a program of several.
 
-    `functions` are those that the session keeps for as long as it has this, each once. Results of a run that are no
-    arrays, and tell only that parts of it have ended, come after `outputs`.
+    `functions` are those that the session keeps for as long as it has this, each once. A run may also give completions,
+    which are no arrays: they come after `outputs`.
     """
 
     name: str
@@ -112,10 +112,10 @@ class Loaded(abc.ABC):
         # The registered programs that run it and how many completions they give, by what the caller keeps and whether
         # it asks for the run's status.
         self.programs: dict[tuple[frozenset[int], bool], tuple[int, int]] = {}
-        self.room = 1  # that a run takes in the session's window
+        self.credits = 1  # of the session's window, that a run takes
 
-    def unloaded(self, link: Link) -> None:
-        """It is no more, for its session."""
+    def unloaded(self, cluster: ClusterSession) -> None:
+        """The session has released it."""
         return None
 
     def gather(self, staged: list[int], arguments: list[int]) -> list[int] | None:
@@ -131,7 +131,7 @@ class Loaded(abc.ABC):
         """The program that runs it; the caller keeps the `preserved` of `donated`."""
 
     def awaited(self, handles: Sequence[int], completions: Sequence[int]) -> tuple[int, ...]:
-        """Which of a run's results tell, together, that it has ended."""
+        """Which of a run's results show, together, that it has ended."""
         return tuple(completions)
 
     @abc.abstractmethod
@@ -142,11 +142,11 @@ class Loaded(abc.ABC):
         """The outputs as the first run describes them."""
 
     @abc.abstractmethod
-    async def cost(self, link: Link, reply: Any) -> None:
+    async def cost(self, cluster: ClusterSession, reply: Any) -> None:
         """Fills in XLA's estimates. Raises StatusError."""
 
     @abc.abstractmethod
-    async def text(self, link: Link) -> str:
+    async def text(self, cluster: ClusterSession) -> str:
         """What it looks like, for people. Raises StatusError."""
 
     def compile_reply(self, handle: int, ready_future: int) -> Any:
@@ -166,7 +166,7 @@ def _fingerprint(info: FunctionInfo, job: CompileJob) -> bytes:
 
     XLA's own leaves out the devices, and how the shards make up an array.
     """
-    told = (
+    identity = (
         info.fingerprint or job.content,
         job.assignment,
         info.parameters,
@@ -174,7 +174,7 @@ def _fingerprint(info: FunctionInfo, job: CompileJob) -> bytes:
         info.outputs,
         info.donated,
     )
-    return hashlib.sha256(msgspec.msgpack.encode(told)).hexdigest().encode()
+    return hashlib.sha256(msgspec.msgpack.encode(identity)).hexdigest().encode()
 
 
 class Executable(Loaded):
@@ -227,11 +227,11 @@ class Executable(Loaded):
 
     # ---- what JAX asks
 
-    async def cost(self, link: Link, reply: Any) -> None:
-        cost_attributes(await link.inquire("cost", self.devices[0], self.function), reply)
+    async def cost(self, cluster: ClusterSession, reply: Any) -> None:
+        cost_attributes(await cluster.inquire("cost", self.devices[0], self.function), reply)
 
-    async def text(self, link: Link) -> str:
-        return (await link.inquire("text", self.devices[0], self.function)).decode()
+    async def text(self, cluster: ClusterSession) -> str:
+        return (await cluster.inquire("text", self.devices[0], self.function)).decode()
 
     def metadata_reply(self) -> Any:
         info = self.info

@@ -16,7 +16,7 @@ from atoll.errors import Code, Status, StatusError, invalid, unimplemented
 from atoll.frontends.ifrt import codec
 from atoll.frontends.ifrt.arrays import ArrayRecord
 from atoll.frontends.ifrt.executables import MPMD_ERROR, NO_LAYOUTS, Executable, Loaded
-from atoll.frontends.session.link import Link
+from atoll.frontends.session.session import ClusterSession
 from atoll.ir.program import Call, Node, Program, Transfer, check, output_count
 from atoll.ir.submission import Staging, Submission, decode
 from atoll.ir.types import DTYPE_BITS, ArraySpec, Even, Replicated, Tiled, shard_boxes, shard_shape
@@ -24,28 +24,28 @@ from atoll.protocol.ifrt import executables_pb2, xla_pb2
 
 MAX_NODES = 1 << 16
 MAX_VALUES = 1 << 20
-# A run takes as much of its session's window as one launch for so many nodes: the controller keeps 1 KB for each node.
-NODES_IN_ROOM = 128
+# A run takes one credit of its session's window for so many nodes: the controller keeps 1 KB for each node.
+NODES_PER_CREDIT = 128
 _NO_ARRAYS = ("token", "opaque", "string")
 _NOTHING_RUNS = "staged arguments wait for their program; nothing runs here"
 _ASK_THE_FUNCTIONS = "a program has no cost of its own: ask the functions that it calls (Compiled.cost_analysis() does)"
 
 
-def read(data: bytes, loaded: Iterable[Loaded], link: Link) -> Loaded:
+def read(data: bytes, loaded: Iterable[Loaded], cluster: ClusterSession) -> Loaded:
     """What a client has submitted, checked. Raises INVALID_ARGUMENT where it makes no sense.
 
     `loaded` are the session's executables, which programs may name by their fingerprints.
     """
     submission = decode(data)
     if isinstance(submission, Staging):
-        return StagingExecutable(submission, link)
-    return ProgramExecutable(submission, loaded, link)
+        return StagingExecutable(submission, cluster)
+    return ProgramExecutable(submission, loaded, cluster)
 
 
 class ProgramExecutable(Loaded):
     """A traced program of the session. Raises INVALID_ARGUMENT from the constructor."""
 
-    def __init__(self, submission: Submission, loaded: Iterable[Loaded], link: Link) -> None:
+    def __init__(self, submission: Submission, loaded: Iterable[Loaded], cluster: ClusterSession) -> None:
         super().__init__()
         known = {each.fingerprint: each for each in loaded if isinstance(each, Executable)}
         functions = []
@@ -54,20 +54,20 @@ class ProgramExecutable(Loaded):
             if executable is None:
                 raise invalid(f"a program calls function {fingerprint[:80]!r}, which this session has not compiled")
             functions.append(executable)
-        self.body, self._op_shardings = _Checker(submission.program, functions, link).run()
-        self.name = self.body.name
-        self.room = 1 + len(self.body.nodes) // NODES_IN_ROOM
+        self.definition, self._op_shardings = _Checker(submission.program, functions, cluster).run()
+        self.name = self.definition.name
+        self.credits = 1 + len(self.definition.nodes) // NODES_PER_CREDIT
         self.fingerprint = b""
         self.functions = tuple({each.function: None for each in functions})
-        specs = _values(self.body)
+        specs = _values(self.definition)
         if not specs:
             raise invalid(f"program {self.name!r} is empty")
-        self.outputs = tuple(specs[value] for value in self.body.results)
+        self.outputs = tuple(specs[value] for value in self.definition.results)
         # For jaxlib's client: as many as the arguments that come with the run have shards.
-        self.devices = specs[len(self.body.arguments) - 1 if self.body.arguments else 0].sharding.devices
-        consumed = {value for node in self.body.nodes for value in _consumes(node)}
-        self.donated = frozenset(i for i in range(len(self.body.arguments)) if i in consumed)
-        self._seen: list[ArraySpec] = list(self.body.arguments)  # what is known to fit, by argument
+        self.devices = specs[len(self.definition.arguments) - 1 if self.definition.arguments else 0].sharding.devices
+        consumed = {value for node in self.definition.nodes for value in _consumes(node)}
+        self.donated = frozenset(i for i in range(len(self.definition.arguments)) if i in consumed)
+        self._seen: list[ArraySpec] = list(self.definition.arguments)  # what is known to fit, by argument
 
     def gather(self, staged: list[int], arguments: list[int]) -> list[int]:
         every = [*staged, *arguments]
@@ -75,26 +75,26 @@ class ProgramExecutable(Loaded):
         return every
 
     def check(self, arguments: Sequence[ArrayRecord]) -> None:
-        expected = self.body.arguments
+        expected = self.definition.arguments
         if len(arguments) != len(expected):
             raise invalid(f"program {self.name!r} takes {len(expected)} arguments, got {len(arguments)}")
         for i, record in enumerate(arguments):
             if record.spec is not self._seen[i]:
                 if record.spec is None or not _fits(record.spec, expected[i]):
                     raise invalid(
-                        f"program {self.name!r} takes {_words(expected[i])} as argument {i}, "
-                        f"got {_words(record.spec) if record.spec else 'nothing'}"
+                        f"program {self.name!r} takes {_describe(expected[i])} as argument {i}, "
+                        f"got {_describe(record.spec) if record.spec else 'nothing'}"
                     )
                 self._seen[i] = record.spec
 
     def program(self, preserved: frozenset[int], completion: bool) -> Program:
-        nodes = tuple(_preserving(node, preserved) for node in self.body.nodes)
+        nodes = tuple(_preserving(node, preserved) for node in self.definition.nodes)
         if not completion:
-            return msgspec.structs.replace(self.body, nodes=nodes)
+            return msgspec.structs.replace(self.definition, nodes=nodes)
         # The calls on which no other node waits end last. Their completions are values, so those after them move.
         used = {value for node in nodes for value in node.inputs}
-        moved = list(range(len(self.body.arguments)))
-        told: list[Node] = []
+        moved = list(range(len(self.definition.arguments)))
+        completed: list[Node] = []
         completions = []
         total = len(moved)
         first = total
@@ -107,20 +107,20 @@ class ProgramExecutable(Loaded):
                 completions.append(total + len(node.outputs))
             moved.extend(range(total, total + len(node.outputs)))
             total += output_count(node)
-            told.append(node)
-        results = (*(moved[value] for value in self.body.results), *completions)
-        return msgspec.structs.replace(self.body, nodes=tuple(told), results=results)
+            completed.append(node)
+        results = (*(moved[value] for value in self.definition.results), *completions)
+        return msgspec.structs.replace(self.definition, nodes=tuple(completed), results=results)
 
     def awaited(self, handles: Sequence[int], completions: Sequence[int]) -> tuple[int, ...]:
         return (*handles, *completions)
 
     # ---- what JAX asks
 
-    async def cost(self, link: Link, reply: Any) -> None:
+    async def cost(self, cluster: ClusterSession, reply: Any) -> None:
         raise unimplemented(_ASK_THE_FUNCTIONS)
 
-    async def text(self, link: Link) -> str:
-        return "\n".join(str(node) for node in self.body.nodes)
+    async def text(self, cluster: ClusterSession) -> str:
+        return "\n".join(str(node) for node in self.definition.nodes)
 
     def metadata_reply(self) -> Any:
         return _metadata_reply([output.sharding.memory_kind for output in self.outputs], sorted(self.donated))
@@ -133,16 +133,16 @@ class ProgramExecutable(Loaded):
                 sharding=codec.sharding_to(spec.sharding, spec.shape, self._op_shardings[value]),
                 array=handle,
             )
-            for value, spec, handle in zip(self.body.results, self.outputs, handles, strict=True)
+            for value, spec, handle in zip(self.definition.results, self.outputs, handles, strict=True)
         ]
 
 
 class StagingExecutable(Loaded):
     """Keeps its arguments for the program that is run next; see `atoll.ir.submission`."""
 
-    def __init__(self, submission: Staging, link: Link) -> None:
+    def __init__(self, submission: Staging, cluster: ClusterSession) -> None:
         super().__init__()
-        link.hosts_of(submission.devices)
+        cluster.hosts_of(submission.devices)
         if not submission.devices or len(set(submission.devices)) != len(submission.devices):
             raise invalid("arguments are staged by devices, each once")
         self.name = "staging"
@@ -164,10 +164,10 @@ class StagingExecutable(Loaded):
     def program(self, preserved: frozenset[int], completion: bool) -> Program:
         raise unimplemented(_NOTHING_RUNS)
 
-    async def cost(self, link: Link, reply: Any) -> None:
+    async def cost(self, cluster: ClusterSession, reply: Any) -> None:
         raise unimplemented(_NOTHING_RUNS)
 
-    async def text(self, link: Link) -> str:
+    async def text(self, cluster: ClusterSession) -> str:
         raise unimplemented(_NOTHING_RUNS)
 
     def metadata_reply(self) -> Any:
@@ -180,10 +180,10 @@ class StagingExecutable(Loaded):
 class _Checker:
     """Goes through a client's program once; gives it as the session knows it, and XLA's form of each sharding."""
 
-    def __init__(self, program: Program, functions: list[Executable], link: Link) -> None:
+    def __init__(self, program: Program, functions: list[Executable], cluster: ClusterSession) -> None:
         self.program = program
         self.functions = functions
-        self.link = link
+        self.cluster = cluster
         self.specs: list[ArraySpec] = []
         self.op_shardings: list[bytes | None] = []
         self.consumed: set[int] = set()
@@ -237,7 +237,7 @@ class _Checker:
             raise invalid(f"no such shape: {list(shape[: codec.MAX_RANK])}")
         if not sharding.devices or len(set(sharding.devices)) != len(sharding.devices):
             raise invalid("a sharding needs devices, each once")
-        self.link.hosts_of(sharding.devices)
+        self.cluster.hosts_of(sharding.devices)
         if not isinstance(sharding.tiling, Replicated | Tiled):
             raise invalid("a program's arrays are replicated or tiled")
         if isinstance(sharding.tiling, Tiled) and len(sharding.tiling.dims) > codec.MAX_RANK + 8:
@@ -263,14 +263,15 @@ class _Checker:
             spec = self.specs[value]
             if spec.dtype != dtype or spec.sharding.devices != function.devices or _shard_shapes(spec) != {shape}:
                 raise invalid(
-                    f"program {name!r} calls {function.name} with {_words(spec)} as input {position}, "
+                    f"program {name!r} calls {function.name} with {_describe(spec)} as input {position}, "
                     f"where it takes shards of {dtype}{list(shape)} on devices {list(function.devices)}"
                 )
         for declared, actual, info in zip(node.outputs, function.outputs, function.info.outputs, strict=True):
             self._declared(declared)
             if not _fits(actual, declared):
                 raise invalid(
-                    f"program {name!r} takes {_words(declared)} from {function.name}, which gives {_words(actual)}"
+                    f"program {name!r} takes {_describe(declared)} from {function.name}, "
+                    f"which gives {_describe(actual)}"
                 )
             # Where an output's shards lie is the client's to say if XLA does not.
             tiling = declared.sharding.tiling if isinstance(actual.sharding.tiling, Even) else actual.sharding.tiling
@@ -293,7 +294,7 @@ class _Checker:
             self._declared(target)
             source = self.specs[value]
             if (source.dtype, source.shape) != (target.dtype, target.shape):
-                raise invalid(f"a transfer cannot change {_words(source)} to {_words(target)}")
+                raise invalid(f"a transfer cannot change {_describe(source)} to {_describe(target)}")
             shard_boxes(source.sharding, source.shape)
             self._define(target, _op_sharding(target))
 
@@ -312,8 +313,8 @@ def _metadata_reply(memory_kinds: Sequence[str], donated: Sequence[int]) -> Any:
     return reply
 
 
-def _values(body: Program) -> list[ArraySpec]:
-    return [*body.arguments, *(spec for node in body.nodes for spec in node.outputs)]
+def _values(definition: Program) -> list[ArraySpec]:
+    return [*definition.arguments, *(spec for node in definition.nodes for spec in node.outputs)]
 
 
 def _consumes(node: Node) -> tuple[int, ...]:
@@ -353,7 +354,7 @@ def _fits(given: ArraySpec, expected: ArraySpec) -> bool:
         return False
 
 
-def _words(spec: ArraySpec) -> str:
+def _describe(spec: ArraySpec) -> str:
     return f"{spec.dtype}{list(spec.shape)} on devices {list(spec.sharding.devices)}"
 
 

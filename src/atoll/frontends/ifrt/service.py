@@ -18,9 +18,9 @@ import numpy as np
 from atoll.errors import AccessError, AtollError, Code, Status, StatusError, invalid, not_found, status_of
 from atoll.frontends.ifrt import codec
 from atoll.frontends.ifrt.host_buffers import Stored
-from atoll.frontends.ifrt.requests import HANDLERS
-from atoll.frontends.ifrt.session import Session
-from atoll.frontends.session.link import Link
+from atoll.frontends.ifrt.requests import handle_request
+from atoll.frontends.ifrt.session import IfrtSession
+from atoll.frontends.session.session import ClusterSession
 from atoll.protocol.ifrt import session_pb2, transport_pb2
 from atoll.transfers.channel import aligned
 from atoll.wire.grpc.server import Call
@@ -41,21 +41,21 @@ _REFUSAL_SECONDS = 5.0
 
 
 class Service:
-    """Serves clients; `open_link()` opens a session with the cluster for each."""
+    """Serves clients; `open_session()` opens a session with the cluster for each."""
 
     def __init__(
         self,
-        open_link: Callable[[], Awaitable[Link]],
+        open_session: Callable[[], Awaitable[ClusterSession]],
         *,
         token: str = "",
         transfer_directory: str = "",
         on_session_end: Callable[[], None] = lambda: None,
     ) -> None:
-        self._open_link = open_link
+        self._open_session = open_session
         self._token = token
         self._directory = Path(transfer_directory) if transfer_directory else None
         self._on_session_end = on_session_end
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, IfrtSession] = {}
         self._tasks: set[Any] = set()
 
     def methods(self) -> dict[str, Callable[[Call], None]]:
@@ -109,7 +109,7 @@ class Service:
             _refuse(call, error.status)
             return
         call.pause()
-        state: dict[str, Session] = {}
+        state: dict[str, IfrtSession] = {}
 
         def ended() -> None:
             session = state.pop("session", None)
@@ -122,7 +122,7 @@ class Service:
 
         def on_message(data: bytes | memoryview) -> None:
             try:
-                state["session"].on_request(data)
+                handle_request(state["session"], data)
             except StatusError as error:
                 _log.warning("a session ends: %s", error)
                 call.finish(error.status.code, error.status.message)
@@ -134,25 +134,28 @@ class Service:
 
         async def open_session() -> None:
             try:
-                link = await self._open_link()
+                cluster = await self._open_session()
             except AtollError as error:
                 code = Code.UNAUTHENTICATED if isinstance(error, AccessError) else Code.UNAVAILABLE
                 _refuse(call, Status(int(code), str(error)))
                 call.resume()
                 return
             if call.ended:
-                link.close()
+                cluster.close()
                 return
-            session = Session(link, HANDLERS, secrets.randbits(62), call.send, call.pause, call.resume)
+            if cluster.lost is not None:  # it was opened before its client came
+                _refuse(call, cluster.lost)
+                call.resume()
+                return
+            session = IfrtSession(cluster, secrets.randbits(62), call.send, call.pause, call.resume)
 
             def lost(status: Status) -> None:
                 call.finish(status.code, status.message)
                 ended()
 
-            link.on_lost = lost
+            cluster.on_lost = lost
             state["session"] = self._sessions[session.number] = session
-            if not session.is_held:
-                call.resume()
+            session.start()
 
         self._spawn(open_session())
 
@@ -163,12 +166,12 @@ class Service:
         if not hmac.compare_digest(given, self._token.encode()):
             raise StatusError(Code.UNAUTHENTICATED, "this proxy asks for a token: set ATOLL_TOKEN to the cluster's")
 
-    def _end(self, session: Session) -> None:
+    def _end(self, session: IfrtSession) -> None:
         if self._sessions.pop(session.number, None) is not None:
             session.close()
             self._on_session_end()
 
-    def _get_session(self, number: int) -> Session:
+    def _get_session(self, number: int) -> IfrtSession:
         session = self._sessions.get(number)
         if session is None:
             raise not_found("no such session")

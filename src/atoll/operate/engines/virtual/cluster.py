@@ -8,12 +8,14 @@ from typing import Any, TypeVar
 from atoll.cluster.settings import NULL_PLATFORM, ClusterSettings, Dispatch
 from atoll.cluster.topology import Topology
 from atoll.controller.core import Controller
+from atoll.errors import ClusterError, Status
 from atoll.frontends.bare import BareClient
+from atoll.frontends.session.session import ClusterSession
 from atoll.operate.engines.virtual.clock import VirtualClock
 from atoll.operate.engines.virtual.controller_process import ControllerProcess
 from atoll.operate.engines.virtual.costs import MEASURED, Costs
 from atoll.operate.engines.virtual.host_process import HostProcess
-from atoll.operate.engines.virtual.link import SimulatedLink
+from atoll.operate.engines.virtual.link import VirtualConnection
 from atoll.operate.engines.virtual.tasks import Future, Task
 from atoll.protocol import messages as m
 from atoll.transfers.data_port import Inbox
@@ -42,7 +44,7 @@ class SimulatedCluster:
         self.process = ControllerProcess(self.controller, self.clock, costs, self._deliver)
         self._inboxes: dict[int, Inbox] = {}
         self._hosts: dict[int, HostProcess] = {}
-        self._links: dict[int, SimulatedLink] = {}
+        self._sessions: dict[int, ClusterSession] = {}
         for island in range(topology.islands):
             collectives, neighbours = Collectives(), dict[int, Inbox]()
             for rank in range(topology.hosts):
@@ -83,11 +85,13 @@ class SimulatedCluster:
             else:
                 self._deliver(destination, message)
         assert welcome is not None
-        link = SimulatedLink(
-            welcome, self._sender("proxy", number), self._inboxes, lambda: self.process.send("session ends", number)
+        ways = VirtualConnection(
+            number, self._sender("proxy", number), self._inboxes, lambda: self.process.send("session ends", number)
         )
-        self._links[number] = link
-        return BareClient(link, Future, self.now)
+        session = ClusterSession(welcome, ways, lambda on_feed, on_broken: ways, Future)
+        session.on_lost = _raise
+        self._sessions[number] = session
+        return BareClient(session, self.now)
 
     def run(self, work: Coroutine[Any, Any, Result], patience: float = 3600.0) -> Result:
         """Runs it to its end. Raises what it raises; ClusterError when it takes `patience` seconds of virtual time."""
@@ -107,4 +111,8 @@ class SimulatedCluster:
         if kind == "host":
             self._hosts[number].hear(message)
         elif kind == "session":
-            self._links[number].hear(message)
+            self._sessions[number].handle(message)
+
+
+def _raise(status: Status) -> None:
+    raise ClusterError(f"the controller has closed a session: {status}")
