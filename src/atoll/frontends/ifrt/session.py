@@ -12,8 +12,8 @@ from typing import Any
 
 from atoll.errors import Status, invalid, not_found
 from atoll.frontends.ifrt.arrays import ArrayRecord, Arrays, Memory, Origin
-from atoll.frontends.ifrt.executables import Loaded
 from atoll.frontends.ifrt.host_buffers import HostBuffers
+from atoll.frontends.ifrt.loaded import Loaded
 from atoll.frontends.ifrt.responses import ResponseStream
 from atoll.frontends.session.session import ClusterSession
 from atoll.ir.types import ArraySpec

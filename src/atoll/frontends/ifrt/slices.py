@@ -10,7 +10,7 @@ import msgspec
 from atoll.cluster.slices import MAGIC, SliceTold, read_wish
 from atoll.errors import OK, StatusError, invalid
 from atoll.frontends.ifrt.arrays import ArrayRecord
-from atoll.frontends.ifrt.executables import Loaded
+from atoll.frontends.ifrt.loaded import Loaded
 from atoll.frontends.ifrt.pending_request import PendingRequest
 from atoll.frontends.session.session import ClusterSession
 from atoll.ir.program import Program

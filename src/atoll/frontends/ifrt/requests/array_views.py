@@ -7,8 +7,10 @@ from typing import Any
 
 from atoll.errors import invalid
 from atoll.frontends.ifrt import codec
+from atoll.frontends.ifrt.array_specs import spec_from
 from atoll.frontends.ifrt.arrays import Memory
 from atoll.frontends.ifrt.pending_request import Handler, PendingRequest
+from atoll.frontends.ifrt.shardings import sharding_from
 from atoll.ir.program import Mapping, Rearrange, single
 from atoll.ir.types import ArraySpec, Replicated, Sharding, nbytes, shard_shape
 from atoll.protocol.ifrt import arrays_pb2
@@ -54,7 +56,7 @@ def _assemble(pending: PendingRequest, request: Any) -> None:
         if not inputs:
             raise invalid("an array is assembled of one shard at least")
         shape = codec.shape_from(request.shape)
-        sharding = codec.sharding_from(request.sharding, shape)
+        sharding = sharding_from(request.sharding, shape)
         known = request.HasField("dtype")
         dtype = codec.dtype_from(request.dtype) if known else session.arrays.spec(inputs[0]).dtype
         handles = session.handles(given, 1)
@@ -104,7 +106,7 @@ def _remap(pending: PendingRequest, request: Any) -> None:
     session = pending.session
     given = list(request.results)
     with pending.making(given):
-        specs = [codec.spec_from(each) for each in request.plan.output_specs]
+        specs = [spec_from(each) for each in request.plan.output_specs]
         handles = session.handles(given, len(specs))
         mappings = []
         for each in request.plan.mappings:
@@ -132,7 +134,7 @@ def _bitcast(pending: PendingRequest, request: Any) -> None:
     given = list(request.results)
     with pending.making(given):
         inputs = list(request.arrays)
-        specs = [codec.spec_from(each) for each in request.specs]
+        specs = [spec_from(each) for each in request.specs]
         if len(specs) != len(inputs):
             raise invalid(f"{len(specs)} types for {len(inputs)} arrays")
         handles = session.handles(given, len(specs))

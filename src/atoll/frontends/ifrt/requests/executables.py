@@ -9,14 +9,9 @@ import msgspec
 
 from atoll.errors import OK, Code, Status, StatusError, invalid, unimplemented
 from atoll.frontends.ifrt import codec, slices
-from atoll.frontends.ifrt.executables import (
-    CALLBACK_ADVICE,
-    MPMD_ERROR,
-    Executable,
-    Loaded,
-    compile_job,
-    plugin_payload,
-)
+from atoll.frontends.ifrt.compile_requests import CALLBACK_ADVICE, compile_job, plugin_payload
+from atoll.frontends.ifrt.executables import Executable
+from atoll.frontends.ifrt.loaded import MPMD_ERROR, Loaded
 from atoll.frontends.ifrt.pending_request import Handler, PendingRequest
 from atoll.frontends.ifrt.program_executables import read
 from atoll.ir.submission import is_submission

@@ -9,9 +9,11 @@ import msgspec
 
 from atoll.errors import Code, Status, StatusError, invalid, unimplemented
 from atoll.frontends.ifrt import codec
+from atoll.frontends.ifrt.array_specs import layout_from, spec_from
 from atoll.frontends.ifrt.host_buffers import MAX_STORED_BYTES, Stored
 from atoll.frontends.ifrt.pending_request import Handler, PendingRequest
 from atoll.frontends.ifrt.session import IfrtSession
+from atoll.frontends.ifrt.shardings import sharding_from
 from atoll.ir.program import DeviceToHost, HostBuffer, HostToDevice, single
 from atoll.ir.types import ArraySpec, Shape, nbytes
 from atoll.protocol import messages as m
@@ -32,8 +34,8 @@ def _make_array(pending: PendingRequest, request: Any) -> None:
     given = [request.array] if request.HasField("array") else []
     try:
         shape = codec.shape_from(request.shape)
-        layout = codec.layout_from(request.layout) if request.HasField("layout") else None
-        sharding = codec.sharding_from(request.sharding, shape)
+        layout = layout_from(request.layout) if request.HasField("layout") else None
+        sharding = sharding_from(request.sharding, shape)
         spec = ArraySpec(codec.dtype_from(request.dtype), shape, sharding, layout)
         handles = session.handles(given, 1)
         source = _Source(request.host_buffer, shape, codec.strides_from(request), None)
@@ -51,7 +53,7 @@ def _make_arrays(pending: PendingRequest, request: Any) -> None:
     session = pending.session
     given = list(request.arrays)
     try:
-        specs = [codec.spec_from(each.array_spec) for each in request.specs]
+        specs = [spec_from(each.array_spec) for each in request.specs]
         sources = [_sources(each) for each in request.specs]
         handles = session.handles(given, len(specs))
         for spec in specs:  # all before the first is launched: the request succeeds or fails as a whole
@@ -180,7 +182,7 @@ def _check_strides(spec: ArraySpec, strides: tuple[int, ...]) -> None:
 
 def _make_error_arrays(pending: PendingRequest, request: Any) -> None:
     session = pending.session
-    specs = [codec.spec_from(each) for each in request.specs]
+    specs = [spec_from(each) for each in request.specs]
     handles = session.handles(list(request.arrays), len(specs))
     error = codec.status_from(request.error)
     if not Code.OK < error.code <= max(Code):

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from atoll.errors import invalid
-from atoll.frontends.ifrt import codec
+from atoll.frontends.ifrt.array_specs import spec_from
 from atoll.frontends.ifrt.pending_request import Handler, PendingRequest
 from atoll.ir.program import Transfer, single
 from atoll.ir.types import ArraySpec, Sharding
@@ -38,7 +38,7 @@ def _reshard(pending: PendingRequest, request: Any) -> None:
     given = list(request.results)
     with pending.making(given):
         handles = pending.session.handles(given, len(request.arrays))
-        targets = [codec.spec_from(each) for each in request.specs]
+        targets = [spec_from(each) for each in request.specs]
         if len(targets) != len(request.arrays):
             raise invalid(f"{len(targets)} shardings for {len(request.arrays)} arrays")
         _transfer(pending, "reshard", list(request.arrays), targets, handles, request.copy_semantics, True)
