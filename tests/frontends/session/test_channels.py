@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,3 +98,57 @@ def test_a_host_that_is_lost_again_as_soon_as_it_is_back_ends_no_session(monkeyp
         rig.channels.close()
 
     asyncio.run(play())
+
+
+def test_what_is_sent_to_a_host_without_a_channel_waits_for_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    async def play() -> None:
+        rig = Rig(monkeypatch)
+        rig.dial = lambda path: refuse()
+        assert list(await rig.connect(0)) == [0]
+        rig.channels.upload([0], 7, [b"contents"])
+        rig.dial = lambda path: rig.latest
+        await rig.open()
+        assert rig.latest.sent == [(7, [b"contents"])]
+        rig.channels.close()
+
+    asyncio.run(play())
+
+
+def test_a_dial_that_ends_after_its_host_was_lost_opens_no_channel(monkeypatch: pytest.MonkeyPatch):
+    async def play() -> None:
+        rig = Rig(monkeypatch)
+        lost = threading.Event()
+
+        def late(path: str) -> FakeChannel:
+            lost.wait(10)
+            return rig.latest
+
+        rig.dial = late
+        connecting = asyncio.ensure_future(rig.connect(0))
+        await asyncio.sleep(0.05)
+        rig.channels.disconnect((0,))
+        lost.set()
+        await connecting
+        assert rig.latest.is_closed
+        await asyncio.sleep(REPORT_SECONDS + 0.1)
+        assert not rig.broken  # of a channel to the host's former worker
+        rig.channels.close()
+
+    asyncio.run(play())
+
+
+def test_a_file_that_waits_for_a_host_is_closed_with_the_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    async def play() -> None:
+        rig = Rig(monkeypatch)
+        (tmp_path / "file").write_bytes(b"contents")
+        before = len(os.listdir("/proc/self/fd"))
+        rig.channels.upload_file([0, 1], 7, 8, os.open(tmp_path / "file", os.O_RDONLY))
+        assert len(os.listdir("/proc/self/fd")) == before + 2
+        rig.channels.close()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    asyncio.run(play())
+
+
+def refuse() -> FakeChannel:
+    raise ConnectError("nobody there")
