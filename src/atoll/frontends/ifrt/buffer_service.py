@@ -20,7 +20,7 @@ from atoll.frontends.ifrt.host_buffers import HostBuffers, Stored
 from atoll.frontends.ifrt.unary import unary
 from atoll.protocol.ifrt import transport_pb2
 from atoll.transfers.channel import aligned
-from atoll.wire.grpc.server import Call
+from atoll.wire.grpc import Call
 
 STORE_HEADER = "ifrt-proxy-grpc-host-buffer-store-metadata-bin"
 # Buffers go back to the client in messages of this size.

@@ -19,7 +19,7 @@ from atoll.frontends.ifrt.session import IfrtSession
 from atoll.frontends.ifrt.unary import unary
 from atoll.frontends.session.session import ClusterSession
 from atoll.protocol.ifrt import session_pb2, transport_pb2
-from atoll.wire.grpc.server import Call
+from atoll.wire.grpc import Call
 
 _log = logging.getLogger(__name__)
 

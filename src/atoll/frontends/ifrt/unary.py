@@ -7,7 +7,7 @@ from typing import Any
 
 from atoll.errors import status_of
 from atoll.frontends.ifrt import codec
-from atoll.wire.grpc.server import Call
+from atoll.wire.grpc import Call
 
 
 def unary(kind: Any, handle: Callable[[Any], Any]) -> Callable[[Call], None]:
