@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from atoll.errors import OK, Status
-from atoll.frontends.ifrt.codec import dtype_to
 from atoll.frontends.ifrt.requests import handle_request
 from atoll.frontends.ifrt.session import FIRST_MINTED_HANDLE, IfrtSession
-from atoll.frontends.ifrt.shardings import sharding_to
 from atoll.ir.program import Node, Program
 from atoll.ir.types import ArraySpec, Even, Replicated, Sharding
 from atoll.protocol import messages as m
 from atoll.protocol.ifrt import session_pb2, values_pb2
+from atoll.protocol.translation.codec import dtype_to
+from atoll.protocol.translation.shardings import sharding_to
 from tests.frontends.fake_cluster import FakeCluster
 
 MINTED = FIRST_MINTED_HANDLE

@@ -10,16 +10,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from atoll.errors import StatusError
-from atoll.frontends.ifrt import codec
-from atoll.frontends.ifrt.array_specs import layout_from, layout_proto_from_text, spec_from
 from atoll.frontends.ifrt.compile_requests import compile_job
-from atoll.frontends.ifrt.shardings import _SHARDINGS, sharding_from, sharding_to, tiling_from
 from atoll.ir.types import (
     Sharding,
     shard_boxes,
 )
 from atoll.protocol.ifrt import executables_pb2, values_pb2, xla_pb2
-from tests.frontends.ifrt.wire import Op, compile_request, shape
+from atoll.protocol.translation import codec
+from atoll.protocol.translation.array_specs import layout_from, layout_proto_from_text, spec_from
+from atoll.protocol.translation.shardings import _SHARDINGS, sharding_from, sharding_to, tiling_from
+from tests.protocol.translation.wire import Op, compile_request, shape
 
 
 def fuzzed(read: Callable[[], Any]) -> None:

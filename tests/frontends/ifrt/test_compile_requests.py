@@ -8,7 +8,7 @@ import pytest
 
 from atoll.errors import Code, StatusError
 from atoll.frontends.ifrt.compile_requests import compile_job, default_assignment
-from tests.frontends.ifrt.wire import compile_request
+from tests.protocol.translation.wire import compile_request
 
 
 def assignment(rows: list[list[int]], replicas: int, partitions: int) -> Any:

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from atoll.errors import Code, StatusError, invalid
-from atoll.frontends.ifrt import codec
 from atoll.frontends.ifrt.host_buffers import HostBuffers, Stored
 from atoll.frontends.ifrt.unary import unary
 from atoll.protocol.ifrt import transport_pb2
+from atoll.protocol.translation import codec
 from atoll.transfers.channel import aligned
 from atoll.wire.grpc import Call
 

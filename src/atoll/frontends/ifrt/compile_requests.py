@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from atoll.errors import invalid, unimplemented
-from atoll.frontends.ifrt import codec
 from atoll.protocol.ifrt import compile_pb2
 from atoll.protocol.messages import FunctionSource
+from atoll.protocol.translation import codec
 
 XLA_PROGRAM = "xla::ifrt::XlaProgram"
 PLUGIN_PROGRAM = "xla::ifrt::PluginProgram"

@@ -10,17 +10,17 @@ from typing import Any
 import msgspec
 
 from atoll.errors import invalid
-from atoll.frontends.ifrt import codec
-from atoll.frontends.ifrt.array_specs import layout_proto_from_text, order_of_layout
 from atoll.frontends.ifrt.arrays import ArrayRecord
 from atoll.frontends.ifrt.compile_requests import CompileJob
 from atoll.frontends.ifrt.loaded import MPMD_ERROR, NO_LAYOUTS, Loaded
-from atoll.frontends.ifrt.shardings import sharding_to, tiling_from
 from atoll.frontends.session.session import ClusterSession
 from atoll.ir.program import Call, Program, single
 from atoll.ir.types import ArraySpec, Even, Replicated, Sharding, Tiled
 from atoll.protocol.ifrt import executables_pb2, xla_pb2
 from atoll.protocol.messages import FunctionInfo, OutputInfo
+from atoll.protocol.translation import codec
+from atoll.protocol.translation.array_specs import layout_proto_from_text, order_of_layout
+from atoll.protocol.translation.shardings import sharding_to, tiling_from
 
 
 def _fingerprint(info: FunctionInfo, job: CompileJob) -> bytes:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 from atoll.errors import Status, StatusError, status_of
-from atoll.frontends.ifrt import codec
 from atoll.frontends.ifrt.arrays import ArrayRecord, Memory
 from atoll.frontends.ifrt.session import FIRST_MINTED_HANDLE, IfrtSession
 from atoll.protocol.ifrt import session_pb2
+from atoll.protocol.translation import codec
 
 _log = logging.getLogger(__name__)
 

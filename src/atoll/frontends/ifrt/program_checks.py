@@ -11,12 +11,12 @@ import math
 import msgspec
 
 from atoll.errors import StatusError, invalid
-from atoll.frontends.ifrt import codec
 from atoll.frontends.ifrt.executables import Executable
 from atoll.frontends.session.session import ClusterSession
 from atoll.ir.program import Call, Node, Program, Transfer, check
 from atoll.ir.types import DTYPE_BITS, ArraySpec, Even, Replicated, Tiled, shard_boxes, shard_shape
 from atoll.protocol.ifrt import xla_pb2
+from atoll.protocol.translation import codec
 
 MAX_NODES = 1 << 16
 MAX_VALUES = 1 << 20

@@ -8,17 +8,17 @@ from typing import Any
 import msgspec
 
 from atoll.errors import Code, Status, invalid, unimplemented
-from atoll.frontends.ifrt import codec
 from atoll.frontends.ifrt.arrays import ArrayRecord
 from atoll.frontends.ifrt.executables import Executable
 from atoll.frontends.ifrt.loaded import MPMD_ERROR, NO_LAYOUTS, Loaded
 from atoll.frontends.ifrt.program_checks import MAX_VALUES, ProgramChecker, consumes, describe, fits
-from atoll.frontends.ifrt.shardings import sharding_to
 from atoll.frontends.session.session import ClusterSession
 from atoll.ir.program import Call, Node, Program, output_count
 from atoll.ir.submission import Staging, Submission, decode
 from atoll.ir.types import ArraySpec
 from atoll.protocol.ifrt import executables_pb2
+from atoll.protocol.translation import codec
+from atoll.protocol.translation.shardings import sharding_to
 
 # A run takes one credit of its session's window for so many nodes: the controller keeps 1 KB for each node.
 NODES_PER_CREDIT = 128

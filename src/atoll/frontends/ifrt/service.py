@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from atoll.errors import AccessError, AtollError, Code, Status, StatusError, not_found
-from atoll.frontends.ifrt import codec
 from atoll.frontends.ifrt.buffer_service import BufferService
 from atoll.frontends.ifrt.host_buffers import HostBuffers
 from atoll.frontends.ifrt.requests import handle_request
@@ -19,6 +18,7 @@ from atoll.frontends.ifrt.session import IfrtSession
 from atoll.frontends.ifrt.unary import unary
 from atoll.frontends.session.session import ClusterSession
 from atoll.protocol.ifrt import session_pb2, transport_pb2
+from atoll.protocol.translation import codec
 from atoll.wire.grpc import Call
 
 _log = logging.getLogger(__name__)

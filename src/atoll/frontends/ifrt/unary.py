@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from atoll.errors import status_of
-from atoll.frontends.ifrt import codec
+from atoll.protocol.translation import codec
 from atoll.wire.grpc import Call
 
 

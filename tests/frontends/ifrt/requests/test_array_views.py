@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from atoll.errors import Code
-from atoll.frontends.ifrt.codec import dtype_to
-from atoll.frontends.ifrt.shardings import sharding_to
 from atoll.ir.program import Mapping, Rearrange
 from atoll.protocol.ifrt import arrays_pb2
+from atoll.protocol.translation.codec import dtype_to
+from atoll.protocol.translation.shardings import sharding_to
 from tests.frontends.ifrt.rig import Rig, check_refused, node_of, on, spec_proto
 
 PAIR = on(0, 1)

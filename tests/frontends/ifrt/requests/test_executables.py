@@ -14,7 +14,7 @@ from atoll.ir.program import Call, Program, Transfer
 from atoll.ir.types import ArraySpec, Even, Replicated, Sharding
 from atoll.protocol import messages as m
 from tests.frontends.ifrt.rig import MINTED, STACK, Rig, check_refused, node_of, on
-from tests.frontends.ifrt.wire import compile_request
+from tests.protocol.translation.wire import compile_request
 
 FAILURE = Status(int(Code.DATA_LOSS), "it burnt")
 SHARD = ("float32", (4,))

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from atoll.errors import OK, Code, Status, StatusError
-from atoll.frontends.ifrt.codec import dtype_to
 from atoll.frontends.ifrt.host_buffers import Stored
-from atoll.frontends.ifrt.shardings import sharding_to
 from atoll.ir.program import DeviceToHost, HostBuffer, HostToDevice
 from atoll.protocol import messages as m
 from atoll.protocol.ifrt import arrays_pb2, values_pb2
+from atoll.protocol.translation.codec import dtype_to
+from atoll.protocol.translation.shardings import sharding_to
 from tests.frontends.ifrt.rig import STACK, Rig, check_refused, node_of, on, spec_proto
 
 SPEC = on(0, 2)

@@ -11,7 +11,7 @@ from atoll.cluster.slices import MAGIC, SliceRequest
 from atoll.errors import OK, Code, Status
 from atoll.protocol import messages as m
 from tests.frontends.ifrt.rig import Rig, check_refused
-from tests.frontends.ifrt.wire import compile_request
+from tests.protocol.translation.wire import compile_request
 
 FAILURE = Status(int(Code.RESOURCE_EXHAUSTED), "no such devices")
 

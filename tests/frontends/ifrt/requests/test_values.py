@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from atoll.errors import OK, Code, Status
-from atoll.frontends.ifrt.codec import dtype_to
 from atoll.frontends.ifrt.responses import OUT_OF_SEQUENCE
 from atoll.protocol import messages as m
+from atoll.protocol.translation.codec import dtype_to
 from tests.frontends.ifrt.rig import STACK, Rig, check_refused, on
 
 FAILURE = Status(int(Code.DATA_LOSS), "it burnt")

@@ -7,7 +7,6 @@ import logging
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from atoll.errors import Code, StatusError, status_of
-from atoll.frontends.ifrt import codec
 from atoll.frontends.ifrt.pending_request import Handler, PendingRequest
 from atoll.frontends.ifrt.requests import (
     array_lifetimes,
@@ -19,6 +18,7 @@ from atoll.frontends.ifrt.requests import (
 )
 from atoll.frontends.ifrt.session import IfrtSession
 from atoll.protocol.ifrt import session_pb2
+from atoll.protocol.translation import codec
 
 _log = logging.getLogger(__name__)
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from atoll.errors import invalid
-from atoll.frontends.ifrt import codec
-from atoll.frontends.ifrt.array_specs import spec_from
 from atoll.frontends.ifrt.arrays import Memory
 from atoll.frontends.ifrt.pending_request import Handler, PendingRequest
-from atoll.frontends.ifrt.shardings import sharding_from
 from atoll.ir.program import Mapping, Rearrange, single
 from atoll.ir.types import ArraySpec, Replicated, Sharding, nbytes, shard_shape
 from atoll.protocol.ifrt import arrays_pb2
+from atoll.protocol.translation import codec
+from atoll.protocol.translation.array_specs import spec_from
+from atoll.protocol.translation.shardings import sharding_from
 
 
 def _rearrange(

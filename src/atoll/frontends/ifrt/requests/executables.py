@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from atoll.errors import OK, Code, Status, StatusError, invalid, unimplemented
-from atoll.frontends.ifrt import codec, slices
+from atoll.frontends.ifrt import slices
 from atoll.frontends.ifrt.compile_requests import CALLBACK_ADVICE, compile_job, plugin_payload
 from atoll.frontends.ifrt.executables import Executable
 from atoll.frontends.ifrt.loaded import MPMD_ERROR, Loaded
@@ -16,6 +16,7 @@ from atoll.frontends.ifrt.pending_request import Handler, PendingRequest
 from atoll.frontends.ifrt.program_executables import read
 from atoll.ir.submission import is_submission
 from atoll.protocol.messages import FunctionInfo
+from atoll.protocol.translation import codec
 
 _NOTHING_KEPT: frozenset[int] = frozenset()
 

@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 import msgspec
 
 from atoll.errors import Code, Status, StatusError, invalid, unimplemented
-from atoll.frontends.ifrt import codec
-from atoll.frontends.ifrt.array_specs import layout_from, spec_from
 from atoll.frontends.ifrt.host_buffers import MAX_STORED_BYTES, Stored
 from atoll.frontends.ifrt.pending_request import Handler, PendingRequest
 from atoll.frontends.ifrt.session import IfrtSession
-from atoll.frontends.ifrt.shardings import sharding_from
 from atoll.ir.program import DeviceToHost, HostBuffer, HostToDevice, single
 from atoll.ir.types import ArraySpec, Shape, nbytes
 from atoll.protocol import messages as m
 from atoll.protocol.ifrt import values_pb2
+from atoll.protocol.translation import codec
+from atoll.protocol.translation.array_specs import layout_from, spec_from
+from atoll.protocol.translation.shardings import sharding_from
 
 
 class _Source(NamedTuple):

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 
 from atoll.errors import invalid
-from atoll.frontends.ifrt.array_specs import spec_from
 from atoll.frontends.ifrt.pending_request import Handler, PendingRequest
 from atoll.ir.program import Transfer, single
 from atoll.ir.types import ArraySpec, Sharding
 from atoll.protocol.ifrt import arrays_pb2
+from atoll.protocol.translation.array_specs import spec_from
 
 
 def _copy_arrays(pending: PendingRequest, request: Any) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 
 from atoll.errors import OK, Status
-from atoll.frontends.ifrt import codec
 from atoll.frontends.ifrt.compile_requests import default_assignment
 from atoll.frontends.ifrt.devices import init_reply
 from atoll.frontends.ifrt.pending_request import Handler, PendingRequest
 from atoll.protocol.ifrt import values_pb2
+from atoll.protocol.translation import codec
 
 
 def _init(pending: PendingRequest, request: Any) -> None:

@@ -7,16 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.errors import Code, Status, StatusError
-from atoll.frontends.ifrt import codec
-from atoll.frontends.ifrt.array_specs import layout_from, layout_proto_from_text, order_of_layout, spec_from, xla_layout
-from atoll.frontends.ifrt.shardings import sharding_to
 from atoll.ir.types import (
     DTYPE_BITS,
     ArraySpec,
     Sharding,
 )
 from atoll.protocol.ifrt import shardings_pb2, values_pb2, xla_pb2
-from tests.frontends.ifrt.wire import shape
+from atoll.protocol.translation import codec
+from atoll.protocol.translation.array_specs import (
+    layout_from,
+    layout_proto_from_text,
+    order_of_layout,
+    spec_from,
+    xla_layout,
+)
+from atoll.protocol.translation.shardings import sharding_to
+from tests.protocol.translation.wire import shape
 
 
 def test_every_dtype_of_the_wire_is_one_of_ours():

@@ -12,9 +12,9 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from atoll.errors import Status, invalid
-from atoll.frontends.ifrt.memory_report import client_payload
 from atoll.ir.types import Shape
 from atoll.protocol.ifrt import status_pb2, values_pb2
+from atoll.protocol.translation.memory_report import client_payload
 
 MAX_RANK = 64
 MAX_ELEMENTS = 1 << 48

@@ -12,7 +12,6 @@ from typing import Any
 from google.protobuf.message import Message
 
 from atoll.errors import invalid, unimplemented
-from atoll.frontends.ifrt.codec import parse, shape_from
 from atoll.ir.types import (
     Even,
     Opaque,
@@ -24,6 +23,7 @@ from atoll.ir.types import (
     Uneven,
 )
 from atoll.protocol.ifrt import shardings_pb2, values_pb2, xla_pb2
+from atoll.protocol.translation.codec import parse, shape_from
 
 
 def sharding_from(proto: Any, shape: Shape) -> Sharding:

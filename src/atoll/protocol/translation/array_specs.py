@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from atoll.errors import invalid, unimplemented
-from atoll.frontends.ifrt.codec import dtype_from, parse, shape_from
-from atoll.frontends.ifrt.shardings import sharding_from
 from atoll.ir.types import ArraySpec
 from atoll.protocol.ifrt import shardings_pb2, xla_pb2
+from atoll.protocol.translation.codec import dtype_from, parse, shape_from
+from atoll.protocol.translation.shardings import sharding_from
 
 
 def layout_from(proto: Any) -> tuple[int, ...] | None:

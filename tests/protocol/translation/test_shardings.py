@@ -14,7 +14,6 @@ from jax._src.lib import xla_client as xc
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from atoll.errors import Code, StatusError
-from atoll.frontends.ifrt.shardings import sharding_from, sharding_to, tiling_from
 from atoll.ir.types import (
     Box,
     Even,
@@ -26,7 +25,8 @@ from atoll.ir.types import (
     shard_boxes,
 )
 from atoll.protocol.ifrt import shardings_pb2, values_pb2, xla_pb2
-from tests.frontends.ifrt.wire import Op, shape, wire
+from atoll.protocol.translation.shardings import sharding_from, sharding_to, tiling_from
+from tests.protocol.translation.wire import Op, shape, wire
 
 DEVICES = 8
 
