@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from atoll.frontends.session.connection import ReplyFuture
 from atoll.frontends.session.opening import open_session
@@ -18,7 +18,6 @@ from atoll.frontends.session.session import ClusterSession
 from atoll.ir.program import Call, Node, Program, Transfer
 from atoll.ir.types import ArraySpec, Sharding, Tiled
 from atoll.wire.address import parse_address
-from atoll.worker.null.program import NullProgram
 
 _PATIENCE_SECONDS = 120.0
 
@@ -27,6 +26,12 @@ def sharded(devices: Sequence[int], nbytes: int = 4) -> ArraySpec:
     """A vector of bytes for each device, so many on each."""
     count = len(devices)
     return ArraySpec("uint8", (count * nbytes,), Sharding(tuple(devices), Tiled((count,), tuple(range(count)))))
+
+
+class Compilable(Protocol):
+    """What the cluster's workers compile, such as a `worker.null.program.NullProgram`."""
+
+    def source(self) -> bytes: ...
 
 
 class BareClient:
@@ -52,7 +57,7 @@ class BareClient:
     def close(self) -> None:
         self._session.close()
 
-    async def compile(self, program: NullProgram, devices: Sequence[int]) -> int:
+    async def compile(self, program: Compilable, devices: Sequence[int]) -> int:
         """The function's number on these devices. Raises StatusError."""
         source = program.source()
         content = hashlib.sha256(source).hexdigest()

@@ -69,7 +69,7 @@ class Rig:
         await asyncio.sleep(0.05)
 
 
-def test_a_channel_that_breaks_alone_is_told(monkeypatch: pytest.MonkeyPatch):
+def test_a_channel_that_breaks_alone_is_reported(monkeypatch: pytest.MonkeyPatch):
     async def play() -> None:
         rig = Rig(monkeypatch)
         await rig.open()
@@ -90,7 +90,7 @@ def test_a_host_that_is_lost_again_as_soon_as_it_is_back_ends_no_session(monkeyp
         rig.channels.disconnect((0,))
         await rig.open()
         await asyncio.sleep(REPORT_SECONDS - 0.1)
-        await rig.break_it()  # of which the controller has yet to tell, when the time of the first break is over
+        await rig.break_it()  # the controller reports this one after the time of the first break is over
         await asyncio.sleep(0.1)
         rig.channels.disconnect((0,))
         await asyncio.sleep(REPORT_SECONDS)

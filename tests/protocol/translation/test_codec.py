@@ -86,7 +86,7 @@ def test_texts_that_are_no_layout_are_refused(text):
 
 
 @pytest.mark.parametrize(("text", "order"), [("{}", None), ("{0}", None), ("{1,0:T(8,128)}", None), ("{0,1}", (1, 0))])
-def test_only_an_unusual_order_of_an_outputs_dimensions_is_told(text, order):
+def test_only_an_unusual_order_of_an_outputs_dimensions_is_kept(text, order):
     assert order_of_layout(text) == order
 
 

@@ -79,7 +79,7 @@ def ours(op: Any, devices: int, shape: tuple[int, ...]) -> list[Box]:
 
 
 @given(placed())
-def test_shards_lie_where_jax_says_they_lie(case):
+def test_shards_are_where_jax_says_they_are(case):
     mesh, spec, shape = case
     sharding = NamedSharding(mesh, spec)
     op = xla_pb2.OpSharding.FromString(sharding._to_xla_hlo_sharding(len(shape)).to_proto().SerializeToString())
@@ -386,11 +386,11 @@ def test_sharding_params_cut_dimensions_by_axes_from_minor_to_major(data):
         Sharding((0, 1), Even((2,)), "pinned_host"),
     ],
 )
-def test_shardings_that_we_say_are_read_back(sharding):
+def test_shardings_that_we_send_are_read_back(sharding):
     assert sharding_from(sharding_to(sharding, (4,), None), (4,)) == sharding
 
 
-def test_an_outputs_own_sharding_is_told_as_xla_made_it():
+def test_an_outputs_own_sharding_is_sent_as_xla_made_it():
     op = Op(type=Op.OTHER, tile_assignment_dimensions=[2]).SerializeToString()
     sharding = Sharding((4, 6), Tiled((2,), (0, 1)), "device")
     assert sharding_from(sharding_to(sharding, (4,), op), (4,)) == sharding

@@ -1,4 +1,4 @@
-"""What a client is told of the cluster's devices: the answer to its first request."""
+"""The cluster's devices as a client sees them: the reply to its first request."""
 
 from __future__ import annotations
 

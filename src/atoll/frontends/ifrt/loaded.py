@@ -16,7 +16,7 @@ from atoll.ir.program import Program
 from atoll.ir.types import ArraySpec
 from atoll.protocol.ifrt import executables_pb2
 
-NO_LAYOUTS = Status(Code.UNIMPLEMENTED, "XLA tells no layouts where there are tokens among the arrays")
+NO_LAYOUTS = Status(Code.UNIMPLEMENTED, "XLA reports no layouts where there are tokens among the arrays")
 MPMD_ERROR = Status(Code.INVALID_ARGUMENT, "this executable runs on one mesh: it is no MPMD executable")
 
 

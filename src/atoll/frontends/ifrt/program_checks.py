@@ -104,7 +104,7 @@ class ProgramChecker:
                 f"outputs, where it has {len(parameters)} and {len(function.outputs)}"
             )
         if node.preserved or node.completion:
-            raise invalid("what a call preserves, and that it tells its end, is for the server to say")
+            raise invalid("only the server may say what a call preserves, and that it has a completion")
         for position, (value, (dtype, shape)) in enumerate(zip(node.inputs, parameters, strict=True)):
             spec = self.specs[value]
             if spec.dtype != dtype or spec.sharding.devices != function.devices or _shard_shapes(spec) != {shape}:
@@ -155,7 +155,7 @@ def _shard_shapes(spec: ArraySpec) -> set[tuple[int, ...]]:
 
 
 def fits(given: ArraySpec, expected: ArraySpec) -> bool:
-    """Whether an array may stand where another one was announced: the same shards, as far as anybody can tell."""
+    """Whether an array may be given where another one is expected: as far as known, they have the same shards."""
     if (given.dtype, given.shape) != (expected.dtype, expected.shape):
         return False
     if given.sharding.devices != expected.sharding.devices:

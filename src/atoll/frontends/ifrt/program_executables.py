@@ -62,7 +62,9 @@ class ProgramExecutable(Loaded):
         self.devices = specs[len(self.definition.arguments) - 1 if self.definition.arguments else 0].sharding.devices
         consumed = {value for node in self.definition.nodes for value in consumes(node)}
         self.donated = frozenset(i for i in range(len(self.definition.arguments)) if i in consumed)
-        self._seen: list[ArraySpec] = list(self.definition.arguments)  # what is known to fit, by argument
+        self._fitting: list[ArraySpec] = list(
+            self.definition.arguments
+        )  # by argument, the last that fitted
 
     def gather(self, staged: list[int], arguments: list[int]) -> list[int]:
         every = [*staged, *arguments]
@@ -74,13 +76,13 @@ class ProgramExecutable(Loaded):
         if len(arguments) != len(expected):
             raise invalid(f"program {self.name!r} takes {len(expected)} arguments, got {len(arguments)}")
         for i, record in enumerate(arguments):
-            if record.spec is not self._seen[i]:
+            if record.spec is not self._fitting[i]:
                 if record.spec is None or not fits(record.spec, expected[i]):
                     raise invalid(
                         f"program {self.name!r} takes {describe(expected[i])} as argument {i}, "
                         f"got {describe(record.spec) if record.spec else 'nothing'}"
                     )
-                self._seen[i] = record.spec
+                self._fitting[i] = record.spec
 
     def program(self, preserved: frozenset[int], completion: bool) -> Program:
         nodes = tuple(_preserving(node, preserved) for node in self.definition.nodes)

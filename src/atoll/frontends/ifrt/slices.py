@@ -19,7 +19,7 @@ from atoll.protocol.ifrt import executables_pb2
 
 
 class SliceExecutable(Loaded):
-    """Stands for a slice: its devices are those of the slice, and its fingerprint tells the rest."""
+    """Stands for a slice: its devices are those of the slice, and its fingerprint carries the rest."""
 
     def __init__(self, added: m.SliceAdded, island: int) -> None:
         super().__init__()

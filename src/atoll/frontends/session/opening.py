@@ -1,7 +1,7 @@
 """How a session opens over sockets: the control connection, the welcome, and a data channel to each host.
 
-A host that cannot be reached keeps nobody out: the session opens with the others, and what is sent to that host waits
-until the controller reports it back.
+A session opens although some hosts cannot be reached. What is sent to such a host waits until the controller reports
+that it is back.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class ClusterSession:
     `open_channels` is called once, for the session's data channels; `make_future` makes futures of the loop on which
     the session runs. Handles that the session mints count up from `first_handle`.
 
-    A front end may set: `on_lost(status)`, called once when the session is over by no call of `close`;
+    A front end may set: `on_lost(status)`, called once when the session ends without a call of `close`;
     `on_hosts_lost()`; `on_quiesce()` and `on_resume()`, between which it must not let its client send anything.
     """
 

@@ -36,7 +36,7 @@ def _compile(pending: PendingRequest, request: Any) -> None:
         number, encoded = await session.cluster.register_function(job.source, job.content, job.assignment)
         return _loaded(pending, Executable(number, msgspec.msgpack.decode(encoded, type=FunctionInfo), job))
 
-    # JAX raises this error from the very call that it belongs to: it reads as in stock JAX without its place.
+    # JAX raises this error from the very call that failed: without a stack it reads as in stock JAX.
     pending.reply_later(work(), with_stack=False)
 
 
