@@ -108,8 +108,9 @@ class Rig:
     def take_launch(self) -> tuple[Program, m.Launch]:
         """The program that was registered and launched, and nothing else."""
         registered, launch = self.take()
-        assert launch.program == registered.program
-        return registered.body, launch
+        number, program = program_of(registered)
+        assert launch.program == number
+        return program, launch
 
     def receive(self, message: Any) -> None:
         self.loop.call_soon(self.cluster.session.handle, message)
@@ -120,6 +121,13 @@ class Rig:
         for message in sent:
             if isinstance(message, m.Await):
                 self.receive(m.Awaited(message.wait, status))
+
+
+def program_of(message: Any) -> tuple[int, Program]:
+    match message:
+        case m.RegisterProgram(number, program):
+            return number, program
+    raise AssertionError(f"{message} registers no program")
 
 
 def check_refused(response: Any, code: int, text: str) -> None:

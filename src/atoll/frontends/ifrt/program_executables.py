@@ -62,9 +62,7 @@ class ProgramExecutable(Loaded):
         self.devices = specs[len(self.definition.arguments) - 1 if self.definition.arguments else 0].sharding.devices
         consumed = {value for node in self.definition.nodes for value in consumes(node)}
         self.donated = frozenset(i for i in range(len(self.definition.arguments)) if i in consumed)
-        self._fitting: list[ArraySpec] = list(
-            self.definition.arguments
-        )  # by argument, the last that fitted
+        self._fitting: list[ArraySpec] = list(self.definition.arguments)  # by argument, the last that fitted
 
     def gather(self, staged: list[int], arguments: list[int]) -> list[int]:
         every = [*staged, *arguments]

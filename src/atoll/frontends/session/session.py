@@ -345,9 +345,9 @@ class ClusterSession:
                 self._hosts_lost(hosts)
             case m.HostsBack(hosts=addresses):
                 self._hosts_back(addresses)
-            case m.Quiesce(move=move):
+            case m.Quiesce(migration):
                 self._quiesce()
-                self.send(m.Quiesced(move))
+                self.send(m.Quiesced(migration))
             case m.SendSources(functions=functions):
                 for function, hosts in functions:
                     self._compile_again(function, hosts)

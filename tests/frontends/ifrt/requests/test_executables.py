@@ -13,7 +13,7 @@ from atoll.ir import submission
 from atoll.ir.program import Call, Program, Transfer
 from atoll.ir.types import ArraySpec, Even, Replicated, Sharding
 from atoll.protocol import messages as m
-from tests.frontends.ifrt.rig import MINTED, STACK, Rig, check_refused, node_of, on
+from tests.frontends.ifrt.rig import MINTED, STACK, Rig, check_refused, node_of, on, program_of
 from tests.protocol.translation.wire import compile_request
 
 FAILURE = Status(int(Code.DATA_LOSS), "it burnt")
@@ -112,7 +112,7 @@ def test_a_run_whose_status_is_asked_for_has_a_completion(rig: Rig, status):
     response = run(rig, handle, options={"fill_status": True}, status_handle=8)
     assert response.execute.status_handle == 8
     registered, launch, asked, released = sent = rig.take()
-    assert node_of(registered.body).completion
+    assert node_of(program_of(registered)[1]).completion
     result, completion = launch.results
     assert (result, asked.handles, released) == (5, (completion,), m.Release((completion,)))
     op = rig.send("fetch_execute_result", status_handle=8)

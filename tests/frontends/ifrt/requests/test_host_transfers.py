@@ -14,7 +14,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.ifrt import arrays_pb2, values_pb2
 from atoll.protocol.translation.codec import dtype_to
 from atoll.protocol.translation.shardings import sharding_to
-from tests.frontends.ifrt.rig import STACK, Rig, check_refused, node_of, on, spec_proto
+from tests.frontends.ifrt.rig import STACK, Rig, check_refused, node_of, on, program_of, spec_proto
 
 SPEC = on(0, 2)
 FAILURE = Status(int(Code.DATA_LOSS), "it burnt")
@@ -128,7 +128,7 @@ def fetch(rig: Rig, **fields: Any) -> tuple[int, m.Launch, list[Any]]:
     """The number of a request for array 1, its launch, and what else was sent."""
     op = rig.send("copy_to_host_buffer", array=1, host_buffer=3, **fields)
     registered, launch, *rest = rig.take()
-    assert node_of(registered.body) == DeviceToHost((0,), 0, (8,) if fields else None)
+    assert node_of(program_of(registered)[1]) == DeviceToHost((0,), 0, (8,) if fields else None)
     (completion,) = launch.results
     assert [type(message) for message in rest] == [m.Await, m.Release]
     assert rest[0].handles == rest[1].handles == (completion,)
