@@ -7,10 +7,10 @@ import contextlib
 import hmac
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from atoll.errors import AccessError, AtollError, Code, Status, StatusError, not_found
+from atoll.errors import OK, AccessError, AtollError, Code, Status, StatusError, not_found
 from atoll.frontends.ifrt.buffer_service import BufferService
 from atoll.frontends.ifrt.host_buffers import HostBuffers
 from atoll.frontends.ifrt.requests import handle_request
@@ -48,7 +48,7 @@ class Service:
         self._buffers = BufferService(self._buffers_of, transfer_directory)
         self._on_session_end = on_session_end
         self._sessions: dict[int, IfrtSession] = {}
-        self._tasks: set[Any] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def methods(self) -> dict[str, Callable[[Call], None]]:
         return {
@@ -97,56 +97,47 @@ class Service:
         except StatusError as error:
             _refuse(call, error.status)
             return
+        call.on_half_close = call.finish
         call.pause()
-        state: dict[str, IfrtSession] = {}
+        task = asyncio.get_running_loop().create_task(self._serve(call))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-        def ended() -> None:
-            session = state.pop("session", None)
-            if session is not None:
-                self._end(session)
+    async def _serve(self, call: Call) -> None:
+        """Opens a session for a stream whose requests are held back, and has them handled."""
+        try:
+            cluster = await self._open_session()
+        except AtollError as error:
+            code = Code.UNAUTHENTICATED if isinstance(error, AccessError) else Code.UNAVAILABLE
+            _refuse(call, Status(int(code), str(error)))
+            call.resume()
+            return
+        if call.ended:
+            cluster.close()
+            return
+        if cluster.lost is not None:  # it was opened before its client came
+            _refuse(call, cluster.lost)
+            call.resume()
+            return
+        session = IfrtSession(cluster, secrets.randbits(62), call.send, call.pause, call.resume)
 
-        def finished() -> None:
-            call.finish()
-            ended()
+        def end(status: Status) -> None:
+            call.finish(status.code, status.message)
+            self._end(session)
 
         def on_message(data: bytes | memoryview) -> None:
             try:
-                handle_request(state["session"], data)
+                handle_request(session, data)
             except StatusError as error:
                 _log.warning("a session ends: %s", error)
-                call.finish(error.status.code, error.status.message)
-                ended()
+                end(error.status)
 
         call.on_message = on_message
-        call.on_closed = ended
-        call.on_half_close = finished
-
-        async def open_session() -> None:
-            try:
-                cluster = await self._open_session()
-            except AtollError as error:
-                code = Code.UNAUTHENTICATED if isinstance(error, AccessError) else Code.UNAVAILABLE
-                _refuse(call, Status(int(code), str(error)))
-                call.resume()
-                return
-            if call.ended:
-                cluster.close()
-                return
-            if cluster.lost is not None:  # it was opened before its client came
-                _refuse(call, cluster.lost)
-                call.resume()
-                return
-            session = IfrtSession(cluster, secrets.randbits(62), call.send, call.pause, call.resume)
-
-            def lost(status: Status) -> None:
-                call.finish(status.code, status.message)
-                ended()
-
-            cluster.on_lost = lost
-            state["session"] = self._sessions[session.number] = session
-            session.start()
-
-        self._spawn(open_session())
+        call.on_half_close = lambda: end(OK)
+        call.on_closed = lambda: self._end(session)
+        cluster.on_lost = end
+        self._sessions[session.number] = session
+        session.start()
 
     def _check_token(self, data: Any) -> None:
         if not self._token:
@@ -165,11 +156,6 @@ class Service:
         if session is None:
             raise not_found("no such session")
         return session.buffers
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _refuse(call: Call, status: Status) -> None:

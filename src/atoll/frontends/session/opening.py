@@ -88,7 +88,12 @@ class _Opening:
 
     async def _connect_hosts(self, session: ClusterSession) -> None:
         tried: asyncio.Future[Unreached] = self._loop.create_future()
-        session.connect(tried.set_result)
+
+        def connected(unreached: Unreached) -> None:
+            if not tried.done():  # it may have been cancelled
+                tried.set_result(unreached)
+
+        session.connect(connected)
         unreached = await tried
         if session.lost is not None:
             raise ConnectError(session.lost.message)
