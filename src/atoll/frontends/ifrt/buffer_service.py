@@ -19,7 +19,7 @@ from atoll.frontends.ifrt.host_buffers import HostBuffers, Stored
 from atoll.frontends.ifrt.unary import unary
 from atoll.protocol.ifrt import transport_pb2
 from atoll.protocol.translation import codec
-from atoll.transfers.channel import aligned
+from atoll.transfers.host_memory import aligned
 from atoll.wire.grpc import Call
 
 STORE_HEADER = "ifrt-proxy-grpc-host-buffer-store-metadata-bin"

@@ -18,7 +18,8 @@ from typing import Any
 
 from atoll.errors import AtollError, Code, ConnectError, Status
 from atoll.frontends.session.connection import OnBroken, OnFeed, Unreached
-from atoll.transfers.channel import DataChannel, Piece, dial
+from atoll.transfers.channel import DataChannel
+from atoll.transfers.engine import Piece
 from atoll.wire.address import Address, parse_address
 
 # Contents up to this size are written to the socket on the loop's thread; its buffer holds many of them.
@@ -124,16 +125,12 @@ class Channels:
             self._send(host, lambda channel: channel.send(self._session, feed, contents), small)
 
     def upload_file(self, hosts: Sequence[int], feed: int, nbytes: int, descriptor: int) -> None:
-        """By its descriptor where the host is on this machine."""
         for host in hosts:
             self._send(host, partial(self._send_file, feed, nbytes, _File(os.dup(descriptor))), small=False)
         os.close(descriptor)
 
     def _send_file(self, feed: int, nbytes: int, file: _File, channel: DataChannel) -> None:
-        if channel.passes_files:
-            channel.send_file(self._session, feed, nbytes, file.descriptor)
-        else:
-            channel.send(self._session, feed, [os.pread(file.descriptor, nbytes, 0)])
+        channel.send_file(self._session, feed, nbytes, file.descriptor)
 
     def _send(self, host: int, send: _Send, small: bool) -> None:
         """Calls `send(channel)`: now if it is `small`, else on a thread; or once there is a channel."""
@@ -202,7 +199,7 @@ class _File:
 
 
 def _open(address: Address, session: int, secret: str) -> DataChannel:
-    channel = DataChannel(dial(address))
+    channel = DataChannel.dial(address)
     channel.open(session, secret)
     return channel
 

@@ -57,6 +57,7 @@ class _Opening:
         self._first_handle = first_handle
         self._loop = asyncio.get_running_loop()
         self._connection: Connection
+        self._opened: ClusterSession | None = None
         self._session: asyncio.Future[ClusterSession] = self._loop.create_future()
 
     async def run(self, hello: m.Hello) -> ClusterSession:
@@ -103,13 +104,16 @@ class _Opening:
             raise _Unreachable(f"none of the cluster's hosts can be reached: {next(iter(unreached.values()))}")
 
     def _handle(self, message: Any) -> None:
+        if self._opened is not None:  # this one came in the same read as the welcome
+            self._opened.handle(message)
+            return
         match message:
             case m.Welcome():
-                # What follows on this connection, in this very read perhaps, is for the session.
                 channels = self._open_channels(message)
                 session = ClusterSession(
                     message, self._connection, channels, self._loop.create_future, self._first_handle
                 )
+                self._opened = session
                 self._connection.on_message = session.handle
                 self._connection.on_lost = session.connection_lost
                 self._answer(session)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from atoll.frontends.session.connection import Unreached
-from atoll.transfers.data_port import Inbox
+from atoll.transfers.inbox import Inbox
 
 
 class VirtualConnection:
