@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from atoll.client import backend
-from atoll.controller.operators.trace import Span
 from atoll.errors import ClusterError
 from atoll.operate.question import ask_for_trace
 from atoll.operate.traces import chrome_trace
+from atoll.protocol.spans import Span
 from atoll.wire.address import parse_address
 
 
