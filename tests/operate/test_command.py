@@ -224,6 +224,21 @@ def test_islands_that_cannot_be_are_explained(user: User, command: str, islands:
     assert reason in ended.stderr
 
 
+@pytest.mark.parametrize("command", [("up",), ("run", "true"), ("proxy",)])
+@pytest.mark.parametrize(("option", "known"), [("--platform", "cpu, cuda, gpu"), ("--engine", "local")])
+def test_a_platform_or_engine_that_there_is_not_is_refused_with_those_that_there_are(
+    user: User, command: tuple[str, ...], option: str, known: str
+) -> None:
+    ended = user.atoll(command[0], option, "foo", *command[1:])
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
+    assert "'foo'; the known ones are: " + known in ended.stderr
+
+
+@pytest.mark.parametrize("command", ["trace", "dump"])
+def test_a_file_that_cannot_be_written_is_named_in_one_line(owner: tuple[User, str], command: str) -> None:
+    assert "cannot write /nope/x: there is no folder /nope" in owner[0].atoll(command, "-o", "/nope/x").error
+
+
 @pytest.mark.parametrize("name", ["", "../up", "a b", "-x", "n" * 33])
 def test_a_name_that_could_be_a_path_is_refused(user: User, name: str) -> None:
     assert "is no cluster's name" in user.atoll("up", f"--name={name}").error
