@@ -18,7 +18,8 @@ from atoll.client import jax_internals as internals
 from atoll.client.placing import Function
 from atoll.client.plugin_programs import is_atoll, submit
 from atoll.client.tracing import Called, Migrated, Recording
-from atoll.client.values import ProgramError, Value
+from atoll.client.values import Value
+from atoll.errors import ProgramError
 from atoll.ir.program import Call, Node, Program, Transfer
 from atoll.ir.submission import Staging, Submission, encode
 

@@ -23,7 +23,8 @@ from atoll.client.launching import Built, Launch, build, on_atoll
 from atoll.client.placing import Placer
 from atoll.client.stages import Lowered
 from atoll.client.tracing import record
-from atoll.client.values import ProgramError, Value
+from atoll.client.values import Value
+from atoll.errors import ProgramError
 
 internals.leave_out_of_tracebacks(__file__)
 
@@ -57,7 +58,7 @@ def program(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
     Under another transformation, in another program, and on backends other than Atoll, the function is simply called.
 
     Raises (when called):
-      atoll.client.values.ProgramError: the function cannot be made into a program.
+      atoll.ProgramError: the function cannot be made into a program.
       jax.errors.ConcretizationTypeError and its kin: Python looks at a value that only the cluster will know.
     """
     return functools.partial(Program, **options) if fun is None else Program(fun, **options)
@@ -88,7 +89,7 @@ class Program:
         donate_argnames: str | Iterable[str] | None = None,
     ) -> None:
         if not callable(fun):
-            raise TypeError(f"a program is made of a function, not of {fun!r}")
+            raise ProgramError(f"a program is made of a function, not of {fun!r}")
         functools.update_wrapper(self, fun)
         self._fun = fun
         self._name = getattr(fun, "__name__", type(fun).__name__)
@@ -179,7 +180,7 @@ class Program:
             try:
                 hash(value)
             except TypeError:
-                raise TypeError(
+                raise ProgramError(
                     f"static argument {where!r} of program {self._name!r} is not hashable: {type(value)}"
                 ) from None
         rest = tuple(arg for i, arg in enumerate(args) if i not in numbers)
@@ -229,7 +230,7 @@ def _kind(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray):
         return leaf.dtype, leaf.shape
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        raise TypeError(f"a program is called with arrays, not with {leaf}; lower() takes types")
+        raise ProgramError(f"a program is called with arrays, not with {leaf}; lower() takes types")
     if hasattr(leaf, "sharding"):
         return leaf.aval, leaf.sharding, internals.is_committed(leaf)
     return kind
@@ -239,7 +240,7 @@ def _argument(leaf: Any, name: str) -> Value:
     try:
         aval = internals.abstractify(leaf)
     except TypeError as error:
-        raise TypeError(
+        raise ProgramError(
             f"{name} of a program is no array but {type(leaf)}; make it static (static_argnums, static_argnames)"
         ) from error
     sharding = getattr(leaf, "sharding", None)

@@ -9,8 +9,9 @@ import jax
 
 from atoll.client import jax_internals as internals
 from atoll.client.launching import Built, Launch, devices, on_atoll
-from atoll.client.values import ProgramError, Value
+from atoll.client.values import Value
 from atoll.cluster.locations import DeviceLocation
+from atoll.errors import ProgramError
 
 internals.leave_out_of_tracebacks(__file__)
 
@@ -93,14 +94,16 @@ class Compiled(_Stage):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not internals.trace_state_clean():
-            raise TypeError("a compiled program cannot be transformed: call the atoll.program itself there")
+            raise ProgramError("a compiled program cannot be transformed: call the atoll.program itself there")
         leaves, tree = jax.tree.flatten((args, kwargs))
         if tree != self.in_tree:
-            raise TypeError(f"this program was compiled for arguments {self.in_tree}, and called with {tree}")
+            raise ProgramError(f"this program was compiled for arguments {self.in_tree}, and called with {tree}")
         for leaf, value in zip(leaves, self._built.given, strict=True):
             aval = internals.abstractify(leaf)
             if (aval.shape, aval.dtype) != (value.aval.shape, value.aval.dtype):
-                raise TypeError(f"this program was compiled for {value.aval} as {value.line}, and called with {aval}")
+                raise ProgramError(
+                    f"this program was compiled for {value.aval} as {value.line}, and called with {aval}"
+                )
         leaves = [_placed(leaf, value) for leaf, value in zip(leaves, self._built.given, strict=True)]
         made: Sequence[Any] = self._launch.call(leaves) if self._launch is not None else ()
         return self.out_tree.unflatten(self._built.returned(made, leaves))

@@ -17,7 +17,8 @@ from jax.sharding import SingleDeviceSharding
 
 from atoll.client import jax_internals as internals
 from atoll.client.placing import Function, JitCall, Placer
-from atoll.client.values import Place, ProgramError, Value, kept
+from atoll.client.values import Place, Value, kept
+from atoll.errors import ProgramError
 
 internals.leave_out_of_tracebacks(__file__)
 

@@ -10,13 +10,10 @@ from typing import Any
 import numpy as np
 
 from atoll.client import jax_internals as internals
+from atoll.errors import ProgramError
 from atoll.ir.types import DTYPE_BITS, ArraySpec, Replicated, Sharding, Tiled, Tiling
 
 Place = Any  # a jax.sharding.Sharding, or a function that gives one when XLA has chosen it
-
-
-class ProgramError(TypeError):
-    """A function that cannot be made into a program; names the user's lines and says what to do."""
 
 
 @dataclass(eq=False)
