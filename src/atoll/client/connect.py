@@ -118,7 +118,7 @@ def connect(address: str | None = None, islands: str = DEFAULT_ISLANDS, token: s
         assert connected is not None
     except RuntimeError as error:
         restore()
-        if isinstance(error.__context__, AtollError):  # which JAX has put into the text of an error of its own
+        if isinstance(error.__context__, AtollError):  # of which JAX keeps the text only
             raise error.__context__ from None
         raise
     except BaseException:

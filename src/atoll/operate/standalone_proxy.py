@@ -23,7 +23,7 @@ def run_proxy(listen: Address, cluster: str, settings: ClusterSettings, on_up: C
     """Runs a proxy until it ends, or a signal raises an exception in this call; ends what it started.
 
     `cluster` "" starts a cluster of these `settings`, which ends with the proxy. `on_up(address)` is called once the
-    proxy listens. Raises AtollError where something does not start, or ends by itself.
+    proxy listens. Raises AtollError where something does not start, or ends early.
     """
     children: list[Child] = []
     directory: Path | None = None

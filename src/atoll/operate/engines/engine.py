@@ -1,7 +1,7 @@
 """The seam to whatever starts the hosts of a cluster: this machine, other machines, a job scheduler.
 
 An engine starts the worker process of a host, reports its end, and ends it. Everything else is the same for every
-engine and lies in `atoll.operate.engines.supervisor` and `atoll.operate.engines.island`: the controller, the connection
+engine and is in `atoll.operate.engines.supervisor` and `atoll.operate.engines.island`: the controller, the connection
 to it, which hosts there are, and when an island is restarted. `atoll.operate.engines.local` is the simplest engine.
 
 A new engine is one new file in this folder and one line in `atoll.operate.engines.kinds`.
@@ -72,7 +72,7 @@ class Reports(Protocol):
     """What the controller learns about hosts. `Island` calls it on the event loop, for any engine."""
 
     def worker_ended(self, host: int, pid: int, status: int) -> None:
-        """A worker has ended that nobody ended. No other process of its island runs now; the island starts next."""
+        """A worker has ended unasked. Its island's other processes have ended, too; the island is started next."""
 
     def island_given_up(self, island: int, reason: str) -> None:
         """The island is not started again."""

@@ -24,7 +24,7 @@ class LocalEngine:
         self._options = options
         self._is_null = options.settings.platform == NULL_PLATFORM
         if self._is_null:
-            chosen_model()  # raises ClusterError here, where it reaches whoever starts the cluster
+            chosen_model()  # raises SettingsError, which then reaches the user
         self._address = parse_address(options.controller_address)
         self._environment = worker_environment(options.settings.platform)
 
