@@ -39,7 +39,7 @@ def run(
         name=name,
         started=started.isoformat(timespec="seconds"),
         seconds=time.monotonic() - clock,
-        command=["atoll", *sys.argv[1:]],
+        command=["python", "-m", "benchmarks", *sys.argv[1:]],
         rounds=rounds,
         quick=quick,
         machine=describe(),

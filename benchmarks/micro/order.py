@@ -42,7 +42,7 @@ def one_millisecond(x: jax.Array) -> jax.Array:
 
 def order(settings: Settings) -> Round:
     calls = settings.size(full=1000, quick=200)
-    return (_direct if settings.backend == DIRECT else _through_the_controller)(calls)
+    return (_direct if settings.system == DIRECT else _through_the_controller)(calls)
 
 
 def _rate(calls: int, run: Callable[[], None]) -> Round:

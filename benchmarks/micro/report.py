@@ -4,7 +4,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.harness.record import BenchmarkRecord, MetricRecord, RunRecord
+from benchmarks.harness.record import BenchmarkRecord, MetricRecord, RunRecord, ratio_to
+from benchmarks.harness.statistics import Ratio
 
 
 def render(run: RunRecord) -> RenderableType:
@@ -16,13 +17,19 @@ def render(run: RunRecord) -> RenderableType:
     table.add_column("reached")
     for benchmark in run.benchmarks:
         table.add_section()
-        first, second = (*benchmark.contestants, "", "")[:2]
+        first, second, *others = (*benchmark.contestants, *("",) * (2 - len(benchmark.contestants)))
         names = [Text(name, style="italic") for name in (first, second)]
         table.add_row(Text(f"{benchmark.key}  {benchmark.title}", style="bold"), *names)
         for metric in benchmark.metrics:
             cells = [_cell(benchmark, metric, backend) for backend in (first, second)]
             title = f"   {metric.title}, {metric.unit}"
-            table.add_row(title, *cells, _ratio(metric), metric.target or "", _reached(metric))
+            table.add_row(title, *cells, _ratio(metric.ratio), metric.target or "", _reached(metric))
+        for other in others:  # peers beside those that are judged against
+            table.add_row("", "", Text(other, style="italic"))
+            for metric in benchmark.metrics:
+                table.add_row(
+                    "", "", _cell(benchmark, metric, other), _ratio(ratio_to(metric, benchmark.contestants[0], other))
+                )
     failures = [
         Text(f"{benchmark.key}, {name} failed: {error}", style="red")
         for benchmark in run.benchmarks
@@ -45,8 +52,7 @@ def _cell(benchmark: BenchmarkRecord, metric: MetricRecord, backend: str) -> Ren
     return f"{number(summary.median)} ({number(summary.low)}-{number(summary.high)})"
 
 
-def _ratio(metric: MetricRecord) -> str:
-    ratio = metric.ratio
+def _ratio(ratio: Ratio | None) -> str:
     return f"{number(ratio.of_medians)} ({number(ratio.low)}-{number(ratio.high)})" if ratio else "-"
 
 

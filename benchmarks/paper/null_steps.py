@@ -36,22 +36,26 @@ class Steps:
         )
 
     async def run(self, calls: int, fill: int = 0) -> float:
-        """So many calls after `fill` others, each of the result of the one before; seconds for them.
+        """So many calls after `fill` others, each of the result of the one before; seconds for them."""
+        (began, _), (ended, _) = await self.progress(calls, fill)
+        return ended - began
+
+    async def progress(self, calls: int, fill: int = 0, parts: int = 1) -> list[tuple[float, float]]:
+        """As `run`: (when, how many of the calls had ended), at the beginning and after each of so many parts.
 
         The clock starts when the others have ended, by when these are on their way: what it takes to fill the pipeline
         is left out.
         """
         client = self._client
+        counts = sorted({round(calls * part / parts) for part in range(1, parts + 1)} - {0})
         (x,) = await client.launch(self._made, (), 1)
-        began = None if fill else client.when_ready((x,))
+        asked = [] if fill else [(0, client.when_ready((x,)))]
         for number in range(fill + calls):
             (y,) = await client.launch(self._program, (x,), 1, self._room)
-            if number + 1 == fill:
-                began = client.when_ready((y,))
+            if (count := number + 1 - fill) in (0, *counts):
+                asked.append((count, client.when_ready((y,))))
             client.release((x,))
             x = y
-            await asyncio.sleep(0)  # for what is heard meanwhile
-        ended = client.when_ready((x,))
+            await asyncio.sleep(0)  # for what arrives meanwhile
         client.release((x,))
-        assert began is not None
-        return await ended - await began
+        return [(await at, float(count)) for count, at in asked]

@@ -52,7 +52,7 @@ class Share(msgspec.Struct, frozen=True):
 
 def prepare(settings: Settings) -> Round:
     """Takes {"hosts", "devices"} from the point; devices are those of one host. `rate` is in computations a second."""
-    hosts, devices, nodes = int(settings.point["hosts"]), int(settings.point["devices"]), NODES_OF[settings.backend]
+    hosts, devices, nodes = int(settings.point["hosts"]), int(settings.point["devices"]), NODES_OF[settings.system]
     # A sum over processes takes a millisecond or so, and more with every process; one within a process, microseconds.
     full = 4096 // hosts if hosts > 1 else 32768
     return over_hosts(Work(hosts, devices, calls=max(1, settings.size(full, full // 4) // nodes), nodes=nodes))
