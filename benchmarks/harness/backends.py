@@ -62,6 +62,7 @@ BACKENDS = {
         Backend("Atoll, one island", {"JAX_PLATFORMS": "cpu"}),
         Backend("Atoll, two islands", {"JAX_PLATFORMS": "cpu"}),
         Backend("ideal", {"JAX_PLATFORMS": "cpu"}),
+        Backend("this machine", {"JAX_PLATFORMS": "cpu"}),
         Backend("Atoll, many clients", {"JAX_PLATFORMS": "cpu"}),
         Backend(
             "JAX, one process",

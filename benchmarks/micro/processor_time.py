@@ -60,11 +60,11 @@ def measure(case: Case) -> dict[str, object]:
         become_batch()
     run = pkgutil.resolve_name(case.prepare)(settings)
     run()
-    before, started = _processor_seconds(), time.perf_counter()
+    before, started = processor_seconds(), time.perf_counter()
     for _ in range(ROUNDS):
         run()
     seconds = time.perf_counter() - started
-    after = _processor_seconds()
+    after = processor_seconds()
     total = ROUNDS * case.computations
     each = {name: round(1e6 * (after[name] - before.get(name, 0.0)) / total, 1) for name in after}
     return {
@@ -77,7 +77,8 @@ def measure(case: Case) -> dict[str, object]:
     }
 
 
-def _processor_seconds() -> dict[str, float]:
+def processor_seconds() -> dict[str, float]:
+    """Of this process and all that it started, so far, by what they are."""
     found: dict[str, float] = {}
     me = psutil.Process()
     for process in (me, *me.children(recursive=True)):

@@ -13,6 +13,10 @@ import typer
 from benchmarks.harness.record import RESULTS, write
 from benchmarks.harness.run import make_console, run
 from benchmarks.paper import figures
+from benchmarks.paper.costs import FILE as COSTS_FILE
+from benchmarks.paper.costs import costs_of
+from benchmarks.paper.costs import points as cost_points
+from benchmarks.paper.costs import rows as cost_rows
 from benchmarks.paper.figure import Figure, Options
 from benchmarks.paper.markdown import write_page
 from benchmarks.paper.plot import draw
@@ -33,6 +37,7 @@ def add_to(app: typer.Typer) -> None:
     for figure in figures.FIGURES:
         text: dict[str, Any] = {"help": figure.title, "short_help": figure.title, "epilog": figure.explanation}
         app.command(figure.key, **text)(_command_of(figure))
+    app.command("costs")(costs)
     app.command("all")(measure_all)
     app.command("report")(report)
 
@@ -67,6 +72,20 @@ def measure_all(quick: Quick = False, rounds: Rounds = None, results: Results = 
     make_console().print(f"all of it took {time.monotonic() - started:.0f} s")
     if not sound:
         raise typer.Exit(1)
+
+
+def costs(quick: Quick = False, rounds: Rounds = None, results: Results = RESULTS) -> None:
+    """Measure what the control plane and the data path cost: figures in virtual time are computed with that."""
+    console = make_console()
+    record = run("costs", cost_points(quick), rounds or (_QUICK_ROUNDS if quick else _ROUNDS), quick, console)
+    path = (results / "quick" if quick else results) / COSTS_FILE
+    write(record, path)
+    console.print(render(record, "what the figures in virtual time are computed with"))
+    if any(point.failures for point in record.benchmarks):
+        raise typer.Exit(1)
+    for what, how_much in cost_rows(costs_of(record)):
+        console.print(f"{what}: {how_much}")
+    console.print(f"\nwritten to {path}")
 
 
 def report(

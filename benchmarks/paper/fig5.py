@@ -141,7 +141,7 @@ def _claims(points: Sequence[BenchmarkRecord], options: Options) -> list[Claim]:
 
     def of(point: BenchmarkRecord, ours: str, theirs: str, bound: float) -> Claim:
         hosts = point.point["hosts"]
-        text = f"{ours}, of {theirs}, {hosts} {'host' if hosts == 1 else 'hosts'}"
+        text = f"{ours}; over {theirs}; {hosts} {'host' if hosts == 1 else 'hosts'}"
         return at_least(text, quotient(point, ours, theirs, "rate"), bound)
 
     claims = [
@@ -170,7 +170,7 @@ FIGURE = Figure(
         "start the threads of CPU devices as batch threads, so JAX is there twice: as users start it, and with batch "
         "threads (`chrt --batch 0 python ...`), which is what the claims compare with. Ray has an actor a host that "
         "runs the functions of JAX. TensorFlow has all devices, as logical ones, in one process, whatever the number "
-        "of hosts: its sums cross no network, and no other process has to be started in step. So Atoll is compared with "
+        "of hosts: its sums cross no network, and no other process has to be kept in step. So Atoll is compared with "
         "it on one host alone; its rows for more hosts say what a runtime without a network would reach. Ray and "
         "TensorFlow are as users start them."
     ),

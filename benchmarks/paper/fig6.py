@@ -145,9 +145,9 @@ FIGURE = Figure(
     explanation=(
         "The computations of figure 5, op by op, each with a loop that makes it longer. From which length on does "
         f"Atoll run {PARITY} as many as multi-controller JAX, whose threads are scheduled as those of Atoll's "
-        "devices are (batch threads)? JAX as users start it stands beside it. Null devices are compared with ideal dispatch, "
-        "which never keeps them waiting; beside it stands the processor time that the controller takes for a gang and "
-        "host."
+        "devices are (batch threads)? JAX as users start it stands beside it. Null devices are compared with ideal "
+        "dispatch, which never keeps them waiting; beside it stands the processor time that the controller takes for "
+        "a gang and host."
     ),
     paper="2.3 ms with 16 hosts and 128 TPU cores, 35 ms with 512 hosts and 2,048.",
     axes=Axes("milliseconds", "computation, ms", ("rate",), "computations a second", split="hosts", split_unit="hosts"),

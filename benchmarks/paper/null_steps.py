@@ -7,8 +7,8 @@ import asyncio
 from atoll.frontends.bare import BareClient, call, program, sharded
 from atoll.worker.null.program import NullProgram
 
-# A launch takes as much of its session's window as one for so many nodes: see `proxy.program_executables`.
-_NODES_IN_ROOM = 128
+# A launch takes as much of its session's window as one for so many nodes: see `frontends.ifrt.program_executables`.
+_NODES_OF_CREDIT = 128
 
 
 class Steps:
@@ -18,7 +18,7 @@ class Steps:
         self._client = client
         self._made = made
         self._program = program
-        self._room = 1 + nodes // _NODES_IN_ROOM
+        self._credits = 1 + nodes // _NODES_OF_CREDIT
 
     @classmethod
     async def prepare(cls, client: BareClient, seconds: float, nodes: int = 1) -> Steps:
@@ -35,6 +35,10 @@ class Steps:
             nodes,
         )
 
+    async def begin(self) -> list[int]:
+        """The value of which the first call is made: its handle, which the caller releases."""
+        return await self._client.launch(self._made, (), 1)
+
     async def run(self, calls: int, fill: int = 0) -> float:
         """So many calls after `fill` others, each of the result of the one before; seconds for them."""
         (began, _), (ended, _) = await self.progress(calls, fill)
@@ -48,10 +52,10 @@ class Steps:
         """
         client = self._client
         counts = sorted({round(calls * part / parts) for part in range(1, parts + 1)} - {0})
-        (x,) = await client.launch(self._made, (), 1)
+        (x,) = await self.begin()
         asked = [] if fill else [(0, client.when_ready((x,)))]
         for number in range(fill + calls):
-            (y,) = await client.launch(self._program, (x,), 1, self._room)
+            (y,) = await client.launch(self._program, (x,), 1, self._credits)
             if (count := number + 1 - fill) in (0, *counts):
                 asked.append((count, client.when_ready((y,))))
             client.release((x,))

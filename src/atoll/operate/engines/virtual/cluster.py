@@ -1,4 +1,4 @@
-"""A whole cluster in virtual time, as `paper.cluster` has one in real time."""
+"""A whole cluster in virtual time."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from atoll.controller.core import Controller
 from atoll.frontends.bare import BareClient
 from atoll.operate.engines.virtual.clock import VirtualClock
 from atoll.operate.engines.virtual.controller_process import ControllerProcess
-from atoll.operate.engines.virtual.costs import MEASURED, Costs
+from atoll.operate.engines.virtual.costs import DEFAULT_COSTS, Costs
 from atoll.operate.engines.virtual.host_process import HostProcess
 from atoll.operate.engines.virtual.link import SimulatedLink
 from atoll.operate.engines.virtual.tasks import Future, Task
 from atoll.protocol import messages as m
+from atoll.scheduling.scheduler import Policy
 from atoll.transfers.data_port import Inbox
 from atoll.worker.null.backend import Collectives
 from atoll.worker.null.model import DEFAULT, MODELS, NullModel
@@ -25,20 +26,28 @@ Result = TypeVar("Result")
 _PID = 1  # of everybody: there is one process
 
 
-class SimulatedCluster:
-    """All hosts have joined. `run` is the only thing that lets time pass."""
+class VirtualCluster:
+    """A cluster of null devices whose hosts have all joined. `run` is the only thing that lets time pass.
+
+    `islands` is ISLANDSxHOSTSxDEVICES, `model` says how fast devices and networks are, and `costs` what the processes
+    take. `policy` makes the policy of each island; the cluster's default if None.
+    """
 
     def __init__(
         self,
         islands: str,
         model: NullModel = MODELS[DEFAULT],
-        costs: Costs = MEASURED,
+        costs: Costs = DEFAULT_COSTS,
         dispatch: Dispatch = Dispatch.PARALLEL,
+        policy: Callable[[], Policy] | None = None,
     ) -> None:
         settings = ClusterSettings(islands, NULL_PLATFORM, dispatch=dispatch)
         topology = Topology.parse(islands)
         self.clock = VirtualClock()
         self.controller = Controller(topology, settings)
+        if policy is not None:
+            self.controller.scheduler.use_policy(policy)
+        model = costs.limit(model)
         self.process = ControllerProcess(self.controller, self.clock, costs, self._deliver)
         self._inboxes: dict[int, Inbox] = {}
         self._hosts: dict[int, HostProcess] = {}
