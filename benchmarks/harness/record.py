@@ -59,6 +59,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     benchmarks: list[BenchmarkRecord]
     claims: list[Claim] = []
     busy_processors: float | None = None  # just before the run; older results judge by the load
+    costs: dict[str, float] = {}  # that figures in virtual time were computed with
 
 
 def record_benchmark(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.harness.provenance import age, describe_commit
 from benchmarks.harness.record import MetricRecord, RunRecord, ratio_to
 from benchmarks.harness.statistics import Ratio
 from benchmarks.micro.report import number, quiet
@@ -29,9 +30,9 @@ def quotient(ratio: Ratio | None) -> str:
 def render(run: RunRecord) -> str:
     machine = run.machine
     lines = [
-        f"{run.started[:10]}, {run.rounds} rounds, {quiet(run)}; {machine.cpu}, "
+        f"{run.started[:10]}, {describe_commit(machine.commit)}, {run.rounds} rounds, {quiet(run)}; {machine.cpu}, "
         f"{machine.cores} cores, Python {machine.python}, jax {machine.packages['jax']}. Medians, quartiles in "
-        "brackets.",
+        f"brackets. {age(machine.commit)}".strip(),
         "",
         "| | | unit | Atoll | peer | ratio | target |",
         "|---|---|---|---:|---:|---:|---|",

@@ -4,6 +4,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from benchmarks.harness.provenance import describe_commit
 from benchmarks.harness.record import BenchmarkRecord, MetricRecord, RunRecord, ratio_to
 from benchmarks.harness.statistics import Ratio
 
@@ -78,7 +79,7 @@ def describe_machine(run: RunRecord) -> RenderableType:
     lines = [
         f"{machine.cpu}, {machine.cores} cores, {machine.memory / 2**30:.1f} GiB, {machine.kernel}",
         f"Python {machine.python}, {packages}",
-        f"{run.started}, {run.seconds:.0f} s, {quiet(run)}",
+        f"{run.started}, {describe_commit(machine.commit)}, {run.seconds:.0f} s, {quiet(run)}",
     ]
     text = Text("\n".join(lines))
     if run.busy:

@@ -10,11 +10,12 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from benchmarks.harness.backends import ROOT
 from benchmarks.harness.record import RESULTS, write
 from benchmarks.harness.run import make_console, run
 from benchmarks.paper import figures
 from benchmarks.paper.costs import FILE as COSTS_FILE
-from benchmarks.paper.costs import costs_of
+from benchmarks.paper.costs import costs_of, measured_costs
 from benchmarks.paper.costs import points as cost_points
 from benchmarks.paper.costs import rows as cost_rows
 from benchmarks.paper.figure import Figure, Options
@@ -90,7 +91,7 @@ def costs(quick: Quick = False, rounds: Rounds = None, results: Results = RESULT
 
 def report(
     results: Results = RESULTS,
-    page: Annotated[Path, typer.Option(help="what is written")] = Path("docs/benchmarks.md"),
+    page: Annotated[Path, typer.Option(help="what is written")] = ROOT / "docs" / "benchmarks.md",
 ) -> None:
     """Write docs/benchmarks.md from what is in benchmarks/results."""
     shown = write_page(figures.FIGURES, results, page)
@@ -105,7 +106,8 @@ def _measure(figure: Figure, options: Options, rounds: int | None, results: Path
     record = run(name, points, rounds or (_QUICK_ROUNDS if options.quick else _ROUNDS), options.quick, console)
     claims = list(figure.claims(record.benchmarks, options))
     undisturbed = figure.virtual and options.null
-    record = msgspec.structs.replace(record, claims=claims, busy=record.busy and not undisturbed)
+    costs = msgspec.to_builtins(measured_costs()) if undisturbed else {}
+    record = msgspec.structs.replace(record, claims=claims, costs=costs, busy=record.busy and not undisturbed)
     folder = results / "quick" if options.quick else results
     write(record, folder / f"{name}.json")
     if figure.axes is not None:

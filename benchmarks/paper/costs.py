@@ -26,6 +26,7 @@ FILE = "costs.json"
 HOSTS = (1, 4, 16, 64)
 MACHINE = "this machine"
 _ECHO_BYTES = 128  # about a control message
+_TOGETHER = 16
 _COPY_BYTES = 64_000_000
 _NETWORK = MODELS["tpu-v3"].dcn_bandwidth  # of the controller's host in all figures in virtual time
 
@@ -38,8 +39,8 @@ def points(quick: bool) -> list[Benchmark]:
                 title=f"a gang of {hosts} null hosts",
                 prepare="benchmarks.paper.costs:prepare_control",
                 metrics=(
-                    Metric("controller_us", "controller, a gang", "us"),
-                    Metric("bytes", "messages of the controller, a gang", "B"),
+                    Metric("gang_us", "controller, a gang", "us"),
+                    Metric("gang_bytes", "its messages", "B"),
                 ),
                 contestants=("Atoll",),
                 point={"hosts": hosts},
@@ -55,9 +56,9 @@ def points(quick: bool) -> list[Benchmark]:
         ),
         Benchmark(
             key="message",
-            title="a question of a client and its answer",
+            title="questions of a client and their answers",
             prepare="benchmarks.paper.costs:prepare_message",
-            metrics=(Metric("controller_us", "controller, a message", "us"),),
+            metrics=(Metric("message_us", "controller, a message", "us"),),
             contestants=("Atoll",),
         ),
         Benchmark(
@@ -78,7 +79,7 @@ def points(quick: bool) -> list[Benchmark]:
             key="staging",
             title="64 MB from host memory to host memory",
             prepare="benchmarks.paper.costs:prepare_staging",
-            metrics=(Metric("rate", "a copy", "GB/s"),),
+            metrics=(Metric("copy", "a copy", "GB/s"),),
             contestants=(MACHINE,),
         ),
     ]
@@ -99,8 +100,8 @@ def prepare_control(settings: Settings) -> Round:
         cluster.run(steps.run(gangs))
         after = cluster.processor_seconds()
         return {
-            "controller_us": 1e6 * (after["controller"] - before["controller"]) / gangs,
-            "bytes": (cluster.controller_bytes() - sent) / gangs,
+            "gang_us": 1e6 * (after["controller"] - before["controller"]) / gangs,
+            "gang_bytes": (cluster.controller_bytes() - sent) / gangs,
         }
 
     measure()
@@ -124,27 +125,31 @@ def prepare_worker(settings: Settings) -> Round:
 
 
 def prepare_message(settings: Settings) -> Round:
-    """Processor time of the controller for a message that starts nothing: is this array ready? It is."""
+    """Processor time of the controller for a message that starts nothing: is this array ready? It is.
+
+    Several are on their way at a time, as launches are.
+    """
     from benchmarks.paper.cluster import NullCluster
     from benchmarks.paper.null_steps import Steps
 
     cluster = NullCluster("1x1x1")
     client = cluster.client()
     steps = cluster.run(Steps.prepare(client, 0.0))
-    questions = settings.size(full=10_000, quick=3000)
+    questions = settings.size(full=16_000, quick=3200)
 
     async def ask() -> None:
         (x,) = await steps.begin()
         await client.wait((x,))
-        for _ in range(questions):
-            await client.wait((x,))
+        for _ in range(questions // _TOGETHER):
+            for answer in [client.when_ready((x,)) for _ in range(_TOGETHER)]:
+                await answer
         client.release((x,))
 
     def measure() -> dict[str, float]:
         before = cluster.processor_seconds()["controller"]
         cluster.run(ask())
         # It receives one message and sends another.
-        return {"controller_us": 1e6 * (cluster.processor_seconds()["controller"] - before) / questions / 2}
+        return {"message_us": 1e6 * (cluster.processor_seconds()["controller"] - before) / questions / 2}
 
     measure()
     return measure
@@ -188,7 +193,7 @@ def prepare_staging(settings: Settings) -> Round:
         started = time.perf_counter()
         for _ in range(copies):
             np.copyto(target, source)
-        return {"rate": copies * _COPY_BYTES / 1e9 / (time.perf_counter() - started)}
+        return {"copy": copies * _COPY_BYTES / 1e9 / (time.perf_counter() - started)}
 
     measure()
     return measure
@@ -202,18 +207,24 @@ def costs_of(record: RunRecord) -> Costs:
     """
     by_hosts = [point for point in record.benchmarks if point.key == "control"]
     hosts = [float(point.point["hosts"]) for point in by_hosts]
-    controller = statistics.linear_regression(hosts, [_median(point, "controller_us") for point in by_hosts])
-    sent = statistics.linear_regression(hosts, [_median(point, "bytes") for point in by_hosts])
+    each_host, each_gang = _line(hosts, [_median(point, "gang_us") for point in by_hosts])
+    sent, _ = _line(hosts, [_median(point, "gang_bytes") for point in by_hosts])
     others = {point.key: point for point in record.benchmarks if point.key != "control"}
     return Costs(
         latency=1e-6 * _median(others["latency"], "latency_us"),
-        controller_gang_host=1e-6 * max(0.0, controller.slope) + max(0.0, sent.slope) / _NETWORK,
-        controller_gang=1e-6 * max(0.0, controller.intercept),
+        controller_gang_host=1e-6 * each_host + sent / _NETWORK,
+        controller_gang=1e-6 * each_gang,
         host_gang=1e-6 * _median(others["worker"], "worker_us"),
-        message=1e-6 * _median(others["message"], "controller_us"),
+        message=1e-6 * _median(others["message"], "message_us"),
         data_bandwidth=1e9 * _median(others["data"], "rate"),
-        staging_bandwidth=1e9 * _median(others["staging"], "rate"),
+        staging_bandwidth=1e9 * _median(others["staging"], "copy"),
     )
+
+
+def _line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
+    """Slope and intercept, neither below 0, of the line from which all points differ least for their size."""
+    slope, intercept = np.polyfit(xs, ys, 1, w=[1 / y for y in ys])
+    return max(0.0, float(slope)), max(0.0, float(intercept))
 
 
 def _median(point: BenchmarkRecord, metric: str) -> float:
@@ -240,12 +251,10 @@ def measured_costs() -> Costs:
 
 def rows(costs: Costs) -> Sequence[tuple[str, str]]:
     """For a table: what costs how much."""
+    microseconds = f"{1e6 * costs.controller_gang_host:.1f} us"
     return (
         ("a control message, one way", f"{1e6 * costs.latency:.1f} us"),
-        (
-            "controller, a gang and each of its hosts, with the messages on its link",
-            f"{1e6 * costs.controller_gang_host:.1f} us",
-        ),
+        ("controller, a gang and each host, its messages' time on the link included", microseconds),
         ("controller, a gang as such", f"{1e6 * costs.controller_gang:.1f} us"),
         ("controller, any other message", f"{1e6 * costs.message:.1f} us"),
         ("host, its part in a gang", f"{1e6 * costs.host_gang:.1f} us"),

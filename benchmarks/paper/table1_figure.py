@@ -132,13 +132,13 @@ FIGURE = Figure(
     title="T5",
     explanation=(
         "On real devices a small T5 (2 layers, d_model 128), trained for 20 steps over 4 parts of the batch and 2 of "
-        "each layer, with Adafactor; stock is JAX alone on as many CPU devices. On null devices, the paper's models at "
-        "the paper's sizes in virtual time (model tpu-v3, hosts of 8 cores): a step is an SPMD computation that takes "
-        "what its operations take and an all-reduce of its float32 gradients; ideal is that and nothing else. With "
-        "steps in flight, devices always have work and the control plane shows only where it takes longer than a step; so "
-        "the claims are about a client that reads each step's loss before it launches the next one. 128 "
-        "sequences of 512 and 114 tokens a step, as T5 was trained; the paper does not say. A copy of the 3B and 11B "
-        "models lies on 8 cores."
+        "each layer, with Adafactor; stock is JAX alone on as many CPU devices, as users start it and with batch "
+        "threads. On null devices, the paper's models at the paper's sizes in virtual time (model tpu-v3, hosts of 8 "
+        "cores): a step is an SPMD computation that takes what its operations take and an all-reduce of its float32 "
+        "gradients; ideal is that and nothing else. With steps in flight, devices always have work, and the control "
+        "plane shows only where it takes longer than a step; so the claims are about a client that reads each step's "
+        "loss before it launches the next one. 128 sequences of 512 and 114 tokens a step, as T5 was trained; the "
+        "paper does not say. A copy of the 3B and 11B models lies on 8 cores."
     ),
     paper="The same tokens a second as multi-controller JAX with every model: 618k, 90.4k, 282.8k and 84.8k.",
     axes=None,

@@ -45,7 +45,7 @@ def prepare_policy(settings: Settings) -> Round:
 
 def prepare_example(settings: Settings) -> Round:
     spec = importlib.util.find_spec("examples.gpt")
-    return lambda: {"found": spec is not None}
+    return lambda: {"found": float(spec is not None)}
 
 
 def prepare_nothing(settings: Settings) -> Round:

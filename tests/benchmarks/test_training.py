@@ -9,8 +9,11 @@ import msgspec
 import pytest
 
 from atoll.operate.engines.virtual.cluster import VirtualCluster
+from atoll.operate.engines.virtual.costs import Costs
 from atoll.worker.null.model import MODELS
-from benchmarks.paper import data_parallel, gpipe, spmd
+from benchmarks.harness.record import record_benchmark
+from benchmarks.paper import data_parallel, gpipe, spmd, table1_figure
+from benchmarks.paper.figure import Options
 from benchmarks.paper.pipeline import Pipeline
 from benchmarks.paper.table2 import batch_tokens, pipeline
 from benchmarks.paper.training import step_seconds
@@ -58,6 +61,25 @@ def test_a_step_that_is_one_computation_takes_what_it_takes():
     client = cluster.client()
     training = cluster.run(spmd.make_training(client, client.devices, 0.05, weight_bytes=1 << 20))
     assert cluster.run(step_seconds(cluster, client, training, steps=10)) == pytest.approx(0.05, rel=0.01)
+
+
+def test_table_1s_claims_in_virtual_time_can_fail():
+    """A controller that is ten times as slow does not reach them, though it hides behind steps that are in flight."""
+    (point,) = (each for each in table1_figure.FIGURE.points(Options(null=True)) if each.point["model"] == "T5_3B")
+    cores, ideal = int(point.point["cores"]), 0.1
+
+    def judged(costs: Costs) -> tuple[float, bool | None]:
+        seconds, read = table1_figure.simulate(cores, ideal, 1 << 20, steps=2, costs=costs)
+        values = {
+            "Atoll": [{"tokens": 1 / seconds, "step": 1e3 * seconds, "read_step": 1e3 * read}],
+            "ideal": [{"tokens": 1 / ideal, "step": 1e3 * ideal, "read_step": 1e3 * ideal}],
+        }
+        record = record_benchmark(point, list(point.contestants), values, {})
+        (claim,) = table1_figure.FIGURE.claims([record], Options(null=True))
+        return ideal / seconds, claim.reached
+
+    assert judged(Costs(controller_gang_host=1e-5)) == (pytest.approx(1.0, abs=0.01), True)
+    assert judged(Costs(controller_gang_host=1e-4)) == (pytest.approx(1.0, abs=0.01), False)
 
 
 def test_two_islands_exchange_gradients_both_ways_at_once():
