@@ -197,8 +197,7 @@ FUNCTIONS = (
 
 
 def compared(function: Callable[..., Any], commit: str) -> Any:
-    """Its results without and with a program, the latter twice; where they lie, and which lie elsewhere with a program.
-    """
+    """Its results without and with a program, the latter twice; how they are committed; which lie elsewhere with it."""
     import atoll
 
     v: Any = {
