@@ -11,10 +11,10 @@ from benchmarks.harness.statistics import Ratio
 
 def render(run: RunRecord) -> RenderableType:
     table = Table(title=f"{run.name}: medians of {run.rounds} rounds (quartiles)")
-    table.add_column("benchmark")
+    table.add_column("benchmark", min_width=24)
     for title in ("first", "second", "ratio"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("target", no_wrap=True)
+        table.add_column(title, justify="right")
+    table.add_column("target")
     table.add_column("reached")
     for benchmark in run.benchmarks:
         table.add_section()

@@ -62,9 +62,9 @@ def _command_of(figure: Figure) -> Callable[..., None]:
 
 
 def measure_all(quick: Quick = False, rounds: Rounds = None, results: Results = RESULTS) -> None:
-    """Measure every figure and table, on real and on null devices."""
-    sound = True
+    """Measure the costs of virtual time, then every figure and table, on real and on null devices."""
     started = time.monotonic()
+    sound = _measure_costs(quick, rounds, results)
     for figure in figures.FIGURES:
         for null in (False, True):
             options = Options(null=null, quick=quick)
@@ -77,16 +77,22 @@ def measure_all(quick: Quick = False, rounds: Rounds = None, results: Results = 
 
 def costs(quick: Quick = False, rounds: Rounds = None, results: Results = RESULTS) -> None:
     """Measure what the control plane and the data path cost: figures in virtual time are computed with that."""
+    if not _measure_costs(quick, rounds, results):
+        raise typer.Exit(1)
+
+
+def _measure_costs(quick: bool, rounds: int | None, results: Path) -> bool:
     console = make_console()
     record = run("costs", cost_points(quick), rounds or (_QUICK_ROUNDS if quick else _ROUNDS), quick, console)
     path = (results / "quick" if quick else results) / COSTS_FILE
     write(record, path)
     console.print(render(record, "what the figures in virtual time are computed with"))
     if any(point.failures for point in record.benchmarks):
-        raise typer.Exit(1)
+        return False
     for what, how_much in cost_rows(costs_of(record)):
         console.print(f"{what}: {how_much}")
     console.print(f"\nwritten to {path}")
+    return True
 
 
 def report(
