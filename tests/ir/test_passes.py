@@ -10,7 +10,7 @@ from atoll.ir.dialect import context, parse
 from atoll.ir.lowering import program_of
 from atoll.ir.passes.cut import cut
 from atoll.ir.passes.place import PlacePass
-from atoll.ir.passes.transfers import ExplicitTransfers
+from atoll.ir.passes.transfers import ExplicitTransfersPass
 
 # Two islands of one host with two devices each, and one of two hosts with one.
 SEATS = [
@@ -144,7 +144,7 @@ EXPLICIT = {
 def test_transfers_made_explicit(case):
     before, after, feeds = EXPLICIT[case]
     program = parse(module(f"{before}\natoll.return (%1)", f"%0: {AT_A}"))
-    ExplicitTransfers().apply(context(), program)
+    ExplicitTransfersPass().apply(context(), program)
     program.verify()
     name = "%2" if case.startswith("of several") else "%1"
     assert str(program) == module(f"{after.strip()}\natoll.return ({name})", f"%0: {AT_A}", feeds)
@@ -153,7 +153,7 @@ def test_transfers_made_explicit(case):
 @pytest.mark.parametrize(
     ("stages", "body", "message"),
     [
-        ((), "atoll.call @g(%0) on [0:2]", "its calls have no places"),
+        ((), "atoll.call @g(%0) on [0:2]", "its calls have no device locations"),
         ((PlacePass(PLACEMENT),), f"%1 = atoll.transfer %0 : !atoll.array<{B}>", "atoll.transfer is not explicit yet"),
     ],
 )

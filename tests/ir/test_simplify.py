@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.ir.dialect import context, parse
-from atoll.ir.passes.simplify import Simplify
+from atoll.ir.passes.simplify import SimplifyPass
 
 # Short names for types, so that the programs can be read.
 TYPES = {
@@ -26,7 +26,7 @@ def simplified(text: str) -> str:
     for name, spelled in TYPES.items():
         body = body.replace(f"<{name}>", spelled)
     module = parse(f"atoll.program @f(%0: {TYPES['A']}, %1: {TYPES['A']}) feeds 1 {{ {body} }}")
-    Simplify().apply(context(), module)
+    SimplifyPass().apply(context(), module)
     module.verify()
     after = str(module)
     for name, spelled in TYPES.items():

@@ -69,15 +69,15 @@ class Located:
         return tiling.shard_shapes
 
     @cached_property
-    def needs(self) -> MemoryRequirement:
+    def memory(self) -> MemoryRequirement:
         """Bytes on each device."""
         if isinstance(self.spec.sharding.tiling, Opaque):
             return ()
         bits = DTYPE_BITS[self.spec.dtype]
         sums: dict[HostDevice, int] = {}
         for location, shape in zip(self.locations, self.shapes, strict=True):
-            place = (location.host, location.ordinal)
-            sums[place] = sums.get(place, 0) + math.prod(shape) * bits // 8
+            device = (location.host, location.ordinal)
+            sums[device] = sums.get(device, 0) + math.prod(shape) * bits // 8
         return tuple(sums.items())
 
     @cached_property

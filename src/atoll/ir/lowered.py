@@ -30,7 +30,7 @@ class LoweredValue:
 
     hosts: tuple[int, ...]
     nbytes: int = 0  # over all devices
-    needs: MemoryRequirement = ()
+    memory: MemoryRequirement = ()
     views: frozenset[int] = frozenset()  # the values whose memory it shares
 
 
@@ -40,8 +40,8 @@ class Lowered:
     those between hosts.
 
     Values are numbered anew: the program's arguments keep their numbers, what its nodes make follows in order.
-    No two hosts wait for each other: what a leg receives was sent by a leg of an earlier gang, or by the same gang on
-    hosts that send before they receive.
+    No two hosts wait for each other: what a segment receives was sent by a segment of an earlier gang, or by the same
+    gang on hosts that send before they receive.
     """
 
     gangs: tuple[LoweredGang, ...]

@@ -1,7 +1,7 @@
 """The plan: one host's part of a program, in the words of that host's own devices.
 
-A worker keeps a plan under its number and walks it at each launch, leg by leg, as the turns of the program's gangs
-come. Values carry the numbers that lowering gave them.
+A worker keeps a plan under its number and runs it at each launch, segment by segment, as the controller dispatches
+the program's gangs. Values carry the numbers that lowering gave them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from atoll.ir.types import Box, Shape
 class LocalArray(msgspec.Struct, frozen=True, array_like=True):
     """The part of a logical buffer that one host holds.
 
-    `devices` are ordinals among the host's devices; `positions[i]` is the place of local shard i in the whole
+    `devices` are ordinals among the host's devices; `positions[i]` is the index of local shard i in the whole
     sharding's device list; `shard_shapes` has one shape a local shard.
     """
 
@@ -131,8 +131,8 @@ class Select(msgspec.Struct, frozen=True, array_like=True, tag="select"):
 
 Step = Execute | Put | Get | Move | Send | Receive | Select
 
-# What each step is for, in a word.
-WORDS: dict[type[Step], str] = {
+# What each step is for, as traces name it.
+STEP_KINDS: dict[type[Step], str] = {
     Execute: "call",
     Put: "put",
     Get: "get",
@@ -166,16 +166,16 @@ def consumes(step: Step) -> tuple[int, ...]:
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
-    """A host's part in one gang of the program: what it does when that gang's turn has come.
+    """A host's part in one gang of the program: what it does once that gang is dispatched.
 
-    `gang` is the gang's place among the program's. `awaited` are the feeds that its steps take from this host's data
-    port: the client's, which have arrived when the leg begins, and those of other hosts, which a step waits for.
+    `gang` is the gang's index among the program's. `awaited` are the feeds that its steps take from this host's data
+    port: the client's, which have arrived when the segment starts, and those of other hosts, which a step waits for.
     """
 
     gang: int
     steps: tuple[Step, ...]
     results: tuple[int, ...] = ()  # of the program, that it defines
-    drops: tuple[int, ...] = ()  # values that no later leg uses
+    drops: tuple[int, ...] = ()  # values that no later segment uses
     awaited: tuple[int, ...] = ()
     collective: bool = False  # it computes something together with other hosts of the island
 

@@ -143,7 +143,7 @@ def _template(
     return GangSpec(
         gang.island,
         gang.hosts,
-        p.WORDS[type(steps[-1])],
+        p.STEP_KINDS[type(steps[-1])],
         (gang.function,) if gang.function else (),
         tuple((host, feed) for host, segment in segments.items() for feed in segment.awaited if feed < client_feeds),
         tuple(
@@ -152,7 +152,7 @@ def _template(
             if (feeds := tuple(feed for feed in segment.awaited if feed >= client_feeds))
         ),
         tuple(sorted({place_of[value] for value in uses.union(gang.makes) if value in place_of})),
-        tuple((value, _on(gang.hosts, values[value].needs), values[value].views) for value in gang.makes),
+        tuple((value, _on(gang.hosts, values[value].memory), values[value].views) for value in gang.makes),
         tuple({value: None for step in steps for value in p.consumes(step)}),
         gang.drops,
         scratch,

@@ -1,4 +1,4 @@
-"""The ops that a transfer becomes once places are known. What belongs to one transfer says so by its number (`of`)."""
+"""The ops that a transfer becomes once device locations are known. `of` numbers the transfer that an op belongs to."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class CompletionType(ParametrizedAttribute, TypeAttribute):
 
 @irdl_attr_definition
 class PlacedCompletionType(Data[tuple[int, ...]], TypeAttribute):
-    """A completion that these hosts tell: `!atoll.placed_completion<[0:2]>`."""
+    """A completion that these hosts report: `!atoll.placed_completion<[0:2]>`."""
 
     name = "atoll.placed_completion"
 

@@ -20,10 +20,10 @@ from atoll.ir.types import Box, Replicated
 def cut(program: ProgramOp) -> Lowered:
     """Gangs, plans and values of a program.
 
-    Takes programs that `Place` and `ExplicitTransfers` have been through; refuses others with INVALID_ARGUMENT.
+    Takes programs that `PlacePass` and `ExplicitTransfersPass` have been through; refuses others with INVALID_ARGUMENT.
     Guarantees: each node is one gang on each of its islands; the ops of one transfer are one node. On a host, steps
-    that wait for other hosts come after all others of their gang. Each value is dropped once, by the last leg (and the
-    last gang of the island) that touches it.
+    that wait for other hosts come after all others of their gang. Each value is dropped once, by the last segment (and
+    the last gang of the island) that touches it.
     """
     return _Cut(program).run()
 
@@ -99,7 +99,7 @@ class _Cut:
         views = self.views.get(number)
         if views is not None:
             return LoweredValue(located.hosts, located.nbytes, (), views)
-        return LoweredValue(located.hosts, located.nbytes, located.needs)
+        return LoweredValue(located.hosts, located.nbytes, located.memory)
 
     def _inputs(self, op: Operation) -> tuple[int, ...]:
         return tuple([self.numbers[operand] for operand in op.operands])
@@ -127,11 +127,11 @@ class _Cut:
 
     def _call(self, op: CallOp, node: _Node) -> None:
         if op.locations is None:
-            raise invalid(f"{self.name!r} cannot be cut: its calls have no places")
+            raise invalid(f"{self.name!r} cannot be cut: its calls have no device locations")
         inputs = self._inputs(op)
         defines = tuple([self.numbers[result] for result in op.results])
         node.function = op.callee.data
-        # A call without results still has a place for them in the plan.
+        # A call without results still has a number for them in the plan.
         first = defines[0] if defines else len(self.numbers)
         step = p.Execute(
             node.function,
@@ -238,18 +238,18 @@ class _Cut:
     # ---- gangs and plans
 
     def _gangs(self, results: frozenset[int]) -> tuple[tuple[LoweredGang, ...], dict[int, p.Plan]]:
-        """One gang for each node and island, one leg for each of its hosts. What they drop is found from behind."""
+        """One gang for each node and island, one segment for each host of it; backwards, to find what each drops."""
         kept = {*range(self.arguments), *results}
         by_island: dict[int, set[int]] = {}  # what later gangs touch
-        by_host: dict[int, set[int]] = {}  # what later legs touch
+        by_host: dict[int, set[int]] = {}  # what later segments touch
         segments: dict[int, list[p.Segment]] = {}
         gangs: list[LoweredGang] = []
         islands = [self._islands(node) for node in self.nodes]
-        place = sum(map(len, islands))
+        index = sum(map(len, islands))
         for number in reversed(range(len(self.nodes))):
             node = self.nodes[number]
             for island, hosts in reversed(islands[number]):
-                place -= 1
+                index -= 1
                 collective = bool(node.function) and len(hosts) > 1
                 gang_touches: set[int] = set()
                 makes: set[int] = set()
@@ -258,7 +258,7 @@ class _Cut:
                     touched = work.uses | work.defines
                     later = by_host.setdefault(host, set())
                     segment = p.Segment(
-                        place,
+                        index,
                         (*work.steps, *work.waiting),
                         tuple(sorted(work.defines & results)),
                         tuple(sorted(touched - later)),
@@ -291,5 +291,5 @@ class _Cut:
 
 def _located(value: SSAValue) -> Located:
     if not isinstance(value.type, PlacedType):
-        raise invalid(f"a value of type {value.type} has no place")
+        raise invalid(f"a value of type {value.type} has no device locations")
     return value.type.data

@@ -1,0 +1,124 @@
+"""The rooms of `src/atoll`: which may import which, and how large they may be.
+
+The picture in docs/how-it-works/rooms.md is drawn from the same table.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parent.parent / "src" / "atoll"
+
+# From the bottom up. A room imports only rooms of lower layers; rooms of one layer do not import one another.
+LAYERS = (
+    ("errors", "quantities", "_version"),
+    ("wire", "processes"),
+    ("cluster",),
+    ("ir",),
+    ("protocol",),
+    ("transfers", "scheduling"),
+    ("controller", "worker", "frontends"),
+    ("operate",),
+    ("client", "testing"),
+)
+LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
+MOST_ROOMS = 12
+MOST_LINES_OF_A_ROOM = 4000
+MOST_LINES_OF_A_FILE = 400
+MOST_LINES_OF_A_TEST = 500
+
+
+def modules() -> dict[str, Path]:
+    return {
+        ".".join(("atoll", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__"): path
+        for path in SOURCE.rglob("*.py")
+    }
+
+
+def imports(path: Path) -> set[str]:
+    """The modules of Atoll that a file imports, wherever in it; of names from a package, the name's module."""
+    known = modules()
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{name.name}" for name in node.names} & set(known) or {node.module}
+    return {name for name in found if name.split(".")[0] == "atoll"}
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def edges() -> dict[tuple[str, str], list[str]]:
+    """By (from, to): which files draw the arrow between two rooms."""
+    found = defaultdict(list)
+    for name, path in modules().items():
+        for target in imports(path):
+            if room_of(name) and room_of(target) and room_of(name) != room_of(target):
+                found[room_of(name), room_of(target)].append(f"{name} imports {target}")
+    return found
+
+
+def test_every_room_is_in_the_picture() -> None:
+    rooms = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert rooms - {"__init__"} == set(LEVEL)
+    assert len([room for room in rooms if (SOURCE / room).is_dir()]) <= MOST_ROOMS
+
+
+def test_no_arrow_between_rooms_runs_up() -> None:
+    wrong = [
+        arrow for (source, target), arrows in edges().items() if LEVEL[target] >= LEVEL[source] for arrow in arrows
+    ]
+    assert wrong == []
+
+
+def test_no_modules_import_one_another_in_a_circle() -> None:
+    graph = {name: imports(path) & set(modules()) for name, path in modules().items()}
+    done: set[str] = set()
+
+    def visit(name: str, way: tuple[str, ...]) -> None:
+        assert name not in way, " -> ".join((*way[way.index(name) :], name))
+        if name not in done:
+            for target in sorted(graph[name] - {name}):
+                visit(target, (*way, name))
+            done.add(name)
+
+    for name in sorted(graph):
+        visit(name, ())
+
+
+@pytest.mark.parametrize("room", sorted(room for room in LEVEL if (SOURCE / room).is_dir()))
+def test_a_room_is_small_enough_to_be_read(room: str) -> None:
+    lines = sum(
+        len(path.read_text().splitlines())
+        for path in (SOURCE / room).rglob("*.py")
+        if not path.name.endswith("_pb2.py")  # generated
+    )
+    assert lines <= MOST_LINES_OF_A_ROOM
+
+
+def test_files_are_short() -> None:
+    long = {
+        str(path.relative_to(SOURCE.parent.parent)): lines
+        for folder, most in ((SOURCE, MOST_LINES_OF_A_FILE), (Path(__file__).parent, MOST_LINES_OF_A_TEST))
+        for path in folder.rglob("*.py")
+        if (lines := len(path.read_text().splitlines())) > most
+    }
+    assert long == {}
+
+
+def test_http2_and_grpc_know_nothing_of_atoll() -> None:
+    foreign = {
+        f"{name} imports {target}"
+        for name, path in modules().items()
+        if name.startswith(("atoll.wire.http2", "atoll.wire.grpc"))
+        for target in imports(path)
+        if not target.startswith(("atoll.wire.http2", "atoll.wire.grpc"))
+    }
+    assert foreign == set()
