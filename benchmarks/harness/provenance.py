@@ -35,12 +35,12 @@ def age(commit: str | None, root: Path = ROOT) -> str:
     if count is None:
         return "Whether it is older than the code is unknown: git is not here, or does not have that commit."
     if int(count):
-        return f"It is older than the code that it measures, which {_times(int(count))} has changed since."
+        return f"It is older than the code that it measures: {_commits(int(count))} changed that since."
     return ""
 
 
-def _times(count: int) -> str:
-    return "one commit" if count == 1 else f"each of {count} commits"
+def _commits(count: int) -> str:
+    return "one commit has" if count == 1 else f"{count} commits have"
 
 
 def _git(root: Path, *arguments: str) -> str | None:
