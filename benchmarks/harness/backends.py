@@ -21,14 +21,14 @@ THREADS = str(2 * DEVICES)
 class Backend:
     """What a row of results is called, and what its processes find in their environment.
 
-    Values may name what a point of a figure says: {hosts}.
+    Values may name what a figure's point has: {hosts}.
     """
 
     name: str
     environment: Mapping[str, str]
 
 
-# Ray on loopback alone (its switch for macOS), for nobody else's calls, and without a report to its makers.
+# Ray on loopback alone (its switch for macOS), with a token for each connection, and without usage reports.
 RAY = {
     "JAX_PLATFORMS": "cpu",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",

@@ -19,7 +19,7 @@ Prepare = Callable[["Settings"], Round]
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What a benchmark's function is given. `point` is where in a figure it stands, such as {"hosts": 4}."""
+    """What a benchmark's function is given. `point` is its position in a figure, such as {"hosts": 4}."""
 
     backend: str
     quick: bool = False
@@ -39,7 +39,7 @@ class Settings(msgspec.Struct, frozen=True):
         return quick if self.quick else full
 
 
-class Place(StrEnum):
+class RunsIn(StrEnum):
     """Where a benchmark's function runs."""
 
     WORKER = "worker"  # in a process of the backend that lives for all rounds of the benchmark
@@ -84,7 +84,7 @@ class Benchmark:
     prepare: str
     metrics: tuple[Metric, ...]
     contestants: tuple[str, ...] = ("atoll", "stock")
-    place: Place = Place.WORKER
+    runs_in: RunsIn = RunsIn.WORKER
     prepare_of: Mapping[str, str] = field(default_factory=dict)
     point: Mapping[str, int | float | str] = field(default_factory=dict)
     prepare_deadline: float = 120.0

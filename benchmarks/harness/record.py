@@ -32,7 +32,7 @@ class BenchmarkRecord(msgspec.Struct, frozen=True):
     contestants: list[str]  # those of this run
     metrics: list[MetricRecord]
     failures: dict[str, str]  # by backend
-    point: dict[str, int | float | str] = {}  # where in a figure it stands
+    point: dict[str, int | float | str] = {}  # its position in a figure
 
 
 class Claim(msgspec.Struct, frozen=True):

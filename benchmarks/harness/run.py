@@ -31,7 +31,7 @@ def run(
     console: Console,
     competing: Collection[str] | None = None,
 ) -> RunRecord:
-    """All benchmarks; of their contestants only those that compete, if that is said."""
+    """All benchmarks; of their contestants only those in `competing`, if it is given."""
     busy_processors = until_quiet(BUSY_PROCESSORS)
     started, load_before, clock = datetime.now(UTC), load_average(), time.monotonic()
     machine = describe()  # before the code can change

@@ -44,7 +44,7 @@ def become_batch() -> None:
 
 
 def replies_alone() -> FileIO:
-    """What was standard output, for replies; what anybody prints (gloo does) goes to standard error from now on."""
+    """What was standard output, for replies alone; what is printed (gloo prints) goes to standard error from now on."""
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return replies

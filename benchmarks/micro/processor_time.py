@@ -2,7 +2,7 @@
 
     python -m benchmarks.micro.processor_time > benchmarks/results/processor-time.json
 
-Rates of a machine that does other things say little; processor time says more.
+Rates mean little on a machine that does other things, too; processor time means more.
 """
 
 import json

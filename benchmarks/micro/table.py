@@ -1,6 +1,6 @@
 """The micro-benchmarks (a) to (m), as data: speed that users notice, beside stock JAX and other peers."""
 
-from benchmarks.harness.benchmark import BATCH_THREADS, Benchmark, Metric, Place, Target
+from benchmarks.harness.benchmark import BATCH_THREADS, Benchmark, Metric, RunsIn, Target
 
 # A ratio is judged against the second contestant, whose threads are scheduled as ours; the third is JAX as users start
 # it.
@@ -51,7 +51,7 @@ BENCHMARKS = (
             Metric("warm", "warm compile cache", "s", Target(6.0, at_least=False)),
             Metric("end", "first result to end of process", "s"),
         ),
-        place=Place.PARENT,
+        runs_in=RunsIn.PARENT,
         round_deadline=300.0,
     ),
     Benchmark(

@@ -16,7 +16,7 @@ ATOLL, JAX = "Atoll, many clients", "JAX, one process"
 BATCH_JAX = f"{JAX}{BATCH_THREADS}"  # threads as those of Atoll's devices: what the claims judge against
 _HOSTS, _DEVICES = 1, 4
 _FILL = 2  # calls of each client ahead of its clock
-_PARTS = 4  # of a client's calls, after each of which it says how far it is
+_PARTS = 4  # of a client's calls, after each of which its progress is noted
 
 
 def _points(options: Options) -> list[Benchmark]:

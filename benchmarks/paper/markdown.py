@@ -19,13 +19,13 @@ _HEAD = """# Benchmarks: the paper's measurements, and ours
 
 Written by `python -m benchmarks report` from `benchmarks/results/`. A number is the median of rounds, with its
 quartiles in brackets, of one run in which all contestants took turns on the same devices. `python -m benchmarks FIGURE`
-measures one again. Each result says the commit that it is of, and whether the code has changed since.
+measures one again. Each result has the commit that it is of, and whether the code has changed since.
 
 Real devices are JAX's CPU devices. *Null* devices take a given time and compute nothing, under the real controller,
-scheduler, messages and worker code ([design.md](design.md)): they tell what the control plane costs at sizes that are
+scheduler, messages and worker code ([design.md](design.md)): they show what the control plane costs at sizes that are
 not at hand. [performance.md](performance.md) says where the time goes.
 
-Atoll's workers start the threads of CPU devices as batch threads, which preempt nobody (*Threads that wait their turn*
+Atoll's workers start the threads of CPU devices as batch threads, which preempt none (*Threads that wait their turn*
 in performance.md). JAX with *(batch threads)* is started that way, too (`chrt --batch 0 python ...`), and ratios are
 judged against it; JAX as users start it stands beside it. All other peers are as users start them.
 """

@@ -18,7 +18,7 @@ STEPS, QUICK_STEPS = 20, 5
 JAX = "stock"
 BATCH_JAX = f"{JAX}{BATCH_THREADS}"  # threads as those of Atoll's devices: what the claims judge against
 
-# T5's pre-training (Raffel et al., section 3.1): 128 sequences of 512 tokens, of which 114 are to be told.
+# T5's pre-training (Raffel et al., section 3.1): 128 sequences of 512 tokens, of which 114 are to be predicted.
 BATCH, INPUTS, TARGETS = 128, 512, 114
 GRADIENT_BYTES = 4  # float32
 WEIGHT_BYTES = 8  # float32, and as much again for what an optimizer keeps

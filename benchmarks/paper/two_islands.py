@@ -24,7 +24,7 @@ TWO, ONE = "Atoll, two islands", "Atoll, one island"
 class Work:
     """A model on `cores`, half of them in each island: one sequence a core and step.
 
-    `exchanged` bytes go between the islands in a step, both ways together, as the paper says.
+    `exchanged` bytes go between the islands in a step, both ways together, as in the paper.
     """
 
     parameters: float

@@ -1,7 +1,7 @@
 """Computations of a given length on real devices, and processes that run them.
 
 A computation is a loop over a small vector on each device, then an AllReduce. On a machine with fewer cores than
-devices the devices take turns, which its length counts in.
+devices the devices share them, which its length includes.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def computation(
 ) -> tuple[Callable[[jax.Array], jax.Array], jax.Array]:
     """A function over these devices that takes about so long on this machine, and what to begin with."""
     mesh = Mesh(np.array(devices), ("d",))
-    turns = max(1.0, mesh.size / len(os.sched_getaffinity(0)))
-    loops = max(1, round(milliseconds / turns * MILLISECOND_LOOPS))
+    share = max(1.0, mesh.size / len(os.sched_getaffinity(0)))
+    loops = max(1, round(milliseconds / share * MILLISECOND_LOOPS))
 
     def body(x: jax.Array) -> jax.Array:
         x = jax.lax.fori_loop(0, loops, lambda _, v: jnp.sin(v) + 1.0, x)

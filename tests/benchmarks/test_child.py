@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.benchmark import BATCH_THREADS, Benchmark, Place, Round, Settings
+from benchmarks.harness.benchmark import BATCH_THREADS, Benchmark, Round, RunsIn, Settings
 from benchmarks.harness.child import Child, ContestantError
 from benchmarks.micro.table import BENCHMARKS
 
@@ -65,7 +65,7 @@ def prepare_to_hang(settings: Settings) -> Round:
 
 
 def benchmark(prepare: str) -> Benchmark:
-    return replace(BENCHMARKS[0], prepare=f"{__name__}:{prepare}", place=Place.WORKER, round_deadline=1.0)
+    return replace(BENCHMARKS[0], prepare=f"{__name__}:{prepare}", runs_in=RunsIn.WORKER, round_deadline=1.0)
 
 
 def test_a_worker_keeps_its_benchmark_from_round_to_round():

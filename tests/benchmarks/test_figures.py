@@ -23,8 +23,8 @@ MACHINE = Machine("an abacus", 2, 1 << 30, "none", "3.11", {"jax": "0"}, None)
 OPTIONS = [Options(null=null, quick=quick) for null in (False, True) for quick in (False, True)]
 
 
-def point(rates: dict[str, list[float]], **place: float) -> BenchmarkRecord:
-    benchmark = Benchmark("fig", f"{place}", "", (Metric("rate", "rate", "computations/s"),), tuple(rates), point=place)
+def point(rates: dict[str, list[float]], **where: float) -> BenchmarkRecord:
+    benchmark = Benchmark("fig", f"{where}", "", (Metric("rate", "rate", "computations/s"),), tuple(rates), point=where)
     rounds = {name: [{"rate": rate} for rate in each] for name, each in rates.items()}
     return record_benchmark(benchmark, list(rates), rounds, {})
 
@@ -70,7 +70,7 @@ def test_parity_is_the_shortest_computation_from_which_on_all_keep_up():
     points = [at(1, 0.99), at(2, 0.9), at(4, 0.985), at(8, 1.0)]
     assert fig6.parity(points, "Atoll", "ideal") == 4
     assert fig6.parity([at(1, 0.5)], "Atoll", "ideal") == math.inf
-    assert fig6.parity([at(1, 0.99)], "Atoll", "nobody") is None
+    assert fig6.parity([at(1, 0.99)], "Atoll", "none such") is None
 
 
 def test_there_is_a_line_for_each_contestant_and_each_value_that_splits():

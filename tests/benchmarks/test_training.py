@@ -44,7 +44,7 @@ def test_a_pipeline_whose_stages_are_islands_takes_what_theory_gives():
 
 
 def test_all_of_a_pipelines_nodes_run():
-    """None is left out because nobody uses what it makes."""
+    """None is left out because its results are unused."""
     cluster = VirtualCluster("1x4x2")
     client = cluster.client()
     training = cluster.run(gpipe.make_training(client, client.hosts, SMALL))

@@ -114,6 +114,6 @@ class VirtualCluster:
     def _deliver(self, destination: tuple[str, int], message: Any) -> None:
         kind, number = destination
         if kind == "host":
-            self._hosts[number].hear(message)
+            self._hosts[number].handle(message)
         elif kind == "session":
             self._links[number].hear(message)
