@@ -292,7 +292,7 @@ class World:
         for index, (sequence, problem) in enumerate(host.running):
             gang = in_flight.get(sequence)
             collective = gang is not None and problem is None and sequence in host.begun
-            if not collective or all(sequence in self.hosts[other].begun for other in gang.work.template.hosts):
+            if not collective or all(sequence in self.hosts[other].begun for other in gang.run.spec.hosts):
                 found.append(index)
         return found
 

@@ -56,7 +56,7 @@ OWN_CLIENT = """
 """
 
 CLUSTER_OPTIONS = ["--islands", "1x1x2", "--platform", "cuda", "--device-memory", "1KiB", "--dispatch", "sequential"]
-CLUSTER_OPTIONS += ["--topology", "2x1"]
+CLUSTER_OPTIONS += ["--topology", "2x1", "--policy", "first-come"]
 
 
 @pytest.fixture
@@ -314,6 +314,7 @@ def test_run_passes_its_options_on_in_the_environment(user: User) -> None:
         "ATOLL_PLATFORM": "cuda",
         "ATOLL_DEVICE_MEMORY": "1024",
         "ATOLL_DISPATCH": "sequential",
+        "ATOLL_POLICY": "first-come",
         "ATOLL_TOPOLOGY": "2x1",
     }
 

@@ -22,6 +22,7 @@ from atoll.processes.child import Child
 from atoll.processes.client_folders import claim, make_transfer_directory, sweep
 from atoll.processes.lifeline import watch_in_thread
 from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
+from atoll.scheduling.policies import find_policy
 from atoll.wire.address import parse_address
 
 
@@ -38,6 +39,7 @@ class ClientProcesses:
             parse_address(settings.address)
         else:
             read_topology(settings.cluster.islands, settings.cluster.mesh)
+            find_policy(settings.cluster.policy)
         self._directory = make_directory("client")
         self.transfer_directory = make_transfer_directory(_shared_memory())
         claim(self._directory, self.transfer_directory)

@@ -13,7 +13,7 @@ from typing import Any
 
 from atoll.cluster.locations import DeviceLocation, Placement
 from atoll.cluster.mesh import parse_mesh
-from atoll.cluster.placement import Slices, groups_of
+from atoll.cluster.placement import Slices
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
 from atoll.controller.islands.recovery import Recovery
@@ -25,7 +25,7 @@ from atoll.controller.programs.compilation import Compilation
 from atoll.controller.programs.failures import Failures
 from atoll.controller.programs.launcher import Launcher
 from atoll.controller.programs.quarantine import Quarantine
-from atoll.controller.programs.registered import RegisteredProgram, register
+from atoll.controller.programs.registered import RegisteredProgram, device_groups, register
 from atoll.controller.sessions.migrations import Moves
 from atoll.controller.sessions.queries import Questions
 from atoll.controller.sessions.session import Session
@@ -35,6 +35,7 @@ from atoll.ir.plan import Plan
 from atoll.ir.program import Program
 from atoll.processes.leases import Leases
 from atoll.protocol import messages as m
+from atoll.scheduling.policies import find_policy
 
 # Launches that a session may have in the system; its proxy stops reading from its client beyond.
 LAUNCH_WINDOW = 512
@@ -54,7 +55,13 @@ class Controller:
         self.leases = Leases(settings.lease_seconds)
         self._outbox = Outbox()
         self._launcher = Launcher(
-            self.resources, self.sessions, self._outbox, self._release_program, self.quarantine, settings.sequential
+            self.resources,
+            self.sessions,
+            self._outbox,
+            self._release_program,
+            self.quarantine,
+            settings.sequential,
+            find_policy(settings.policy),
         )
         self._failures = Failures(self._launcher, self.resources, self.sessions)
         self.scheduler = self._launcher.scheduler
@@ -172,7 +179,7 @@ class Controller:
         for feed in feeds:
             if self._compilation.source_arrived(number, host, feed):
                 continue
-            if session.feeds.is_unwanted((host, feed)):
+            if session.feeds.claim_unwanted((host, feed)):
                 self._outbox.to_host(host, m.DropFeed(number, feed))
             elif not self._launcher.feed_arrived(session, host, feed):
                 session.feeds.early.add((host, feed))
@@ -271,7 +278,7 @@ class Controller:
     def _register_program(self, session: Session, message: m.RegisterProgram) -> None:
         session.bodies[message.program] = message.body
         try:
-            session.devices.use(message.body.name, groups_of(message.body))
+            session.devices.use(message.body.name, device_groups(message.body))
             session.programs[message.program] = self._lower(message.body, session.devices.locations, session.functions)
         except StatusError as error:
             session.programs[message.program] = error.status
@@ -298,7 +305,7 @@ class Controller:
             del self._plans[plan.number]
             self._outbox.to_host(plan.host, m.DropPlan(plan.number))
         for name in program.functions:
-            self._compilation.let_go(name)
+            self._compilation.drop_reference(name)
 
     def _location(self, session: Session, device: int) -> DeviceLocation:
         location = session.devices.locations.get(device)

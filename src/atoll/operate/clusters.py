@@ -24,6 +24,7 @@ from atoll.operate.traces import chrome_trace
 from atoll.processes.child import Child
 from atoll.processes.client_folders import sweep
 from atoll.protocol.messages import AddIslandRequest, DrainRequest, RemapRequest
+from atoll.scheduling.policies import find_policy
 from atoll.wire.address import Address, check_may_listen, parse_address
 
 END_SECONDS = 10.0
@@ -118,6 +119,7 @@ class NewCluster:
         parent: int = 0,
     ) -> None:
         read_topology(settings.islands, settings.mesh)
+        find_policy(settings.policy)
         registrations = Registrations()
         self._directory = registrations.directory(name)
         address = _listening_address(listen or registrations.address(name), token)

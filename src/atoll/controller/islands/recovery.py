@@ -90,11 +90,11 @@ class Recovery:
         for sequence, seconds in self._hanging.update(now, hanging).items():
             gang = hanging[sequence]
             if seconds > HALF_FAILED_SECONDS:
-                error = gang.work.failure or OK
+                error = gang.run.failure or OK
                 self._restart(
                     gang.island,
-                    f"hosts {sorted(gang.work.hosts_left)} of island {gang.island} wait for another, where "
-                    f"{gang.work.launch.program.name} failed: {error.message}",
+                    f"hosts {sorted(gang.run.hosts_left)} of island {gang.island} wait for another, where "
+                    f"{gang.run.launch.program.name} failed: {error.message}",
                 )
         restarting = [island.number for island in self._resources.islands.values() if island.state == "restarting"]
         for island, seconds in self._restarting.update(now, restarting).items():

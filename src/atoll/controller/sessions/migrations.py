@@ -19,17 +19,16 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from atoll.cluster.locations import DeviceLocation, MemoryRequirement, Placement
-from atoll.cluster.placement import check_apart, groups_of
+from atoll.cluster.locations import DeviceLocation, MemoryRequirement, Placement, total
+from atoll.cluster.virtual_devices import check_apart
 from atoll.controller.durations import Durations
 from atoll.controller.islands.resources import ResourceManager
 from atoll.controller.memory.directory import Entry
-from atoll.controller.memory.ledger import total
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.compilation import Compilation
-from atoll.controller.programs.functions import Seats, function_name, hosts_of
+from atoll.controller.programs.functions import DeviceAssignment, function_name, hosts_of
 from atoll.controller.programs.launcher import Launcher
-from atoll.controller.programs.registered import RegisteredProgram
+from atoll.controller.programs.registered import RegisteredProgram, device_groups
 from atoll.controller.sessions.queries import Questions
 from atoll.controller.sessions.session import Session
 from atoll.errors import OK, Code, Status, StatusError, unimplemented
@@ -175,7 +174,7 @@ class Moves:
         move = self.under_way.pop(number, None)
         if move is not None:
             for name in move.functions.values():
-                self._compilation.let_go(name)
+                self._compilation.drop_reference(name)
             move.then(Status(Code.CANCELLED, f"session {number} has ended"))
 
     # ---- what is where, now and then
@@ -193,7 +192,7 @@ class Moves:
                 raise StatusError(Code.FAILED_PRECONDITION, f"island {island} is {state}, or has just come back")
         after = {**locations, **changes}
         for body in session.bodies.values():
-            for group in groups_of(body):
+            for group in device_groups(body):
                 if not changes.keys().isdisjoint(group):
                     check_apart(body.name, after, group, "would share")
             for node in body.nodes:
@@ -241,7 +240,9 @@ class Moves:
         for function, slice_request in session.function_requests.items():
             if function not in session.functions:
                 continue
-            locations: Seats = tuple(tuple(after[device] for device in row) for row in slice_request.assignment)
+            locations: DeviceAssignment = tuple(
+                tuple(after[device] for device in row) for row in slice_request.assignment
+            )
             name = function_name(slice_request.content, locations)
             if name == session.functions[function]:
                 continue
@@ -289,7 +290,7 @@ class Moves:
             program = session.programs[number]
             assert isinstance(program, RegisteredProgram)
             for gang in program.gangs:
-                needs.extend(each for _, each, _ in gang.makes)
+                needs.extend(each.requirement for each in gang.makes)
                 needs.append(gang.scratch)
         ledger = self._launcher.memory.ledger
         wanted = total(needs)
@@ -321,14 +322,14 @@ class Moves:
                 kept[handle] = entry
                 self._launcher.release(session, (handle,), delete=False)
         self._outbox.flush_frees()  # what lies there under the old handle goes before the new comes
-        session.devices.reseat(move.changes)
+        session.devices.relocate(move.changes)
         for function, name in move.functions.items():
             old = session.functions.get(function)
             if old is None:
-                self._compilation.let_go(name)
+                self._compilation.drop_reference(name)
                 continue
             session.functions[function] = name
-            self._compilation.let_go(old)
+            self._compilation.drop_reference(old)
         views: dict[ArraySpec, int] = {}
         for handle, entry in kept.items():
             spec = entry.spec
@@ -349,7 +350,7 @@ class Moves:
 
     def _lower_again(self, session: Session, changes: Changes) -> None:
         for number, body in session.bodies.items():
-            if all(changes.keys().isdisjoint(group) for group in groups_of(body)):
+            if all(changes.keys().isdisjoint(group) for group in device_groups(body)):
                 continue
             old = session.programs.get(number)
             try:
@@ -366,7 +367,7 @@ class Moves:
             return
         for name in move.functions.values():
             self._compilation.forget(session, name)
-            self._compilation.let_go(name)
+            self._compilation.drop_reference(name)
         self._launcher.release(session, tuple(move.copies.values()), delete=False)
         for number in move.programs.values():
             self._drop_own(session, number)

@@ -53,8 +53,8 @@ def atoll(
 
     - `ATOLL_ADDRESS`: where a cluster listens, for scripts and for status, down and proxy.
 
-    - `ATOLL_ISLANDS`, `ATOLL_TOPOLOGY`, `ATOLL_PLATFORM`, `ATOLL_DEVICE_MEMORY`, `ATOLL_DISPATCH`: what an embedded
-    cluster has. All but the first count for `atoll up`, too.
+    - `ATOLL_ISLANDS`, `ATOLL_TOPOLOGY`, `ATOLL_PLATFORM`, `ATOLL_DEVICE_MEMORY`, `ATOLL_DISPATCH`,
+    `ATOLL_POLICY`: what an embedded cluster has. All but the first count for `atoll up`, too.
 
     - `ATOLL_TOKEN`: a cluster that is started with it serves only those who bring the same. What listens on
     anything but loopback or a unix socket must have it.

@@ -20,6 +20,7 @@ from atoll.operate.command.options import (
     Islands,
     MeshShape,
     Platform,
+    PolicyName,
     settings_of,
     token,
 )
@@ -42,6 +43,7 @@ def up(
     platform: Platform = None,
     device_memory: DeviceMemory = None,
     dispatch: DispatchMode = None,
+    policy: PolicyName = None,
     topology: MeshShape = None,
     name: Annotated[str, typer.Option(help="Its name, for status and down.")] = DEFAULT_NAME,
     foreground: Annotated[
@@ -58,7 +60,7 @@ def up(
     from atoll.wire.address import parse_address
 
     settings = settings_of(
-        islands=islands, platform=platform, device_memory=device_memory, dispatch=dispatch, mesh=topology
+        islands=islands, platform=platform, device_memory=device_memory, dispatch=dispatch, policy=policy, mesh=topology
     )
     cluster = NewCluster(
         name=name, settings=settings, listen=listen, token=token(), parent=os.getpid() if foreground else 0

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from atoll.cluster.settings import DEFAULT_ISLANDS, DEFAULT_PLATFORM, ClusterSettings, Dispatch
+from atoll.cluster.settings import DEFAULT_ISLANDS, DEFAULT_PLATFORM, DEFAULT_POLICY, ClusterSettings, Dispatch
 from atoll.errors import AtollError
 from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
 from atoll.quantities import parse_bytes
@@ -23,6 +23,17 @@ def _check_islands(text: str | None) -> str | None:
         except AtollError as error:
             raise typer.BadParameter(str(error)) from None
     return text
+
+
+def _check_policy(name: str | None) -> str | None:
+    from atoll.scheduling.policies import find_policy
+
+    if name is not None:
+        try:
+            find_policy(name)
+        except AtollError as error:
+            raise typer.BadParameter(str(error)) from None
+    return name
 
 
 def _memory(text: str) -> int:
@@ -48,6 +59,10 @@ _DISPATCH_HELP = (
     "Whether a launch is sent off at once, or waits until the one before it is enqueued. ATOLL_DISPATCH if not given, "
     f"else {Dispatch.PARALLEL}."
 )
+_POLICY_HELP = (
+    "The scheduling policy: which session's gang an island starts next. ATOLL_POLICY if not given, else "
+    f"{DEFAULT_POLICY}."
+)
 _TOPOLOGY_HELP = (
     "The mesh in which the devices of an island stand, such as 4x4 or 2x2x2, where the platform does not tell (cpu): "
     "slices of a shape are parts of it. ATOLL_TOPOLOGY if not given, else a line."
@@ -68,6 +83,7 @@ DeviceMemory = Annotated[
 ]
 MeshShape = Annotated[str | None, typer.Option("--topology", help=_TOPOLOGY_HELP, metavar="MESH")]
 DispatchMode = Annotated[Dispatch | None, typer.Option("--dispatch", help=_DISPATCH_HELP)]
+PolicyName = Annotated[str | None, typer.Option("--policy", help=_POLICY_HELP, callback=_check_policy, metavar="NAME")]
 ClusterAddress = Annotated[
     str,
     typer.Option(

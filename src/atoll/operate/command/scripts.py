@@ -15,6 +15,7 @@ from atoll.operate.command.options import (
     EmbeddedIslands,
     MeshShape,
     Platform,
+    PolicyName,
     check_one_of,
     given,
     settings_of,
@@ -31,6 +32,7 @@ def run(
     platform: Platform = None,
     device_memory: DeviceMemory = None,
     dispatch: DispatchMode = None,
+    policy: PolicyName = None,
     topology: MeshShape = None,
     address: Annotated[str, typer.Option(help="Run on the cluster at this address instead.")] = "",
 ) -> None:
@@ -52,7 +54,9 @@ def run(
         env.pop("ATOLL_ADDRESS", None)
     if address:
         env["ATOLL_ADDRESS"] = address
-    options = given(islands=islands, platform=platform, device_memory=device_memory, dispatch=dispatch, mesh=topology)
+    options = given(
+        islands=islands, platform=platform, device_memory=device_memory, dispatch=dispatch, policy=policy, mesh=topology
+    )
     env.update({VARIABLES[name]: str(value) for name, value in options.items()})
     try:
         os.execvpe(command[0], command, env)
@@ -72,6 +76,7 @@ def proxy(
     platform: Platform = None,
     device_memory: DeviceMemory = None,
     dispatch: DispatchMode = None,
+    policy: PolicyName = None,
     topology: MeshShape = None,
 ) -> None:
     """Serve clients that know nothing of Atoll: those that start with Google's `pathwaysutils`.
@@ -94,7 +99,7 @@ def proxy(
     listen = Address(host=host.removeprefix("[").removesuffix("]"), port=port)
     check_may_listen(listen, token())
     settings = settings_of(
-        islands=islands, platform=platform, device_memory=device_memory, dispatch=dispatch, mesh=topology
+        islands=islands, platform=platform, device_memory=device_memory, dispatch=dispatch, policy=policy, mesh=topology
     )
     cluster = "" if islands is not None else address or os.environ.get("ATOLL_ADDRESS", "")
     if cluster:
