@@ -224,6 +224,20 @@ def test_islands_that_cannot_be_are_explained(user: User, command: str, islands:
     assert reason in ended.stderr
 
 
+@pytest.mark.parametrize("command", ["up", "run", "proxy"])
+def test_a_policy_that_does_not_exist_is_named_with_those_that_do(user: User, command: str) -> None:
+    ended = user.atoll(command, "--policy", "fair", *(["true"] if command == "run" else []))
+    assert ended.returncode == 2
+    assert "'--policy': " in ended.stderr
+    assert "first-come" in ended.stderr
+
+
+def test_a_policy_of_the_environment_that_does_not_exist_starts_no_cluster(user: User) -> None:
+    error = user.atoll("up", ATOLL_POLICY="fair").error
+    assert "there is no scheduling policy 'fair': expected first-come" in error
+    assert user.leftovers() == []
+
+
 @pytest.mark.parametrize("name", ["", "../up", "a b", "-x", "n" * 33])
 def test_a_name_that_could_be_a_path_is_refused(user: User, name: str) -> None:
     assert "is no cluster's name" in user.atoll("up", f"--name={name}").error

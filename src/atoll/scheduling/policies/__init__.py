@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from importlib import import_module
 
 from atoll.errors import ClusterError
-from atoll.scheduling.policies.first_come import FirstComeFirstServed
 from atoll.scheduling.policy import Policy
 
-# What makes the policy of an island.
-POLICIES: Mapping[str, Callable[[], Policy]] = {
-    "first-come": FirstComeFirstServed,
+# Where each is: what makes the policy of an island, called without arguments. Imported when chosen.
+POLICIES = {
+    "first-come": "atoll.scheduling.policies.first_come:FirstComeFirstServed",
 }
 
 
 def find_policy(name: str) -> Callable[[], Policy]:
     """What makes policies of that name. Raises ClusterError where there are none."""
     try:
-        return POLICIES[name]
+        module, factory = POLICIES[name].split(":")
     except KeyError:
         raise ClusterError(f"there is no scheduling policy {name!r}: expected {' or '.join(POLICIES)}") from None
+    found: Callable[[], Policy] = getattr(import_module(module), factory)
+    return found
