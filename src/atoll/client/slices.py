@@ -15,7 +15,7 @@ from typing import Any, Self
 import msgspec
 
 from atoll.client.plugin_programs import is_atoll, submit
-from atoll.cluster.slices import MAGIC, MAX_DEVICES, SliceRequest, SliceTold
+from atoll.cluster.slices import MAGIC, MAX_DEVICES, SliceInfo, SliceRequest
 from atoll.quantities import parse_bytes
 
 # Slices live until they are released, or their session ends: their devices may be in use without them.
@@ -30,7 +30,7 @@ class Slice:
     """
 
     def __init__(self, loaded: Any) -> None:
-        told = msgspec.json.decode(loaded.fingerprint, type=SliceTold)
+        told = msgspec.json.decode(loaded.fingerprint, type=SliceInfo)
         self.number = told.slice
         self.shape = told.shape
         self.island = told.island

@@ -131,6 +131,8 @@ class Reservations:
         found = []
         waiting = self._waiting.update(now, [each.gang.sequence for each in self._blocked.values()])
         for island, (gang, device, nbytes) in list(self._blocked.items()):
+            if not gang.ticket.dropped and nbytes <= self.ledger.free(device):
+                continue  # memory was freed just now: the gang is tried again
             never = nbytes > self.ledger.capacity.get(device, nbytes)
             if gang.ticket.dropped or never or (is_idle[island] and waiting[gang.sequence] >= PATIENCE_SECONDS):
                 del self._blocked[island]

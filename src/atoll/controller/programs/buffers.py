@@ -1,7 +1,7 @@
-"""When the memory of a buffer goes, and who is told that a buffer is ready.
+"""When the memory of a buffer is freed, and when waits for it are answered.
 
-A buffer's memory may go once the client has released it and the last gang that needs it has started: messages to a host
-arrive in order, so a `Free` that is sent then comes after the last use.
+A buffer's memory may be freed once the client has released it and the last gang that needs it has started: messages to
+a host arrive in order, so a `Free` that is sent then comes after the last use.
 """
 
 from __future__ import annotations

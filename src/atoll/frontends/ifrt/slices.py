@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.cluster.slices import MAGIC, SliceTold, read_wish
+from atoll.cluster.slices import MAGIC, SliceInfo, read_request
 from atoll.errors import OK, StatusError, invalid
 from atoll.frontends.ifrt.arrays import ArrayRecord
 from atoll.frontends.ifrt.executables import Loaded
@@ -26,7 +26,7 @@ class SliceExecutable(Loaded):
         self.slice = added.slice
         self.name = f"slice {added.slice}"
         self.devices = added.devices
-        self.fingerprint = msgspec.json.encode(SliceTold(added.slice, added.shape, island))
+        self.fingerprint = msgspec.json.encode(SliceInfo(added.slice, added.shape, island))
         self.functions = ()
         self.outputs = ()
         self.donated = frozenset()
@@ -75,7 +75,7 @@ def is_wish(payload: bytes) -> bool:
 def add(exchange: Exchange, payload: bytes) -> None:
     """Answers with the executable of a new slice. Raises INVALID_ARGUMENT for what is no wish."""
     session = exchange.session
-    slice_request = read_wish(bytes(payload[len(MAGIC) :]))
+    slice_request = read_request(bytes(payload[len(MAGIC) :]))
     session.hold()
 
     async def work() -> Any:
