@@ -118,18 +118,17 @@ def test_an_unknown_policy_is_named_with_those_that_there_are(made: list[LastCom
 def order_of_sessions(policy: str) -> list[int]:
     """The first session fills the island, three others come; in which order do these start?"""
     play = Play("1x1x1", policy=policy)
-    controller = play.controller
-    others = [controller.open_session(1, "").number for _ in range(3)]
+    others = [play.open().number for _ in range(3)]
     buffer = HostToDevice((HostBuffer(0, (2,), None, None),), (on(0),))
     for session in (play.session, *others):
-        controller.from_proxy(session, m.RegisterProgram(2, single("put", (), buffer, feeds=1)))
-        controller.from_worker(0, m.FeedsArrived(session, tuple(range(GANG_WINDOW))))
-    controller.take_outbox()
+        play.proxy(session, m.RegisterProgram(2, single("put", (), buffer, feeds=1)))
+        play.worker(0, m.FeedsArrived(session, tuple(range(GANG_WINDOW))))
+    play.flush()
     for i in range(GANG_WINDOW):
-        controller.from_proxy(play.session, m.Launch(2, (), (100 + i,), (i,)))
+        play.proxy(play.session, m.Launch(2, (), (100 + i,), (i,)))
     busy = [run.sequence for run in runs(play.outbox())]
     for session in others:
-        controller.from_proxy(session, m.Launch(2, (), (100,), (0,)))
+        play.proxy(session, m.Launch(2, (), (100,), (0,)))
     assert runs(play.outbox()) == []
     return [run.session - others[0] for run in runs(play.done(*busy))]
 
@@ -168,12 +167,12 @@ def test_a_session_that_has_ended_is_forgotten_and_charged_no_more(made: list[La
     play = Play("1x1x1", policy="lifo")
     play.with_call(arguments=0)
     (run,) = runs(play.say(m.Launch(1, (), (11,), ())))
-    play.controller.close_session(play.session)
+    play.close(play.session)
     play.hear(0, m.Done(((run.sequence, 0, 5_000),)))
     assert (made[0].forgotten, made[0].charged) == ([play.session], [])
 
 
 def test_islands_that_join_later_have_the_same_policy(made: list[LastComeFirstServed]) -> None:
     play = Play("1x1x1", policy="lifo")
-    play.controller.from_operator(1, m.AddIslandRequest())
+    play.operator(m.AddIslandRequest())
     assert len(made) == 2

@@ -47,6 +47,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     policy: str = DEFAULT_POLICY  # for scheduling: one of `scheduling.policies`, which checks the name
     lease_seconds: float = LEASE_SECONDS  # how long a worker may be silent
     max_sessions: int = 256
+    abandoned_seconds: float = 30.0  # for what a session left running on its devices to end; then its island restarts
     mesh: str = ""  # of an island's devices, such as 4x4, where the platform has none; "": a line
 
     @property

@@ -155,7 +155,7 @@ class Endings:
         for handle in launch.results:
             self._buffers.settle(session, handle, launch.error)
         session.in_flight -= 1
-        self._outbox.retire(launch.session, launch.room)
+        self._outbox.return_credits(launch.session, launch.credits)
 
     def fail(self, launch: Launch, status: Status) -> None:
         """A launch fails: what of it has not started will not, and nothing new may use its results."""

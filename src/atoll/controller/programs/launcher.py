@@ -99,7 +99,7 @@ class Launcher:
                 session.directory.add(handle, Entry((), 0, ready=True, error=problem))
             if isinstance(program, RegisteredProgram):
                 self._endings.refuse_feeds(session, program.gangs, message.feeds)
-            self._outbox.retire(session.number, message.room)
+            self._outbox.return_credits(session.number, message.credits)
             return
         session.launches += 1
         session.in_flight += 1
@@ -141,7 +141,7 @@ class Launcher:
             message.results,
             feeds,
             entries,
-            room=message.room,
+            credits=message.credits,
         )
 
     def _is_contended(self, session: Session, program: RegisteredProgram) -> bool:
@@ -228,7 +228,7 @@ class Launcher:
         """The first message to a host names all that the launch will need there; later ones only what starts."""
         first = launch.begun.get(host)
         if first is not None:
-            self._outbox.go(host, launch.session, first, sequence, segments)
+            self._outbox.dispatch(host, launch.session, first, sequence, segments)
             return
         launch.begun[host] = sequence
         plan = launch.program.plans[host]
