@@ -62,7 +62,9 @@ argument.
 from atoll.frontends.bare import BareClient, call, program, sharded, transfer
 from atoll.operate.engines.virtual.cluster import VirtualCluster
 from atoll.operate.engines.virtual.costs import Costs
-from atoll.scheduling.scheduler import FirstComeFirstServed, Policy, Ticket
+from atoll.scheduling.policies.first_come import FirstComeFirstServed
+from atoll.scheduling.policy import Policy
+from atoll.scheduling.tickets import Ticket
 from atoll.worker.null.model import MODELS, NullModel
 from atoll.worker.null.program import NullProgram
 

@@ -57,7 +57,7 @@ OWN_CLIENT = """
 """
 
 CLUSTER_OPTIONS = ["--islands", "1x1x2", "--platform", "cuda", "--device-memory", "1KiB", "--dispatch", "sequential"]
-CLUSTER_OPTIONS += ["--topology", "2x1", "--engine", "local"]
+CLUSTER_OPTIONS += ["--topology", "2x1", "--policy", "first-come", "--engine", "local"]
 
 
 @pytest.fixture
@@ -240,6 +240,20 @@ def test_a_file_that_cannot_be_written_is_named_in_one_line(owner: tuple[User, s
     assert "cannot write /nope/x: there is no folder /nope" in owner[0].atoll(command, "-o", "/nope/x").error
 
 
+@pytest.mark.parametrize("command", ["up", "run", "proxy"])
+def test_a_policy_that_does_not_exist_is_named_with_those_that_do(user: User, command: str) -> None:
+    ended = user.atoll(command, "--policy", "fair", *(["true"] if command == "run" else []))
+    assert ended.returncode == 2
+    assert "'--policy': " in ended.stderr
+    assert "first-come" in ended.stderr
+
+
+def test_a_policy_of_the_environment_that_does_not_exist_starts_no_cluster(user: User) -> None:
+    error = user.atoll("up", ATOLL_POLICY="fair").error
+    assert "there is no scheduling policy 'fair': expected first-come" in error
+    assert user.leftovers() == []
+
+
 @pytest.mark.parametrize("name", ["", "../up", "a b", "-x", "n" * 33])
 def test_a_name_that_could_be_a_path_is_refused(user: User, name: str) -> None:
     assert "is no cluster's name" in user.atoll("up", f"--name={name}").error
@@ -330,6 +344,7 @@ def test_run_passes_its_options_on_in_the_environment(user: User) -> None:
         "ATOLL_PLATFORM": "cuda",
         "ATOLL_DEVICE_MEMORY": "1024",
         "ATOLL_DISPATCH": "sequential",
+        "ATOLL_POLICY": "first-come",
         "ATOLL_TOPOLOGY": "2x1",
         "ATOLL_ENGINE": "local",
     }

@@ -15,7 +15,7 @@ from typing import Any, Self
 import msgspec
 
 from atoll.client.plugin_programs import is_atoll, submit
-from atoll.cluster.slices import MAGIC, MAX_DEVICES, SliceRequest, SliceTold
+from atoll.cluster.slices import MAGIC, MAX_DEVICES, SliceInfo, SliceRequest
 from atoll.errors import BackendError, SliceError
 from atoll.quantities import parse_bytes
 
@@ -35,7 +35,7 @@ class Slice:
     """
 
     def __init__(self, loaded: Any) -> None:
-        reply = msgspec.json.decode(loaded.fingerprint, type=SliceTold)
+        reply = msgspec.json.decode(loaded.fingerprint, type=SliceInfo)
         self.number = reply.slice
         self.shape = reply.shape
         self.island = reply.island

@@ -21,6 +21,7 @@ from atoll.operate.command.options import (
     Islands,
     MeshShape,
     Platform,
+    PolicyName,
     settings_of,
     token,
 )
@@ -43,6 +44,7 @@ def up(
     platform: Platform = None,
     device_memory: DeviceMemory = None,
     dispatch: DispatchMode = None,
+    policy: PolicyName = None,
     topology: MeshShape = None,
     engine: EngineName = None,
     name: Annotated[str, typer.Option(help="A name for it, for the other commands.")] = DEFAULT_NAME,
@@ -64,6 +66,7 @@ def up(
         platform=platform,
         device_memory=device_memory,
         dispatch=dispatch,
+        policy=policy,
         mesh=topology,
         engine=engine,
     )

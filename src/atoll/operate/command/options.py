@@ -9,7 +9,14 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from atoll.cluster.settings import DEFAULT_ENGINE, DEFAULT_ISLANDS, DEFAULT_PLATFORM, ClusterSettings, Dispatch
+from atoll.cluster.settings import (
+    DEFAULT_ENGINE,
+    DEFAULT_ISLANDS,
+    DEFAULT_PLATFORM,
+    DEFAULT_POLICY,
+    ClusterSettings,
+    Dispatch,
+)
 from atoll.errors import AtollError
 from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
 from atoll.quantities import parse_bytes
@@ -43,6 +50,17 @@ def _checked(check: Callable[[str], object], text: str | None) -> str | None:
     return text
 
 
+def _check_policy(name: str | None) -> str | None:
+    from atoll.scheduling.policies import find_policy
+
+    if name is not None:
+        try:
+            find_policy(name)
+        except AtollError as error:
+            raise typer.BadParameter(str(error)) from None
+    return name
+
+
 def _memory(text: str) -> int:
     try:
         return parse_bytes(text)
@@ -66,6 +84,10 @@ _DISPATCH_HELP = (
     "Whether a launch is dispatched at once, or when the one before it is enqueued. ATOLL_DISPATCH if not given, "
     f"else {Dispatch.PARALLEL}."
 )
+_POLICY_HELP = (
+    "The scheduling policy: which session's gang an island starts next. ATOLL_POLICY if not given, else "
+    f"{DEFAULT_POLICY}."
+)
 _TOPOLOGY_HELP = (
     "The mesh that the devices of an island form, such as 4x4 or 2x2x2, where the platform does not report it (cpu): "
     "slices with a shape are parts of it. ATOLL_TOPOLOGY if not given, else a line."
@@ -88,6 +110,7 @@ DeviceMemory = Annotated[
 ]
 MeshShape = Annotated[str | None, typer.Option("--topology", help=_TOPOLOGY_HELP, metavar="MESH")]
 DispatchMode = Annotated[Dispatch | None, typer.Option("--dispatch", help=_DISPATCH_HELP)]
+PolicyName = Annotated[str | None, typer.Option("--policy", help=_POLICY_HELP, callback=_check_policy, metavar="NAME")]
 ClusterAddress = Annotated[
     str,
     typer.Option(

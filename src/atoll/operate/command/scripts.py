@@ -16,6 +16,7 @@ from atoll.operate.command.options import (
     EngineName,
     MeshShape,
     Platform,
+    PolicyName,
     check_one_of,
     given,
     settings_of,
@@ -32,6 +33,7 @@ def run(
     platform: Platform = None,
     device_memory: DeviceMemory = None,
     dispatch: DispatchMode = None,
+    policy: PolicyName = None,
     topology: MeshShape = None,
     engine: EngineName = None,
     address: Annotated[str, typer.Option(help="Run on the cluster at this address instead.")] = "",
@@ -60,6 +62,7 @@ def run(
         platform=platform,
         device_memory=device_memory,
         dispatch=dispatch,
+        policy=policy,
         mesh=topology,
         engine=engine,
     )
@@ -82,6 +85,7 @@ def proxy(
     platform: Platform = None,
     device_memory: DeviceMemory = None,
     dispatch: DispatchMode = None,
+    policy: PolicyName = None,
     topology: MeshShape = None,
     engine: EngineName = None,
 ) -> None:
@@ -109,6 +113,7 @@ def proxy(
         platform=platform,
         device_memory=device_memory,
         dispatch=dispatch,
+        policy=policy,
         mesh=topology,
         engine=engine,
     )

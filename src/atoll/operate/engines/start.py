@@ -11,6 +11,7 @@ from atoll.operate.engines.kinds import check_engine
 from atoll.operate.engines.options import EngineOptions, Started
 from atoll.operate.platforms import check_platform
 from atoll.processes.child import Child
+from atoll.scheduling.policies import find_policy
 
 
 def check_settings(settings: ClusterSettings) -> None:
@@ -18,6 +19,7 @@ def check_settings(settings: ClusterSettings) -> None:
     read_topology(settings.islands, settings.mesh)
     check_platform(settings.platform)
     check_engine(settings.engine)
+    find_policy(settings.policy)
 
 
 class EngineProcess(Child):

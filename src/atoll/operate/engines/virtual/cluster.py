@@ -18,7 +18,7 @@ from atoll.operate.engines.virtual.host_process import HostProcess
 from atoll.operate.engines.virtual.link import VirtualConnection
 from atoll.operate.engines.virtual.tasks import Future, Task
 from atoll.protocol import messages as m
-from atoll.scheduling.scheduler import Policy
+from atoll.scheduling.policy import Policy
 from atoll.transfers.inbox import Inbox
 from atoll.worker.main import introduction
 from atoll.worker.null.backend import Collectives
