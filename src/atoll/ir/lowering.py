@@ -7,6 +7,7 @@ paper (section 4.2). Each says in its own docstring what it takes, guarantees an
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pkgutil import resolve_name
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
@@ -17,13 +18,14 @@ from atoll.errors import invalid
 from atoll.ir.build import build
 from atoll.ir.dialect.ops import ProgramOp
 from atoll.ir.lowered import Lowered, LoweredGang, LoweredValue
+from atoll.ir.passes import PASSES
 from atoll.ir.passes.cut import cut
-from atoll.ir.passes.place import PlacePass
-from atoll.ir.passes.simplify import SimplifyPass
-from atoll.ir.passes.transfers import ExplicitTransfersPass
+from atoll.ir.passes.lowering_pass import LoweringPass
 from atoll.ir.program import Call, Program, check
 
 __all__ = ["Lowered", "LoweredGang", "LoweredValue", "lower", "pipeline"]
+
+_PASSES: tuple[type[LoweringPass], ...] = tuple(map(resolve_name, PASSES))
 
 
 def lower(program: Program, placement: Placement, functions: Mapping[int, str]) -> Lowered:
@@ -42,7 +44,7 @@ def lower(program: Program, placement: Placement, functions: Mapping[int, str]) 
 
 def pipeline(placement: Placement) -> PassPipeline:
     """The passes between a built program and its cut."""
-    return PassPipeline((SimplifyPass(), PlacePass(placement), ExplicitTransfersPass()))
+    return PassPipeline(tuple(each(placement) for each in _PASSES))
 
 
 def program_of(module: ModuleOp) -> ProgramOp:

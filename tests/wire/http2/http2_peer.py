@@ -1,79 +1,35 @@
-"""For tests: a GrpcServer on a loop of its own thread, and an HTTP/2 client that can misbehave."""
+"""For tests: an HTTP/2 client that can misbehave."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import socket
 import struct
-import threading
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import hpack
 
-from atoll.wire.grpc.server import Call, GrpcServer
 from atoll.wire.http2 import frames
 
-T = TypeVar("T")
 DEADLINE_SECONDS = 20.0
+WINDOW = 1 << 20
+"""The window of a stream at the server of the tests of HTTP/2."""
 REQUEST = [
     (":method", "POST"),
     (":scheme", "http"),
     (":path", "/test.Test/Echo"),
+    (":authority", "localhost"),
     ("content-type", "application/grpc"),
     ("te", "trailers"),
 ]
 
 
-def echo(call: Call) -> None:
-    call.on_message = lambda message: call.send(bytes(message))
-    call.on_half_close = lambda: call.finish()
+def request(path: str, *more: tuple[str, str]) -> list[tuple[str, str]]:
+    return [(name, path if name == ":path" else value) for name, value in REQUEST] + list(more)
 
 
-class Serving:
-    """A server that listens on a unix socket, in a thread; a context manager."""
-
-    def __init__(
-        self,
-        methods: Mapping[str, Callable[[Call], None]],
-        path: str,
-        loop_factory: Any = None,
-        **options: Any,
-    ):
-        self.path = path
-        self.address = f"unix:{path}"
-        self._loop: asyncio.AbstractEventLoop = (loop_factory or asyncio.new_event_loop)()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._arguments = (methods, options)
-
-    def __enter__(self) -> Serving:
-        self._thread.start()
-        self.server = self.run(self._listen())
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        self.run(self.server.close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _listen(self) -> GrpcServer:
-        methods, options = self._arguments
-        server = GrpcServer(methods, **options)
-        await server.listen_unix(self.path)
-        return server
-
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(DEADLINE_SECONDS)
-
-    def call(self, function: Callable[..., T], *args: Any) -> T:
-        """The result of a function called on the loop's thread."""
-
-        async def run() -> T:
-            return function(*args)
-
-        return self.run(run())
+KEEP = request("/test.Test/Keep")
+"""A request for the method that replies nothing."""
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -85,7 +41,9 @@ def message(content: bytes) -> bytes:
 
 
 class Peer:
-    """One raw connection. Frames are read as (type, flags, stream, payload)."""
+    """One raw connection. Frames are read as (type, flags, stream, payload); SETTINGS and PING are
+    acknowledged. Without `greet`, the test sends the preface and what follows itself.
+    """
 
     def __init__(self, path: str, *, greet: bool = True) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -94,6 +52,7 @@ class Peer:
         self.encoder = hpack.Encoder()
         self.decoder = hpack.Decoder()
         self._input = b""
+        self._acknowledges = greet
         if greet:
             self.send(frames.PREFACE + frames.settings_frame(()))
 
@@ -124,7 +83,10 @@ class Peer:
         head, flags, stream = frames.frame_header.unpack_from(self._input)
         end = 9 + (head >> 8)
         payload, self._input = self._input[9:end], self._input[end:]
-        return head & 0xFF, flags, stream, payload
+        kind = head & 0xFF
+        if self._acknowledges and kind in (frames.SETTINGS, frames.PING) and not flags & frames.ACK:
+            self.send(frame(kind, frames.ACK, 0, payload if kind == frames.PING else b""))
+        return kind, flags, stream, payload
 
     def read_until(self, kind: int, stream: int | None = None) -> tuple[int, int, int, bytes]:
         while True:

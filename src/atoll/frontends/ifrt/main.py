@@ -15,7 +15,7 @@ from atoll.processes.lifeline import watch_in_loop
 from atoll.processes.process import read_options, run_loop, spare_collector, start_logging, tell
 from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
 from atoll.wire.address import Address, check_may_listen, parse_address
-from atoll.wire.grpc.server import GrpcServer
+from atoll.wire.grpc import GrpcServer
 
 
 async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:

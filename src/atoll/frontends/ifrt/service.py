@@ -23,7 +23,7 @@ from atoll.frontends.ifrt.session import Session
 from atoll.frontends.session.link import Link
 from atoll.protocol.ifrt import session_pb2, transport_pb2
 from atoll.transfers.channel import aligned
-from atoll.wire.grpc.server import Call
+from atoll.wire.grpc import Call
 
 _log = logging.getLogger(__name__)
 

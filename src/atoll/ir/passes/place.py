@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
-from xdsl.passes import ModulePass
 
 from atoll.cluster.locations import DeviceLocation, Placement
 from atoll.errors import invalid, unimplemented
@@ -16,29 +13,26 @@ from atoll.ir.dialect.attributes import DeviceLocations
 from atoll.ir.dialect.ops import CallOp, GetOp, ProgramOp, RearrangeOp
 from atoll.ir.dialect.types import ArrayType, PlacedCompletionType, PlacedType
 from atoll.ir.geometry import Located
+from atoll.ir.passes.lowering_pass import LoweringPass
 from atoll.ir.types import Replicated
 
 
 @dataclass(frozen=True)
-class PlacePass(ModulePass):
+class PlacePass(LoweringPass):
     """Puts programs on the devices that `placement` gives to their virtual ones.
 
     Takes location-free programs. Guarantees: every array is `!atoll.placed`; every call has its locations, all of one
     island; every completion has its hosts. Ops stay what and where they were.
 
-    Refuses, with INVALID_ARGUMENT: virtual devices without a seat; a call over several islands (a mesh is one
+    Refuses, with INVALID_ARGUMENT: virtual devices without a location; a call over several islands (a mesh is one
     island's); a rearrangement that would move shards. With UNIMPLEMENTED: to fetch an array that lies in parts on
     several hosts.
     """
 
-    placement: Placement
-
     name = "atoll-place"
 
-    def apply(self, ctx: Context, op: ModuleOp) -> None:
-        for program in op.body.block.ops:
-            if isinstance(program, ProgramOp):
-                _Placing(program, self.placement).run()
+    def run(self, program: ProgramOp) -> None:
+        _Placing(program, self.placement).run()
 
 
 class _Placing:

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Attribute, Operation, OpResult, SSAValue
-from xdsl.passes import ModulePass
 from xdsl.rewriter import Rewriter
 
 from atoll.ir.dialect.ops import PRESENT, CallOp, Node, ProgramOp, RearrangeOp, ReturnOp, TransferOp, spec_of
+from atoll.ir.passes.lowering_pass import LoweringPass
 from atoll.ir.types import ArraySpec, Replicated, Tiled
 
 
 @dataclass(frozen=True)
-class SimplifyPass(ModulePass):
-    """Drops and joins nodes until nothing more is to be had.
+class SimplifyPass(LoweringPass):
+    """Drops and joins nodes until nothing more can be dropped or joined.
 
     Takes location-free programs, and guarantees the same results from fewer nodes or as many:
 
@@ -37,10 +35,8 @@ class SimplifyPass(ModulePass):
 
     name = "atoll-simplify"
 
-    def apply(self, ctx: Context, op: ModuleOp) -> None:
-        for program in op.body.block.ops:
-            if isinstance(program, ProgramOp):
-                simplify(program)
+    def run(self, program: ProgramOp) -> None:
+        simplify(program)
 
 
 def simplify(program: ProgramOp) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from xdsl.context import Context
-from xdsl.dialects.builtin import IntAttr, ModuleOp
+from xdsl.dialects.builtin import IntAttr
 from xdsl.ir import Attribute, Operation, SSAValue
-from xdsl.passes import ModulePass
 from xdsl.rewriter import Rewriter
 
 from atoll.ir.dialect.moves import MoveOp, ReceiveOp, SendOp
@@ -16,10 +14,11 @@ from atoll.ir.dialect.ops import PRESENT, ProgramOp, TransferOp
 from atoll.ir.dialect.parts import Received, ReceivedPart, Sent, SentPart
 from atoll.ir.dialect.types import PlacedType
 from atoll.ir.geometry import Located, copies, parts, stays
+from atoll.ir.passes.lowering_pass import LoweringPass
 
 
 @dataclass(frozen=True)
-class ExplicitTransfersPass(ModulePass):
+class ExplicitTransfersPass(LoweringPass):
     """Replaces transfers by what they do.
 
     Takes placed programs. Guarantees: no `atoll.transfer` is left. In its place, with one number (`of`) and without
@@ -32,18 +31,15 @@ class ExplicitTransfersPass(ModulePass):
 
     name = "atoll-explicit-transfers"
 
-    def apply(self, ctx: Context, op: ModuleOp) -> None:
-        for program in op.body.block.ops:
-            if not isinstance(program, ProgramOp):
-                continue
-            feeds = first = program.feeds.data
-            number = 0
-            for node in program.nodes():
-                if isinstance(node, TransferOp):
-                    feeds = _replace(node, number, feeds)
-                    number += 1
-            if feeds != first:
-                program.properties["feeds"] = IntAttr(feeds)
+    def run(self, program: ProgramOp) -> None:
+        feeds = first = program.feeds.data
+        number = 0
+        for node in program.nodes():
+            if isinstance(node, TransferOp):
+                feeds = _replace(node, number, feeds)
+                number += 1
+        if feeds != first:
+            program.properties["feeds"] = IntAttr(feeds)
 
 
 def _replace(op: TransferOp, number: int, feeds: int) -> int:

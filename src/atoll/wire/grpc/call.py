@@ -1,60 +1,30 @@
-"""One RPC in progress: gRPC messages in and out of the body of an HTTP/2 stream.
+"""One RPC in progress: what its handler sees of it, from its first message to its status.
 
-A message is five bytes (a compression flag and its length) and its content; messages and DATA frames have
-nothing to do with each other's boundaries. Invariant: messages are delivered in order and one at a time, none
-while the call is paused and none after it has ended; bytes that wait are bounded by the stream's window. From
-the gRPC over HTTP/2 page (grpc/grpc, doc/PROTOCOL-HTTP2.md).
+Invariant: a call ends once, either by its handler's `finish` or by `on_closed`, and does nothing after that.
+How messages are read is in `messages`, how bytes leave in `atoll.wire.http2`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import struct
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-
-from atoll.errors import Code
+from atoll.wire.grpc.messages import MessageReader, Traffic, message_prefix
 from atoll.wire.grpc.metadata import RESPONSE_HEADERS, encode_metadata, status_trailers
-from atoll.wire.http2.stream import Buffer, Stream
+from atoll.wire.grpc.status import GrpcError, StatusCode
+from atoll.wire.http2.stream import Buffer, Stream, ignore
 
 log = logging.getLogger(__name__)
 
-SMALL_MESSAGE_BYTES = 64 << 10
-"""Messages up to this size are handed out as bytes."""
-SCRATCH_BYTES = 4 << 20
-"""Up to this size the buffer of a call's last large message is used again: fresh memory is slow to touch."""
 LOW_WATER_BYTES = 256 << 10
-_HELD_CHUNK_BYTES = 64 << 10
+"""`Call.drained` waits until no more than this is unsent."""
 
-_prefix = struct.Struct(">BI")
-_pack_prefix = _prefix.pack
-_unpack_prefix = _prefix.unpack_from
-
-
-class Traffic:
-    """Counters that all calls of a server share."""
-
-    __slots__ = ("calls", "messages_in", "messages_out")
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.messages_in = 0
-        self.messages_out = 0
-
-
-def _ignore_message(message: bytes | memoryview) -> None:
-    pass
-
-
-def _ignore() -> None:
-    pass
+_pack_prefix = message_prefix.pack
 
 
 class Call:
-    """One RPC in progress. All methods and callbacks belong to the event loop's thread.
+    """One RPC in progress. All methods and callbacks belong to the event loop's thread; none blocks.
 
     The handler sets the callbacks before it returns:
 
@@ -64,16 +34,20 @@ class Call:
     on_half_close()
         The client has sent everything. Comes after the last message.
     on_closed()
-        The client cancelled, broke the protocol, or the connection is lost. Not called after finish().
+        The call ended by anything but `finish`: the client cancelled or broke the protocol, the connection is
+        lost, or a callback raised. Called once, and never after `finish`.
 
-    A callback that raises ends the call with INTERNAL. Once a call has ended, by either side, `send` and
-    `finish` do nothing, so a handler's late answer needs no check.
+    A handler or callback that raises GrpcError ends the call with that status, its message preceded by the
+    call's path; any other exception is logged and ends it with INTERNAL. Once a call has ended, `send` and
+    `finish` do nothing, so that a handler's late reply needs no check.
+
+    Backpressure: `pause` stops the client after one window (`Limits.stream_window_bytes`) of bytes. What is
+    sent is queued without a bound; a handler that sends much awaits `drained` between its messages.
     """
 
     __slots__ = (
-        "_body", "_ended", "_filled", "_half_close", "_held", "_initial_sent", "_loop", "_max_message_bytes",
-        "_partial", "_scratch", "_size", "_stream", "_traffic", "_waiters", "connection", "metadata",
-        "on_closed", "on_half_close", "on_message", "path",
+        "_ended", "_initial_sent", "_loop", "_reader", "_stream", "_traffic", "_waiters", "metadata", "on_closed",
+        "path",
     )  # fmt: skip
 
     def __init__(
@@ -82,36 +56,40 @@ class Call:
         path: str,
         metadata: Mapping[str, bytes],
         *,
-        connection: int,
         max_message_bytes: int,
         traffic: Traffic,
     ) -> None:
         self.path = path
+        """The method's path: "/package.Service/Method"."""
         self.metadata = metadata
-        self.connection = connection
-        """The server's number for the connection that the call came on."""
-        self.on_message: Callable[[bytes | memoryview], None] = _ignore_message
-        self.on_half_close: Callable[[], None] = _ignore
-        self.on_closed: Callable[[], None] = _ignore
+        """The request's headers, by lower-case name; values of "-bin" names are decoded."""
+        self.on_closed: Callable[[], None] = ignore
         self._stream = stream
-        self._max_message_bytes = max_message_bytes
+        self._reader = stream.consumer = MessageReader(stream, max_message_bytes, traffic, self._failed)
+        stream.on_sent, stream.on_closed = self._sent, self._closed
         self._traffic = traffic
         self._loop = asyncio.get_running_loop()
         self._ended = False
         self._initial_sent = False
-        self._half_close = False
-        self._partial = bytearray()
-        """Of the prefix, if only some of its five bytes have come."""
-        self._body: memoryview | None = None
-        """Of the message whose rest is still to come; `_filled` bytes of `_size` are there."""
-        self._filled = 0
-        self._size = 0
-        self._scratch: memoryview | None = None
-        self._held: deque[bytearray | memoryview] = deque()
-        """Bytes that came while the call was paused."""
         self._waiters: list[asyncio.Future[None]] = []
 
-    # For handlers
+    @property
+    def on_message(self) -> Callable[[bytes | memoryview], None]:
+        return self._reader.on_message
+
+    @on_message.setter
+    def on_message(self, callback: Callable[[bytes | memoryview], None]) -> None:
+        if not self._ended:
+            self._reader.on_message = callback
+
+    @property
+    def on_half_close(self) -> Callable[[], None]:
+        return self._reader.on_end
+
+    @on_half_close.setter
+    def on_half_close(self, callback: Callable[[], None]) -> None:
+        if not self._ended:
+            self._reader.on_end = callback
 
     @property
     def ended(self) -> bool:
@@ -124,7 +102,10 @@ class Call:
         return self._stream.unsent_bytes
 
     def send_initial_metadata(self, metadata: Mapping[str, bytes] | None = None) -> None:
-        """Send the response's headers now, not with the first message; "-bin" values are encoded here."""
+        """Send the response's headers now, not with the first message; "-bin" values are encoded here.
+
+        Raises RuntimeError if they were sent already.
+        """
         if self._ended:
             return
         if self._initial_sent:
@@ -153,7 +134,7 @@ class Call:
         size = sum(map(len, pieces))
         self._stream.write((_pack_prefix(0, size), *(piece for piece in pieces if piece)), size + 5)
 
-    def finish(self, code: int = 0, message: str = "") -> None:
+    def finish(self, code: int = StatusCode.OK, message: str = "") -> None:
         """End the call with a gRPC status, once everything queued is sent."""
         if self._ended:
             return
@@ -170,13 +151,7 @@ class Call:
 
     def resume(self) -> None:
         """Go on after pause(). What was held back is delivered later, from the event loop."""
-        if not self._stream.paused:
-            return
-        self._stream.paused = False
-        if self._held or self._half_close:
-            self._loop.call_soon(self._deliver_held)
-        else:
-            self._stream.grant()
+        self._reader.resume()
 
     async def drained(self) -> None:
         """Wait until at most 256 KiB are unsent, or the stream is closed (see `ended`)."""
@@ -186,38 +161,20 @@ class Call:
         self._waiters.append(waiter)
         await waiter
 
-    # For the server and the stream (StreamConsumer)
+    # For the server and the stream
 
     def start(self, handler: Callable[[Call], None]) -> None:
-        """Hand the call to its handler."""
-        self._guarded(lambda: handler(self))
+        """Pass the call to its handler."""
+        try:
+            handler(self)
+        except Exception as error:
+            self._failed(error)
 
-    def data(self, view: memoryview, start: int, stop: int) -> None:
-        if not (self._held or self._stream.paused or self._ended):
-            start = self._deliver(view, start, stop)
-        if start < stop and not self._ended:
-            self._hold(view[start:stop])
-
-    def reserve(self, limit: int) -> memoryview | None:
-        if self._body is None or self._held or self._stream.paused:
-            return None
-        return self._body[self._filled : min(self._filled + limit, self._size)]
-
-    def filled(self, count: int) -> None:
-        self._filled += count
-        if self._filled == self._size:
-            self._guarded(self._complete)
-
-    def half_closed(self) -> None:
-        self._half_close = True
-        if not self._held and not self._stream.paused:
-            self._deliver_half_close()
-
-    def sent(self) -> None:
+    def _sent(self) -> None:
         if self._waiters and self._stream.unsent_bytes <= LOW_WATER_BYTES:
             self._wake()
 
-    def closed(self) -> None:
+    def _closed(self) -> None:
         self._wake()
         if self._ended:
             return
@@ -228,141 +185,22 @@ class Call:
         except Exception:
             log.exception("on_closed of %s raised", self.path)
 
-    # Inside
-
-    def _deliver(self, view: memoryview, start: int, stop: int) -> int:
-        """Deliver the messages in view[start:stop]; return where delivery stopped."""
-        delivered = 0
-        stream = self._stream
-        try:
-            while start < stop:
-                if self._body is None and not self._partial and stop - start >= 5:
-                    flag, size = _unpack_prefix(view, start)
-                    if flag or size > self._max_message_bytes:
-                        self._refuse(flag, size)
-                        return stop
-                    start += 5
-                    if size > stop - start:
-                        self._begin(size)
-                        continue
-                    begin = start
-                    start += size
-                    delivered += 1
-                    self.on_message(bytes(view[begin:start]) if size <= SMALL_MESSAGE_BYTES else view[begin:start])
-                else:
-                    start = self._gather(view, start, stop)
-                if stream.paused or self._ended:
-                    return start
-        except Exception:
-            self._raised()
-        finally:
-            self._traffic.messages_in += delivered
-        return start
-
-    def _gather(self, view: memoryview, start: int, stop: int) -> int:
-        """Take bytes of a message or prefix that did not come in one piece; return where they end."""
-        if self._body is None:
-            count = min(5 - len(self._partial), stop - start)
-            self._partial += view[start : start + count]
-            if len(self._partial) == 5:
-                flag, size = _unpack_prefix(self._partial)
-                self._partial.clear()
-                if flag or size > self._max_message_bytes:
-                    self._refuse(flag, size)
-                    return stop
-                self._begin(size)
-                if not size:
-                    self._complete()
-            return start + count
-        count = min(self._size - self._filled, stop - start)
-        self._body[self._filled : self._filled + count] = view[start : start + count]
-        self._filled += count
-        if self._filled == self._size:
-            self._complete()
-        return start + count
-
-    def _begin(self, size: int) -> None:
-        """Make room for a message. Its memory is not touched, hence not used, before its bytes come."""
-        self._filled, self._size = 0, size
-        if size <= SMALL_MESSAGE_BYTES:
-            self._body = memoryview(bytearray(size))
-        elif self._scratch is not None and size <= len(self._scratch):
-            self._body = self._scratch
-        else:
-            try:
-                self._body = memoryview(np.empty(size, np.uint8))  # type: ignore[arg-type]
-            except MemoryError:
-                self._fail(Code.RESOURCE_EXHAUSTED, f"{self.path}: no memory for a message of {size} bytes")
-                return
-            if size <= SCRATCH_BYTES:
-                self._scratch = self._body
-
-    def _complete(self) -> None:
-        body, self._body = self._body, None
-        assert body is not None
-        self._traffic.messages_in += 1
-        message = body[: self._size]
-        self.on_message(bytes(message) if self._size <= SMALL_MESSAGE_BYTES else message)
-
-    def _refuse(self, flag: int, size: int) -> None:
-        if flag:
-            self._fail(Code.UNIMPLEMENTED, f"{self.path}: compressed messages are not supported")
-        else:
-            limit = self._max_message_bytes
-            self._fail(
-                Code.RESOURCE_EXHAUSTED,
-                f"{self.path}: message of {size} bytes, at most {limit} are taken",
-            )
-
-    def _fail(self, code: Code, message: str) -> None:
-        """End the call for the client's fault, and tell the handler."""
-        on_closed = self.on_closed
-        self.finish(code, message)
-        on_closed()
-
-    def _guarded(self, callback: Callable[[], None]) -> None:
-        try:
-            callback()
-        except Exception:
-            self._raised()
-
-    def _raised(self) -> None:
-        log.exception("handler of %s raised", self.path)
-        self.finish(Code.INTERNAL, f"{self.path}: internal error, see the server's log")
-
-    def _hold(self, view: memoryview) -> None:
-        """Keep bytes back. Small ones share a chunk, so that many of them cost no more than their size."""
-        last = self._held[-1] if self._held else None
-        if isinstance(last, bytearray) and len(last) < _HELD_CHUNK_BYTES:
-            last += view
-        else:
-            self._held.append(bytearray(view))
-        self._stream.held_bytes += len(view)
-
-    def _deliver_held(self) -> None:
-        stream = self._stream
-        while self._held and not stream.paused:
-            chunk = memoryview(self._held.popleft())
-            start = self._deliver(chunk, 0, len(chunk))
-            if self._ended:
-                return
-            stream.held_bytes -= start
-            if start < len(chunk):
-                self._held.appendleft(chunk[start:])
-        if stream.paused or self._ended:
-            return
-        stream.grant()
-        if self._half_close:
-            self._deliver_half_close()
-
-    def _deliver_half_close(self) -> None:
-        self._half_close = False
+    def _failed(self, error: Exception) -> None:
+        """End the call for an error of its client or its handler."""
         if self._ended:
+            log.error("a callback of %s raised after the call had ended", self.path, exc_info=error)
             return
-        if self._body is not None or self._partial:
-            self._guarded(lambda: self._fail(Code.INTERNAL, f"{self.path}: request ends inside a message"))
+        code, message = StatusCode.INTERNAL, "internal error, see the server's log"
+        if isinstance(error, GrpcError):
+            code, message = error.code, error.message
         else:
-            self._guarded(lambda: self.on_half_close())
+            log.error("a handler of %s raised", self.path, exc_info=error)
+        on_closed = self.on_closed
+        self.finish(code, f"{self.path}: {message}")
+        try:
+            on_closed()
+        except Exception:
+            log.exception("on_closed of %s raised", self.path)
 
     def _wake(self) -> None:
         waiters, self._waiters = self._waiters, []
@@ -371,14 +209,10 @@ class Call:
                 waiter.set_result(None)
 
     def _release(self) -> None:
-        """Let go of the handler and of what was received."""
+        """Free the handler's callbacks and what was received."""
         self._ended = True
-        self.on_message, self.on_half_close, self.on_closed = _ignore_message, _ignore, _ignore
-        self._held.clear()
-        self._stream.held_bytes = 0
-        self._stream.paused = False
-        self._body = self._scratch = None
-        self._partial.clear()
+        self.on_closed = ignore
+        self._reader.close()
 
 
 def _flat(piece: Buffer) -> Buffer:

@@ -10,11 +10,11 @@ import base64
 import binascii
 from collections.abc import Mapping
 
+from atoll.wire.grpc.status import GrpcError, StatusCode
 from atoll.wire.http2.frames import HeaderList
 
 MAX_ENCODED_MESSAGE = 4096
 """Clients refuse trailers above 8 KiB by default, and then the status is lost with them."""
-
 
 RESPONSE_HEADERS: HeaderList = [
     (b":status", b"200"),
@@ -23,10 +23,18 @@ RESPONSE_HEADERS: HeaderList = [
 ]
 
 
+def check_grpc_request(headers: HeaderList) -> int:
+    """The HTTP status for a request: 200, or what it gets instead of a gRPC status because it is no gRPC."""
+    if (b":method", b"POST") not in headers:
+        return 405
+    content_type = next((value for name, value in headers if name == b"content-type"), b"")
+    return 200 if content_type.startswith(b"application/grpc") else 415
+
+
 def parse_metadata(headers: HeaderList) -> dict[str, bytes]:
     """Metadata of a request: lower-case keys, "-bin" values decoded; repeated values are joined with a comma.
 
-    Raises ValueError for a "-bin" value that is no base64.
+    Raises GrpcError (INVALID_ARGUMENT) for a "-bin" value that is no base64.
     """
     metadata: dict[str, bytes] = {}
     for name, value in headers:
@@ -44,7 +52,7 @@ def _decode_base64(key: str, value: bytes) -> bytes:
     try:
         return base64.b64decode(bare + b"=" * (-len(bare) % 4), validate=True)
     except binascii.Error as error:
-        raise ValueError(f"metadata {key!r} is no base64") from error
+        raise GrpcError(StatusCode.INVALID_ARGUMENT, f"metadata {key!r} is no base64") from error
 
 
 def encode_metadata(metadata: Mapping[str, bytes]) -> HeaderList:

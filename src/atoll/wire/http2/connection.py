@@ -1,7 +1,7 @@
 """The server's side of an HTTP/2 connection, as an asyncio protocol.
 
-Made for many small DATA frames in one read and for large bodies; the bytes are handled in `http2_receive` and
-`http2_send`, and here the control frames and the life of connection and streams.
+Made for many small DATA frames in one read and for large bodies; the bytes are handled in `receive` and `send`;
+here are the control frames and the life cycle of connection and streams.
 
 Invariant: whatever the peer sends, no exception leaves the protocol, and memory stays within `Limits`. A peer
 that breaks the rules gets RST_STREAM or GOAWAY (RFC 9113, section 5.4); one that wastes work (CVE-2023-44487,
@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 
 
 class Http2Connection(asyncio.BufferedProtocol):
-    """One client's connection.
+    """One client's connection. All of it belongs to the event loop's thread.
 
-    `on_request(stream, headers)` is called with each new stream; it sets the stream's consumer, and may
-    answer at once. `on_made(connection)` and `on_lost(connection)` are called once each; at the latter the
-    streams were told.
+    `on_request(stream, headers)` is called with each new stream; it sets the stream's consumer and callbacks, and
+    may reply at once. `on_made(connection)` and `on_lost(connection)` are called once each, the former before anything
+    is sent, the latter after `on_closed` of the streams. None of the three may raise or block.
     """
 
     def __init__(
@@ -79,6 +79,9 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = self._sender.transport = cast(asyncio.Transport, transport)
+        self._on_made(self)
+        if self._closing:
+            return
         limits = self._limits
         self._transport.set_write_buffer_limits(high=limits.write_high_bytes)
         settings = (
@@ -92,7 +95,6 @@ class Http2Connection(asyncio.BufferedProtocol):
         if more > 0:
             self._sender.control(frames.window_update(0, more))
         self._timer = self._loop.call_later(limits.handshake_seconds, self._handshake_overdue)
-        self._on_made(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._closing = self._receiver.stopped = True
@@ -143,7 +145,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._headers(number, self._blocks.begin(flags, number, payload))
 
     def _on_continuation(self, flags: int, number: int, payload: bytes) -> None:
-        self._headers(number, self._blocks.go_on(flags, payload))
+        self._headers(number, self._blocks.extend(flags, payload))
 
     def _headers(self, number: int, headers: HeaderList | None) -> None:
         self._receiver.open_block = self._blocks.stream
@@ -158,9 +160,9 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._open(number, headers, ends)
         elif not stream.remote_open:
             self._stream_failure(stream, ErrorCode.STREAM_CLOSED)
-        elif not ends:
+        elif not ends or any(name[:1] == b":" for name, _ in headers):
             self._stream_failure(stream, ErrorCode.PROTOCOL_ERROR)
-        else:  # a client's trailers, of which gRPC has none, still end the request
+        else:  # a client's trailers; gRPC has none, but they end the request
             stream.half_close()
 
     def _open(self, number: int, headers: HeaderList, ends: bool) -> None:
@@ -191,7 +193,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         stream = self._receiver.known_stream(number, "RST_STREAM")
         if stream is not None:
             self._sender.drop(stream)
-            stream.consumer.closed()
+            stream.on_closed()
             self._credit.spend()
 
     def _on_settings(self, flags: int, number: int, payload: bytes) -> None:
@@ -256,9 +258,9 @@ class Http2Connection(asyncio.BufferedProtocol):
     # Ends
 
     def _stream_failure(self, stream: Stream, code: ErrorCode) -> None:
-        """Close a stream for the peer's fault."""
+        """Close a stream for the peer's fault, with RST_STREAM."""
         self._sender.reset(stream, code)
-        stream.consumer.closed()
+        stream.on_closed()
         self._credit.spend()
 
     def _refuse(self, number: int, code: ErrorCode) -> None:
@@ -269,10 +271,10 @@ class Http2Connection(asyncio.BufferedProtocol):
         while self.streams:
             stream = next(iter(self.streams.values()))
             self._sender.drop(stream)
-            stream.consumer.closed()
+            stream.on_closed()
 
     def fail(self, code: ErrorCode, reason: str) -> None:
-        """End the connection: close its streams, tell the peer why, write what control frames there are."""
+        """End the connection: close its streams, write the queued control frames and a GOAWAY with the reason."""
         if self._closing:
             return
         self._closing = self._receiver.stopped = True
@@ -286,7 +288,8 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._sender.close(frames.goaway(self._receiver.last_stream, code, reason.encode()[:128]))
 
     def abort(self) -> None:
-        """Drop the connection and what is still unwritten."""
+        """Drop the connection and what was not written yet; in `on_made`, to refuse it."""
+        self._closing = self._receiver.stopped = True
         if self._transport is not None:
             self._transport.abort()
 

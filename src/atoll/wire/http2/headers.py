@@ -41,7 +41,7 @@ class HeaderBlocks:
         self._continuations = 0
         return self._decode() if flags & frames.END_HEADERS else None
 
-    def go_on(self, flags: int, payload: bytes) -> HeaderList | None:
+    def extend(self, flags: int, payload: bytes) -> HeaderList | None:
         """Take a CONTINUATION frame; return the headers if it was the last."""
         if not self.stream:
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "CONTINUATION outside a header block")
@@ -59,7 +59,7 @@ class HeaderBlocks:
             return cast(HeaderList, self._decoder.decode(block, raw=True))
         except hpack.OversizedHeaderListError as error:
             raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, str(error)) from error
-        except Exception as error:  # the decoder lets IndexError and others out on some malformed blocks
+        except Exception as error:  # the decoder raises IndexError and others on some malformed blocks
             raise ConnectionFailure(ErrorCode.COMPRESSION_ERROR, "header block does not decode") from error
 
 
@@ -87,6 +87,8 @@ def check_request(headers: HeaderList) -> None:
     pseudo: set[bytes] = set()
     regular = False
     for name, value in headers:
+        if b"\0" in value or b"\r" in value or b"\n" in value:
+            raise MalformedRequest(f"value of header {name!r}")
         if name[:1] == b":":
             if regular or name in pseudo or name not in _REQUEST_PSEUDO:
                 raise MalformedRequest(f"pseudo-header {name!r} out of place")
@@ -97,8 +99,8 @@ def check_request(headers: HeaderList) -> None:
             raise MalformedRequest(f"header name {name!r}")
         if name in _CONNECTION_SPECIFIC or (name == b"te" and value != b"trailers"):
             raise MalformedRequest(f"connection-specific header {name!r}")
-        if b"\0" in value or b"\r" in value or b"\n" in value:
-            raise MalformedRequest(f"value of header {name!r}")
+    if (b":path", b"") in headers:
+        raise MalformedRequest("empty :path")
     missing = {b":method", b":scheme", b":path"} - pseudo
     if missing:
         raise MalformedRequest(f"no {sorted(missing)!r}")

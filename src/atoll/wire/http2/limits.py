@@ -12,31 +12,34 @@ from atoll.wire.http2.frames import ConnectionFailure, ErrorCode
 class Limits:
     """Bounds for one connection, in bytes, seconds and counts.
 
-    Received bytes that no handler has taken yet are at most `max_concurrent_streams * stream_window_bytes`.
-    The connection's window is given back on receipt, so that a paused stream never holds up another one.
+    Received bytes that no handler has taken yet are at most `max_concurrent_streams * stream_window_bytes`, and
+    `incomplete_bytes` of messages that have not come whole. The connection's window is credited on receipt, so that
+    a paused stream never blocks another one.
     """
 
     max_frame_bytes: int = 1 << 20
     stream_window_bytes: int = 8 << 20
     connection_window_bytes: int = 64 << 20
     max_concurrent_streams: int = 128
+    incomplete_bytes: int = 4 << 30
+    """Announced sizes, together, of the messages above 64 KiB of which only a part has come."""
     max_header_bytes: int = 64 << 10
     """Longest header block, before and after decompression, and longest control frame."""
     max_continuations: int = 64
     nuisance_burst: int = 1000
     """Cancelled, refused and malformed streams, settings and empty frames taken at once ..."""
     nuisance_per_second: float = 200.0
-    """... and lastingly; beyond that the connection ends with ENHANCE_YOUR_CALM."""
+    """... and for longer; beyond that the connection ends with ENHANCE_YOUR_CALM."""
     handshake_seconds: float = 10.0
     """Time for the client to send its preface and settings."""
     linger_seconds: float = 2.0
     """Time for a closing connection to take what was written to it."""
     write_high_bytes: int = 1 << 20
-    """Bytes in the transport's own buffer from which on nothing more is given to it."""
+    """With more bytes than this in the transport's own buffer, it gets no more."""
 
 
 class NuisanceCredit:
-    """A leaky bucket for what a peer may do in good faith now and then, but not all the time."""
+    """A leaky bucket for what an honest peer does now and then, but not all the time."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
         self._limits = limits

@@ -96,7 +96,7 @@ class Receiver:
             self._body_complete()
 
     def _parse(self, end: int) -> None:
-        """Handle what is whole in the first `end` bytes of the read buffer, and keep the rest."""
+        """Handle the whole frames in the first `end` bytes of the read buffer, and keep the rest."""
         view = self._view
         streams = self._streams
         half_stream = self._limits.stream_window_bytes >> 1
@@ -119,7 +119,7 @@ class Receiver:
             head, flags, number = _unpack_header(view, position)
             stream = streams.get(number)
             length = head >> 8
-            # A whole and plain DATA frame on an open stream is spelled out: it sets the speed.
+            # The case that sets the speed, a whole and plain DATA frame on an open stream, is written out here.
             if (
                 stream is not None
                 and not head & 0xFF
@@ -158,7 +158,7 @@ class Receiver:
         return self._preface_seen
 
     def _pass_body(self, position: int, end: int) -> int:
-        """Pass on what has come of a DATA frame's body, and skip padding; return where that ends."""
+        """Pass on the part of a DATA frame's body that has come, and skip padding; return where that ends."""
         count = min(self._body_left, end - position)
         if count:
             self._body_left -= count
@@ -200,6 +200,8 @@ class Receiver:
         if kind == frames.DATA:
             return self._data(flags, number, length, start, end)
         if kind not in _CONTROL_FRAMES:
+            if kind == frames.GOAWAY and number:
+                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"GOAWAY on stream {number}")
             if not length:
                 self._credit.spend()
             self._skip_left = length

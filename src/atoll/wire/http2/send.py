@@ -1,8 +1,8 @@
-"""What an HTTP/2 connection sends: answers to control frames, and the streams that are ready, in turn.
+"""What an HTTP/2 connection sends: control frames first, then the streams that are ready, round robin.
 
-Everything queued during one turn of the event loop leaves in one write. Invariant: DATA never exceeds the
+Everything queued during one iteration of the event loop leaves in one write. Invariant: DATA never exceeds the
 peer's windows and frame size; the transport's buffer holds little more than `Limits.write_high_bytes`, the
-rest stays with its stream; and a peer that asks for many answers but reads none is not read from until it
+rest stays with its stream; and a peer that causes many replies but reads none is not read from until it
 does. RFC 9113, section 6.9.
 """
 
@@ -18,13 +18,13 @@ from atoll.wire.http2.frames import ErrorCode, HeaderList
 from atoll.wire.http2.stream import Buffer, Stream
 
 QUANTUM_BYTES = 256 << 10
-"""A stream's turn; the others, and their small messages, come next."""
+"""What one stream may send before the others, with their small messages, come next."""
 BURST_BYTES = 1 << 20
-"""Body bytes written in one turn of the event loop: between two of them the connection is read."""
+"""Body bytes written in one iteration of the event loop: between two of them the connection is read."""
 JOIN_BYTES = 64 << 10
-"""Writes up to this size are joined, which is cheaper than handing over their parts."""
+"""Writes up to this size are joined, which is cheaper than passing on their parts."""
 MAX_CONTROL_BACKLOG = 64 << 10
-"""Bytes of unsent answers to control frames from which on the peer is not read from."""
+"""With more unsent bytes of control frames than this, the peer is not read from."""
 
 
 class Sender:
@@ -34,7 +34,7 @@ class Sender:
         self.transport: asyncio.Transport | None = None
         self.bytes_out = 0
         self.reading = False
-        """While what was read is being handled, nothing is written: a flush comes right after."""
+        """Set while what was read is handled: nothing is written then, because a flush follows."""
         self.window = frames.DEFAULT_WINDOW
         self.max_frame = frames.DEFAULT_MAX_FRAME
         self._loop = asyncio.get_running_loop()
@@ -48,7 +48,7 @@ class Sender:
         self._scheduled = False
 
     def limit_header_table(self, size: int) -> None:
-        """Use no more of the peer's header compression table than it allows, nor than the default."""
+        """Use no more of the peer's header compression table than it allows, and at most the default of 4 KiB."""
         self._encoder.header_table_size = min(size, 4096)
 
     def control(self, frame: bytes) -> None:
@@ -63,7 +63,7 @@ class Sender:
         self._schedule()
 
     def make_ready(self, stream: Stream) -> None:
-        """The stream has something to send: it gets its turn."""
+        """Queue a stream that has something to send."""
         if stream.ready or not stream.open:
             return
         stream.ready = True
@@ -71,13 +71,13 @@ class Sender:
         self._schedule()
 
     def reset(self, stream: Stream, code: ErrorCode) -> None:
-        """Close a stream at once, and tell the peer."""
+        """Close a stream at once, with RST_STREAM."""
         if stream.open:
             self.drop(stream)
             self.control(frames.rst_stream(stream.number, code))
 
     def drop(self, stream: Stream) -> None:
-        """Close a stream without a word."""
+        """Close a stream without RST_STREAM."""
         self._streams.pop(stream.number, None)
         stream.open = False
         stream.outgoing.clear()
@@ -101,7 +101,7 @@ class Sender:
         self.flush()
 
     def flush(self) -> None:
-        """Write one burst of what is queued, and come again if that was not all."""
+        """Write one burst of what is queued, and schedule another if that was not all."""
         transport = self.transport
         if transport is None or self._write_paused or not (self._ready or self._control):
             return
@@ -150,10 +150,10 @@ class Sender:
             if room > 0:
                 taken = stream.take(out, room, self.max_frame)
                 self.window -= taken
-                stream.consumer.sent()
+                stream.on_sent()
         if stream.trailers is not None and not stream.unsent_bytes and stream.open:
             out.append(self._header_frames(stream.number, stream.trailers, True))
-            if stream.remote_open:  # tell the peer not to go on uploading (section 8.1)
+            if stream.remote_open:  # stop the peer's upload (section 8.1)
                 out.append(frames.rst_stream(stream.number, ErrorCode.NO_ERROR))
             self.drop(stream)
         return taken

@@ -9,19 +9,26 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from atoll.wire.http2 import frames
 from atoll.wire.http2.frames import DATA, HeaderList, frame_header
 
-if TYPE_CHECKING:
-    from atoll.wire.http2.send import Sender
-
 Buffer = bytes | bytearray | memoryview
 
 
-class StreamConsumer(Protocol):
-    """Takes what the peer sends on one stream. None of these may raise."""
+class StreamSender(Protocol):
+    """What a stream needs of its connection to send (see `send.Sender`)."""
+
+    def make_ready(self, stream: Stream) -> None: ...
+    def control(self, frame: bytes) -> None: ...
+
+
+class BodyConsumer(Protocol):
+    """Takes the body that the peer sends on one stream. Called on the loop's thread; none of these may raise or block.
+
+    What it keeps back it adds to `Stream.held_bytes`: this and `Stream.paused` hold the peer to its window.
+    """
 
     def data(self, view: memoryview, start: int, stop: int) -> None:
         """Bytes of the body: view[start:stop], which are overwritten once this returns."""
@@ -35,15 +42,17 @@ class StreamConsumer(Protocol):
     def half_closed(self) -> None:
         """The peer has sent everything."""
 
-    def sent(self) -> None:
-        """Some of what was written has left the stream."""
 
-    def closed(self) -> None:
-        """The stream is gone: reset by the peer or for its faults, or the connection is lost."""
+def ignore() -> None:
+    pass
 
 
 class Stream:
-    """One open stream."""
+    """One open stream. All of it belongs to the event loop's thread.
+
+    `on_sent()` is called when some of what was written has left, `on_closed()` once if the stream is reset (by
+    the peer, or for its faults) or the connection is lost. Neither may raise.
+    """
 
     __slots__ = (
         "_full_window",
@@ -52,6 +61,8 @@ class Stream:
         "headers",
         "held_bytes",
         "number",
+        "on_closed",
+        "on_sent",
         "open",
         "outgoing",
         "paused",
@@ -63,24 +74,26 @@ class Stream:
         "unsent_bytes",
     )
 
-    def __init__(self, sender: Sender, number: int, send_window: int, receive_window: int) -> None:
+    def __init__(self, sender: StreamSender, number: int, send_window: int, receive_window: int) -> None:
         self.number = number
-        self.consumer: StreamConsumer = DISCARD
+        self.consumer: BodyConsumer = DISCARD
+        self.on_sent = ignore
+        self.on_closed = ignore
         self.open = True
         self.remote_open = True
         """Whether the peer may still send."""
         self.send_window = send_window
         self.receive_window = receive_window
         self.paused = False
-        """While set, the peer is granted no more than it has."""
+        """While set, the peer gets no credit beyond its window."""
         self.held_bytes = 0
-        """Received bytes that the consumer keeps back: they are not granted anew."""
+        """Received bytes that the consumer keeps back: the peer gets no credit for them."""
         self.headers: HeaderList | None = None
         self.outgoing: deque[Buffer] = deque()
         self.unsent_bytes = 0
         self.trailers: HeaderList | None = None
         self.ready = False
-        """Whether it waits for its turn to send."""
+        """Whether it is in the sender's queue."""
         self._sender = sender
         self._full_window = receive_window
 
@@ -109,7 +122,7 @@ class Stream:
         self.consumer.half_closed()
 
     def grant(self) -> None:
-        """Let the peer send as much as was taken, unless the stream is paused."""
+        """Give the peer credit for what was taken, unless the stream is paused."""
         if self.paused or not self.remote_open or not self.open:
             return
         increment = self._full_window - self.receive_window - self.held_bytes
@@ -162,11 +175,5 @@ class _Discard:
     def half_closed(self) -> None:
         pass
 
-    def sent(self) -> None:
-        pass
 
-    def closed(self) -> None:
-        pass
-
-
-DISCARD: StreamConsumer = _Discard()
+DISCARD: BodyConsumer = _Discard()
