@@ -132,7 +132,8 @@ class Admission:
         peer.hello = hello
         admit = self._roles.get(hello.role)
         if admit is None:
-            self._refuse(peer, Code.FAILED_PRECONDITION, f"{hello.role!r} is no role: expected {', '.join(self._roles)}")
+            text = f"{hello.role!r} is no role: expected {', '.join(self._roles)}"
+            self._refuse(peer, Code.FAILED_PRECONDITION, text)
             return
         admit(peer, hello)
 
