@@ -27,7 +27,8 @@ import pytest
 from atoll.errors import Code, Status
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
-from atoll.transfers.channel import DataChannel, Piece, dial
+from atoll.transfers.channel import DataChannel
+from atoll.transfers.engine import Piece
 from atoll.wire.address import Address
 
 SECONDS = 10.0
@@ -49,7 +50,8 @@ class Rig:
     """An executor of its own session, and what it reports."""
 
     def __init__(self, directory: Path) -> None:
-        from atoll.transfers.data_port import DataPort, Inbox
+        from atoll.transfers.data_port import DataPort
+        from atoll.transfers.inbox import Inbox
         from atoll.worker.executor import Executor
         from atoll.worker.functions import Functions
         from atoll.worker.steps import Steps
@@ -181,7 +183,7 @@ class Rig:
         return np.array(shards_of(buffer.array)[position])
 
     def proxy(self) -> DataChannel:
-        channel = DataChannel(dial(self.port.address))
+        channel = DataChannel.dial(self.port.address)
         channel.open(self.session, "secret")
         return channel
 

@@ -27,7 +27,8 @@ class Worker:
 
     def __init__(self, options: WorkerOptions, connection: BlockingConnection) -> None:
         # JAX is imported here and not above: its environment and flags are set first.
-        from atoll.transfers.data_port import DataPort, Inbox
+        from atoll.transfers.data_port import DataPort
+        from atoll.transfers.inbox import Inbox
         from atoll.worker.conversation import Conversation
         from atoll.worker.executor import Executor
         from atoll.worker.functions import Functions

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from atoll.errors import Code, Status, status_of
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
-from atoll.transfers.data_port import Inbox
+from atoll.transfers.inbox import Inbox
 from atoll.worker.ends import ReadEnd, Wait, is_over, outcome
 from atoll.worker.steps import DispatchUnit, PlanRun, Steps
 from atoll.worker.store import Store

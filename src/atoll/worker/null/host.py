@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from atoll.protocol import messages as m
-from atoll.transfers.data_port import Inbox
+from atoll.transfers.inbox import Inbox
 from atoll.worker.conversation import Conversation
 from atoll.worker.ends import ArrayEnd, ReadEnd, RunEnd, Wait
 from atoll.worker.functions import Functions

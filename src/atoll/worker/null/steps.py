@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
-from atoll.transfers.data_port import Inbox
+from atoll.transfers.inbox import Inbox
 from atoll.worker.ends import ArrayEnd
 from atoll.worker.functions import Functions
 from atoll.worker.null.arrays import NullArray, bytes_of

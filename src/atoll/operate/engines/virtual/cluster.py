@@ -16,7 +16,7 @@ from atoll.operate.engines.virtual.host_process import HostProcess
 from atoll.operate.engines.virtual.link import SimulatedLink
 from atoll.operate.engines.virtual.tasks import Future, Task
 from atoll.protocol import messages as m
-from atoll.transfers.data_port import Inbox
+from atoll.transfers.inbox import Inbox
 from atoll.worker.null.backend import Collectives
 from atoll.worker.null.model import DEFAULT, MODELS, NullModel
 

@@ -9,7 +9,7 @@ from typing import Any
 from atoll.operate.engines.virtual.clock import VirtualClock
 from atoll.operate.engines.virtual.costs import Costs
 from atoll.protocol import messages as m
-from atoll.transfers.data_port import Inbox
+from atoll.transfers.inbox import Inbox
 from atoll.worker.null.backend import Collectives
 from atoll.worker.null.host import AtOnce, NullHost
 from atoll.worker.null.model import NullModel

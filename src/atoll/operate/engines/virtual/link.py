@@ -8,7 +8,7 @@ from typing import Any
 from atoll.errors import ClusterError, Status
 from atoll.operate.engines.virtual.tasks import Future
 from atoll.protocol import messages as m
-from atoll.transfers.data_port import Inbox
+from atoll.transfers.inbox import Inbox
 
 
 class SimulatedLink:
