@@ -244,7 +244,7 @@ class Admission:
 
     def _worker_lost(self, peer: Peer, reason: str) -> None:
         def count() -> None:
-            """Unless the engine has told of it, or a new worker has joined, meanwhile."""
+            """Does nothing where the engine has reported it, or a new worker has joined, meanwhile."""
             if peer.number not in self._connections.hosts and not self._resources.is_lost(peer.number):
                 self._recovery.worker_lost(peer.number, reason)
 
