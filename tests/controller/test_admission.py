@@ -42,7 +42,7 @@ def hello(role: str = "operator", token: str = "", protocol: int = m.PROTOCOL) -
         (
             hello("king", "right"),
             Code.FAILED_PRECONDITION,
-            "'king' is no role: expected worker, proxy, engine, operator",
+            "'king' is no role: expected worker, proxy",
         ),
     ],
 )

@@ -132,9 +132,8 @@ class Admission:
         peer.hello = hello
         admit = self._roles.get(hello.role)
         if admit is None:
-            self._refuse(
-                peer, Code.FAILED_PRECONDITION, f"{hello.role!r} is no role: expected {', '.join(self._roles)}"
-            )
+            text = f"{hello.role!r} is no role: expected {', '.join(self._roles)}"
+            self._refuse(peer, Code.FAILED_PRECONDITION, text)
             return
         admit(peer, hello)
 
@@ -245,7 +244,7 @@ class Admission:
 
     def _worker_lost(self, peer: Peer, reason: str) -> None:
         def count() -> None:
-            """Unless the engine has told of it, or a new worker has joined, meanwhile."""
+            """Does nothing where the engine has reported it, or a new worker has joined, meanwhile."""
             if peer.number not in self._connections.hosts and not self._resources.is_lost(peer.number):
                 self._recovery.worker_lost(peer.number, reason)
 

@@ -259,8 +259,6 @@ class Controller:
                 raise invalid(f"an operator does not send {type(other).__name__}")
         self._outbox.send(peer.connection, reply)
 
-    # ----
-
     def _drop_program(self, program: RegisteredProgram) -> None:
         self.programs.drop(program)
 

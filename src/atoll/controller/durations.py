@@ -1,4 +1,4 @@
-"""For how long things have been so: what a deadline is held against by code that has no clock of its own."""
+"""For how long things have been in a state: deadlines for code that has no clock of its own."""
 
 from __future__ import annotations
 

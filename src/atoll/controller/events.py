@@ -1,4 +1,4 @@
-"""What a controller is told. Its decisions depend on these events alone, and on how it was started.
+"""The events that a controller handles. Its decisions depend on them alone, and on how it was started.
 
 Time, secrets and all else that differs from run to run arrive in events, so the same events lead to the same actions,
 to the last byte. A connection is known by the number that the shell gave it.

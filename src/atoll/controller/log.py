@@ -1,4 +1,4 @@
-"""The controller's event log: everything that it was told, in order, from which its decisions replay.
+"""The controller's event log: all events in order, from which its decisions replay.
 
 A log is a complete account of why something happened. It is bounded by count and by bytes; the oldest events go first.
 The cluster's token is not in it. The secrets of sessions are: a log is for those who may run the cluster.

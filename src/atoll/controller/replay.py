@@ -1,4 +1,4 @@
-"""Replays a log: a controller that is told the same decides the same."""
+"""Replays a log: the same events lead to the same actions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from atoll.controller.log import RIGHT_TOKEN, Header, Line, decode_event
 
 
 def replay(lines: Iterable[bytes]) -> Iterator[tuple[AnyEvent, list[AnyAction]]]:
-    """Each event of a dump, and the actions of a controller that is told the same.
+    """Each event of a dump, and the actions of a controller that handles it.
 
     Raises ValueError for what is no dump, or lacks its beginning.
     """

@@ -82,5 +82,5 @@ class Session:
 
     @property
     def name(self) -> str:
-        """As operators are told of it."""
+        """What operators read."""
         return f"session {self.number} ({self.label or self.pid})"

@@ -1,6 +1,6 @@
 """Sessions: how they open and close, and what their proxies ask.
 
-Invariant: when a session is over, all that it owned goes.
+Invariant: when a session is over, all that it owned is freed.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Sessions:
         return session
 
     def close(self, number: int) -> None:
-        """The client is gone, or is not served any more: all it owned goes."""
+        """The client has left, or is not served any more: all that the session owned is freed."""
         session = self._sessions.pop(number, None)
         if session is None:
             return
@@ -126,7 +126,7 @@ class Sessions:
         self._recovery.session_closed(session)
 
     def end(self, number: int, status: Status) -> None:
-        """The session has done what it may not: it is told so, and closed."""
+        """The session has done what it may not: its proxy gets the reason, and it is closed."""
         connection = self._connections.sessions.get(number)
         self._outbox.to_session(number, m.Closing(status))
         self.close(number)
