@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.cluster.slices import MAGIC, SliceTold, read_wish
+from atoll.cluster.slices import MAGIC, SliceInfo, read_request
 from atoll.errors import OK, StatusError, invalid
 from atoll.frontends.ifrt.arrays import ArrayRecord
 from atoll.frontends.ifrt.loaded import Loaded
@@ -26,7 +26,7 @@ class SliceExecutable(Loaded):
         self.slice = added.slice
         self.name = f"slice {added.slice}"
         self.devices = added.devices
-        self.fingerprint = msgspec.json.encode(SliceTold(added.slice, added.shape, island))
+        self.fingerprint = msgspec.json.encode(SliceInfo(added.slice, added.shape, island))
         self.functions = ()
         self.outputs = ()
         self.donated = frozenset()
@@ -75,7 +75,7 @@ def is_slice_request(payload: bytes) -> bool:
 def add(pending: PendingRequest, payload: bytes) -> None:
     """Answers with the executable of a new slice. Raises INVALID_ARGUMENT for what is no request."""
     session = pending.session
-    slice_request = read_wish(bytes(payload[len(MAGIC) :]))
+    slice_request = read_request(bytes(payload[len(MAGIC) :]))
     reply = session.cluster.add_slice(slice_request)  # from here on the client is held back
 
     async def work() -> Any:
