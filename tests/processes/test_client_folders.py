@@ -33,7 +33,7 @@ sys.stdin.read()
     return child
 
 
-def test_what_a_killed_client_left_goes_and_what_a_live_one_has_stays(tmp_path: Path):
+def test_folders_of_killed_clients_are_removed_and_those_of_live_ones_stay(tmp_path: Path):
     mine, dead, alive = (folders(tmp_path, name) for name in ("mine", "dead", "alive"))
     claim(*mine)
     killed, living = claim_elsewhere(*dead), claim_elsewhere(*alive)
@@ -47,7 +47,7 @@ def test_what_a_killed_client_left_goes_and_what_a_live_one_has_stays(tmp_path: 
         child.communicate()
 
 
-def test_a_number_that_another_process_has_now_is_no_owner(tmp_path: Path):
+def test_a_pid_that_another_process_has_now_is_no_owner(tmp_path: Path):
     directory, transfers = folders(tmp_path, "old")
     (directory / "owner").write_text(f"{os.getpid()} 1\n{transfers}\n")
     sweep(tmp_path)

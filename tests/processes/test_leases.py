@@ -1,4 +1,4 @@
-"""Leases: how long somebody may be silent, and what of that time does not count."""
+"""Leases: how long a peer may be silent, and what of that time does not count."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 from atoll.processes.leases import Leases
 from atoll.processes.lifeline import Lease
 
-# When somebody with a lease of 3 s was heard, when it is looked at, and at which of these looks it has expired.
-# It is to be looked at every second.
+# When a peer with a lease of 3 s was heard from, when that is checked, and at which of these checks it has expired.
+# It is to be checked every second.
 TABLE = {
     "in time": ([100.0], [100.0, 101.0, 102.0, 103.0, 104.0], [104.0]),
     "heard again": ([100.0, 101.5], [100.0, 101.0, 102.0, 103.0, 104.0, 105.0], [105.0]),
     "the timer is a little late": ([100.0], [100.0, 101.15, 102.3, 103.45, 104.6], [103.45, 104.6]),
-    "whoever looks was away": ([100.0], [100.5, 160.0, 161.0, 162.0, 163.0], [163.0]),
+    "the owner did not run": ([100.0], [100.5, 160.0, 161.0, 162.0, 163.0], [163.0]),
     "away, and heard on the return": ([100.0, 159.9], [100.5, 160.0, 161.0, 162.0, 163.0, 164.0], [164.0]),
     "away again and again": ([100.0], [100.0, 110.0, 120.0, 130.0, 131.0, 132.0], [131.0, 132.0]),
     "looked at for the first time": ([100.0], [150.0, 151.0, 152.0, 153.0, 154.0], [154.0]),

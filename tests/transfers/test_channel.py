@@ -141,14 +141,14 @@ def test_pieces_keep_their_order_whatever_their_sizes(sizes):
         (frame(SharedMemoryPiece(1, 2, 10, block=-7)), "not known"),
     ],
 )
-def test_a_peer_that_sends_what_is_no_frame_is_named_and_left(raw, sent, reason):
+def test_a_peer_that_sends_what_is_no_frame_ends_the_channel_with_a_named_error(raw, sent, reason):
     error = received(raw, frame(SocketPiece(1, 1, 2), b"ok"), sent).error
     assert isinstance(error, FrameError)
     assert reason in str(error)
 
 
 @pytest.mark.parametrize("cut", range(1, 11))
-def test_a_peer_that_goes_between_pieces_or_inside_a_header_has_just_gone(raw, cut):
+def test_a_peer_that_closes_between_pieces_or_inside_a_header_is_no_error(raw, cut):
     whole = frame(SocketPiece(1, 1, 2), b"ok")
     receiver = received(raw, whole, frame(SocketPiece(1, 2, 5))[:cut])
     assert receiver.error is None
@@ -210,7 +210,7 @@ def test_closing_ends_the_thread_that_reads(unix_ends):
     assert unix_ends[0].is_closed
 
 
-def test_nobody_at_a_data_port_is_told_with_the_address(short_directory: Path):
+def test_dialing_where_no_data_port_listens_names_the_address(short_directory: Path):
     with pytest.raises(ConnectError, match=f"unix:{short_directory}/none"):
         DataChannel.dial(Address(path=f"{short_directory}/none"))
 

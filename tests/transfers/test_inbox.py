@@ -8,10 +8,10 @@ from atoll.transfers.inbox import Inbox
 
 
 def test_what_comes_for_a_session_that_is_over_is_not_kept():
-    inbox, told = Inbox(lambda session, feed: None), []
-    inbox.put(5, OWN_NUMBERS, b"before", lambda: told.append("before"))
+    inbox, released = Inbox(lambda session, feed: None), []
+    inbox.put(5, OWN_NUMBERS, b"before", lambda: released.append("before"))
     inbox.drop_session(5)
-    inbox.put(5, OWN_NUMBERS + 1, b"after", lambda: told.append("after"))
+    inbox.put(5, OWN_NUMBERS + 1, b"after", lambda: released.append("after"))
     inbox.fail(5, [OWN_NUMBERS + 2], Status(Code.CANCELLED, "over"))
-    assert told == ["before", "after"]
+    assert released == ["before", "after"]
     assert (inbox.nbytes, inbox._feeds, inbox._failed) == (0, {}, {})

@@ -72,7 +72,7 @@ def test_a_file_reaches_every_peer(family: str) -> None:
     b.close()
 
 
-class CompressedPiece(Piece, frozen=True, array_like=True, tag="z"):
+class CompressedPiece(Piece, frozen=True, array_like=True, tag="of this test"):
     compressed: int = 0
 
 

@@ -59,7 +59,7 @@ class FakeTransport:
 
 
 class Peer:
-    """A connection with a fake transport, and all that it told."""
+    """A connection with a fake transport, and all that it reported."""
 
     def __init__(self, on_message: Callable[[Any], None] | None = None) -> None:
         self.messages: list[Any] = []
@@ -162,7 +162,7 @@ def test_any_bytes_are_messages_or_the_end_of_the_connection(data):
 # ---- sending
 
 
-def test_messages_of_one_turn_leave_in_one_write():
+def test_messages_of_one_iteration_of_the_loop_leave_in_one_write():
     async def main() -> None:
         peer = Peer()
         for i in range(100):
@@ -210,7 +210,7 @@ def test_a_peer_that_never_reads_is_cut_off(monkeypatch):
 # ---- ending
 
 
-def test_the_end_is_told_once_whatever_comes_first():
+def test_the_end_is_reported_once_whatever_comes_first():
     async def main() -> None:
         peer = Peer()
         peer.connection.connection_lost(ConnectionResetError("reset by peer"))
@@ -225,7 +225,7 @@ def test_the_end_is_told_once_whatever_comes_first():
     on_a_loop(main)
 
 
-def test_who_closes_is_not_told_and_what_was_queued_still_leaves():
+def test_closing_is_not_reported_and_what_was_queued_still_leaves():
     async def main() -> None:
         peer = Peer()
         peer.connection.send(Count(1))
@@ -277,32 +277,32 @@ def test_nothing_is_handled_after_the_handler_has_closed():
 def test_two_processes_talk_over_a_socket(kind, short_directory: Path):
     async def main() -> None:
         served: list[Connection] = []
-        heard: asyncio.Queue[Any] = asyncio.Queue()
-        gone: asyncio.Queue[str] = asyncio.Queue()
+        received: asyncio.Queue[Any] = asyncio.Queue()
+        lost: asyncio.Queue[str] = asyncio.Queue()
 
         def accept() -> Connection:
-            served.append(Connection(Note | Count, heard.put_nowait, gone.put_nowait))
+            served.append(Connection(Note | Count, received.put_nowait, lost.put_nowait))
             return served[-1]
 
         wanted = Address(path=str(short_directory / "s")) if kind == "unix" else Address(host="127.0.0.1", port=0)
         server, address = await listen(wanted, accept)
         assert kind == "unix" or address.port > 0
         answers: asyncio.Queue[Any] = asyncio.Queue()
-        client = await connect(address, Note | Count, answers.put_nowait, gone.put_nowait, name="server")
+        client = await connect(address, Note | Count, answers.put_nowait, lost.put_nowait, name="server")
         client.send(Note("x" * 300_000))
         client.send(Count(2))
-        assert await heard.get() == Note("x" * 300_000)
-        assert await heard.get() == Count(2)
+        assert await received.get() == Note("x" * 300_000)
+        assert await received.get() == Count(2)
         served[0].send(Count(3))
         assert await answers.get() == Count(3)
         client.close()
-        assert "closed the connection" in await gone.get()
+        assert "closed the connection" in await lost.get()
         server.close()
 
     on_a_loop(main)
 
 
-def test_nobody_at_an_address_is_told_with_the_address(short_directory: Path):
+def test_connecting_where_nobody_listens_names_the_address(short_directory: Path):
     async def main() -> None:
         with pytest.raises(ConnectError, match=f"cannot reach the controller at unix:{short_directory}/none"):
             await connect(Address(path=f"{short_directory}/none"), Note, print, print, name="the controller")

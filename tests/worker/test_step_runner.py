@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from atoll.errors import Code
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
+from atoll.transfers.host_memory import aligned
 from tests.worker.rig import SECONDS, Behaviours, Rig, add, local, says, spec
 
 BEHAVIOURS = Behaviours("tests.worker.test_step_runner")
@@ -183,6 +185,23 @@ def it_goes_on_after_a_program_of_garbage(rig: Rig) -> None:
     compiled = rig.reports.get(timeout=SECONDS)
     assert not compiled.status.ok
     assert rig.inbox.nbytes == 0
+
+
+@BEHAVIOURS.add
+def it_frees_the_memory_of_a_session_that_has_ended(rig: Rig) -> None:
+    content = aligned(1 << 20)
+    content[:] = 0
+    is_freed = threading.Event()
+    weakref.finalize(content.base, is_freed.set)
+    feed = rig.fresh()
+    rig.inbox.put(rig.session, feed, content)
+    del content
+    shape = (1 << 18,)
+    report, _ = rig.run([p.Put(0, local(0, shape=shape), (p.HostPiece(0, 0, shape, None, None),))], feeds=[feed])
+    assert isinstance(report, m.Done), report
+    assert not is_freed.is_set(), "the array has this very memory"
+    rig.executor.submit(m.CloseStore(rig.session))
+    assert is_freed.wait(SECONDS), "nothing else came, and the memory is still there"
 
 
 @pytest.fixture(scope="module")

@@ -136,5 +136,9 @@ class DeviceBackend(Protocol):
     def bitcast(self, shard: Any, dtype: str, shape: tuple[int, ...]) -> Any:
         """A copy of the shard's bytes as another dtype and shape, on its own device."""
 
+    def release_memory(self) -> None:
+        """Frees the host memory of arrays that exist no more, where the platform has kept it. Called once a session has
+        ended, since no other call may come for long."""
+
     def default_layout(self, dtype: str, shape: tuple[int, ...], ordinal: int) -> str:
         """The layout that an array gets by default, in XLA's notation, such as {1,0}. Any thread."""

@@ -165,6 +165,7 @@ class PlanExecutor:
                 self._inbox.drop_session(session)
                 for run in [run for run, each in self._plan_runs.items() if each.run.session == session]:
                     del self._plan_runs[run]
+                self._steps.release_memory()
         return True
 
     def _advance(self, unit: DispatchUnit) -> bool:

@@ -44,6 +44,7 @@ class StepRunner:
         self._inbox = data_port.inbox
         self._keys = keys
         self.deletions = DeletionGuard()
+        self.release_memory = backend.release_memory
         self._readers_lock = threading.Lock()
 
     def run(self, step: p.Step, unit: DispatchUnit) -> None:

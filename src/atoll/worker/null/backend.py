@@ -122,6 +122,9 @@ class NullBackend:
     def bitcast(self, shard: NullShard, dtype: str, shape: tuple[int, ...]) -> NullShard:
         return NullShard(dtype, shape, shard.moment)
 
+    def release_memory(self) -> None:
+        """Null arrays have no memory."""
+
     def default_layout(self, dtype: str, shape: tuple[int, ...], ordinal: int) -> str:
         return "{" + ",".join(str(i) for i in reversed(range(len(shape)))) + "}"
 

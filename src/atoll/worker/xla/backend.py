@@ -176,6 +176,10 @@ class XlaBackend:
         """The shard's bytes as another dtype and shape, on its own device."""
         return _bitcast(shard, numpy_dtype(dtype), shape)
 
+    def release_memory(self) -> None:
+        """jaxlib drops its references to what arrays were made of at its next call, or when Python collects garbage."""
+        _jax.collect_garbage()
+
     def default_layout(self, dtype: str, shape: tuple[int, ...], ordinal: int) -> str:
         """XLA's text form of the layout that an array gets by default, such as {1,0}."""
         if dtype in ("token", "opaque", "string"):
