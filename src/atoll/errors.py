@@ -89,6 +89,10 @@ class AccessError(ConnectError):
     """The other side refused our token, or we its."""
 
 
+class FrameError(ConnectError):
+    """A peer sent bytes that are no message of the protocol, or too many."""
+
+
 class ClusterError(AtollError, RuntimeError):
     """The cluster, or a process of it, did not start or is gone."""
 

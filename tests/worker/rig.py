@@ -24,7 +24,8 @@ import numpy as np
 from atoll.errors import Code, Status
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
-from atoll.transfers.channel import DataChannel, Piece, dial
+from atoll.transfers.channel import DataChannel
+from atoll.transfers.engine import Piece
 from atoll.wire.address import Address
 
 SECONDS = 10.0
@@ -40,7 +41,8 @@ class Rig:
     """An executor of its own session, and what it reports."""
 
     def __init__(self, directory: Path) -> None:
-        from atoll.transfers.data_port import DataPort, Inbox
+        from atoll.transfers.data_port import DataPort
+        from atoll.transfers.inbox import Inbox
         from atoll.worker.executor_thread import ExecutorThread
         from atoll.worker.functions import Functions
         from atoll.worker.host_network import DataPortNetwork
@@ -182,7 +184,7 @@ class Rig:
         return np.array(shards_of(buffer.array)[position])
 
     def proxy(self) -> DataChannel:
-        channel = DataChannel(dial(self.port.address))
+        channel = DataChannel.dial(self.port.address)
         channel.open(self.session, "secret")
         return channel
 

@@ -73,7 +73,7 @@ def report_of(target: Target, token: str) -> dict[str, Any]:
 
 
 def dump_of(target: Target, token: str) -> bytes:
-    """The controller's event log; see `atoll.controller.events`. Raises ConnectError and its kin."""
+    """The controller's event log; see `atoll.controller.log`. Raises ConnectError and its kin."""
     with _explained():
         return ask_for_dump(target.address, token)
 

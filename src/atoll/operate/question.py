@@ -24,21 +24,21 @@ def ask_for_report(address: Address, token: str) -> bytes:
     """What the cluster at `address` has and does, as JSON. Raises ConnectError and its kin."""
     answer = asyncio.run(_ask(address, token, m.StatusRequest()))
     assert isinstance(answer, m.StatusReply)
-    return answer.body
+    return answer.content
 
 
 def ask_for_dump(address: Address, token: str) -> bytes:
-    """The event log of the controller at `address`; see `atoll.controller.events`. Raises ConnectError and its kin."""
+    """The event log of the controller at `address`; see `atoll.controller.log`. Raises ConnectError and its kin."""
     answer = asyncio.run(_ask(address, token, m.DumpRequest()))
     assert isinstance(answer, m.DumpReply)
-    return answer.body
+    return answer.content
 
 
 def ask_for_trace(address: Address, token: str, since: int = 0) -> list[Span]:
     """What ran on the cluster's hosts and ended after `since`. Raises ConnectError and its kin."""
     answer = asyncio.run(_ask(address, token, m.TraceRequest(since)))
     assert isinstance(answer, m.TraceReply)
-    return msgspec.msgpack.decode(answer.body, type=list[Span])
+    return msgspec.msgpack.decode(answer.content, type=list[Span])
 
 
 def ask_to_stop(address: Address, token: str) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from atoll.transfers.data_port import Inbox
+from atoll.transfers.inbox import Inbox
 from atoll.worker.completions import CompletionWatcher
 from atoll.worker.plan_executor import PlanExecutor
 from atoll.worker.step_runner import StepRunner

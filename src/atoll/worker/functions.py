@@ -12,7 +12,7 @@ import msgspec
 
 from atoll.errors import OK, StatusError, not_found, status_of
 from atoll.protocol.messages import Compile, Compiled, FunctionSource
-from atoll.transfers.data_port import Inbox
+from atoll.transfers.inbox import Inbox
 from atoll.worker.device import DeviceBackend, LoadedFunction
 from atoll.worker.type_keys import TypeKeys
 

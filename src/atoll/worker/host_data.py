@@ -14,7 +14,7 @@ import numpy as np
 
 from atoll.errors import invalid
 from atoll.ir.types import Box, Shape
-from atoll.transfers.channel import aligned
+from atoll.transfers.host_memory import aligned
 from atoll.worker.dtypes import numpy_dtype
 
 

@@ -12,7 +12,8 @@ from atoll.errors import ConnectError
 from atoll.processes.lifeline import Lease, watch_in_thread
 from atoll.processes.process import read_options, spare_collector, start_logging
 from atoll.protocol import messages as m
-from atoll.transfers.data_port import DataPort, Inbox
+from atoll.transfers.data_port import DataPort
+from atoll.transfers.inbox import Inbox
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.blocking import BlockingConnection
 from atoll.worker.device import DeviceBackend

@@ -19,7 +19,7 @@ from typing import Any
 from atoll.errors import Code, Status, status_of
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
-from atoll.transfers.data_port import Inbox
+from atoll.transfers.inbox import Inbox
 from atoll.worker.completions import ReadCompletion, Watcher, are_complete, wait_for
 from atoll.worker.dispatch_unit import DispatchUnit, PlanRun
 from atoll.worker.step_runner import StepRunner
@@ -75,7 +75,7 @@ class PlanExecutor:
             elif type(message) in (m.Free, m.DropRun, m.CloseStore):
                 self._do_in_order(message.session, message)
             elif type(message) is m.RegisterPlan:
-                self._plans[message.plan] = message.body
+                self._plans[message.plan] = message.definition
             elif type(message) is m.DropPlan:
                 self._plans.pop(message.plan, None)
             elif type(message) is m.OpenStore:

@@ -12,7 +12,7 @@ from atoll.frontends.ifrt.options import ProxyOptions, Ready
 from atoll.frontends.ifrt.service import Service
 from atoll.frontends.session.link import Link, open_link
 from atoll.processes.lifeline import watch_in_loop
-from atoll.processes.process import read_options, run_loop, spare_collector, start_logging, tell
+from atoll.processes.process import read_options, run_loop, spare_collector, start_logging, write_ready
 from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
 from atoll.wire.address import Address, check_may_listen, parse_address
 from atoll.wire.grpc import GrpcServer
@@ -51,9 +51,9 @@ async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:
             port = await server.listen_tcp(address.host, address.port)
             where = str(Address(host=address.host, port=port))
     except (AtollError, OSError) as error:
-        tell(options.ready_fd, Ready(error=type(error).__name__, message=str(error)))
+        write_ready(options.ready_fd, Ready(error=type(error).__name__, message=str(error)))
         return
-    tell(options.ready_fd, Ready(address=where))
+    write_ready(options.ready_fd, Ready(address=where))
     spare_collector()
     await stop.wait()
     service.close()

@@ -22,7 +22,7 @@ from atoll.frontends.ifrt.requests import HANDLERS
 from atoll.frontends.ifrt.session import Session
 from atoll.frontends.session.link import Link
 from atoll.protocol.ifrt import session_pb2, transport_pb2
-from atoll.transfers.channel import aligned
+from atoll.transfers.host_memory import aligned
 from atoll.wire.grpc import Call
 
 _log = logging.getLogger(__name__)

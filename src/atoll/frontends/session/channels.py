@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from atoll.errors import AtollError, Code, Status
-from atoll.transfers.channel import DataChannel, Piece, dial
+from atoll.transfers.channel import DataChannel
+from atoll.transfers.engine import Piece
 from atoll.wire.address import Address
 
 # The controller tells that a host is lost soon after its channel broke; else it is the channel alone that broke.
@@ -119,6 +120,6 @@ class Channels:
 
 
 def _open(address: Address, session: int, secret: str) -> DataChannel:
-    channel = DataChannel(dial(address))
+    channel = DataChannel.dial(address)
     channel.open(session, secret)
     return channel

@@ -20,7 +20,8 @@ from atoll.cluster.slices import SliceRequest
 from atoll.errors import AccessError, Code, ConnectError, Status, StatusError, VersionError, refusal
 from atoll.frontends.session.channels import Channels
 from atoll.protocol import messages as m
-from atoll.transfers.channel import DataChannel, Piece
+from atoll.transfers.channel import DataChannel
+from atoll.transfers.engine import Piece
 from atoll.wire.address import Address, parse_address
 from atoll.wire.connection import Connection, connect
 
@@ -246,10 +247,10 @@ class Link:
                 added = self._slices.pop(request, None)
                 if added is not None and not added.done():
                     added.set_result(message)
-            case m.Quiesce(move=move):
+            case m.Quiesce(migration=migration):
                 self.is_held = True
                 self.on_hold()
-                self.send(m.Quiesced(move))
+                self.send(m.Quiesced(migration))
             case m.SendSources(functions=functions):
                 self._send_sources(functions)
             case m.Migrated(hosts=locations):
@@ -296,12 +297,7 @@ class Link:
 
         def send_and_close(channel: DataChannel, own: int) -> None:
             try:
-                if channel.passes_files:
-                    channel.send_file(session, feed, nbytes, own)
-                else:
-                    with open(own, "rb", closefd=False) as file:
-                        file.seek(0)
-                        channel.send(session, feed, [file.read(nbytes)])
+                channel.send_file(session, feed, nbytes, own)
             finally:
                 os.close(own)
 

@@ -26,7 +26,7 @@ from atoll.errors import AtollError, ClusterError
 from atoll.operate.engines.island import Island, describe, start
 from atoll.operate.engines.options import EngineOptions, Started
 from atoll.processes.lifeline import watch_in_loop
-from atoll.processes.process import end, read_options, run_loop, start_logging, tell
+from atoll.processes.process import end, read_options, run_loop, start_logging, write_ready
 from atoll.protocol.messages import (
     DEFAULT_TOKEN_VARIABLE,
     PROTOCOL,
@@ -210,10 +210,10 @@ async def serve(options: EngineOptions, stop: asyncio.Event) -> None:
         await _until_ready(engine, ready, stop)
         if not stop.is_set():
             await engine.connect()
-        tell(options.ready_fd, Started(address=options.controller_address))
+        write_ready(options.ready_fd, Started(address=options.controller_address))
         await stop.wait()
     except AtollError as error:
-        tell(options.ready_fd, Started(error=str(error)))
+        write_ready(options.ready_fd, Started(error=str(error)))
     finally:
         if engine is not None:
             engine.end()

@@ -92,7 +92,7 @@ class RegisterPlan(Message, frozen=True, tag=22):
     """Remember a plan under this number."""
 
     plan: int
-    body: Plan
+    definition: Plan
 
 
 class DropPlan(Message, frozen=True, tag=23):

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from atoll.protocol import messages as m
-from atoll.transfers.data_port import Inbox
+from atoll.transfers.inbox import Inbox
 from atoll.worker.completions import ArrayCompletion, Completion, ReadCompletion, RunCompletion
 from atoll.worker.functions import Functions
 from atoll.worker.message_handler import MessageHandler

@@ -16,7 +16,8 @@ from atoll.errors import ConnectError
 from atoll.processes.lifeline import Lease, watch_in_thread
 from atoll.processes.process import read_options, run_loop, spare_collector, start_logging
 from atoll.protocol import messages as m
-from atoll.transfers.data_port import DataPort, Inbox
+from atoll.transfers.data_port import DataPort
+from atoll.transfers.inbox import Inbox
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.connection import Connection, connect
 from atoll.worker.executor_thread import READ_THREADS

@@ -7,7 +7,7 @@ from functools import partial
 
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
-from atoll.transfers.data_port import Inbox
+from atoll.transfers.inbox import Inbox
 from atoll.worker.completions import ArrayCompletion, DeletionGuard
 from atoll.worker.device import DeviceArray
 from atoll.worker.dispatch_unit import DispatchUnit

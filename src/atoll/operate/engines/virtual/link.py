@@ -8,11 +8,11 @@ from typing import Any
 from atoll.errors import ClusterError, Status
 from atoll.operate.engines.virtual.tasks import Future
 from atoll.protocol import messages as m
-from atoll.transfers.data_port import Inbox
+from atoll.transfers.inbox import Inbox
 
 
 class SimulatedLink:
-    """`send` has the session's messages reach the controller; `hear` takes the answers. `inboxes` are the hosts'."""
+    """`send` has the session's messages reach the controller; `handle` takes the replies. `inboxes` are the hosts'."""
 
     def __init__(
         self, welcome: m.Welcome, send: Callable[[Any], None], inboxes: dict[int, Inbox], on_close: Callable[[], None]
@@ -49,7 +49,7 @@ class SimulatedLink:
         ready.status.raise_if_error()
         return number, ready.info
 
-    def hear(self, message: Any) -> None:
+    def handle(self, message: Any) -> None:
         match message:
             case m.CreditReturned(launches=launches):
                 self.on_credit_returned(launches)
