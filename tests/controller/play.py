@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import msgspec
+
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
 from atoll.controller import actions as a
@@ -76,12 +78,13 @@ class Cluster:
     def receive(self, connection: int, message: Any) -> None:
         self.event(e.Received(self.now, connection, message))
 
-    def join(self, host: int, address: str = "", pid: int = 0) -> None:
+    def join(self, host: int, address: str = "", pid: int = 0, max_in_flight: int = GANG_WINDOW) -> None:
         """A host's worker joins."""
         connection = self.connect("worker", pid or 1000 + host)
         self._names[connection] = ("host", host)
         self._hosts[host] = connection
-        self.receive(connection, ready(self.topology, host, address or f"unix:/data-{host}"))
+        hello = ready(self.topology, host, address or f"unix:/data-{host}")
+        self.receive(connection, msgspec.structs.replace(hello, max_in_flight=max_in_flight))
 
     def open(self, pid: int = 42, label: str = "script.py") -> Session:
         """A session opens."""

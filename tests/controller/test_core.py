@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import msgspec
 import pytest
 
 from atoll.cluster.settings import Dispatch
@@ -19,7 +18,7 @@ from atoll.ir.program import (
     single,
 )
 from atoll.protocol import messages as m
-from tests.controller.play import BROKEN, Cluster, Play, chain_of, joined, on, ready, runs
+from tests.controller.play import BROKEN, Cluster, Play, chain_of, joined, on, runs
 
 # ---- sessions
 
@@ -212,9 +211,7 @@ def test_a_program_whose_plan_is_too_large_for_a_message_is_refused_and_costs_no
 def test_no_more_is_in_flight_on_an_island_than_the_least_of_its_hosts_can_take():
     cluster = Cluster("1x2x1")
     for host, most in ((0, 8), (1, 5)):
-        connection = cluster.connect("worker", 1000 + host)
-        joining = msgspec.structs.replace(ready(cluster.topology, host, "unix:/data"), max_in_flight=most)
-        cluster.receive(connection, joining)
+        cluster.join(host, max_in_flight=most)
     assert cluster.controller.scheduler.statistics(0).window == 5
 
 

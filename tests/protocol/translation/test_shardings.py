@@ -1,27 +1,20 @@
-"""The codec against JAX's own shardings, and against bytes that nobody meant."""
+"""Shardings against JAX's own, and as tables."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax._src.lib import xla_client as xc
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from atoll.errors import Code, Status, StatusError
-from atoll.frontends.ifrt import codec
-from atoll.frontends.ifrt.devices import platform_id
-from atoll.frontends.ifrt.executables import compile_job, default_assignment
+from atoll.errors import Code, StatusError
 from atoll.ir.types import (
-    DTYPE_BITS,
-    ArraySpec,
     Box,
     Even,
     Opaque,
@@ -31,7 +24,9 @@ from atoll.ir.types import (
     Uneven,
     shard_boxes,
 )
-from atoll.protocol.ifrt import compile_pb2, executables_pb2, shardings_pb2, values_pb2, xla_pb2
+from atoll.protocol.ifrt import shardings_pb2, values_pb2, xla_pb2
+from atoll.protocol.translation.shardings import sharding_from, sharding_to, tiling_from
+from tests.protocol.translation.wire import Op, shape, wire
 
 DEVICES = 8
 
@@ -39,9 +34,6 @@ DEVICES = 8
 @pytest.fixture(scope="module", autouse=True)
 def _devices() -> None:
     assert len(jax.devices()) == DEVICES, "tests/conftest.py sets their number"
-
-
-# ---- JAX's meshes
 
 
 def factors(draw: st.DrawFn, count: int) -> list[int]:
@@ -82,12 +74,12 @@ def boxes_of(sharding: NamedSharding, shape: tuple[int, ...]) -> list[Box]:
 
 
 def ours(op: Any, devices: int, shape: tuple[int, ...]) -> list[Box]:
-    tiling = codec.tiling_from(op, devices, shape)
+    tiling = tiling_from(op, devices, shape)
     return list(shard_boxes(Sharding(tuple(range(devices)), tiling), shape))
 
 
 @given(placed())
-def test_shards_lie_where_jax_says_they_lie(case):
+def test_shards_are_where_jax_says_they_are(case):
     mesh, spec, shape = case
     sharding = NamedSharding(mesh, spec)
     op = xla_pb2.OpSharding.FromString(sharding._to_xla_hlo_sharding(len(shape)).to_proto().SerializeToString())
@@ -185,9 +177,6 @@ def test_trailing_tiles_that_have_a_kind_of_their_own_are_replicas(types):
     assert ours(op, grid.size, (3, 4)) == [left] * each + [right] * each
 
 
-Op = xla_pb2.OpSharding
-
-
 @pytest.mark.parametrize(
     ("op", "tiling"),
     [
@@ -202,7 +191,7 @@ Op = xla_pb2.OpSharding
     ],
 )
 def test_other_kinds_of_tiles_as_a_table(op, tiling):
-    assert codec.tiling_from(op, 2, (4,)) == tiling
+    assert tiling_from(op, 2, (4,)) == tiling
 
 
 @pytest.mark.parametrize(
@@ -258,21 +247,8 @@ def test_other_kinds_of_tiles_as_a_table(op, tiling):
 )  # fmt: skip
 def test_tiles_that_make_no_sense_are_refused(op):
     with pytest.raises(StatusError) as caught:
-        codec.tiling_from(op, 2, (4,))
+        tiling_from(op, 2, (4,))
     assert caught.value.status.code == Code.INVALID_ARGUMENT
-
-
-# ---- shardings
-
-
-def wire(name: str, message: Any) -> Any:
-    return values_pb2.Sharding(
-        serialized_sharding={"type_name": f"xla::ifrt::{name}", "data": message.SerializeToString()}
-    )
-
-
-def shape(*dims: int) -> Any:
-    return values_pb2.Shape(dims=dims)
 
 
 PAIR = values_pb2.DeviceList(device_ids=[5, 3])
@@ -337,7 +313,7 @@ PAIR = values_pb2.DeviceList(device_ids=[5, 3])
     ],
 )
 def test_every_kind_of_sharding_is_read(proto, expected):
-    assert codec.sharding_from(proto, (4, 4)) == expected
+    assert sharding_from(proto, (4, 4)) == expected
 
 
 @pytest.mark.parametrize(
@@ -383,7 +359,7 @@ def test_every_kind_of_sharding_is_read(proto, expected):
 )
 def test_a_sharding_that_makes_no_sense_is_refused(proto, code):
     with pytest.raises(StatusError) as caught:
-        codec.sharding_from(proto, (4, 4))
+        sharding_from(proto, (4, 4))
     assert caught.value.status.code == code
 
 
@@ -397,7 +373,7 @@ def test_sharding_params_cut_dimensions_by_axes_from_minor_to_major(data):
         devices={"device_ids": range(DEVICES)},
         sharding_param={"dim_shards": [DEVICES], "permutation": permutation, "axis_sizes": sizes},
     )
-    sharding = codec.sharding_from(wire("ShardingParamSharding", message), (DEVICES,))
+    sharding = sharding_from(wire("ShardingParamSharding", message), (DEVICES,))
     boxes = shard_boxes(sharding, (DEVICES,))
     assert [boxes[position] for position in grid.reshape(-1)] == [((i, i + 1),) for i in range(DEVICES)]
 
@@ -410,327 +386,11 @@ def test_sharding_params_cut_dimensions_by_axes_from_minor_to_major(data):
         Sharding((0, 1), Even((2,)), "pinned_host"),
     ],
 )
-def test_shardings_that_we_say_are_read_back(sharding):
-    assert codec.sharding_from(codec.sharding_to(sharding, (4,), None), (4,)) == sharding
+def test_shardings_that_we_send_are_read_back(sharding):
+    assert sharding_from(sharding_to(sharding, (4,), None), (4,)) == sharding
 
 
-def test_an_outputs_own_sharding_is_told_as_xla_made_it():
+def test_an_outputs_own_sharding_is_sent_as_xla_made_it():
     op = Op(type=Op.OTHER, tile_assignment_dimensions=[2]).SerializeToString()
     sharding = Sharding((4, 6), Tiled((2,), (0, 1)), "device")
-    assert codec.sharding_from(codec.sharding_to(sharding, (4,), op), (4,)) == sharding
-
-
-# ---- dtypes, shapes, layouts, statuses
-
-
-def test_every_dtype_of_the_wire_is_one_of_ours():
-    kinds = values_pb2.DType.Kind
-    for number in kinds.values():
-        if number == kinds.Value("KIND_UNSPECIFIED"):
-            continue
-        name = codec.dtype_from(values_pb2.DType(kind=number))
-        assert name in DTYPE_BITS
-        assert codec.dtype_to(name).kind == number
-
-
-@pytest.mark.parametrize("number", [0, 9999])
-def test_an_unknown_dtype_is_refused(number):
-    with pytest.raises(StatusError, match=f"unknown dtype {number}"):
-        codec.dtype_from(values_pb2.DType(kind=number))
-
-
-@pytest.mark.parametrize("dims", [(), (0,), (3, 4), (1 << 47,), (0, 1 << 62)])
-def test_shapes_are_read(dims):
-    assert codec.shape_from(shape(*dims)) == dims
-
-
-@pytest.mark.parametrize("dims", [(-1,), (1 << 49,), (1 << 30, 1 << 30), (1,) * 65, (-1, -1)])
-def test_shapes_that_no_array_has_are_refused(dims):
-    with pytest.raises(StatusError, match="no such shape"):
-        codec.shape_from(shape(*dims))
-
-
-@pytest.mark.parametrize(
-    ("text", "order", "tiles", "bits", "memory"),
-    [
-        ("{}", [], [], 0, 0),
-        ("{0}", [0], [], 0, 0),
-        ("{1,0}", [1, 0], [], 0, 0),
-        ("{0,1,2}", [0, 1, 2], [], 0, 0),
-        ("{1,0:T(8,128)(2,1)E(4)S(5)}", [1, 0], [[8, 128], [2, 1]], 4, 5),
-        ("{0:T(*)}", [0], [[-(2**63)]], 0, 0),
-    ],
-)
-def test_layouts_are_read_from_xlas_text(text, order, tiles, bits, memory):
-    proto = codec.layout_proto_from_text(text)
-    assert list(proto.minor_to_major) == order
-    assert [list(tile.dimensions) for tile in proto.tiles] == tiles
-    assert (proto.element_size_in_bits, proto.memory_space) == (bits, memory)
-
-
-@given(st.permutations(range(4)))
-def test_xlas_own_text_of_a_layout_is_understood(order):
-    text = "{" + ",".join(map(str, order)) + "}"
-    assert codec.xla_layout(codec.layout_proto_from_text(text)) == tuple(reversed(order))
-
-
-@pytest.mark.parametrize(
-    "text", ["{x}", "{1,a}", "{0:T(}", "{0:T(x)}", "{0:E()}", "{0:S(-)}", "{99999999999999999999}"]
-)
-def test_texts_that_are_no_layout_are_refused(text):
-    with pytest.raises(StatusError, match="no layout") as caught:
-        codec.layout_proto_from_text(text)
-    assert caught.value.status.code == Code.INVALID_ARGUMENT
-
-
-@pytest.mark.parametrize(("text", "order"), [("{}", None), ("{0}", None), ("{1,0:T(8,128)}", None), ("{0,1}", (1, 0))])
-def test_only_an_unusual_order_of_an_outputs_dimensions_is_told(text, order):
-    assert codec.order_of_layout(text) == order
-
-
-@pytest.mark.parametrize("order", [[1, 1], [1], [0, 2], [-1, 0]])
-def test_an_order_of_dimensions_that_is_none_is_refused(order):
-    with pytest.raises(StatusError, match="no order"):
-        codec.xla_layout(xla_pb2.XlaLayout(minor_to_major=order))
-    compact = shardings_pb2.CompactLayout(major_to_minor=order).SerializeToString()
-    layout = values_pb2.Layout(serialized_layout={"type_name": "xla::ifrt::CompactLayout", "data": compact})
-    with pytest.raises(StatusError, match="no order"):
-        codec.layout_from(layout)
-
-
-@given(st.builds(Status, st.integers(0, 16), st.text(), st.dictionaries(st.text(), st.binary(), max_size=3)))
-def test_statuses_survive_the_wire(status):
-    assert codec.status_from(codec.status_to(status)) == status
-
-
-# ---- compile requests
-
-
-def compile_request(**build: Any) -> Any:
-    options = compile_pb2.XlaCompileOptions(compile_options={"executable_build_options": build})
-    request = executables_pb2.Compile()
-    request.program.type_name = "xla::ifrt::XlaProgram"
-    request.program.data = b"module"
-    request.compile_options.data = options.SerializeToString()
-    return request
-
-
-def assignment(rows: list[list[int]], replicas: int, partitions: int) -> Any:
-    return {
-        "replica_count": replicas,
-        "computation_count": partitions,
-        "computation_devices": [{"replica_device_ids": row} for row in rows],
-    }
-
-
-def test_a_compile_request_names_its_devices_by_replica_and_partition():
-    request = compile_request(
-        num_replicas=2, num_partitions=3, device_assignment=assignment([[0, 1], [2, 3], [4, 5]], 2, 3)
-    )
-    assert compile_job(request, 8).assignment == ((0, 2, 4), (1, 3, 5))
-    assert default_assignment(2, 2, 8) == ((0, 1), (2, 3))
-
-
-def test_the_same_program_on_other_devices_has_the_same_content():
-    requests = [
-        compile_request(num_partitions=2, device_assignment=assignment(rows, 1, 2)) for rows in ([[0], [1]], [[3], [2]])
-    ]
-    jobs = [compile_job(request, 8) for request in requests]
-    assert jobs[0].content == jobs[1].content
-    assert [job.devices for job in jobs] == [(0, 1), (3, 2)]
-    other = compile_request(num_partitions=2)
-    other.program.data = b"another"
-    assert compile_job(other, 8).content != jobs[0].content
-
-
-@pytest.mark.parametrize(
-    "request_",
-    [
-        compile_request(num_partitions=9),
-        compile_request(num_replicas=1 << 40, num_partitions=1 << 40),
-        compile_request(num_partitions=2, device_assignment=assignment([[0]], 1, 1)),
-        compile_request(num_partitions=2, device_assignment=assignment([[0], [0]], 1, 2)),
-        compile_request(num_partitions=2, device_assignment=assignment([[0], [8]], 1, 2)),
-        compile_request(num_partitions=2, device_assignment=assignment([[0], [-1]], 1, 2)),
-        compile_request(num_partitions=2, device_assignment=assignment([[0]], 1, 2)),
-        compile_request(num_partitions=2, device_assignment=assignment([[0], []], 1, 2)),
-        compile_request(device_assignment=assignment([], (1 << 31) - 1, 0)),
-        compile_request(device_assignment=assignment([], 0, 0)),
-    ],
-)
-def test_a_compile_request_for_devices_that_do_not_fit_is_refused(request_):
-    with pytest.raises(StatusError) as caught:
-        compile_job(request_, 8)
-    assert caught.value.status.code == Code.INVALID_ARGUMENT
-
-
-@pytest.mark.parametrize(
-    ("change", "code", "text"),
-    [
-        ({"type_name": "xla::ifrt::PluginProgram", "data": b'{"x": 1}'}, Code.INVALID_ARGUMENT, "plugin program"),
-        ({"type_name": "xla::ifrt::PluginProgram", "data": b"\xff\xfe"}, Code.INVALID_ARGUMENT, "plugin program"),
-        ({"type_name": "xla::ifrt::Other"}, Code.UNIMPLEMENTED, "xla::ifrt::Other"),
-    ],
-)  # fmt: skip
-def test_programs_of_other_kinds_are_refused(change, code, text):
-    request = compile_request()
-    for name, value in change.items():
-        setattr(request.program, name, value)
-    with pytest.raises(StatusError, match=text) as caught:
-        compile_job(request, 8)
-    assert caught.value.status.code == code
-
-
-# ---- bytes that nobody meant
-
-
-def fuzzed(read: Callable[[], Any]) -> None:
-    """Whatever was sent, it is understood or refused with a status; nothing else is raised."""
-    try:
-        read()
-    except StatusError:
-        return
-
-
-@settings(max_examples=200)
-@given(st.binary(max_size=80), st.sampled_from(sorted(codec._SHARDINGS)), st.integers(0, 3))
-@example(b"", "xla::ifrt::HloSharding", 1)
-def test_any_bytes_are_a_sharding_or_refused(data, name, rank):
-    proto = values_pb2.Sharding(serialized_sharding={"type_name": name, "data": data})
-
-    def read() -> None:
-        sharding = codec.sharding_from(proto, (4,) * rank)
-        shard_boxes(sharding, (4,) * rank)
-
-    fuzzed(read)
-
-
-small = st.integers(-2, 8) | st.sampled_from([1 << 40, -(1 << 62)])
-
-
-def lists(of: st.SearchStrategy[Any] = small) -> st.SearchStrategy[list[Any]]:
-    return st.lists(of, max_size=4)
-
-
-refs = st.builds(
-    lambda index, part: xla_pb2.AxisRef(
-        mesh_axis_index=index, sub_axis_info=part and {"pre_size": part[0], "size": part[1]}
-    ),
-    small,
-    st.none() | st.tuples(small, small),
-)
-meshes = st.builds(
-    lambda sizes, ids, iota: xla_pb2.Mesh(
-        axes=[{"size": size} for size in sizes],
-        device_ids=ids,
-        iota_transform=iota and {"reshape_dims": iota[0], "transpose_perm": iota[1]},
-    ),
-    lists(st.sampled_from([1, 2, 4, 8, 0, -2])),
-    lists(),
-    st.none() | st.tuples(lists(), lists()),
-)
-tile_assignments = st.builds(
-    lambda kind, dims, devices, iota, permutation, last, last_dims: Op(
-        type=kind,
-        tile_assignment_dimensions=dims,
-        tile_assignment_devices=devices,
-        iota_reshape_dims=iota,
-        iota_transpose_perm=permutation,
-        replicate_on_last_tile_dim=last,
-        last_tile_dims=last_dims,
-    ),
-    st.sampled_from([Op.OTHER, Op.OTHER, Op.OTHER, Op.REPLICATED, Op.MANUAL, Op.UNKNOWN, 99]),
-    lists(),
-    lists(),
-    lists(),
-    lists(st.integers(-1, 3)),
-    st.booleans(),
-    lists(st.integers(0, 6)),
-)
-named_shardings = st.builds(
-    lambda mesh, groups: Op(named_sharding={"mesh": mesh, "dim_shardings": [{"axes": g} for g in groups]}),
-    meshes,
-    lists(lists(refs)),
-)
-
-
-@settings(max_examples=400)
-@given(tile_assignments | named_shardings, st.sampled_from([1, 2, 4, 8]), st.integers(0, 3))
-def test_any_numbers_in_a_sharding_cover_the_array_or_are_refused(op, devices, rank):
-    def read() -> None:
-        tiling = codec.tiling_from(op, devices, (4,) * rank)
-        boxes = shard_boxes(Sharding(tuple(range(devices)), tiling), (4,) * rank)
-        covered = np.zeros((4,) * rank, int)
-        for box in boxes:
-            covered[tuple(slice(start, stop) for start, stop in box)] += 1
-        assert covered.min() >= 1
-
-    fuzzed(read)
-
-
-@given(st.binary(max_size=60), st.sampled_from(["CompactLayout", "PjRtLayout", "Other"]))
-def test_any_bytes_are_a_layout_or_refused(data, kind):
-    layout = values_pb2.Layout(serialized_layout={"type_name": f"xla::ifrt::{kind}", "data": data})
-    fuzzed(lambda: codec.layout_from(layout))
-
-
-@given(st.text("{}(),:*TESD0123456789-x", max_size=30) | st.text(max_size=10))
-def test_any_text_is_a_layout_or_refused(text):
-    fuzzed(lambda: codec.layout_proto_from_text(text))
-
-
-@given(st.binary(max_size=100))
-def test_any_bytes_are_an_array_spec_or_refused(data):
-    fuzzed(lambda: codec.spec_from(codec.parse(values_pb2.ArraySpec, data)))
-
-
-@given(st.binary(max_size=30))
-def test_any_bytes_for_the_layout_of_an_array_spec_are_understood_or_refused(data):
-    spec = values_pb2.ArraySpec(
-        dtype=codec.dtype_to("float32"), shape=shape(4, 4), sharding=codec.sharding_to(Sharding((0,)), (), None)
-    )
-    spec.layout = data
-    fuzzed(lambda: codec.spec_from(spec))
-
-
-@given(st.binary(max_size=120))
-def test_any_bytes_are_a_compile_request_or_refused(data):
-    fuzzed(lambda: compile_job(codec.parse(executables_pb2.Compile, data), 8))
-
-
-@given(st.binary(max_size=120))
-def test_any_bytes_are_compile_options_or_refused(data):
-    request = compile_request()
-    request.compile_options.data = data
-    fuzzed(lambda: compile_job(request, 8))
-
-
-def test_a_spec_is_read_whole():
-    proto = values_pb2.ArraySpec(
-        dtype=codec.dtype_to("bfloat16"),
-        shape=shape(4, 2),
-        sharding=codec.sharding_to(Sharding((3,)), (4, 2), None),
-    )
-    assert codec.spec_from(proto) == ArraySpec("bfloat16", (4, 2), Sharding((3,)))
-
-
-# ---- numbers of platforms
-
-
-@pytest.mark.parametrize(
-    ("text", "signed"),
-    [
-        # Published values of the same hash (FARM_FINGERPRINT in BigQuery's reference): one for each of its lengths.
-        ("foo", 6150913649986995171),
-        ("3true", -4880158226897771312),
-        ("1footrue", -1541654101129638711),
-        ("2applefalse", 2794438866806483259),
-    ],
-)
-def test_the_number_of_a_platform_is_its_names_farm_fingerprint(text, signed):
-    assert platform_id(text) == signed % (1 << 64)
-
-
-def test_the_numbers_of_platforms_differ():
-    numbers = sorted(platform_id(name) for name in ("cpu", "cuda", "rocm", "tpu", "METAL", ""))
-    assert all(a < b for a, b in pairwise(numbers))
+    assert sharding_from(sharding_to(sharding, (4,), op), (4,)) == sharding

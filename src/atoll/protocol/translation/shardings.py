@@ -1,21 +1,18 @@
-"""IFRT's values as the wire has them, to and from the words of `atoll.ir`.
+"""Shardings of the IFRT protocol, to and from those of `atoll.ir`.
 
-Everything a client sends is checked here: what cannot be understood raises INVALID_ARGUMENT, never anything else.
+XLA's own form is understood here without XLA, whose helpers end the process at forms that they do not know.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
-from atoll.errors import Status, invalid, unimplemented
-from atoll.frontends.ifrt.memory_report import client_payload
+from atoll.errors import invalid, unimplemented
 from atoll.ir.types import (
-    ArraySpec,
     Even,
     Opaque,
     Replicated,
@@ -25,99 +22,8 @@ from atoll.ir.types import (
     Tiling,
     Uneven,
 )
-from atoll.protocol.ifrt import shardings_pb2, status_pb2, values_pb2, xla_pb2
-
-MAX_RANK = 64
-MAX_ELEMENTS = 1 << 48
-
-_KINDS = {
-    "PRED": "bool",
-    "S1": "int1",
-    "S2": "int2",
-    "S4": "int4",
-    "S8": "int8",
-    "S16": "int16",
-    "S32": "int32",
-    "S64": "int64",
-    "U1": "uint1",
-    "U2": "uint2",
-    "U4": "uint4",
-    "U8": "uint8",
-    "U16": "uint16",
-    "U32": "uint32",
-    "U64": "uint64",
-    "F16": "float16",
-    "F32": "float32",
-    "F64": "float64",
-    "BF16": "bfloat16",
-    "C64": "complex64",
-    "C128": "complex128",
-    "TOKEN": "token",
-    "OPAQUE": "opaque",
-    "F8E3M4": "float8_e3m4",
-    "F8E4M3": "float8_e4m3",
-    "F8E4M3FN": "float8_e4m3fn",
-    "F8E4M3B11FNUZ": "float8_e4m3b11fnuz",
-    "F8E4M3FNUZ": "float8_e4m3fnuz",
-    "F8E5M2": "float8_e5m2",
-    "F8E5M2FNUZ": "float8_e5m2fnuz",
-    "F8E8M0FNU": "float8_e8m0fnu",
-    "F4E2M1FN": "float4_e2m1fn",
-    "F6E2M3FN": "float6_e2m3fn",
-    "F6E3M2FN": "float6_e3m2fn",
-    "STRING": "string",
-}
-_DTYPE_OF_KIND = {values_pb2.DType.Kind.Value(f"KIND_{kind}"): name for kind, name in _KINDS.items()}
-_KIND_OF_DTYPE = {name: number for number, name in _DTYPE_OF_KIND.items()}
-
-
-def parse(kind: type[Any], data: bytes) -> Any:
-    """The message of that kind in `data`."""
-    try:
-        return kind.FromString(data)
-    except DecodeError:
-        raise invalid(f"{len(data)} bytes that are no {kind.DESCRIPTOR.name}") from None
-
-
-# ---- dtypes, shapes, statuses
-
-
-def dtype_from(proto: Any) -> str:
-    name = _DTYPE_OF_KIND.get(proto.kind)
-    if name is None:
-        raise invalid(f"unknown dtype {proto.kind}")
-    return name
-
-
-def dtype_to(name: str) -> Any:
-    return values_pb2.DType(kind=_KIND_OF_DTYPE[name])
-
-
-def shape_from(proto: Any) -> Shape:
-    dims = tuple(proto.dims)
-    if len(dims) > MAX_RANK or any(size < 0 for size in dims) or math.prod(dims) > MAX_ELEMENTS:
-        raise invalid(f"no such shape: {list(dims[:MAX_RANK])}")
-    return dims
-
-
-def strides_from(proto: Any) -> tuple[int, ...] | None:
-    """The byte strides of a request's optional field `byte_strides`."""
-    return tuple(proto.byte_strides.strides) if proto.HasField("byte_strides") else None
-
-
-def status_to(status: Status) -> Any:
-    proto = status_pb2.Status(code=status.code, message=status.message)
-    for each in status.payloads.items():
-        key, value = client_payload(*each)
-        proto.payload[key] = value
-    return proto
-
-
-def status_from(proto: Any) -> Status:
-    return Status(proto.code, proto.message, dict(proto.payload))
-
-
-# ---- shardings
+from atoll.protocol.ifrt import shardings_pb2, values_pb2, xla_pb2
+from atoll.protocol.translation.codec import parse, shape_from
 
 
 def sharding_from(proto: Any, shape: Shape) -> Sharding:
@@ -192,7 +98,7 @@ _SHARDINGS: dict[str, tuple[Any, Any]] = {
 
 
 def tiling_from(op: Any, devices: int, shape: Shape | None) -> Tiling:
-    """XLA's own form. Computed here: XLA's helpers end the process at forms that they do not know."""
+    """The tiling that XLA's own form says."""
     if op.HasField("named_sharding"):
         return _named(op.named_sharding, devices, shape)
     kind = xla_pb2.OpSharding
@@ -320,78 +226,3 @@ def sharding_to(sharding: Sharding, shape: Shape, op_sharding: bytes | None) -> 
     return values_pb2.Sharding(
         serialized_sharding=values_pb2.Serialized(type_name=name, data=message.SerializeToString())
     )
-
-
-# ---- layouts and array specs
-
-
-def layout_from(proto: Any) -> tuple[int, ...] | None:
-    """Major-to-minor of an optional layout message; None stands for the default."""
-    serialized = proto.serialized_layout
-    if serialized.type_name.endswith("CompactLayout"):
-        return _order_of_dimensions(parse(shardings_pb2.CompactLayout, serialized.data).major_to_minor)
-    if serialized.type_name.endswith("PjRtLayout"):
-        return xla_layout(parse(shardings_pb2.PjRtLayout, serialized.data).xla_layout)
-    raise invalid(f"unknown kind of layout {serialized.type_name[:100]!r}")
-
-
-def xla_layout(proto: Any) -> tuple[int, ...]:
-    """Major-to-minor of XLA's layout."""
-    if proto.tiles:
-        raise unimplemented("arrays cannot be put with a tiled layout; leave the layout to the platform")
-    return _order_of_dimensions(reversed(proto.minor_to_major))
-
-
-def order_of_layout(text: str) -> tuple[int, ...] | None:
-    """Major-to-minor of the layout in XLA's text form; None where it is row by row."""
-    order = tuple(reversed(layout_proto_from_text(text).minor_to_major))
-    return None if order == tuple(range(len(order))) else order
-
-
-def _order_of_dimensions(dimensions: Iterable[int]) -> tuple[int, ...]:
-    order = tuple(dimensions)
-    if sorted(order) != list(range(len(order))):
-        raise invalid("a layout that is no order of the dimensions")
-    return order
-
-
-def spec_from(proto: Any) -> ArraySpec:
-    shape = shape_from(proto.shape)
-    layout = None
-    if proto.layout:
-        try:
-            layout = xla_layout(layout_proto_from_text(proto.layout.decode()))
-        except ValueError:
-            raise invalid(f"no layout: {proto.layout[:100]!r}") from None
-    return ArraySpec(dtype_from(proto.dtype), shape, sharding_from(proto.sharding, shape), layout)
-
-
-def layout_proto_from_text(text: str) -> Any:
-    """XLA's layout message for its text form, such as {1,0:T(8,128)(2,1)E(4)S(5)}."""
-    try:
-        return _layout_proto(text.strip().removeprefix("{").removesuffix("}"))
-    except ValueError:
-        raise invalid(f"no layout: {text[:100]!r}") from None
-
-
-def _layout_proto(body: str) -> Any:
-    order, _, rest = body.partition(":")
-    proto = xla_pb2.XlaLayout(minor_to_major=[int(part) for part in order.split(",") if part])
-    position = 0
-    tag = ""
-    while position < len(rest):
-        char = rest[position]
-        if char != "(":
-            tag = char
-            position += 1
-            continue
-        end = rest.index(")", position)
-        values = rest[position + 1 : end].split(",")
-        if tag == "T":
-            proto.tiles.add(dimensions=[-(2**63) if v == "*" else int(v) for v in values if v])
-        elif tag == "E":
-            proto.element_size_in_bits = int(values[0])
-        elif tag == "S":
-            proto.memory_space = int(values[0])
-        position = end + 1
-    return proto
