@@ -27,7 +27,7 @@ from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.scheduler import Gang, Scheduler, Ticket
 from atoll.scheduling.sequential import Turns
 
-# More executions than this in flight on one host can deadlock XLA's CPU client (32 is its own limit).
+# Until an island's hosts have said how many runs may be in flight on them.
 GANG_WINDOW = 24
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from atoll.errors import invalid, unimplemented
+from atoll.protocol.advice import CALLBACK_ADVICE
 from atoll.protocol.ifrt import compile_pb2
 from atoll.protocol.messages import FunctionSource
 from atoll.protocol.translation import codec
@@ -16,11 +17,6 @@ from atoll.protocol.translation import codec
 XLA_PROGRAM = "xla::ifrt::XlaProgram"
 PLUGIN_PROGRAM = "xla::ifrt::PluginProgram"
 _PLUGIN_PREFIX = b"__serialized_plugin_program "
-CALLBACK_ADVICE = (
-    "this program calls back into the client's Python (jax.pure_callback, io_callback, debug.print or debug.callback), "
-    "which jaxlib's IFRT proxy client cannot serve; return the values and use them outside of jit, or run that part on "
-    "a local CPU device (JAX_PLATFORMS=atoll,cpu)"
-)
 
 
 @dataclass(frozen=True)

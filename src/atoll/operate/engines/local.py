@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from atoll._version import __version__
-from atoll.cluster.settings import DEFAULT_PLATFORM, NULL_PLATFORM
+from atoll.cluster.settings import DEFAULT_PLATFORM
 from atoll.cluster.topology import read_topology
 from atoll.controller.options import ControllerOptions
 from atoll.errors import AtollError, ClusterError
@@ -41,9 +41,8 @@ from atoll.protocol.messages import (
 )
 from atoll.wire.address import Address, check_may_listen, parse_address
 from atoll.wire.connection import Connection, connect
-from atoll.worker.null.model import chosen_model
-from atoll.worker.null.options import NullIslandOptions
-from atoll.worker.options import Membership, WorkerOptions
+from atoll.worker.kinds import XLA, kind_of, named
+from atoll.worker.options import IslandOptions, Membership, WorkerOptions
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +61,7 @@ def worker_environment(platform: str) -> dict[str, str]:
     env.pop("XLA_FLAGS", None)
     if flags:
         env["XLA_FLAGS"] = " ".join(flags)
-    env["JAX_PLATFORMS"] = DEFAULT_PLATFORM if platform == NULL_PLATFORM else platform
+    env["JAX_PLATFORMS"] = platform if kind_of(platform) is XLA else DEFAULT_PLATFORM
     env["JAX_ENABLE_X64"] = "1"
     env.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     return env
@@ -75,8 +74,9 @@ class LocalEngine:
         self.options = options
         self.stop = stop
         self.topology = read_topology(options.settings.islands, options.settings.mesh)
-        if options.settings.platform == NULL_PLATFORM:
-            chosen_model()  # raises ClusterError here, where somebody hears it
+        self.kind = kind_of(options.settings.platform)
+        if self.kind.check:
+            named(self.kind.check)()  # raises ClusterError here, where the user sees it
         self.address = parse_address(options.controller_address)
         self.controller: subprocess.Popen[bytes] | None = None
         self._environment = worker_environment(options.settings.platform)
@@ -108,13 +108,13 @@ class LocalEngine:
 
     def _workers(self, island: int, incarnation: int) -> list[tuple[int, str, msgspec.Struct]]:
         count = self.topology.hosts
-        if self.options.settings.platform == NULL_PLATFORM:
-            return [(island * count, "atoll.worker.null.main", self._null_island(island))]
+        if self.kind.process_per_island:
+            return [(island * count, self.kind.process, self._island_options(island))]
         meeting = f"unix:{self.options.directory}/island-{island}-{incarnation}.sock"
         return [
             (
                 host,
-                "atoll.worker.main",
+                self.kind.process,
                 WorkerOptions(
                     str(self.address),
                     self._data_address(host),
@@ -124,14 +124,15 @@ class LocalEngine:
                     os.getpid(),
                     self.options.cache_directory,
                     Membership(meeting, rank, count, "127.0.0.1") if count > 1 else None,
+                    self.options.settings.platform,
                 ),
             )
             for rank, host in enumerate(range(island * count, (island + 1) * count))
         ]
 
-    def _null_island(self, island: int) -> NullIslandOptions:
+    def _island_options(self, island: int) -> IslandOptions:
         count = self.topology.hosts
-        return NullIslandOptions(
+        return IslandOptions(
             str(self.address),
             self._data_address("{host}"),
             island,

@@ -9,12 +9,13 @@ import msgspec
 
 from atoll.errors import OK, Code, Status, StatusError, invalid, unimplemented
 from atoll.frontends.ifrt import slices
-from atoll.frontends.ifrt.compile_requests import CALLBACK_ADVICE, compile_job, plugin_payload
+from atoll.frontends.ifrt.compile_requests import compile_job, plugin_payload
 from atoll.frontends.ifrt.executables import Executable
 from atoll.frontends.ifrt.loaded import MPMD_ERROR, Loaded
 from atoll.frontends.ifrt.pending_request import Handler, PendingRequest
 from atoll.frontends.ifrt.program_executables import read
 from atoll.ir.submission import is_submission
+from atoll.protocol.advice import CALLBACK_ADVICE
 from atoll.protocol.messages import FunctionInfo
 from atoll.protocol.translation import codec
 

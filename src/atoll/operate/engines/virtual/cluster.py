@@ -19,6 +19,7 @@ from atoll.operate.engines.virtual.link import VirtualConnection
 from atoll.operate.engines.virtual.tasks import Future, Task
 from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox
+from atoll.worker.main import introduction
 from atoll.worker.null.backend import Collectives
 from atoll.worker.null.model import DEFAULT, MODELS, NullModel
 
@@ -64,7 +65,7 @@ class SimulatedCluster:
     def _join(self, island: int, number: int, connection: int) -> None:
         backend = self._hosts[number].host.backend
         address = f"unix:/simulated-{number}"
-        ready = m.WorkerReady(island, number, backend.describe(), backend.platform, backend.platform_version, address)
+        _, ready = introduction(island, number, backend, address)
         self.process.receive_now(connection, ready)
 
     def _to_host(self, number: int, message: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a worker does at each message of the controller."""
+"""What a worker does with each message of the controller."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ import msgspec
 from atoll.errors import Status, status_of
 from atoll.protocol import messages as m
 from atoll.transfers.data_port import DataPort
+from atoll.worker.device import DeviceBackend
 from atoll.worker.functions import Functions
-from atoll.worker.xla.backend import Backend
 
 _log = logging.getLogger(__name__)
 
 
-class Conversation:
-    """`walk` takes what the executor does; `renew(seconds)` is called when the controller is heard of."""
+class MessageHandler:
+    """`execute` takes what is for the plan executor; `renew(seconds)` renews the worker's lease at each Ping."""
 
     def __init__(
         self,
-        backend: Backend,
+        backend: DeviceBackend,
         functions: Functions,
         data_port: DataPort,
-        walk: Callable[[Any], None],
+        execute: Callable[[Any], None],
         renew: Callable[[float], None],
         report: Callable[..., None],
     ) -> None:
         self._backend = backend
         self._functions = functions
         self._data_port = data_port
-        self._walk = walk
+        self._execute = execute
         self._renew = renew
         self._report = report
         self._answers = ThreadPoolExecutor(2, "atoll-answer")
 
-    def hear(self, message: Any) -> bool:
-        """Takes one message, in order; False where it was the last."""
+    def handle(self, message: Any) -> bool:
+        """Takes one message, in order; False where it was the last. Does not block."""
         match message:
             case m.Run() | m.Dispatch() | m.DropRun() | m.Free() | m.RegisterPlan() | m.DropPlan():
-                self._walk(message)
+                self._execute(message)
             case m.OpenStore():
-                self._walk(message)
+                self._execute(message)
                 self._data_port.open_session(message.session, message.secret)
             case m.CloseStore():
-                self._walk(message)
+                self._execute(message)
                 self._data_port.close_session(message.session)
             case m.FailFeeds(session=session, feeds=feeds, status=status):
                 self._data_port.inbox.fail(session, feeds, status)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from atoll.worker.xla import threads
+from atoll.worker.xla import batch_threads
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="batch threads are Linux's")
 
@@ -23,13 +23,13 @@ def policy_of_a_new_thread() -> int:
 
 
 def on(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "jax", SimpleNamespace(config=SimpleNamespace(jax_platforms=platform)))
+    monkeypatch.setattr(batch_threads, "jax", SimpleNamespace(config=SimpleNamespace(jax_platforms=platform)))
 
 
-def test_threads_of_cpu_devices_wait_their_turn_and_no_others(monkeypatch: pytest.MonkeyPatch):
+def test_threads_of_cpu_devices_are_batch_threads_and_no_others(monkeypatch: pytest.MonkeyPatch):
     on("cpu", monkeypatch)
     before = os.sched_getscheduler(0)
-    with threads.threads_that_wait_their_turn():
+    with batch_threads.batch_threads():
         assert policy_of_a_new_thread() == os.SCHED_BATCH
     assert os.sched_getscheduler(0) == policy_of_a_new_thread() == before
 
@@ -37,5 +37,5 @@ def test_threads_of_cpu_devices_wait_their_turn_and_no_others(monkeypatch: pytes
 def test_where_devices_are_no_threads_nothing_changes(monkeypatch: pytest.MonkeyPatch):
     on("cuda", monkeypatch)
     before = os.sched_getscheduler(0)
-    with threads.threads_that_wait_their_turn():
+    with batch_threads.batch_threads():
         assert policy_of_a_new_thread() == before

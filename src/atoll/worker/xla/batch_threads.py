@@ -1,8 +1,8 @@
 """How the system schedules the threads of XLA's CPU devices.
 
-They are the devices there, several for each, and one computation wakes most of them, for a few microseconds each. By
-default whoever has been woken takes the processor from whoever runs: from the next device, from the thread that
-enqueues, from the controller. As batch threads they wait until a processor is free, and there are fewer switches.
+These threads are the devices, several for each, and one computation wakes most of them, for a few microseconds each. By
+default a thread that wakes preempts one that runs: the next device, the thread that enqueues, the controller. As batch
+threads (SCHED_BATCH) they wait until a processor is free, and there are fewer switches.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import jax
 
 
 @contextlib.contextmanager
-def threads_that_wait_their_turn() -> Iterator[None]:
-    """Threads that start within preempt nobody when they are woken, where they are the devices and Linux runs them."""
+def batch_threads() -> Iterator[None]:
+    """Threads that start within are batch threads, where threads are the devices and Linux runs them."""
     if jax.config.jax_platforms != "cpu" or not hasattr(os, "SCHED_BATCH"):
         yield
         return
