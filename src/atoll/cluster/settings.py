@@ -10,12 +10,13 @@ from enum import StrEnum
 
 import msgspec
 
-from atoll.errors import ClusterError
+from atoll.errors import SettingsError
 from atoll.processes.leases import LEASE_SECONDS
 from atoll.quantities import parse_bytes
 
 DEFAULT_ISLANDS = "1x1x8"
 DEFAULT_PLATFORM = "cpu"
+DEFAULT_ENGINE = "local"
 NULL_PLATFORM = "null"  # devices that take a given time and compute nothing: `worker.null`
 
 # By which of its environment's variables a process names a setting.
@@ -25,6 +26,7 @@ VARIABLES = {
     "device_memory": "ATOLL_DEVICE_MEMORY",
     "dispatch": "ATOLL_DISPATCH",
     "mesh": "ATOLL_TOPOLOGY",
+    "engine": "ATOLL_ENGINE",
 }
 
 
@@ -46,6 +48,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     max_sessions: int = 256
     abandoned_seconds: float = 30.0  # for what a session left running on its devices to end; then its island restarts
     mesh: str = ""  # of an island's devices, such as 4x4, where the platform tells none; "": a line
+    engine: str = DEFAULT_ENGINE  # that starts the hosts: `operate.engines.kinds`
 
     @property
     def sequential(self) -> bool:
@@ -55,22 +58,23 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     def from_environment(cls) -> ClusterSettings:
         """What `VARIABLES` say, and the defaults.
 
-        Raises ClusterError where ATOLL_DEVICE_MEMORY or ATOLL_DISPATCH says what cannot be.
+        Raises SettingsError where ATOLL_DEVICE_MEMORY or ATOLL_DISPATCH says what cannot be.
         """
         said = {name: os.environ.get(variable, "") for name, variable in VARIABLES.items()}
         try:
             device_memory = parse_bytes(said["device_memory"] or "0")
         except ValueError as error:
-            raise ClusterError(f"ATOLL_DEVICE_MEMORY: {error}") from None
+            raise SettingsError(f"ATOLL_DEVICE_MEMORY: {error}") from None
         try:
             dispatch = Dispatch(said["dispatch"] or Dispatch.PARALLEL)
         except ValueError:
             expected = " or ".join(Dispatch)
-            raise ClusterError(f"ATOLL_DISPATCH is {said['dispatch']!r}: expected {expected}") from None
+            raise SettingsError(f"ATOLL_DISPATCH is {said['dispatch']!r}: expected {expected}") from None
         return cls(
             said["islands"] or DEFAULT_ISLANDS,
             said["platform"] or DEFAULT_PLATFORM,
             device_memory,
             dispatch,
             mesh=said["mesh"],
+            engine=said["engine"] or DEFAULT_ENGINE,
         )

@@ -7,23 +7,9 @@ from __future__ import annotations
 
 from collections import deque
 
-import msgspec
+from atoll.protocol.spans import Span
 
 MOST_SPANS = 100_000
-
-
-class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A gang's time on one host; `started` and `ended` in nanoseconds of that host's monotonic clock."""
-
-    island: int
-    host: int
-    session: int
-    program: str
-    work: str  # what it does: call, put, get, move, send, receive, rearrange
-    sequence: int
-    started: int
-    ended: int
-    nodes: int = 1  # that had this turn together
 
 
 class Trace:

@@ -1,7 +1,7 @@
-"""Where a jit call of a program runs, and its compilation there.
+"""The devices and shardings of a program's jit calls, and their compiled functions.
 
-A computation runs where its shardings say; else where the shardings inside of it say; else where its first committed
-operand lies; else on JAX's default device. That is eager JAX's rule, except that operands which lie elsewhere are moved
+A computation runs on the devices of its shardings; else of the shardings inside of it; else of its first committed
+operand; else on JAX's default device. That is eager JAX's rule, except that operands on other devices are transferred
 and are no error. XLA compiles on threads, while tracing goes on.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from atoll.client import jax_internals as internals
-from atoll.client.values import Place, Value
+from atoll.client.values import ShardingLike, Value
 
 internals.leave_out_of_tracebacks(__file__)
 
@@ -82,7 +82,7 @@ def _typed(aval: Any, sharding: Any) -> Any:
 
 @dataclass(frozen=True)
 class JitCall:
-    """What JAX passes along with a jit call."""
+    """The parameters that JAX gives a jit call."""
 
     jaxpr: Any
     name: str
@@ -116,30 +116,31 @@ class JitCall:
 
 
 @dataclass(frozen=True)
-class Placed:
-    """A call with its function, and where its operands must lie and its results will."""
+class BoundCall:
+    """A call with its function, and the shardings of its operands and results."""
 
     function: Function
-    inputs: tuple[Place, ...]
-    outputs: tuple[Place, ...]
+    inputs: tuple[ShardingLike, ...]
+    outputs: tuple[ShardingLike, ...]
     committed: bool
 
 
-class Placer:
-    """Places the calls of one program; equal calls share a function. `close` lets its threads end."""
+class FunctionTable:
+    """The functions of one program; equal calls share one. `close` lets its threads end."""
 
     def __init__(self) -> None:
         self.functions: dict[Any, Function] = {}
         self._compilers = ThreadPoolExecutor(_COMPILING_THREADS, "atoll-compile")
 
     def close(self) -> None:
-        """No more calls come; what is being compiled goes on."""
+        """No more calls come; functions that are being compiled still will be."""
         self._compilers.shutdown(wait=False)
 
-    def place(self, call: JitCall, operands: Sequence[Value]) -> Placed:
+    def bind(self, call: JitCall, operands: Sequence[Value]) -> BoundCall:
+        """Chooses devices and shardings for a call, and has its function compiled there unless it is already."""
         inside = list(internals.shardings_inside(call.jaxpr))
         named = [s for s in (*call.in_shardings, *call.out_shardings) if internals.devices_of(s) is not None]
-        first = next((value for value in operands if value.committed and value.placed), None)
+        first = next((value for value in operands if value.committed and value.has_sharding), None)
         lead = next(iter((*named, *inside)), None)
         devices = internals.devices_of(lead) or internals.mesh_devices(call.mesh)
         if devices is None:
@@ -151,11 +152,11 @@ class Placer:
             inputs = [_first(each) for each in zip(inputs, mapped[0], strict=True)]
             outputs = [_first(each) for each in zip(outputs, mapped[1], strict=True)]
         for i, value in enumerate(operands):
-            if internals.devices_of(inputs[i]) is None and value.committed and value.placed:
-                inputs[i] = _on(value.sharding, devices, lead)
+            if internals.devices_of(inputs[i]) is None and value.committed and value.has_sharding:
+                inputs[i] = _over(value.sharding, devices, lead)
         committed = len(devices) > 1 or bool(named or inside) or first is not None
         function = self.function(call, devices, inputs, outputs, call.donated)
-        return Placed(
+        return BoundCall(
             function,
             tuple(self._resolved(s, devices, function.input_sharding, i) for i, s in enumerate(inputs)),
             tuple(self._resolved(s, devices, function.output_sharding, i) for i, s in enumerate(outputs)),
@@ -188,12 +189,14 @@ class Placer:
             function = self.functions[key] = Function(call, devices, inputs, outputs, donated, self._compilers)
         return function
 
-    def consuming(self, function: Function, more: set[int]) -> Function:
-        """The same function, that consumes these inputs too."""
+    def donating(self, function: Function, more: set[int]) -> Function:
+        """The same function, but it also donates these inputs."""
         donated = tuple(sorted({*function.donated, *more}))
         return self.function(function.call, function.devices, function.inputs, function.outputs, donated)
 
-    def _resolved(self, sharding: Any, devices: tuple[Any, ...], chosen: Callable[[int], Any], position: int) -> Place:
+    def _resolved(
+        self, sharding: Any, devices: tuple[Any, ...], chosen: Callable[[int], Any], position: int
+    ) -> ShardingLike:
         if internals.devices_of(sharding) is not None:
             return sharding
         if len(devices) == 1:
@@ -206,7 +209,7 @@ def _first(shardings: Sequence[Any]) -> Any:
     return next((each for each in shardings if internals.devices_of(each) is not None), shardings[-1])
 
 
-def _on(sharding: Any, devices: tuple[Any, ...], lead: Any) -> Any:
+def _over(sharding: Any, devices: tuple[Any, ...], lead: Any) -> Any:
     """The sharding if it is over these devices, else the most similar one that is."""
     if internals.devices_of(sharding) == devices:
         return sharding

@@ -5,37 +5,46 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 from atoll.cluster.settings import ClusterSettings
 from atoll.errors import AtollError, ClusterError, error_kind
 from atoll.frontends.ifrt.options import ProxyOptions, Ready
-from atoll.operate.engines.options import EngineOptions, Started, default_cache_directory, make_directory
+from atoll.operate.engines.options import EngineOptions, default_cache_directory, make_directory
+from atoll.operate.engines.start import EngineProcess
+from atoll.operate.registry import register_embedded
 from atoll.processes.child import Child, wait_for_any
 from atoll.wire.address import Address
 
+LABEL = "atoll proxy"
 
-def serve_proxy(listen: Address, cluster: str, settings: ClusterSettings, on_up: Callable[[str], None]) -> None:
-    """Runs a proxy until it ends, or a signal's exception comes through here; ends what it started.
+
+def run_proxy(listen: Address, cluster: str, settings: ClusterSettings, on_up: Callable[[str], None]) -> None:
+    """Runs a proxy until it ends, or a signal raises an exception in this call; ends what it started.
 
     `cluster` "" starts a cluster of these `settings`, which ends with the proxy. `on_up(address)` is called once the
-    proxy listens. Raises AtollError where something does not start, or ends by itself.
+    proxy listens. Raises AtollError where something does not start, or ends early.
     """
     children: list[Child] = []
-    directory = None
+    directory: Path | None = None
     try:
         if not cluster:
             directory = make_directory("proxy")
-            engine = EngineOptions(
+            options = EngineOptions(
                 settings, str(directory), parent=os.getpid(), cache_directory=default_cache_directory()
             )
-            cluster = engine.controller_address
-            children.append(Child("atoll.operate.engines.local", engine, "the embedded cluster"))
-            started = children[0].read(Started)
-            if started.error:
-                raise ClusterError(started.error)
-        options = ProxyOptions(str(listen), cluster, os.getpid(), label="atoll proxy", patience=5.0)
-        children.append(Child("atoll.frontends.ifrt.main", options, "the proxy"))
-        ready = children[-1].read(Ready)
+            engine = EngineProcess(options, "the embedded cluster")
+            children.append(engine)
+            register_embedded(directory, engine.address, settings.islands, settings.platform, engine.process.pid, LABEL)
+            engine.wait_until_up()
+            cluster = engine.address
+        proxy = Child(
+            "atoll.frontends.ifrt.main",
+            ProxyOptions(str(listen), cluster, os.getpid(), label=LABEL, patience=5.0),
+            "the proxy",
+        )
+        children.append(proxy)
+        ready = proxy.read(Ready)
         if ready.error:
             raise _error(ready, listen)
         on_up(ready.address)

@@ -1,8 +1,8 @@
-"""Keeps jaxlib's client from reporting ordinary events as if they were errors.
+"""Filters standard error: jaxlib's client logs ordinary events as if they were errors.
 
-Its C++ half writes to file descriptor 2 at levels that JAX leaves on: that a local channel is not encrypted, and
-that the connection has ended, with a stack trace, when it was we who ended it. While `filtered` is open, the
-lines that say so are left out and all others pass.
+Its C++ half writes to file descriptor 2 at log levels that JAX leaves on: that a local channel is not encrypted, and
+that the connection has ended, with a stack trace, also when this process has ended it. Inside `filtered_stderr`, those
+messages are left out and all others pass.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TRACE_ENDS = b"*** End stack trace ***"
 
 
 @contextlib.contextmanager
-def filtered() -> Iterator[None]:
+def filtered_stderr() -> Iterator[None]:
     """Filters what this process writes to descriptor 2 until the block ends."""
     try:
         sys.stderr.flush()

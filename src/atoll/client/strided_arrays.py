@@ -1,9 +1,9 @@
-"""Lets NumPy arrays of any strides be sent.
+"""Lets `jax.device_put` take NumPy arrays of any strides.
 
 jaxlib's IFRT proxy client refuses strides below 1 ("Negative or zero strides are not fully supported"), which x[::-1]
 and np.broadcast_to have; every other client of jaxlib copies such an array. So it is copied here, just before jaxlib's
-one function through which JAX sends host memory. (The quick path of `jax.jit` does not come by: it is refused, and
-JAX then takes this way by itself.)
+one function through which JAX sends host memory. (The fast path of `jax.jit` does not use that function. There jaxlib
+refuses the array, and JAX falls back to the function by itself.)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 
-def send_any_strides() -> None:
+def accept_any_strides() -> None:
     """Wraps jaxlib's function, once; where this JAX has none of that name, the client's refusal stands."""
     from jax._src.lib import xla_client
 
