@@ -124,7 +124,8 @@ def proxy(
     def announce(where: str) -> None:
         print(f"grpc://{where}", flush=True)
         say(
-            "  run:   IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS=true JAX_PLATFORMS=proxy "
+            # Else jaxlib's client prints a stack trace at each normal end.
+            "  run:   TF_CPP_MIN_LOG_LEVEL=2 IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS=true JAX_PLATFORMS=proxy "
             f"JAX_BACKEND_TARGET=grpc://{where} python train.py"
         )
         say("  end:   Ctrl-C")
