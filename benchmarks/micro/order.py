@@ -20,10 +20,10 @@ import numpy as np
 from atoll.ir import plan as p
 from atoll.processes.process import command
 from atoll.protocol import messages as m
-from atoll.transfers.channel import DataChannel, dial
+from atoll.transfers.channel import DataChannel
 from atoll.wire.address import parse_address
 from atoll.wire.blocking import BlockingConnection
-from atoll.wire.connection import bind_unix
+from atoll.wire.sockets import bind_unix
 from atoll.worker.options import WorkerOptions
 from benchmarks.harness.benchmark import Round, Settings
 
@@ -82,7 +82,7 @@ def _direct(calls: int) -> Round:
     heard = worker.receive()
     _expect(heard, m.WorkerReady)
     worker.send(m.OpenStore(1, "secret"))
-    channel = DataChannel(dial(parse_address(options.data_address)))
+    channel = DataChannel.dial(parse_address(options.data_address))
     channel.open(1, "secret")
 
     channel.send(1, 1, [msgspec.msgpack.encode(_source())])

@@ -60,8 +60,8 @@ class ModelHost:
         match message:
             case m.OpenStore(session=session):
                 self.stores[session] = {}
-            case m.RegisterPlan(plan=plan, body=body):
-                self.plans[plan] = body
+            case m.RegisterPlan(plan=plan, definition=definition):
+                self.plans[plan] = definition
             case m.DropPlan(plan=plan):
                 del self.plans[plan]
             case m.Compile(function=function):

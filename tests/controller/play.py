@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
+
+import msgspec
 
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
+from atoll.controller import actions as a
+from atoll.controller import events as e
 from atoll.controller.core import Controller
+from atoll.controller.programs.launcher import GANG_WINDOW
+from atoll.controller.sessions.session import Session
 from atoll.errors import OK, Code, Status
 from atoll.ir.program import (
     Call,
@@ -20,47 +27,167 @@ from atoll.protocol import messages as m
 
 BROKEN = Status(Code.INTERNAL, "division by zero")
 
+# Signs of life and the like, of which tables say nothing.
+_BACKGROUND = (m.Ping, m.Peers)
 
-def joined(topology: str, **settings: Any) -> Controller:
-    """A controller whose workers have all joined, without what it told them."""
-    parsed = Topology.parse(topology)
-    controller = Controller(parsed, ClusterSettings(topology, **settings))
-    for host in range(parsed.host_count):
-        controller.worker_joined(ready(parsed, host, f"unix:/data-{host}"), 1000 + host)
-    controller.take_outbox()
-    return controller
+
+class Cluster:
+    """A controller and the connections to it: of its hosts, of an engine, of an operator, and of sessions.
+
+    Events wait for nothing and take no time; what the controller decides is returned by `sent`.
+    """
+
+    def __init__(self, topology: str, token: str = "", **settings: Any) -> None:
+        self.topology = Topology.parse(topology)
+        self.controller = Controller(ClusterSettings(topology, **settings), token)
+        self.token = token
+        self.now = 0.0
+        self.actions: list[a.AnyAction] = []  # all so far
+        self.closed: list[a.Close] = []
+        self.events: Counter[str] = Counter()
+        self._next = 1
+        self._names: dict[int, tuple[str, int]] = {}  # who is at a connection
+        self._hosts: dict[int, int] = {}
+        self._sessions: dict[int, int] = {}
+        self._timers: list[a.SetTimer] = []
+        self._kept: list[a.AnyAction] = []  # for the next `flush`
+        self.event(e.Started(0.0, "secret of the cluster"))
+        self._engine = self.connect("engine")
+        self._names[self._engine] = ("engine", 0)
+        self._operator = self.connect("operator")
+        self._names[self._operator] = ("operator", 0)
+
+    # ---- connections
+
+    def event(self, event: e.AnyEvent) -> list[a.AnyAction]:
+        self.events[type(event).__name__] += 1
+        actions = self.controller.handle(event)
+        self.actions.extend(actions)
+        self.closed.extend(action for action in actions if isinstance(action, a.Close))
+        self._timers.extend(action for action in actions if isinstance(action, a.SetTimer))
+        return actions
+
+    def connect(self, role: str, pid: int = 1, label: str = "") -> int:
+        """A connection that has said Hello."""
+        number = self._next
+        self._next += 1
+        self.event(e.ConnectionOpened(self.now, number, f"{number:032}"))
+        self.receive(number, m.Hello(m.PROTOCOL, role, self.token, pid, "test", label))
+        return number
+
+    def receive(self, connection: int, message: Any) -> None:
+        self.event(e.Received(self.now, connection, message))
+
+    def join(self, host: int, address: str = "", pid: int = 0, max_in_flight: int = GANG_WINDOW) -> None:
+        """A host's worker joins."""
+        connection = self.connect("worker", pid or 1000 + host)
+        self._names[connection] = ("host", host)
+        self._hosts[host] = connection
+        hello = ready(self.topology, host, address or f"unix:/data-{host}")
+        self.receive(connection, msgspec.structs.replace(hello, max_in_flight=max_in_flight))
+
+    def open(self, pid: int = 42, label: str = "script.py") -> Session:
+        """A session opens."""
+        before = set(self.controller.sessions)
+        connection = self.connect("proxy", pid, label)
+        (number,) = set(self.controller.sessions) - before
+        self._names[connection] = ("session", number)
+        self._sessions[number] = connection
+        return self.controller.sessions[number]
+
+    def close(self, session: int) -> None:
+        """The session's proxy closes its connection."""
+        self.event(e.ConnectionLost(self.now, self._sessions[session], "closed"))
+
+    def proxy(self, session: int, message: Any) -> None:
+        self.receive(self._sessions[session], message)
+
+    def worker(self, host: int, message: Any) -> None:
+        self.receive(self._hosts[host], message)
+
+    def engine(self, message: Any) -> None:
+        self.receive(self._engine, message)
+
+    def operator(self, message: Any) -> None:
+        self.receive(self._operator, message)
+
+    def lose(self, host: int, reason: str) -> None:
+        """The connection to a host's worker is lost, and the engine has nothing to say of it."""
+        self.event(e.ConnectionLost(self.now, self._hosts[host], reason))
+        self._kept += self.event(e.Flush(self.now))  # with the timer
+        self.end_timers(0.2)
+
+    def end_timers(self, seconds: float) -> None:
+        """Those that were set for so long."""
+        ended = [each for each in self._timers if each.seconds == seconds]
+        self._timers = [each for each in self._timers if each.seconds != seconds]
+        for each in ended:
+            self.event(e.TimerEnded(self.now, each.timer))
+
+    def tick(self, now: float, silent: tuple[int, ...] = ()) -> None:
+        """A second has passed; all hosts but the silent ones have answered."""
+        self.now = now
+        for host in list(self.controller.connections.hosts):
+            if host not in silent:
+                self.worker(host, m.Pong())
+        self.event(e.Tick(now))
+
+    # ---- what comes of it
+
+    def flush(self) -> list[a.AnyAction]:
+        """All actions since the last time."""
+        kept, self._kept = self._kept, []
+        return [*kept, *self.event(e.Flush(self.now))]
+
+    def sent(self) -> list[tuple[tuple[str, int], Any]]:
+        """All messages since the last time, by who gets them."""
+        sends = [action for action in self.flush() if isinstance(action, a.Send)]
+        return [
+            (self._names.get(each.connection, ("unknown", each.connection)), each.message)
+            for each in sends
+            if not isinstance(each.message, _BACKGROUND)
+        ]
+
+    def outbox(self) -> list[Any]:
+        """All messages since the last time."""
+        return [message for _, message in self.sent()]
+
+
+def joined(topology: str, **settings: Any) -> Cluster:
+    """A cluster whose workers have all joined, and what they were sent is forgotten."""
+    cluster = Cluster(topology, **settings)
+    for host in range(cluster.topology.host_count):
+        cluster.join(host)
+    cluster.flush()
+    return cluster
 
 
 def ready(topology: Topology, host: int, address: str) -> m.WorkerReady:
     devices = tuple(
         m.DeviceInfo(i, "null", "cpu", ("device",), "device", (i, 0, 0), 0, i, 0) for i in range(topology.devices)
     )
-    return m.WorkerReady(topology.island_of(host), host, devices, "cpu", "1", address)
+    return m.WorkerReady(topology.island_of(host), host, devices, "cpu", "1", address, GANG_WINDOW)
 
 
-class Play:
-    """One session on a cluster, for tables: `tell` gives what one event makes the controller say."""
+class Play(Cluster):
+    """One session on a cluster, for tables: most methods return what the controller sends because of one event."""
 
     def __init__(self, topology: str = "1x1x2", **settings: Any) -> None:
-        self.controller = joined(topology, **settings)
-        self.session = self.controller.open_session(42, "script.py").number
-        self.controller.take_outbox()
+        super().__init__(topology, **settings)
+        for host in range(self.topology.host_count):
+            self.join(host)
+        self.session = self.open().number
+        self.flush()
 
     def say(self, message: Any) -> list[Any]:
-        """The session's proxy sends; the answer without destinations."""
-        self.controller.from_proxy(self.session, message)
+        """The session's proxy sends."""
+        self.proxy(self.session, message)
         return self.outbox()
 
     def hear(self, host: int, message: Any) -> list[Any]:
         """A worker sends."""
-        self.controller.from_worker(host, message)
+        self.worker(host, message)
         return self.outbox()
-
-    def outbox(self) -> list[Any]:
-        return [message for _, message in self.controller.take_outbox()]
-
-    def sent(self) -> list[tuple[tuple[str, int], Any]]:
-        return self.controller.take_outbox()
 
     def done(self, *sequences: int, host: int = 0) -> list[Any]:
         return self.hear(host, m.Done(tuple((sequence, 0, 1) for sequence in sequences)))
@@ -68,8 +195,7 @@ class Play:
     def join_again(self, *hosts: int) -> list[Any]:
         """Workers that were started anew join."""
         for host in hosts:
-            again = ready(self.controller.resources.topology, host, f"unix:/data-{host}-again")
-            self.controller.worker_joined(again, 2000 + host)
+            self.join(host, f"unix:/data-{host}-again", 2000 + host)
         return self.outbox()
 
     # ---- programs, under fixed numbers
@@ -93,8 +219,8 @@ class Play:
 
     def with_put(self, program: int = 2, device: int = 0) -> None:
         buffer = HostBuffer(0, (2,), None, None)
-        body = single("put", (), HostToDevice((buffer,), (on(device),)), feeds=1)
-        self.say(m.RegisterProgram(program, body))
+        definition = single("put", (), HostToDevice((buffer,), (on(device),)), feeds=1)
+        self.say(m.RegisterProgram(program, definition))
 
     def array(self, handle: int, device: int = 0) -> None:
         """An array that is there, by way of program 2."""

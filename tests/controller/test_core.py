@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from atoll.cluster.settings import Dispatch
 from atoll.controller.programs.launcher import GANG_WINDOW
-from atoll.errors import OK, Code, StatusError
+from atoll.errors import OK, Code
 from atoll.ir.program import (
     Call,
     HostBuffer,
@@ -16,15 +18,15 @@ from atoll.ir.program import (
     single,
 )
 from atoll.protocol import messages as m
-from tests.controller.play import BROKEN, Play, chain_of, joined, on, runs
+from tests.controller.play import BROKEN, Cluster, Play, chain_of, joined, on, runs
 
 # ---- sessions
 
 
 def test_a_session_opens_a_store_on_every_host_and_learns_of_all_devices():
-    controller = joined("2x1x2")
-    session = controller.open_session(42, "script.py")
-    *stores, (to, welcome) = controller.take_outbox()
+    cluster = joined("2x1x2")
+    session = cluster.open()
+    *stores, (to, welcome) = cluster.sent()
     assert stores == [(("host", host), m.OpenStore(session.number, session.secret)) for host in (0, 1)]
     assert to == ("session", session.number)
     assert [(device.id, device.island, device.host) for device in welcome.devices] == [
@@ -39,16 +41,16 @@ def test_a_session_opens_a_store_on_every_host_and_learns_of_all_devices():
 
 
 def test_sessions_have_secrets_of_their_own():
-    controller = joined("1x1x1")
-    assert len({controller.open_session(1, "").secret for _ in range(3)}) == 3
+    cluster = joined("1x1x1")
+    assert len({cluster.open().secret for _ in range(3)}) == 3
 
 
 def test_messages_of_a_session_that_is_over_are_ignored():
     play = Play()
-    play.controller.close_session(play.session)
+    play.close(play.session)
     assert play.outbox() == [m.CloseStore(play.session)]
     assert play.say(m.Launch(1, (), (5,), ())) == []
-    play.controller.close_session(play.session)
+    play.close(play.session)
     assert play.outbox() == []
 
 
@@ -173,7 +175,7 @@ def test_a_program_of_many_nodes_is_one_message_a_host_and_then_whose_turn_it_is
         Transfer((3,), (on(0),)),
     )
     play.say(m.RegisterProgram(1, Program("f", (on(0),), nodes, (2, 3, 4))))
-    messages = play.controller.from_proxy(play.session, m.Launch(1, (10,), (11, 12, 13), ())) or play.sent()
+    messages = play.proxy(play.session, m.Launch(1, (10,), (11, 12, 13), ())) or play.sent()
     by_host = {host: [message for (_, to), message in messages if to == host] for host in (0, 1)}
     run, go = by_host[0]
     assert (run.arguments, run.results) == ((10,), (11, 13))
@@ -190,7 +192,7 @@ def test_a_launch_gives_back_the_room_that_it_took(program):
     play = Play()
     play.with_call(program=5)
     play.array(10)
-    said = play.say(m.Launch(program, (10,), (11,), (), room=4))
+    said = play.say(m.Launch(program, (10,), (11,), (), credits=4))
     told = said if program == 99 else play.done(runs(said)[0].sequence)
     assert m.CreditReturned(4) in told
 
@@ -206,6 +208,13 @@ def test_a_program_whose_plan_is_too_large_for_a_message_is_refused_and_costs_no
     assert (answer.status.code, "too large" in answer.status.message) == (Code.INVALID_ARGUMENT, True)
 
 
+def test_no_more_is_in_flight_on_an_island_than_the_least_of_its_hosts_can_take():
+    cluster = Cluster("1x2x1")
+    for host, most in ((0, 8), (1, 5)):
+        cluster.join(host, max_in_flight=most)
+    assert cluster.controller.scheduler.statistics(0).window == 5
+
+
 def test_another_sessions_work_gets_in_between_the_nodes_of_a_long_program():
     play = Play()
     play.with_function()
@@ -213,14 +222,12 @@ def test_another_sessions_work_gets_in_between_the_nodes_of_a_long_program():
     play.say(m.RegisterProgram(1, chain_of(100)))
     (run, go) = play.say(m.Launch(1, (10,), (11,), ()))
     assert len(go.turns) == GANG_WINDOW - 1
-    other = play.controller.open_session(7, "other.py").number
+    other = play.open(7, "other.py").number
     play.outbox()
     buffer = HostBuffer(0, (2,), None, None)
-    play.controller.from_proxy(
-        other, m.RegisterProgram(1, single("put", (), HostToDevice((buffer,), (on(0),)), feeds=1))
-    )
-    play.controller.from_worker(0, m.FeedsArrived(other, (5,)))
-    play.controller.from_proxy(other, m.Launch(1, (), (1,), (5,)))
+    play.proxy(other, m.RegisterProgram(1, single("put", (), HostToDevice((buffer,), (on(0),)), feeds=1)))
+    play.worker(0, m.FeedsArrived(other, (5,)))
+    play.proxy(other, m.Launch(1, (), (1,), (5,)))
     play.outbox()
     messages = play.done(run.sequence, *(sequence for sequence, _ in go.turns[: GANG_WINDOW // 2]))
     assert [type(message) for message in messages] == [m.Dispatch, m.Run, m.Dispatch]
@@ -260,7 +267,7 @@ def test_dispatched_in_sequence_a_node_waits_for_the_one_before_to_be_enqueued()
     play = Play(dispatch=Dispatch.SEQUENTIAL)
     play.with_function()
     play.array(10)
-    play.controller.take_outbox()
+    play.outbox()
     play.say(m.RegisterProgram(1, chain_of(3)))
     (run,) = play.say(m.Launch(1, (10,), (11,), ()))
     (second,) = play.hear(0, m.Enqueued(run.sequence))
@@ -276,7 +283,7 @@ def test_a_long_computation_is_followed_by_one_and_short_ones_by_many():
     play.with_call()
     play.array(10)
     for i in range(20):
-        play.controller.from_proxy(play.session, m.Launch(1, (10,), (100 + i,), ()))
+        play.proxy(play.session, m.Launch(1, (10,), (100 + i,), ()))
     first = runs(play.outbox())
     assert len(first) > 10
     now = 0
@@ -286,7 +293,7 @@ def test_a_long_computation_is_followed_by_one_and_short_ones_by_many():
         in_flight += runs(play.hear(0, m.Done(((run.sequence, now, now + 50_000_000),))))
         now += 50_000_000
     for i in range(20):
-        play.controller.from_proxy(play.session, m.Launch(1, (10,), (200 + i,), ()))
+        play.proxy(play.session, m.Launch(1, (10,), (200 + i,), ()))
     assert len(runs(play.outbox())) == 3
 
 
@@ -294,7 +301,7 @@ def test_dispatched_in_sequence_a_launch_waits_for_the_one_before_to_be_enqueued
     play = Play(dispatch=Dispatch.SEQUENTIAL)
     play.with_call()
     play.array(10)
-    play.controller.take_outbox()
+    play.outbox()
     (first,) = play.say(m.Launch(1, (10,), (11,), ()))
     assert first.acknowledge
     assert play.say(m.Launch(1, (11,), (12,), ())) == []
@@ -334,8 +341,10 @@ def test_a_result_that_exists_already_ends_the_session():
     play = Play()
     play.with_call()
     play.array(10)
-    with pytest.raises(StatusError, match="exists already"):
-        play.say(m.Launch(1, (10,), (10,), ()))
+    closing, *_ = play.say(m.Launch(1, (10,), (10,), ()))
+    assert "exists already" in closing.status.message
+    assert play.session not in play.controller.sessions
+    assert [close.reason for close in play.closed] == [f"session {play.session} ends: {closing.status}"]
 
 
 @pytest.mark.parametrize(
@@ -353,9 +362,8 @@ def test_new_arrays_take_nobodys_handle_whatever_else_is_wrong(message):
     play = Play()
     play.with_call()
     play.array(10)
-    with pytest.raises(StatusError, match=r"exists already|same handle"):
-        play.say(message)
-    play.controller.close_session(play.session)
+    closing, *_ = play.say(message)
+    assert re.search(r"exists already|same handle", closing.status.message)
     assert not any(play.controller.memory.used.values())
 
 
@@ -389,7 +397,7 @@ def test_a_closed_session_leaves_no_plan_no_function_and_no_gang_in_line():
     play.say(m.Launch(1, (10,), (11,), ()))
     play.say(m.ReleaseProgram(1))
     play.say(m.ReleaseFunction(1))
-    play.controller.close_session(play.session)
+    play.close(play.session)
     messages = play.outbox()
     for message in (m.DropPlan(plan), m.DropFunction(name), m.CloseStore(play.session)):
         assert message in messages
@@ -410,7 +418,7 @@ def test_what_a_closed_session_has_started_does_not_wait_for_what_it_will_not_st
     island = play.controller.scheduler._islands[1]
     island.loads[1].full, island.full_hosts = True, 1
     (waiting,) = play.say(m.Launch(3, (11,), (12,), ()))
-    play.controller.close_session(play.session)
+    play.close(play.session)
     failed, *closes = play.outbox()
     assert (failed.feeds, failed.status.code) == (waiting.feeds, Code.CANCELLED)
     assert closes[:2] == [m.CloseStore(play.session)] * 2
@@ -421,7 +429,7 @@ def test_gangs_of_a_closed_session_keep_their_place_in_the_window_until_they_end
     play.with_call()
     play.array(10)
     (run,) = play.say(m.Launch(1, (10,), (11,), ()))
-    play.controller.close_session(play.session)
+    play.close(play.session)
     play.outbox()
     assert play.controller.scheduler.statistics(0).in_flight == 1
     assert play.done(run.sequence) == []

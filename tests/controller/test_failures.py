@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from atoll.controller import core
+from typing import Any
+
 from atoll.controller.islands import recovery
 from atoll.controller.programs.launcher import GANG_WINDOW
+from atoll.controller.sessions import sessions
 from atoll.errors import OK, Code, Status
 from atoll.ir.program import (
     Call,
     DeviceToHost,
+    HostBuffer,
+    HostToDevice,
     Transfer,
     single,
 )
@@ -39,9 +43,9 @@ def test_what_could_not_be_sent_to_a_host_that_is_lost_fails_by_that_loss():
     unreachable = Status(Code.UNAVAILABLE, "host 1 cannot be reached")
     assert play.hear(0, m.Failed(send.sequence, unreachable)) == [], "the end of that host may be about to be known"
     play.say(m.Await(5, (11,)))
-    play.controller.worker_lost(1, "killed")
-    play.controller.tick(10.0)
-    play.controller.tick(20.0)
+    play.lose(1, "killed")
+    play.tick(10.0)
+    play.tick(20.0)
     (awaited,) = [each for each in play.outbox() if isinstance(each, m.Awaited)]
     assert awaited.status.code == Code.DATA_LOSS
     assert play.controller.scheduler.statistics(0).in_flight == 0
@@ -55,8 +59,8 @@ def test_what_could_not_be_sent_to_a_host_that_is_there_fails_by_itself():
     send, receive = play.say(m.Launch(3, (10,), (11,), ()))
     unreachable = Status(Code.UNAVAILABLE, "host 1 cannot be reached")
     assert play.hear(0, m.Failed(send.sequence, unreachable)) == []
-    play.controller.tick(10.0)
-    play.controller.tick(11.0)
+    play.tick(10.0)
+    play.tick(11.0)
     assert [type(each) for each in play.outbox()] == [m.FailFeeds]
     assert play.hear(1, m.Failed(receive.sequence, unreachable)) == [m.CreditReturned(1)]
 
@@ -79,7 +83,7 @@ def test_what_a_lost_host_has_sent_is_awaited_by_nobody():
     play.say(m.RegisterProgram(7, body))
     send, receive = runs(play.say(m.Launch(7, (10,), (11,), ())))
     play.done(send.sequence)
-    play.controller.worker_lost(0, "killed")
+    play.lose(0, "killed")
     told = [message for message in play.outbox() if isinstance(message, m.FailFeeds)]
     assert [message.feeds for message in told] == [receive.feeds]
     play.hear(1, m.Failed(receive.sequence, told[0].status))
@@ -100,7 +104,7 @@ def test_a_lost_host_fails_what_was_there_what_ran_there_and_what_stood_in_line(
     play.say(m.Query(5, "layout", 0, -1, b""))
     play.say(m.Query(6, "layout", 1, -1, b""))
 
-    play.controller.worker_lost(0, "killed")
+    play.lose(0, "killed")
     messages = play.outbox()
 
     assert runs(messages) == [], "nothing more is sent to it"
@@ -122,7 +126,7 @@ def test_a_lost_host_fails_what_was_there_what_ran_there_and_what_stood_in_line(
     (answered,) = play.hear(1, m.WorkerAnswer(play.session, 2, OK, b"{0}"))
     assert answered == m.QueryReply(6, OK, b"{0}")
     # And to be told twice changes nothing.
-    play.controller.worker_lost(0, "again")
+    play.lose(0, "again")
     assert play.outbox() == []
     asked = [x for x in play.join_again(0) if isinstance(x, m.WorkerQuery)]
     assert [play.hear(0, m.WorkerAnswer(x.session, x.query, OK, b"{1}")) for x in asked] == [
@@ -135,7 +139,7 @@ def test_the_loss_of_one_island_leaves_the_others_to_work():
     play = Play("2x1x1")
     play.with_function(1, (1,))
     play.say(m.RegisterProgram(5, single("g", (), Call(1, (), (on(1),), (1,)))))
-    play.controller.worker_lost(0, "killed")
+    play.lose(0, "killed")
     play.outbox()
     (run,) = play.say(m.Launch(5, (), (13,), ()))
     assert play.done(run.sequence, host=1) == [m.CreditReturned(1)]
@@ -144,7 +148,7 @@ def test_the_loss_of_one_island_leaves_the_others_to_work():
 
 def test_the_loss_of_one_host_is_that_of_its_island():
     play = Play("2x2x1")
-    play.controller.worker_lost(1, "killed")
+    play.lose(1, "killed")
     assert m.HostsLost((0, 1)) in play.outbox()
     assert [play.controller.resources.is_lost(host) for host in range(4)] == [True, True, False, False]
 
@@ -153,7 +157,7 @@ def test_a_restarted_island_gets_back_what_it_had_and_runs_what_waited():
     play = Play()
     name = play.with_function()
     plan = play.with_call(arguments=0)
-    play.controller.worker_lost(0, "killed")
+    play.lose(0, "killed")
     play.outbox()
     assert play.say(m.Launch(1, (), (11,), ())) == [], "it waits for the island"
     play.say(m.LossAcknowledged((0,)))
@@ -176,7 +180,7 @@ def test_a_restarted_island_gets_back_what_it_had_and_runs_what_waited():
 def test_a_restarted_island_gets_back_the_plans_of_released_programs_that_launches_wait_for():
     play = Play("2x1x1")
     play.array(10)
-    play.controller.worker_lost(1, "killed")
+    play.lose(1, "killed")
     body = single("transfer", (on(0),), Transfer((0,), (on(1),), reshard=True))
     kept = play.say(m.RegisterProgram(7, body))
     plan = next(message.plan for message in kept if isinstance(message, m.RegisterPlan))
@@ -189,7 +193,7 @@ def test_a_restarted_island_gets_back_the_plans_of_released_programs_that_launch
     assert back.index(runs(back)[-1]) > max(i for i, x in enumerate(back) if isinstance(x, m.RegisterPlan))
     for run, host in zip(runs(back), (0, 1), strict=True):
         play.done(run.sequence, host=host)
-    assert play.controller._plans.keys() == {
+    assert play.controller.programs.plans.keys() == {
         plan.number for plan in play.controller.sessions[play.session].programs[2].plans.values()
     }
 
@@ -197,7 +201,7 @@ def test_a_restarted_island_gets_back_the_plans_of_released_programs_that_launch
 def test_bytes_sent_before_the_proxy_knew_of_a_loss_are_lost():
     play = Play()
     play.with_put()
-    play.controller.worker_lost(0, "killed")
+    play.lose(0, "killed")
     play.outbox()
     assert play.say(m.Launch(2, (), (11,), (77,))) == [m.CreditReturned(1)]
     (awaited,) = play.say(m.Await(5, (11,)))
@@ -213,7 +217,7 @@ def test_a_compilation_goes_on_when_its_island_is_back():
     play = Play()
     play.say(m.RegisterFunction(7, "hash", 90, ((0,),)))
     (compile_,) = play.hear(0, m.FeedsArrived(play.session, (90,)))
-    play.controller.worker_lost(0, "killed")
+    play.lose(0, "killed")
     assert not any(isinstance(x, m.FunctionReady) for x in play.outbox())
     play.say(m.LossAcknowledged((0,)))
     play.join_again(0)
@@ -227,12 +231,12 @@ def test_an_island_that_does_not_come_back_fails_all_that_waits_for_it():
     play = Play()
     play.with_call(arguments=0)
     play.say(m.RegisterFunction(7, "hash", 90, ((0,),)))
-    play.controller.worker_lost(0, "killed")
+    play.lose(0, "killed")
     play.say(m.Launch(1, (), (11,), ()))
     play.say(m.Await(5, (11,)))
-    play.controller.tick(1000.0)
+    play.tick(1000.0)
     assert play.outbox() == []
-    play.controller.tick(1000.0 + recovery.RESTART_SECONDS + 1)
+    play.tick(1000.0 + recovery.RESTART_SECONDS + 1)
     messages = play.outbox()
     (awaited,) = [x for x in messages if isinstance(x, m.Awaited)]
     assert "island 0 is gone for good: it was not up again within 120 s" in awaited.status.message
@@ -247,12 +251,8 @@ def test_a_silent_host_is_named_and_its_island_restarted():
     play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
     play.say(m.Launch(1, (), (11,), ()))
     play.say(m.Await(5, (11,)))
-    leases = play.controller.leases
-    for now in range(100, 120):
-        leases.heard(0, now)
-        if now == 100:
-            leases.heard(1, now)
-        play.controller.tick(float(now))
+    for now in range(1, 20):
+        play.tick(float(now), silent=() if now == 1 else (1,))
     messages = play.outbox()
     (restart,) = [x for x in messages if isinstance(x, m.RestartIsland)]
     assert "host 1 of island 0 has not answered for 10 s" in restart.reason
@@ -268,9 +268,9 @@ def test_a_gang_that_failed_on_one_host_and_hangs_on_another_costs_the_island():
     (run, _) = play.say(m.Launch(1, (), (11,), ()))
     play.hear(0, m.Failed(run.sequence, BROKEN))
     for now in range(100, 104):
-        play.controller.tick(float(now))
+        play.tick(float(now))
     assert play.outbox() == []
-    play.controller.tick(106.0)
+    play.tick(106.0)
     (restart,) = [x for x in play.outbox() if isinstance(x, m.RestartIsland)]
     assert "hosts [1] of island 0 wait for another, where f failed: division by zero" in restart.reason
 
@@ -282,7 +282,7 @@ def test_a_failure_over_several_hosts_that_was_the_loss_of_one_is_told_as_that()
     (run, _) = play.say(m.Launch(1, (), (11,), ()))
     play.say(m.Await(5, (11,)))
     assert play.hear(0, m.Failed(run.sequence, Status(Code.UNKNOWN, "connection reset by peer"))) == []
-    play.controller.worker_lost(1, "killed")
+    play.lose(1, "killed")
     (awaited,) = [x for x in play.outbox() if isinstance(x, m.Awaited)]
     assert awaited.status.code == Code.DATA_LOSS
 
@@ -296,7 +296,7 @@ def test_a_read_of_what_another_hosts_loss_has_broken_is_told_as_that_loss():
     (read, *_) = play.say(m.Launch(2, (11,), (12,), (5,)))
     play.say(m.Await(5, (12,)))
     assert play.hear(0, m.Failed(read.sequence, Status(Code.UNKNOWN, "connection reset by peer"))) == []
-    play.controller.worker_lost(1, "killed")
+    play.lose(1, "killed")
     (awaited,) = [x for x in play.outbox() if isinstance(x, m.Awaited)]
     assert awaited.status.code == Code.DATA_LOSS
 
@@ -309,8 +309,8 @@ def test_a_failure_over_several_hosts_that_are_all_there_is_told_a_little_later(
     play.say(m.Await(5, (11,)))
     for host in (0, 1):
         assert play.hear(host, m.Failed(run.sequence, BROKEN)) == []
-    play.controller.tick(100.0)
-    play.controller.tick(101.0)
+    play.tick(100.0)
+    play.tick(101.0)
     assert m.Awaited(5, BROKEN) in play.outbox()
 
 
@@ -318,7 +318,7 @@ def test_a_program_that_crashes_its_worker_is_refused_and_no_other():
     play = Play()
     play.with_call(arguments=0)
     play.say(m.Launch(1, (), (11,), ()))
-    play.controller.worker_ended(m.WorkerEnded(0, 1000, -6, "killed by SIGABRT"))
+    play.engine(m.WorkerEnded(0, 1000, -6, "killed by SIGABRT"))
     play.outbox()
     play.say(m.LossAcknowledged((0,)))
     assert play.say(m.Launch(1, (), (12,), ())) == [m.CreditReturned(1)]
@@ -334,18 +334,149 @@ def test_a_program_whose_worker_was_killed_is_not_to_blame():
     play = Play()
     play.with_call(arguments=0)
     play.say(m.Launch(1, (), (11,), ()))
-    play.controller.worker_ended(m.WorkerEnded(0, 1000, -9, "killed by SIGKILL"))
+    play.engine(m.WorkerEnded(0, 1000, -9, "killed by SIGKILL"))
     assert play.controller.quarantine.refused == {}
     assert play.controller.quarantine.suspects == set()
 
 
 def test_a_client_that_uploads_without_end_loses_its_own_session_and_nobody_elses(monkeypatch):
-    monkeypatch.setattr(core, "MAX_EARLY_FEEDS", 3)
+    monkeypatch.setattr(sessions, "MAX_EARLY_FEEDS", 3)
     play = Play()
-    other = play.controller.open_session(43, "other.py").number
+    other = play.open(43, "other.py").number
     play.outbox()
     play.hear(0, m.FeedsArrived(play.session, (1, 2, 3)))
     closing, close = play.hear(0, m.FeedsArrived(play.session, (4, 5)))
     assert closing.status.code == Code.RESOURCE_EXHAUSTED
     assert close == m.CloseStore(play.session)
     assert list(play.controller.sessions) == [other]
+
+
+# ---- islands that were given up
+
+
+def test_an_island_that_was_given_up_is_nothing_to_new_sessions():
+    play = Play("2x1x1")
+    play.engine(m.IslandGivenUp(0, "its workers ended 9 times"))
+    play.outbox()
+    late = play.open(50, "late.py")
+    (welcome,) = [message for message in play.outbox() if isinstance(message, m.Welcome)]
+    assert [(device.island, device.host) for device in welcome.devices] == [(1, 1)]
+    assert welcome.hosts == ((1, "unix:/data-1"),), "nobody dials a port that is closed for good"
+    # And it works.
+    body = single("put", (), HostToDevice((HostBuffer(0, (2,), None, None),), (on(0),)), feeds=1)
+    play.proxy(late.number, m.RegisterProgram(1, body))
+    play.proxy(late.number, m.Launch(1, (), (9,), (8,)))
+    play.worker(1, m.FeedsArrived(late.number, (8,)))
+    assert len(runs(play.outbox())) == 1
+
+
+def test_a_session_that_opens_while_an_island_restarts_has_its_devices_and_waits_for_it():
+    play = Play("2x1x1")
+    play.lose(0, "killed")
+    play.outbox()
+    late = play.open(50, "late.py")
+    *_, welcome, lost = play.outbox()
+    assert [device.island for device in welcome.devices] == [0, 1]
+    assert welcome.hosts == ((1, "unix:/data-1"),)
+    assert lost == m.HostsLost((0,))
+    play.proxy(late.number, m.LossAcknowledged((0,)))
+    assert late.unseen == {}
+    assert play.join_again(0).count(m.HostsBack(((0, "unix:/data-0-again"),))) == 2
+
+
+def test_a_cluster_without_an_island_refuses_sessions_with_what_to_do():
+    play = Play("1x1x1")
+    play.engine(m.IslandGivenUp(0, "its workers ended 9 times"))
+    play.outbox()
+    play.connect("proxy")
+    (refused,) = play.outbox()
+    assert isinstance(refused, m.Refused)
+    assert refused.status.code == Code.UNAVAILABLE
+    assert "island 0 is lost" in refused.status.message
+    assert "atoll add-island" in refused.status.message
+    # With what it says, it works.
+    play.operator(m.AddIslandRequest())
+    play.join(1)
+    play.outbox()
+    assert {device.island for device in play.open(51, "late.py").devices.virtual} == {1}
+
+
+def test_an_island_that_was_given_up_can_be_drained():
+    play = Play("2x1x1")
+    play.engine(m.IslandGivenUp(0, "its workers ended 9 times"))
+    play.outbox()
+    play.operator(m.DrainRequest(0))
+    assert m.EndIsland(0) in play.outbox()
+    play.engine(m.IslandEnded(0))
+    (reply,) = play.outbox()
+    assert (reply.status.ok, reply.text) == (True, "island 0 is empty, and its workers have ended")
+
+
+def test_the_workers_of_an_island_that_is_not_up_in_time_are_ended():
+    play = Play()
+    play.lose(0, "killed")
+    play.tick(1000.0)
+    play.outbox()
+    play.tick(1000.0 + recovery.RESTART_SECONDS + 1)
+    assert m.EndIsland(0) in play.outbox()
+
+
+# ---- what a closed session has left running
+
+
+def endless(**settings: Any) -> tuple[Play, m.Run]:
+    """A session with a loop that does not end."""
+    play = Play("2x1x1", **settings)
+    play.with_call(arguments=0, name="loop")
+    (run,) = runs(play.say(m.Launch(1, (), (11,), ())))
+    return play, run
+
+
+def restarts(play: Play, seconds: range) -> list[m.RestartIsland]:
+    for now in seconds:
+        play.tick(float(now))
+    return [message for message in play.outbox() if isinstance(message, m.RestartIsland)]
+
+
+def test_a_loop_without_end_costs_its_island_once_its_client_is_gone_for_long():
+    play, _ = endless()
+    assert restarts(play, range(1, 100)) == [], "while its client is there, it may run"
+    play.close(play.session)
+    assert restarts(play, range(100, 131)) == []
+    (restart,) = restarts(play, range(131, 133))
+    assert restart.island == 0
+    assert "loop of session 1 (script.py) has run on hosts [0] of island 0 for more than 30 s" in restart.reason
+    play.join_again(0)
+    assert restarts(play, range(133, 200)) == []
+
+
+def test_for_how_long_what_a_session_has_left_may_run_is_a_setting():
+    play, _ = endless(abandoned_seconds=5.0)
+    play.close(play.session)
+    assert restarts(play, range(100, 106)) == []
+    assert len(restarts(play, range(106, 107))) == 1
+
+
+def test_what_a_closed_session_has_left_may_end_in_time():
+    play, run = endless()
+    play.close(play.session)
+    assert restarts(play, range(1, 20)) == []
+    play.done(run.sequence)
+    assert restarts(play, range(20, 100)) == []
+
+
+def test_what_waits_behind_another_sessions_computation_is_given_its_time():
+    play, run = endless()
+    other = play.open(7, "other.py").number
+    play.proxy(other, m.RegisterFunction(1, "content 1", 900, ((0,),)))
+    play.proxy(other, m.RegisterProgram(1, single("g", (), Call(1, (), (on(0),), (0,)))))
+    play.worker(0, m.FeedsArrived(other, (900,)))
+    play.worker(0, m.Compiled(play.controller.sessions[other].functions[1], OK, b"", 0.1, True))
+    play.proxy(other, m.Launch(1, (), (5,), ()))
+    (behind,) = runs(play.outbox())
+    play.close(other)
+    assert restarts(play, range(1, 100)) == [], "the one before it is of a session that is there"
+    play.done(run.sequence)
+    assert restarts(play, range(100, 131)) == []
+    assert len(restarts(play, range(131, 133))) == 1
+    assert behind.session == other

@@ -18,8 +18,8 @@ def test_memory_goes_after_the_last_launch_that_uses_it():
     play = Play()
     play.with_call()
     play.array(10)
-    play.controller.from_proxy(play.session, m.Launch(1, (10,), (11,), ()))
-    play.controller.from_proxy(play.session, m.Release((10, 11)))
+    play.proxy(play.session, m.Launch(1, (10,), (11,), ()))
+    play.proxy(play.session, m.Release((10, 11)))
     run, free = play.outbox()
     assert isinstance(run, m.Run)
     assert free == m.Free(play.session, (10, 11))
@@ -101,11 +101,11 @@ def test_what_waits_for_memory_in_vain_is_told_who_holds_it():
     (first,) = play.say(m.Launch(1, (10,), (11,), (), context=77))
     play.say(m.Launch(1, (10,), (12,), (), context=78))
     play.say(m.Await(5, (12,)))
-    play.controller.tick(100.0)
-    play.controller.tick(110.0)
+    play.tick(100.0)
+    play.tick(110.0)
     assert play.outbox() == [], "as long as something runs there, it may let go"
     play.done(first.sequence)
-    play.controller.tick(111.0)
+    play.tick(111.0)
     (awaited, _) = play.outbox()
     assert awaited.status.code == Code.RESOURCE_EXHAUSTED
     for part in ("device 0 of host 0", "f needs 8 B", "4 B of 20 B are free", "session 1 (script.py): 16 B"):
@@ -123,7 +123,7 @@ def test_what_can_never_fit_is_refused_though_others_work():
     play.hear(0, m.FeedsArrived(play.session, (77,)))
     assert play.say(m.Launch(2, (), (11,), (77,))) == []
     play.say(m.Await(5, (11,)))
-    play.controller.tick(100.0)
+    play.tick(100.0)
     (awaited,) = [x for x in play.outbox() if isinstance(x, m.Awaited)]
     assert awaited.status.code == Code.RESOURCE_EXHAUSTED
 

@@ -47,7 +47,7 @@ def test_devices_have_the_coordinates_of_the_declared_mesh():
 def test_a_device_that_something_was_made_for_keeps_its_place(used: bool, host_and_place: int):
     play = Play("1x4x1")
     for _ in range(2):  # two slices of others on the first device
-        other = play.controller.open_session(43, "other.py").number
+        other = play.open(43, "other.py").number
         play.controller.slices.sessions[other].slices[1] = Slice(1, (0,), (1,), False)
     play.outbox()
     if used:
@@ -68,9 +68,9 @@ def test_a_released_slice_makes_room():
 
 def test_slices_of_a_session_that_has_ended_are_no_load():
     play = Play("1x1x4")
-    other = play.controller.open_session(43, "other.py").number
-    play.controller.from_proxy(other, m.AddSlice(1, SliceRequest(2)))
-    play.controller.close_session(other)
+    other = play.open(43, "other.py").number
+    play.proxy(other, m.AddSlice(1, SliceRequest(2)))
+    play.close(other)
     play.outbox()
     assert add(play, count=2).devices == (0, 1)
 
@@ -81,7 +81,7 @@ def test_what_lies_on_a_virtual_device_is_where_that_sits():
     devices.reseat({0: DeviceLocation(0, 1, 0), 1: DeviceLocation(0, 0, 0)})
     play.with_put(2, device=0)
     play.hear(1, m.FeedsArrived(play.session, (90,)))
-    play.controller.from_proxy(play.session, m.Launch(2, (), (5,), (90,)))
+    play.proxy(play.session, m.Launch(2, (), (5,), (90,)))
     ((to, run),) = play.sent()
     assert to == ("host", 1)
     assert isinstance(run, m.Run)

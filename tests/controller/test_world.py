@@ -90,4 +90,4 @@ def test_whatever_clients_do_all_ends_in_order_exactly_once_and_leaves_nothing(
         assert not any(host.lines.values())
         assert host.walks == {}
     assert world.controller.functions.users == {}
-    assert world.controller._launcher.in_flight == {}
+    assert world.controller.launcher.in_flight == {}

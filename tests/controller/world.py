@@ -18,7 +18,7 @@ from atoll.ir.program import (
 from atoll.ir.types import ArraySpec, Sharding, Tiled
 from atoll.protocol import messages as m
 from tests.controller.model_host import ModelHost
-from tests.controller.play import joined, ready
+from tests.controller.play import joined
 
 
 class Client:
@@ -46,7 +46,7 @@ class Client:
         return self.next
 
     def say(self, message: Any) -> None:
-        self.world.controller.from_proxy(self.number, message)
+        self.world.cluster.proxy(self.number, message)
 
     def hear(self, message: Any) -> None:
         match message:
@@ -219,7 +219,7 @@ class Client:
         if there:
             host, feed = self.rng.choice(there)
             self.uploads.remove((host, feed))
-            self.world.controller.from_worker(host, m.FeedsArrived(self.number, (feed,)))
+            self.world.cluster.worker(host, m.FeedsArrived(self.number, (feed,)))
 
     def act(self) -> None:
         self.rng.choice(
@@ -237,7 +237,8 @@ class World:
         self.rng = rng
         self.doom = doom
         self.now = 0.0
-        self.controller = joined(topology, **settings)
+        self.cluster = joined(topology, **settings)
+        self.controller = self.cluster.controller
         self.down: set[int] = set()  # islands
         self.told: list[m.OperationReply] = []  # operators
         self.has_lost = False
@@ -245,13 +246,13 @@ class World:
         self.clients: dict[int, Client] = {}
 
     def open(self) -> Client:
-        number = self.controller.open_session(1, "").number
+        number = self.cluster.open(1, "").number
         client = self.clients[number] = self.kind_of_client(self, number)
         self.deliver()
         return client
 
     def deliver(self) -> None:
-        while sent := self.controller.take_outbox():
+        while sent := self.cluster.sent():
             for (kind, number), message in sent:
                 if kind == "host":
                     if self.controller.resources.hosts[number].island not in self.down:
@@ -265,7 +266,7 @@ class World:
 
     def lose(self, island: int) -> None:
         self.end(island)
-        self.controller.worker_lost(self.rng.choice(self.controller.resources.hosts_of(island)), "killed")
+        self.cluster.lose(self.rng.choice(self.controller.resources.hosts_of(island)), "killed")
         self.deliver()
 
     def end(self, island: int) -> None:
@@ -280,14 +281,13 @@ class World:
 
     def restore(self, island: int) -> None:
         self.down.discard(island)
-        topology = self.controller.resources.topology
         for host in self.controller.resources.hosts_of(island):
-            self.controller.worker_joined(ready(topology, host, f"unix:/data-{host}-again"), 2000 + host)
+            self.cluster.join(host, f"unix:/data-{host}-again", 2000 + host)
         self.deliver()
 
     def ended(self, host: ModelHost) -> list[int]:
         """What could end there now, by its place; not what waits for other hosts to begin."""
-        in_flight = self.controller._launcher.in_flight
+        in_flight = self.controller.launcher.in_flight
         found = []
         for index, (sequence, problem) in enumerate(host.running):
             gang = in_flight.get(sequence)
@@ -304,21 +304,21 @@ class World:
             return False
         host = self.rng.choice(busy)
         if host.enqueued:
-            self.controller.from_worker(host.number, m.Enqueued(host.enqueued.popleft()))
+            self.cluster.worker(host.number, m.Enqueued(host.enqueued.popleft()))
         elif host.compiled:
-            self.controller.from_worker(host.number, m.Compiled(host.compiled.pop(), OK, b"", 0.0, False))
+            self.cluster.worker(host.number, m.Compiled(host.compiled.pop(), OK, b"", 0.0, False))
         elif host.sends and (not ended[host.number] or self.rng.random() < 0.5):
             to, session, feed = host.sends.pop(self.rng.randrange(len(host.sends)))
             self.hosts[to].arrive(session, feed)
         else:
             message = host.finish(self.rng.choice(ended[host.number]))
-            self.controller.from_worker(host.number, message)
+            self.cluster.worker(host.number, message)
         self.deliver()
         return True
 
     def close(self, client: Client) -> None:
         del self.clients[client.number]
-        self.controller.close_session(client.number)
+        self.cluster.close(client.number)
         self.deliver()
 
     def settle(self) -> None:
@@ -337,6 +337,6 @@ class World:
             if not self.down and not any(each.waiting or each.in_flight for each in statistics):
                 return
             self.now += 1
-            self.controller.tick(self.now)
+            self.cluster.tick(self.now)
             self.deliver()
         raise AssertionError("something waits for ever")

@@ -36,7 +36,10 @@ from atoll.protocol.ifrt import (
     values_pb2,
     xla_pb2,
 )
-from atoll.transfers.channel import Open, Piece
+from atoll.transfers.channel import Open
+from atoll.transfers.files import FilePiece
+from atoll.transfers.shared_memory import SharedMemoryPiece
+from atoll.transfers.sockets import SocketPiece
 from tests.end_to_end.raw_client import RawClient, on_device, sharding
 from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster
@@ -668,7 +671,8 @@ def test_the_controller_wants_a_proper_greeting(cluster: StandingCluster) -> Non
     for first, words in [
         (frame(m.StopRequest()), b"first message"),
         (hello("proxy", 999), b"speaks protocol"),
-        (hello("nobody") + frame(m.StopRequest()), b"StopRequest"),
+        (hello("nobody") + frame(m.StopRequest()), b"'nobody' is no role"),
+        (hello("worker") + frame(m.StopRequest()), b"StopRequest"),
     ]:
         sock = connected(cluster.address)
         sock.sendall(first)
@@ -678,7 +682,7 @@ def test_the_controller_wants_a_proper_greeting(cluster: StandingCluster) -> Non
 def test_nobody_takes_the_place_of_a_worker(cluster: StandingCluster) -> None:
     for host in (0, 7, -1):
         sock = connected(cluster.address)
-        ready = m.WorkerReady(0, host, (), "cpu", "", "unix:/nowhere")
+        ready = m.WorkerReady(0, host, (), "cpu", "", "unix:/nowhere", 24)
         sock.sendall(hello("worker") + frame(ready))
         assert b"host" in assert_closed(sock)
     assert cluster.report()["islands"][0]["hosts"][0]["state"] == "ready"
@@ -752,15 +756,15 @@ def test_the_data_port_wants_the_sessions_secret(cluster: StandingCluster) -> No
             sock.sendall(frame(first))
             assert_closed(sock)
         sock = connected(data_port(cluster))
-        sock.sendall(frame(Piece(session.session, 1, 4)) + b"1234")
+        sock.sendall(frame(SocketPiece(session.session, 1, 4)) + b"1234")
         assert_closed(sock)
 
 
 PIECES: dict[str, bytes] = {
-    "a piece of negative size": frame(Piece(1, 1, -5)),
-    "a piece of endless size": frame(Piece(1, 1, 1 << 39)),
-    "a segment that is not known": frame(Piece(1, 1, 5, 77, 100)),
-    "a file that does not come along": frame(Piece(1, 1, 5, -2)),
+    "a piece of negative size": frame(SocketPiece(1, 1, -5)),
+    "a piece of endless size": frame(SocketPiece(1, 1, 1 << 39)),
+    "a block that is not known": frame(SharedMemoryPiece(1, 1, 5, False, 77, 100)),
+    "a file that does not come along": frame(FilePiece(1, 1, 5)),
     "a second opening": frame(Open(1, "x")),
     **GARBAGE,
 }

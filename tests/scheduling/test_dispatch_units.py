@@ -125,12 +125,12 @@ def test_while_others_wait_each_node_has_a_turn_of_its_own():
     chained(play, 12)
     for i in range(4):
         launched(play, 100 + i)
-    other = play.controller.open_session(7, "other.py").number
+    other = play.open(7, "other.py").number
     play.outbox()
     play.controller.scheduler.exclude(0, other)  # so that it waits
     body = single("put", (), HostToDevice((HostBuffer(0, (2,), None, None),), (on(0),)), feeds=1)
-    play.controller.from_proxy(other, m.RegisterProgram(1, body))
-    play.controller.from_worker(0, m.FeedsArrived(other, (5,)))
-    play.controller.from_proxy(other, m.Launch(1, (), (1,), (5,)))
+    play.proxy(other, m.RegisterProgram(1, body))
+    play.worker(0, m.FeedsArrived(other, (5,)))
+    play.proxy(other, m.Launch(1, (), (1,), (5,)))
     play.outbox()
     assert launched(play, 105) == [1] * 12

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import stat
 import struct
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -19,6 +17,7 @@ from atoll.errors import ConnectError
 from atoll.wire import connection as module
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection, connect, listen
+from atoll.wire.framing import MAX_FRAME
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -127,7 +126,7 @@ def test_a_message_may_be_larger_than_the_reading_buffer(size):
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (struct.pack("<I", module.MAX_FRAME + 1), "over the limit"),
+        (struct.pack("<I", MAX_FRAME + 1), "over the limit"),
         (b"\xff\xff\xff\xff", "over the limit"),
         (struct.pack("<I", 0), "do not understand"),
         (struct.pack("<I", 3) + b"\xc1\xc1\xc1", "do not understand"),
@@ -309,19 +308,3 @@ def test_nobody_at_an_address_is_told_with_the_address(short_directory: Path):
             await connect(Address(path=f"{short_directory}/none"), Note, print, print, name="the controller")
 
     on_a_loop(main)
-
-
-def test_a_unix_socket_is_its_users_alone_and_replaces_a_stale_one(short_directory: Path):
-    path = str(short_directory / "s")
-    for _ in range(2):
-        with module.bind_unix(path) as sock:
-            mode = stat.S_IMODE(os.stat(path).st_mode)
-            assert mode == 0o600
-            assert sock.getsockname() == path
-
-
-def test_a_socket_that_cannot_be_bound_leaves_no_descriptor(short_directory: Path):
-    before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(OSError, match="No such file"):
-        module.bind_unix(str(short_directory / "none" / "s"))
-    assert len(os.listdir("/proc/self/fd")) == before

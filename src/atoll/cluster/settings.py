@@ -46,6 +46,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     dispatch: Dispatch = Dispatch.PARALLEL
     lease_seconds: float = LEASE_SECONDS  # that a worker may be silent for
     max_sessions: int = 256
+    abandoned_seconds: float = 30.0  # for what a session left running on its devices to end; then its island restarts
     mesh: str = ""  # of an island's devices, such as 4x4, where the platform tells none; "": a line
     engine: str = DEFAULT_ENGINE  # that starts the hosts: `operate.engines.kinds`
 

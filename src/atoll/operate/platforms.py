@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import os
 
-from atoll.cluster.settings import NULL_PLATFORM
 from atoll.errors import SettingsError
+from atoll.worker.kinds import KINDS
 
 # JAX's own, by the names that JAX_PLATFORMS takes ("gpu" stands for whichever kind of GPU there is), and Atoll's.
-KNOWN_PLATFORMS = ("cpu", "cuda", "gpu", "oneapi", "rocm", "tpu", NULL_PLATFORM)
+KNOWN_PLATFORMS = ("cpu", "cuda", "gpu", "oneapi", "rocm", "tpu", *KINDS)
 
 # Plug-ins of JAX that provide a platform of the table above, or none that a worker can compute on.
 _ORDINARY_PLUGINS = ("atoll", "xla_cuda", "xla_rocm")

@@ -27,21 +27,21 @@ def request_report(address: Address, token: str) -> bytes:
     """What the cluster at `address` has and does, as JSON. Raises ConnectError and its kin."""
     reply = _run(_request(address, token, m.StatusRequest()))
     assert isinstance(reply, m.StatusReply)
-    return reply.body
+    return reply.content
 
 
 def request_dump(address: Address, token: str) -> bytes:
-    """The event log of the controller at `address`; see `atoll.controller.events`. Raises ConnectError and its kin."""
+    """The event log of the controller at `address`; see `atoll.controller.log`. Raises ConnectError and its kin."""
     reply = _run(_request(address, token, m.DumpRequest()))
     assert isinstance(reply, m.DumpReply)
-    return reply.body
+    return reply.content
 
 
 def request_trace(address: Address, token: str, since: int = 0) -> list[Span]:
     """What ran on the cluster's hosts and ended after `since`. Raises ConnectError and its kin."""
     reply = _run(_request(address, token, m.TraceRequest(since)))
     assert isinstance(reply, m.TraceReply)
-    return msgspec.msgpack.decode(reply.body, type=list[Span])
+    return msgspec.msgpack.decode(reply.content, type=list[Span])
 
 
 def request_stop(address: Address, token: str) -> None:

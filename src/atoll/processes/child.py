@@ -1,4 +1,4 @@
-"""A process of Atoll's own that says in one line when it is up, or why it is not."""
+"""A child process of Atoll: it writes one line once it is up, or says why it is not."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ END_SECONDS = 5.0
 
 
 class Child:
-    """A process in a session of its own, so that Ctrl-C reaches the command and not it.
+    """A process in a session of its own, so that Ctrl-C reaches the command and not the process.
 
-    `options` has a field `ready_fd`. `who` names the process in errors; all that it prints goes to the descriptor
-    `output`; `environment` is added to this process's own.
+    `options` has a field `ready_fd`. `who` names the process in errors; what it prints goes to the descriptor `output`;
+    `environment` is added to this process's own.
     """
 
     def __init__(
@@ -71,16 +71,16 @@ class Child:
         return msgspec.json.decode(line, type=kind)
 
     def leave(self) -> None:
-        """This process ends before it, and does not wait for it."""
-        self.process.returncode = 0  # nobody will wait for it
+        """Leaves the process running: this process will end first, and does not wait for it."""
+        self.process.returncode = 0  # or Popen warns that it still runs
 
     def end(self) -> None:
-        """Ends the process, by force where it does not go within a few seconds."""
+        """Ends the process, by SIGKILL where it does not end within a few seconds."""
         end(self.process, END_SECONDS)
 
 
 def wait_for_any(children: Sequence[Child]) -> Child:
-    """Blocks until one of them has ended; a signal's exception gets through."""
+    """Blocks until one of them has ended, and returns it. A signal handler's exception ends the wait."""
     poller = select.poll()
     descriptors = {os.pidfd_open(child.process.pid): child for child in children}
     try:

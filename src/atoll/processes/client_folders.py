@@ -1,7 +1,8 @@
-"""A client's folders, and the removal of those that nobody is left to remove.
+"""A client's folders, and the removal of those whose client has died.
 
-Client and proxy remove the folders of a client, whichever ends last. Where both are killed, or jaxlib ends the client's
-process over the end of its proxy, they stay. So each says whose it is, and who comes later looks.
+The last of client and proxy to end removes the folders of a client. Where both are killed, or jaxlib ends the client's
+process because its proxy ended, the folders stay. So each folder names its owner, and later clients remove those whose
+owner does not run.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _OWNER = "owner"
 
 
 def make_transfer_directory(base: Path) -> Path:
-    """A fresh private folder, whose name tells the process that it is of: atoll-PID-..."""
+    """A fresh private folder, named after the process that makes it: atoll-PID-..."""
     return Path(tempfile.mkdtemp(prefix=f"atoll-{os.getpid()}-", dir=base))
 
 
@@ -29,13 +30,13 @@ def in_use(transfer_directory: Path) -> bool:
 
 
 def claim(directory: Path, transfer_directory: Path) -> None:
-    """These folders are this process's."""
+    """Records this process as the owner of these folders."""
     pid = os.getpid()
     (directory / _OWNER).write_text(f"{pid} {began(pid)}\n{transfer_directory}\n")
 
 
 def sweep(base: Path) -> None:
-    """Removes from `base`, and from shared memory, what belonged to clients of this user that are no more."""
+    """Removes from `base`, and from shared memory, the folders of clients of this user that do not run any more."""
     for directory in base.glob("atoll-client-*"):
         with contextlib.suppress(OSError, ValueError):
             if directory.stat().st_uid != os.getuid():

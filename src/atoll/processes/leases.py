@@ -1,7 +1,7 @@
-"""Who has been silent for too long. Pure: its callers bring the time.
+"""Which peers have been silent for too long. Pure: its callers bring the time.
 
-The time for which the caller itself was away does not count, as when the whole machine was: what was sent to it
-meanwhile has yet to be read.
+The time during which the caller itself did not run does not count, as when the whole machine was suspended: what was
+sent to it meanwhile has yet to be read.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ _JITTER_SECONDS = 0.2  # that a timer may be late
 
 
 class Leases:
-    """When each peer was last heard of, in seconds of the caller's clock. Peers have numbers.
+    """When each peer was last heard from, in seconds of the caller's clock. Peers have numbers.
 
-    `seconds` is how long one may be silent. Whoever has them looks every `period` seconds.
+    A peer may be silent for `seconds`. The owner calls `expired` every `period` seconds.
     """
 
     def __init__(self, seconds: float = LEASE_SECONDS, period: float = PING_SECONDS) -> None:
@@ -30,7 +30,7 @@ class Leases:
         self._heard.pop(peer, None)
 
     def expired(self, now: float) -> list[int]:
-        """The peers that nothing was heard of for too long. To be called every `period` seconds."""
+        """The peers that have been silent for too long. To be called every `period` seconds."""
         away = now - self._looked - self.period
         self._looked = now
         if away > _JITTER_SECONDS:

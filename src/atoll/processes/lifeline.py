@@ -1,7 +1,7 @@
 """A process that must not outlive another.
 
-The watched process is held by a pidfd, so that a reused pid cannot fool us, and its end is seen within a millisecond
-however it ended. Threads that hang in native code do not matter: the end is `os._exit`.
+The watched process is held by a pidfd, so that a reused pid is no mistake, and its end is seen within a millisecond
+however it came. Threads that hang in native code do not matter: callers end their process by `os._exit`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from atoll.processes.leases import Leases
 
 _RENEWER = 0  # the one peer of a `Lease`
-_LOOKS = 8  # how often a lease is looked at while it runs
+_LOOKS = 8  # how often a lease is checked while it runs
 
 
 def open_pid(pid: int) -> int | None:
@@ -62,7 +62,7 @@ def watch_in_thread(pid: int, on_end: Callable[[], None]) -> None:
 
 
 class Lease:
-    """Calls `on_lapse` from a thread of its own once it was not renewed in time. It begins with the first renewal."""
+    """Calls `on_lapse` from a thread of its own once it is not renewed in time. It starts with the first renewal."""
 
     def __init__(self, on_lapse: Callable[[], None]) -> None:
         self._lock = threading.Lock()
@@ -71,7 +71,7 @@ class Lease:
         self._has_begun = False
 
     def renew(self, seconds: float) -> None:
-        """The lease runs for so long from now on."""
+        """The lease runs for `seconds` from now on."""
         with self._lock:
             self._leases.seconds, self._leases.period = seconds, seconds / _LOOKS
             self._leases.heard(_RENEWER, time.monotonic())

@@ -1,4 +1,4 @@
-"""What Atoll's own processes have in common: how one is started and ended, its options, logging and event loop."""
+"""What Atoll's processes have in common: how one is started and ended, its options, logging and event loop."""
 
 from __future__ import annotations
 
@@ -23,20 +23,23 @@ def read_options(kind: type[Options]) -> Options:
     return msgspec.json.decode(sys.argv[1].encode(), type=kind)
 
 
-def tell(descriptor: int, line: msgspec.Struct) -> None:
-    """Writes the one line that whoever started this process waits for, if anybody does: see `transport.child`."""
+def write_ready(descriptor: int, line: msgspec.Struct) -> None:
+    """Writes the one line that the process that started this one waits for; see `processes.child`.
+
+    Does nothing where no process waits: `descriptor` is -1 then.
+    """
     if descriptor >= 0:
         with contextlib.suppress(OSError):
             os.write(descriptor, msgspec.json.encode(line) + b"\n")
             os.close(descriptor)
 
 
-# What a user sets for the Python of a script, and not for that of a process of ours.
+# Settings of Python that a user makes for a script, and that Atoll's processes do not inherit.
 _OF_THE_SCRIPT = ("PYTHONWARNINGS", "PYTHONDEVMODE", "PYTHONASYNCIODEBUG", "PYTHONINSPECT", "PYTHONPROFILEIMPORTTIME")
 
 
 def own_environment() -> dict[str, str]:
-    """This process's environment, for one of Atoll's own that it starts."""
+    """This process's environment without what is for the user's script; for a process of Atoll that it starts."""
     return {name: value for name, value in os.environ.items() if name not in _OF_THE_SCRIPT}
 
 
@@ -46,7 +49,7 @@ def command(module: str, options: msgspec.Struct) -> list[str]:
 
 
 def end(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Ends a child of this process, by force where it does not go within so many seconds."""
+    """Ends a child of this process: SIGTERM, and SIGKILL where it runs on for `seconds`."""
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     try:
@@ -67,15 +70,15 @@ def start_logging(name: str) -> None:
 
 
 def spare_collector() -> None:
-    """What this process has made until now stays for good, so the garbage collector need not look through it again.
+    """Keeps the garbage collector from looking through all that this process has made until now, which stays for good.
 
-    Modules alone are some hundred thousand objects, and to look through them all stops a process for 50 ms or more.
+    Modules alone are some hundred thousand objects, and a collection that visits them takes 50 ms or more.
     """
     gc.freeze()
 
 
 def run_loop(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
-    """Runs `main(stop)` to its end on the quickest event loop there is; SIGTERM and SIGINT set `stop`."""
+    """Runs `main(stop)` to its end, on uvloop where it is installed; SIGTERM and SIGINT set `stop`."""
 
     async def body() -> None:
         stop = asyncio.Event()

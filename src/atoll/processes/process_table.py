@@ -1,4 +1,4 @@
-"""What the kernel tells of other processes of this machine."""
+"""What the kernel knows about the processes of this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 def began(pid: int) -> int | None:
     """When a process began, in ticks of the machine's clock; None for one that has ended, reaped or not.
 
-    With its number, that names a process for good: numbers are given again.
+    Together with its pid, that names a process for good: pids are used again.
     """
     fields = _stat(pid)
     return int(fields[19]) if fields else None

@@ -1,44 +1,31 @@
-"""The data port's protocol: bulk bytes between two processes, past the controller, on blocking sockets.
+"""A channel of the data plane: bulk bytes between two processes, past the controller, on a blocking socket.
 
-A frame is a length-prefixed `Piece` and then its bytes, unless these are in memory that both sides share. On one
-machine large pieces go through pooled memory files: the first use of a segment passes its descriptor along the
-unix socket, later ones its number alone, and the receiver sends it back when it has read it. Nothing in the file
-system names these segments, so that nothing is left behind whatever process is killed.
+A channel carries pieces of feeds. It chooses how the bytes of each piece travel, by where the peer is and by what the
+piece is made of; the ways are the engines of `transfers.kinds`.
 
-Bounded: a sender waits for a free segment once its pool is in use, and for the socket otherwise.
+Bounded: a sender waits while its engine has no memory left, and for the socket otherwise.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import mmap
 import os
 import socket
-import struct
-import termios
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Union
 
 import msgspec
-import numpy as np
 
-from atoll.errors import ConnectError
+from atoll.errors import FrameError, Status, StatusError
+from atoll.transfers.contents import Buffers, FileContents, Filled, as_views
+from atoll.transfers.engine import Contents, Piece, TransferEngine
+from atoll.transfers.frame_socket import FrameSocket
+from atoll.transfers.kinds import KINDS
 from atoll.wire.address import Address
+from atoll.wire.sockets import dial
 
-_HEADER = struct.Struct("<I")
-_MAX_HEADER = 1 << 20
 MAX_PIECE = 1 << 40
-
-# Pieces from this size on go through shared memory where both sides are on one machine.
-SHARED_THRESHOLD = 256 * 1024
 PART_BYTES = 8 << 20
-_POOL_BYTES = 1 << 30
-_SEGMENT_WAIT_SECONDS = 60.0
-# A segment in use is often on its way back, and to wait for it is cheaper than to touch fresh memory.
-_RETURN_SECONDS = 0.01
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True, tag="o"):
@@ -48,361 +35,158 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag="o"):
     secret: str
 
 
-class Piece(msgspec.Struct, frozen=True, array_like=True, tag="p"):
-    """The contents of a feed. `segment` -1: `nbytes` follow; -2: in the file whose descriptor comes along; else
-    in that segment of the sender's pool."""
-
-    session: int
-    feed: int
-    nbytes: int
-    segment: int = -1
-    segment_bytes: int = 0
-    more: bool = False  # further pieces of the same feed will follow
-
-
-class Unmap(msgspec.Struct, frozen=True, array_like=True, tag="u"):
-    """A segment of the sender's pool is no more."""
-
-    segment: int
-
-
-class Recycle(msgspec.Struct, frozen=True, array_like=True, tag="r"):
-    """The receiver is done with a segment of the sender's pool."""
-
-    segment: int
-
-
-_decoder = msgspec.msgpack.Decoder(Open | Piece | Recycle | Unmap)
-_encoder = msgspec.msgpack.Encoder()
-
-
-@dataclass
-class _Segment:
-    number: int
-    size: int
-    descriptor: int
-    memory: mmap.mmap
-
-
-class SegmentPool:
-    """Shared-memory segments of one channel's sender, reused: fresh memory costs more than the copy into it."""
-
-    def __init__(self, on_drop: Callable[[int], None]) -> None:
-        self._on_drop = on_drop
-        self._free: list[_Segment] = []
-        self._used: dict[int, _Segment] = {}
-        self._next = 0
-        self._bytes = 0
-        self._available = threading.Condition()
-
-    def take(self, nbytes: int) -> _Segment:
-        with self._available:
-            if any(segment.size >= nbytes for segment in self._used.values()):
-                self._available.wait_for(lambda: any(s.size >= nbytes for s in self._free), _RETURN_SECONDS)
-            while True:
-                fitting = [s for s in self._free if s.size >= nbytes]
-                if fitting:
-                    segment = min(fitting, key=lambda s: s.size)
-                    self._free.remove(segment)
-                    break
-                size = max(1 << 20, 1 << (nbytes - 1).bit_length())
-                while self._free and self._bytes + size > _POOL_BYTES:
-                    self._drop(self._free.pop(0))
-                if self._bytes + size <= _POOL_BYTES or not self._used:
-                    segment = self._create(size)
-                    break
-                if not self._available.wait(_SEGMENT_WAIT_SECONDS):
-                    raise TimeoutError(
-                        f"no shared memory became free within {_SEGMENT_WAIT_SECONDS:.0f} s: the receiver does not read"
-                    )
-            self._used[segment.number] = segment
-            return segment
-
-    def _create(self, size: int) -> _Segment:
-        descriptor = os.memfd_create("atoll", os.MFD_CLOEXEC)
-        os.ftruncate(descriptor, size)
-        segment = _Segment(self._next, size, descriptor, mmap.mmap(descriptor, size))
-        self._next += 1
-        self._bytes += size
-        return segment
-
-    def give_back(self, number: int) -> None:
-        with self._available:
-            segment = self._used.pop(number, None)
-            if segment is not None:
-                self._free.append(segment)
-                self._available.notify()
-
-    def _drop(self, segment: _Segment) -> None:
-        self._bytes -= segment.size
-        with contextlib.suppress(BufferError):
-            segment.memory.close()
-        os.close(segment.descriptor)
-        self._on_drop(segment.number)
-
-    def close(self) -> None:
-        with self._available:
-            for segment in (*self._free, *self._used.values()):
-                self._drop(segment)
-            self._free.clear()
-            self._used.clear()
-
-
-# What a receiver is told: the piece, its bytes, and what to call when it has read them.
+# The piece, its bytes, and what to call when they have been read.
 OnPiece = Callable[[Piece, Any, Callable[[], None]], None]
+# A piece that cannot be had, and why. The channel goes on.
+OnFailure = Callable[[Piece, Status], None]
 
 
-def _nothing() -> None:
-    return None
+@dataclass(frozen=True)
+class ChannelStatistics:
+    """Counts since the channel was made. Bytes are those on the socket; `engines` has what each kind says, by name."""
+
+    frames_in: int
+    frames_out: int
+    socket_bytes_in: int
+    socket_bytes_out: int
+    engines: dict[str, Any]
 
 
 class DataChannel:
-    """One connection between data ports. `send*` may be called from any thread; one thread calls `receive`."""
+    """One connection between data ports. `send*` may be called from any thread; one thread calls `receive`.
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-        self._is_unix = sock.family == socket.AF_UNIX
-        if not self._is_unix:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        else:
-            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-                sock.setsockopt(socket.SOL_SOCKET, option, 1 << 20)
-        # Half of it is the kernel's own bookkeeping.
-        self._send_buffer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-        self._send_lock = threading.Lock()
-        self._pool = SegmentPool(self._dropped)
-        self._sent_segments: set[int] = set()
-        self._peer_segments: dict[int, mmap.mmap] = {}
+    Sending waits while the peer does not read. It raises OSError (TimeoutError is one) where the peer cannot be
+    reached, and StatusError where the contents cannot be had.
+    """
+
+    def __init__(self, sock: socket.socket, kinds: Sequence[type[TransferEngine]] = KINDS) -> None:
+        self._socket = FrameSocket(sock)
+        self._engines = [kind(self._socket) for kind in kinds if kind.reaches(self._socket)]
+        self._choices = [(engine.takes, engine.send) for engine in self._engines]
+        self._handlers = {frame: engine.handle for engine in self._engines for frame in engine.frames}
+        self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
+            Union[Open, *(frame for kind in kinds for frame in kind.frames)]
+        )
         self.is_closed = False
+
+    @classmethod
+    def dial(cls, address: Address, timeout: float = 10.0) -> DataChannel:
+        """A channel to the data port at `address`, yet to be opened. Raises ConnectError that names the address."""
+        return cls(dial(address, what="a data port", timeout=timeout))
 
     # ---- sending
 
     def open(self, session: int, secret: str) -> None:
-        self._send_frame(Open(session, secret))
+        """Says who this is; before all else, by who has dialed."""
+        self._socket.send(Open(session, secret))
 
     def send(self, session: int, feed: int, contents: Sequence[Any]) -> None:
         """Sends buffers, one after the other, as one piece."""
-        views = [memoryview(part).cast("B") for part in contents if memoryview(part).nbytes]
-        nbytes = sum(view.nbytes for view in views)
-        if not self._is_unix or nbytes < SHARED_THRESHOLD:
-            self._send_frame(Piece(session, feed, nbytes), views)
-            return
-        self._send_shared(Piece(session, feed, nbytes), views)
+        self._send(session, feed, Buffers(as_views(contents)), False)
 
     def send_in_parts(self, session: int, feed: int, content: Any) -> None:
         """Sends one buffer, in several pieces where it is large: the receiver works on one while the next is copied."""
         view = memoryview(content).cast("B") if memoryview(content).nbytes else memoryview(b"")
         for start in range(0, max(1, view.nbytes), PART_BYTES):
             part = view[start : start + PART_BYTES]
-            piece = Piece(session, feed, part.nbytes, more=start + PART_BYTES < view.nbytes)
-            if not self._is_unix or part.nbytes < SHARED_THRESHOLD:
-                self._send_frame(piece, [part])
-            else:
-                self._send_shared(piece, [part])
-
-    def _send_shared(self, piece: Piece, views: Sequence[memoryview]) -> None:
-        def fill(target: memoryview) -> None:
-            position = 0
-            for view in views:
-                target[position : position + view.nbytes] = view
-                position += view.nbytes
-
-        self._fill_segment(piece, fill)
+            self._send(session, feed, Buffers((part,)), start + PART_BYTES < view.nbytes)
 
     def send_filled(self, session: int, feed: int, nbytes: int, fill: Callable[[memoryview], None]) -> None:
-        """Sends one piece whose bytes `fill` writes straight into the memory they travel in."""
-        if not self._is_unix or nbytes < SHARED_THRESHOLD:
-            buffer = bytearray(nbytes)
-            fill(memoryview(buffer))
-            self._send_frame(Piece(session, feed, nbytes), [memoryview(buffer)])
-            return
-        self._fill_segment(Piece(session, feed, nbytes), fill)
-
-    def _fill_segment(self, piece: Piece, fill: Callable[[memoryview], None]) -> None:
-        segment = self._pool.take(piece.nbytes)
-        try:
-            with memoryview(segment.memory)[: piece.nbytes] as view:
-                fill(view)
-        except BaseException:
-            self._pool.give_back(segment.number)
-            raise
-        shared = msgspec.structs.replace(piece, segment=segment.number, segment_bytes=segment.size)
-        with self._send_lock:
-            first = segment.number not in self._sent_segments
-            self._sent_segments.add(segment.number)
-            self._send_locked(shared, [], segment.descriptor if first else None)
+        """Sends one piece whose bytes `fill` writes, straight into the memory they travel in where there is such."""
+        self._send(session, feed, Filled(nbytes, fill), False)
 
     def send_file(self, session: int, feed: int, nbytes: int, descriptor: int) -> None:
-        """Hands over a file's contents by its descriptor; unix sockets only."""
-        with self._send_lock:
-            self._send_locked(Piece(session, feed, nbytes, -2), [], descriptor)
+        """Sends the first `nbytes` of a file as one piece, on one machine by its descriptor."""
+        self._send(session, feed, FileContents(nbytes, descriptor), False)
 
-    @property
-    def passes_files(self) -> bool:
-        return self._is_unix
+    def _send(self, session: int, feed: int, contents: Contents, more: bool) -> None:
+        for takes, send in self._choices:
+            if takes(contents):
+                send(session, feed, contents, more)
+                return
+        raise AssertionError("no kind of transfer takes these contents")
 
     def takes_at_once(self, nbytes: int) -> bool:
-        """Whether sending so much would not wait for the peer: what the socket still holds leaves room enough."""
-        try:
-            held = struct.unpack("i", fcntl.ioctl(self._socket, termios.TIOCOUTQ, b"\0\0\0\0"))[0]
-        except OSError:
-            return False
-        return bool(held + nbytes < self._send_buffer // 4)
-
-    def _send_frame(self, frame: Any, payload: Sequence[memoryview] = ()) -> None:
-        with self._send_lock:
-            self._send_locked(frame, payload, None)
-
-    def _send_locked(self, frame: Any, payload: Sequence[memoryview], descriptor: int | None) -> None:
-        header = _encoder.encode(frame)
-        head = _HEADER.pack(len(header)) + header
-        if descriptor is not None:
-            socket.send_fds(self._socket, [head[:1]], [descriptor])
-            head = head[1:]
-        if sum(part.nbytes for part in payload) < 64 * 1024:
-            self._socket.sendall(b"".join((head, *payload)))
-            return
-        self._socket.sendall(head)
-        for part in payload:
-            self._socket.sendall(part)
-
-    def _dropped(self, segment: int) -> None:
-        if not self.is_closed and segment in self._sent_segments:
-            self._sent_segments.discard(segment)
-            with contextlib.suppress(OSError):
-                self._send_frame(Unmap(segment))
+        """Whether sending so much would not wait for the peer. So much is small: it goes along the socket."""
+        return self._socket.takes_at_once(nbytes)
 
     # ---- receiving
 
     def receive_open(self) -> Open:
-        """The peer's first frame."""
-        frame, descriptor = self._read_header()
+        """The peer's first frame. Raises FrameError for any other, and EOFError where the connection ends before."""
+        frame, descriptor = self._socket.read_frame(self._decoder)
         if descriptor is not None:
             os.close(descriptor)
         if not isinstance(frame, Open):
-            raise ConnectError("the first frame on a data port must open it")
+            raise FrameError("the first frame on a data port must open it")
         return frame
 
-    def receive(self, on_piece: OnPiece) -> None:
+    def receive(self, on_piece: OnPiece, on_failure: OnFailure | None = None) -> None:
         """Reads until the peer closes. Pieces are given to `on_piece` on this thread, in order.
 
-        Raises ConnectError where the peer sends what is no frame, or ends inside a piece.
+        A piece that cannot be had is given to `on_failure`; without that, it ends the channel by its StatusError.
+        Raises FrameError where the peer sends what is no frame, or ends inside of a piece.
         """
         while True:
             try:
-                frame, descriptor = self._read_header()
-            except ConnectError:
+                frame, descriptor = self._socket.read_frame(self._decoder)
+            except BlockingIOError:  # nothing has come for some seconds
+                for engine in self._engines:
+                    engine.trim()
+                continue
+            except FrameError:
                 raise
             except (EOFError, OSError):
                 return
             try:
-                match frame:
-                    case Recycle(segment=segment):
-                        self._pool.give_back(segment)
-                    case Piece():
-                        self._piece(frame, descriptor, on_piece)
-                    case _:
-                        raise ConnectError("a data port is opened once")
+                self._handle(frame, descriptor, on_piece, on_failure)
             except EOFError:
-                raise ConnectError("the connection ended inside a piece") from None
+                raise FrameError("the connection ended inside a piece") from None
             finally:
                 if descriptor is not None:
                     os.close(descriptor)
 
-    def _piece(self, frame: Piece, descriptor: int | None, on_piece: OnPiece) -> None:
+    def _handle(self, frame: Any, descriptor: int | None, on_piece: OnPiece, on_failure: OnFailure | None) -> None:
+        handle = self._handlers.get(type(frame))
+        if handle is None:
+            raise FrameError(
+                "a data port is opened once" if isinstance(frame, Open) else f"no {type(frame).__name__} to this peer"
+            )
+        if not isinstance(frame, Piece):
+            handle(frame, descriptor)
+            return
         if not 0 <= frame.nbytes <= MAX_PIECE:
-            raise ConnectError(f"a piece of {frame.nbytes} bytes")
-        if frame.segment == -1:
-            content = aligned(frame.nbytes)
-            self._read_into(content.data)
-            on_piece(frame, content, _nothing)
-            return
-        if frame.segment == -2:
-            if descriptor is None:
-                raise ConnectError("a file was announced without its descriptor")
-            if os.fstat(descriptor).st_size < frame.nbytes:
-                raise ConnectError("a file is shorter than announced")
-            # A private mapping: the array that is made of it may be written over without touching the file.
-            mapped: Any = b""
-            if frame.nbytes:
-                mapped = mmap.mmap(descriptor, frame.nbytes, access=mmap.ACCESS_COPY)
-            on_piece(frame, np.frombuffer(mapped, np.uint8), _nothing)
-            return
-        if descriptor is not None:
-            if not 0 < frame.segment_bytes <= os.fstat(descriptor).st_size:
-                raise ConnectError("a segment is shorter than announced")
-            self._peer_segments[frame.segment] = mmap.mmap(descriptor, frame.segment_bytes)
-        memory = self._peer_segments.get(frame.segment)
-        if memory is None or frame.nbytes > len(memory):
-            raise ConnectError(f"segment {frame.segment} is not known, or too small")
-        number = frame.segment
-
-        def done() -> None:
-            with contextlib.suppress(OSError):
-                self._send_frame(Recycle(number))
-
-        on_piece(frame, memoryview(memory)[: frame.nbytes], done)
-
-    def _read_header(self) -> tuple[Any, int | None]:
-        descriptor = None
-        if self._is_unix:
-            first, descriptors, _, _ = socket.recv_fds(self._socket, 4, 1)
-            descriptor = descriptors[0] if descriptors else None
-        else:
-            first = self._socket.recv(4)
-        if not first:
-            raise EOFError
+            raise FrameError(f"a piece of {frame.nbytes} bytes")
         try:
-            while len(first) < 4:
-                more = self._socket.recv(4 - len(first))
-                if not more:
-                    raise EOFError
-                first += more
-            (length,) = _HEADER.unpack(first)
-            if length > _MAX_HEADER:
-                raise ConnectError(f"a frame header of {length} bytes")
-            body = bytearray(length)
-            self._read_into(memoryview(body))
-            return _decoder.decode(body), descriptor
-        except (msgspec.MsgspecError, EOFError, ConnectError) as error:
-            if descriptor is not None:
-                os.close(descriptor)
-            if isinstance(error, msgspec.MsgspecError):
-                raise ConnectError(f"not a data frame: {error}") from None
-            raise
+            received = handle(frame, descriptor)
+        except StatusError as error:
+            if on_failure is None:
+                raise
+            on_failure(frame, error.status)
+            return
+        assert received is not None, "a piece has bytes"
+        on_piece(frame, *received)
 
-    def _read_into(self, view: memoryview) -> None:
-        position = 0
-        while position < view.nbytes:
-            count = self._socket.recv_into(view[position:])
-            if not count:
-                raise EOFError
-            position += count
+    # ---- the end
+
+    def shut_down(self) -> None:
+        """Ends the connection; threads inside of `send` and `receive` come out. The channel is still to be closed."""
+        self.is_closed = True
+        self._socket.shut_down()
 
     def close(self) -> None:
+        """Ends the connection and frees all memory; threads inside of `send` and `receive` come out."""
         self.is_closed = True
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-        self._pool.close()
-        self._peer_segments.clear()  # those still read are kept by their readers
+        for engine in self._engines:
+            engine.close()
 
-
-def aligned(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Uninitialised bytes at a multiple of 64, which a CPU device can use without another copy."""
-    raw = np.empty(nbytes + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + nbytes]
-
-
-def dial(address: Address, timeout: float = 10.0) -> socket.socket:
-    """A connected blocking socket. Raises ConnectError that names the address."""
-    sock = socket.socket(address.family, socket.SOCK_STREAM)
-    sock.settimeout(timeout)
-    try:
-        sock.connect(address.sockaddr)
-    except OSError as error:
-        sock.close()
-        raise ConnectError(f"cannot reach a data port at {address}: {error.strerror or error}") from None
-    sock.settimeout(None)
-    return sock
+    def statistics(self) -> ChannelStatistics:
+        said = {type(engine).__name__: engine.statistics() for engine in self._engines}
+        return ChannelStatistics(
+            self._socket.frames_in,
+            self._socket.frames_out,
+            self._socket.bytes_in,
+            self._socket.bytes_out,
+            {name: each for name, each in said.items() if each is not None},
+        )

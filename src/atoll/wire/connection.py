@@ -1,8 +1,8 @@
-"""A framed, asynchronous message connection: the control plane's only transport.
+"""A framed, asynchronous message connection: the control plane on an event loop.
 
-A frame is a 4-byte little-endian length and one msgpack message (an array-like, tagged msgspec struct). Sending never
-blocks and never awaits: messages queued during one turn of the event loop leave in one write, which is worth a factor
-of four at high rates. Reading uses one preallocated buffer (a fresh one per read costs more than parsing).
+The frames are those of `wire.framing`. Sending never blocks and never awaits: messages queued during one iteration of
+the event loop leave in one write, which is worth a factor of four at high rates. Reading uses one preallocated buffer
+(a fresh one per read costs more than parsing).
 
 Invariant: messages arrive whole, once, and in the order in which they were sent.
 """
@@ -12,8 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,12 +20,12 @@ import msgspec
 
 from atoll.errors import AddressError, AtollError, ConnectError
 from atoll.wire.address import Address
+from atoll.wire.framing import FrameDecoder, frame_header
+from atoll.wire.sockets import bind_unix, send_without_delay
 
 _log = logging.getLogger(__name__)
 
-_HEADER = struct.Struct("<I")
 _READ_SIZE = 64 * 1024
-MAX_FRAME = 64 * 1024 * 1024
 MAX_UNSENT = 256 * 1024 * 1024
 
 
@@ -45,9 +43,9 @@ class ConnectionStatistics:
 class Connection(asyncio.BufferedProtocol):
     """One end of a control connection.
 
-    `on_message(message)` runs on the loop's thread for each message, in order; `on_lost(reason)` once, when the
-    connection is gone for whatever cause, and never after `close()`. An exception out of `on_message` ends the
-    connection: a peer that sends what we cannot handle is not served on.
+    `on_message(message)` runs on the loop's thread for each message, in order. `on_lost(reason)` runs once, when the
+    connection ends for any reason but `close()`. An exception out of `on_message` ends the connection: a peer whose
+    messages cannot be handled is not served any more. All methods are for the loop's thread.
     """
 
     def __init__(
@@ -61,13 +59,12 @@ class Connection(asyncio.BufferedProtocol):
         self.name = name
         self.on_message = on_message
         self.on_lost = on_lost
-        self._decode = msgspec.msgpack.Decoder(message_type).decode
+        self._decoder = FrameDecoder(message_type)
         self._encoder = msgspec.msgpack.Encoder()
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._read_buffer = bytearray(_READ_SIZE)
         self._read_view = memoryview(self._read_buffer)
-        self._pending = bytearray()  # the start of a frame whose rest has not arrived
         self._outgoing = bytearray()
         self._flush_scheduled = False
         self._closed = False
@@ -76,11 +73,11 @@ class Connection(asyncio.BufferedProtocol):
     # ---- sending
 
     def send(self, message: Any) -> None:
-        """Queues one message. Never blocks; a message for a connection that is gone is dropped."""
+        """Queues one message. Never blocks; a message for a connection that has ended is dropped."""
         if self._closed:
             return
         body = self._encoder.encode(message)
-        self._outgoing += _HEADER.pack(len(body))
+        self._outgoing += frame_header(len(body))
         self._outgoing += body
         self._messages_out += 1
         if not self._flush_scheduled:
@@ -103,8 +100,8 @@ class Connection(asyncio.BufferedProtocol):
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
         self._transport = transport  # type: ignore[assignment]
         sock = transport.get_extra_info("socket")
-        if sock is not None and sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sock is not None:
+            send_without_delay(sock)
         if self._outgoing:
             self._flush()
 
@@ -113,40 +110,18 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._bytes_in += nbytes
-        data: bytes | bytearray
-        if self._pending:
-            self._pending += self._read_view[:nbytes]
-            data, end = self._pending, len(self._pending)
-        else:
-            data, end = self._read_buffer, nbytes
-        view = memoryview(data)
-        position = 0
+        on_message = self.on_message
         try:
-            while end - position >= 4:
-                (length,) = _HEADER.unpack_from(data, position)
-                if length > MAX_FRAME:
-                    raise AtollError(f"a frame of {length} bytes is over the limit of {MAX_FRAME}")
-                stop = position + 4 + length
-                if stop > end:
-                    break
-                message = self._decode(view[position + 4 : stop])
-                position = stop
+            for message in self._decoder.feed(self._read_view[:nbytes]):
                 self._messages_in += 1
-                self.on_message(message)
+                on_message(message)
                 if self._closed:
                     return
-        except (msgspec.MsgspecError, AtollError) as error:
+        except AtollError as error:
             self._lose(f"{self.name} sent what we do not understand: {error}")
-            return
         except Exception as error:
             _log.exception("handling a message of %s failed", self.name)
             self._lose(f"handling a message of {self.name} failed: {error}")
-            return
-        if data is self._pending:
-            view.release()
-            del self._pending[:position]
-        else:
-            self._pending = bytearray(view[position:end])
 
     def eof_received(self) -> bool:
         return False
@@ -232,19 +207,3 @@ async def listen(address: Address, factory: Callable[[], Connection]) -> tuple[a
     except OSError as error:
         raise AddressError(f"cannot listen at {address}: {_reason(error)}") from None
     return server, Address(host=address.host, port=server.sockets[0].getsockname()[1])
-
-
-def bind_unix(path: str) -> socket.socket:
-    """A bound unix socket that only this user can open, from the moment it exists. Replaces a stale one."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    old_mask = os.umask(0o177)
-    try:
-        if os.path.exists(path):
-            os.unlink(path)
-        sock.bind(path)
-    except OSError:
-        sock.close()
-        raise
-    finally:
-        os.umask(old_mask)
-    return sock

@@ -39,7 +39,7 @@ class Service:
         call.on_half_close = lambda: (call.send(b"%d %d" % (len(sizes), sum(sizes))), call.finish())[1]
 
     def pieces(self, call: Call) -> None:
-        """Answers a message of pieces: as many buffers, and as long, as the request tells."""
+        """Answers a message of pieces: the request has their number and size."""
 
         def answer(content: Any) -> None:
             count, size = map(int, bytes(content).split())
@@ -64,7 +64,7 @@ class Service:
         task.add_done_callback(self.tasks.discard)
 
     def slow(self, call: Call) -> None:
-        """Takes one message a turn of the loop, and echoes it."""
+        """Takes one message in each iteration of the loop, and echoes it."""
         loop = asyncio.get_running_loop()
 
         def take(content: Any) -> None:

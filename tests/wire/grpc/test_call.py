@@ -156,7 +156,7 @@ def test_an_ended_call_ignores_what_is_sent(server: Serving, peer: Peer, service
     assert not [got for got in peer.sync() if got[0] in (frames.DATA, frames.HEADERS)]
 
 
-def test_a_client_still_uploading_is_told_to_stop_when_the_call_ends(peer: Peer) -> None:
+def test_a_client_that_still_uploads_is_stopped_when_the_call_ends(peer: Peer) -> None:
     peer.send(peer.headers(1, request("/test.Test/status")), frame(frames.DATA, 0, 1, message(b"no")))
     assert peer.trailers(1)["grpc-status"] == "5"
     assert peer.reset_code(1) == ErrorCode.NO_ERROR
@@ -227,3 +227,87 @@ def test_incomplete_messages_of_a_connection_are_bounded_together(tmp_path: Path
         peer.send(frames.rst_stream(3, ErrorCode.CANCEL))
         peer.sync()
         assert serving.call(serving.server.statistics).incomplete_bytes == 0
+
+
+def test_a_callback_that_raises_on_a_large_message_ends_its_call(
+    peer: Peer, service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.CRITICAL, "atoll.wire.grpc.call"):
+        peer.send(peer.headers(1, request("/test.Test/raises_later")))
+        peer.send(frame(frames.DATA, 0, 1, message(bytes(500_000))[:200_000]))
+        peer.sync()
+        peer.send(frame(frames.DATA, 0, 1, bytes(300_005)))
+        assert peer.trailers(1)["grpc-status"] == "13"
+
+
+def raising(*arguments: object) -> None:
+    raise RuntimeError("callback broke")
+
+
+def test_an_on_closed_that_raises_is_logged(
+    server: Serving, peer: Peer, service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number, code in ((1, None), (3, "13")):
+        peer.send(peer.headers(number, request("/test.Test/keep")))
+        peer.sync()
+        service.calls[-1].on_message = service.calls[-1].on_closed = raising
+        if code is None:
+            peer.send(frames.rst_stream(number, ErrorCode.CANCEL))
+            peer.sync()
+        else:
+            peer.send(frame(frames.DATA, 0, number, message(b"x")))
+            assert peer.reset_code(number) == ErrorCode.NO_ERROR
+    assert [record.message for record in caplog.records].count("on_closed of /test.Test/keep raised") == 2
+
+
+def test_a_callback_that_raises_after_finish_changes_nothing(
+    server: Serving, peer: Peer, service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    peer.send(peer.headers(1, request("/test.Test/keep")))
+    peer.sync()
+    call = service.calls[-1]
+
+    def on_message(content: object) -> None:
+        call.finish()
+        raise RuntimeError("too late")
+
+    call.on_message = on_message
+    peer.send(frame(frames.DATA, 0, 1, message(b"x")))
+    assert peer.trailers(1)["grpc-status"] == "0"
+    assert not service.closed.is_set()
+    assert any("after the call had ended" in record.message for record in caplog.records)
+
+
+def test_initial_metadata_is_sent_once(server: Serving, peer: Peer, service: Service) -> None:
+    peer.send(peer.headers(1, request("/test.Test/keep")))
+    peer.sync()
+    call = service.calls[-1]
+    with pytest.raises(RuntimeError, match="sent already"):
+        server.call(call.send_initial_metadata)
+    server.call(call.finish)
+    server.call(call.send_initial_metadata)
+    assert peer.trailers(1)["grpc-status"] == "0"
+
+
+def test_drained_returns_at_once_when_little_is_unsent(server: Serving, peer: Peer, service: Service) -> None:
+    peer.send(peer.headers(1, request("/test.Test/keep")))
+    peer.sync()
+    server.run(service.calls[-1].drained())
+
+
+def test_an_array_is_sent_as_its_bytes(server: Serving, peer: Peer, service: Service) -> None:
+    peer.send(peer.headers(1, request("/test.Test/keep")))
+    peer.sync()
+    words = memoryview(bytes(range(16))).cast("I")
+    server.call(service.calls[-1].send, words)
+    server.call(service.calls[-1].send, (b"head", words))
+    assert peer.body(1, 21 + 25) == message(bytes(range(16))) + message(b"head" + bytes(range(16)))
+
+
+def test_callbacks_of_an_ended_call_are_not_kept(server: Serving, peer: Peer, service: Service) -> None:
+    peer.send(peer.headers(1, request("/test.Test/keep")), frames.rst_stream(1, ErrorCode.CANCEL))
+    peer.sync()
+    call = service.calls[-1]
+    call.on_message = call.on_half_close = raising
+    assert call.on_message is not raising
+    assert call.on_half_close is not raising

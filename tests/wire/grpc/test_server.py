@@ -20,7 +20,7 @@ from atoll.wire.http2 import frames
 from atoll.wire.http2.frames import ErrorCode
 from tests.wire.grpc.service import UNLIMITED, Service, unary
 from tests.wire.grpc.serving import Serving, echo
-from tests.wire.http2.http2_peer import Peer, frame, message, request, served
+from tests.wire.http2.http2_peer import DEADLINE_SECONDS, Peer, frame, message, request, served
 
 
 def test_calls_over_tcp_are_answered(service: Service, tmp_path: Path) -> None:
@@ -105,3 +105,28 @@ def test_a_connection_beyond_the_limit_is_closed_at_once(tmp_path: Path) -> None
         with Peer(path) as third:
             assert third.read() is None
         first.sync()
+
+
+def test_a_connection_accepted_while_the_server_closes_is_closed() -> None:
+    async def run() -> None:
+        server = GrpcServer({"/test.Test/Echo": echo})
+        await server.close()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            await asyncio.get_running_loop().connect_accepted_socket(server._connection, ours)
+            await asyncio.sleep(0)
+            theirs.settimeout(DEADLINE_SECONDS)
+            assert theirs.recv(1) == b""
+        assert server.statistics().connections == 0
+
+    asyncio.run(run())
+
+
+def test_a_unix_socket_that_cannot_be_bound_leaves_no_descriptor(tmp_path: Path) -> None:
+    async def run() -> None:
+        with pytest.raises(OSError, match="No such file"):
+            await GrpcServer({}).listen_unix(str(tmp_path / "missing" / "s"))
+
+    before = len(os.listdir("/proc/self/fd"))
+    asyncio.run(run())
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -11,12 +12,12 @@ from atoll.wire.grpc import Limits
 from atoll.wire.http2 import frames
 from atoll.wire.http2.frames import ErrorCode
 from tests.wire.grpc.serving import Serving
-from tests.wire.http2.http2_peer import KEEP, REQUEST, Peer, frame, served
+from tests.wire.http2.http2_peer import DEADLINE_SECONDS, KEEP, REQUEST, Peer, frame, served
 
 DATA, HEADERS, SETTINGS, PING = frames.DATA, frames.HEADERS, frames.SETTINGS, frames.PING
 
 
-def test_a_client_that_says_nothing_is_dropped(tmp_path: Path) -> None:
+def test_a_client_that_sends_nothing_is_dropped(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
     with Serving({}, path, limits=Limits(handshake_seconds=0.01)), Peer(path, greet=False) as peer:
         assert peer.goaway_code() == ErrorCode.SETTINGS_TIMEOUT
@@ -70,3 +71,20 @@ def test_an_idle_connection_costs_no_descriptor_after_it_is_gone(server: Serving
     for _ in range(20):
         assert served(server.path)
     assert len(os.listdir("/proc/self/fd")) <= before + 2
+
+
+def test_a_client_that_reads_again_is_read_from_again(server: Serving) -> None:
+    with Peer(server.path) as peer:
+        peer.sync()
+        peer.socket.setblocking(False)
+        pings, sent = frame(PING, 0, 0, b"12345678") * 10_000, 0
+        with contextlib.suppress(BlockingIOError):
+            while sent < 256 << 20:
+                sent += peer.socket.send(pings[sent % 17 :])
+                server.call(lambda: None)
+        peer.socket.settimeout(DEADLINE_SECONDS)
+        missing = sent // 17 * 17  # the answer to a PING is as long as itself
+        while missing:
+            missing -= len(peer.socket.recv(min(missing, 1 << 20)))
+        peer.send(pings[sent % 17 : 17])
+        peer.sync()

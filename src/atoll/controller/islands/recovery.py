@@ -1,20 +1,19 @@
-"""Islands that go and come back: who is told, what fails, what waits, and what is done again.
+"""Islands that are lost and come back: what fails, what waits, and what is done again.
 
 An island fails as a whole: the broken collectives of the hosts that are left cannot be mended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from atoll.controller.durations import Durations
+from atoll.controller.islands.lifecycle import IslandBack, IslandGivenUp, IslandLost, IslandState, Lifecycle
 from atoll.controller.islands.resources import ResourceManager
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.compilation import Compilation
 from atoll.controller.programs.failures import Failures
 from atoll.controller.programs.launcher import Launcher
 from atoll.controller.programs.quarantine import Quarantine
-from atoll.controller.sessions.queries import Questions
+from atoll.controller.sessions.queries import Queries
 from atoll.controller.sessions.session import Session
 from atoll.errors import OK, Code, Status
 from atoll.processes.leases import Leases
@@ -34,40 +33,44 @@ class Recovery:
     def __init__(
         self,
         resources: ResourceManager,
+        lifecycle: Lifecycle,
         sessions: dict[int, Session],
         outbox: Outbox,
         launcher: Launcher,
         failures: Failures,
         compilation: Compilation,
-        questions: Questions,
+        queries: Queries,
         quarantine: Quarantine,
         leases: Leases,
+        abandoned_seconds: float,
     ) -> None:
         self._resources = resources
+        self._lifecycle = lifecycle
         self._sessions = sessions
         self._outbox = outbox
         self._launcher = launcher
         self._failures = failures
         self._compilation = compilation
-        self._questions = questions
+        self._queries = queries
         self._quarantine = quarantine
         self._leases = leases
-        self.on_lost: Callable[[int, Status], None] = lambda island, status: None
-        self.on_given_up: Callable[[int, Status], None] = lambda island, status: None
+        self._abandoned_seconds = abandoned_seconds
         self._hanging: Durations[int] = Durations()  # gangs, by sequence
+        self._abandoned: Durations[int] = Durations()  # gangs, by sequence
         self._restarting: Durations[int] = Durations()  # islands
         self._running_at_loss: dict[int, set[str]] = {}  # functions, by island
+        self._closed: dict[int, str] = {}  # sessions that are over while gangs of theirs are in flight, by name
 
     # ---- hosts
 
     def worker_lost(self, host: int, reason: str) -> None:
-        """The connection to a host's worker is gone."""
+        """The connection to a host's worker is lost."""
         record = self._resources.hosts[host]
         text = f"host {host} of island {record.island} is gone (worker {record.pid}: {reason})"
-        self.island_lost(record.island, Status(Code.DATA_LOSS, f"{text}; {_LOST}"))
+        self._lose(record.island, Status(Code.DATA_LOSS, f"{text}; {_LOST}"))
 
     def worker_ended(self, message: m.WorkerEnded) -> None:
-        """The engine has seen a worker's end, which may have been the doing of what ran there."""
+        """The engine has seen a worker's end, which what ran there may have caused."""
         record = self._resources.hosts.get(message.host)
         if record is None or record.pid != message.pid:
             return
@@ -76,6 +79,11 @@ class Recovery:
         running = self._running_at_loss.pop(record.island, set())
         self._quarantine.crashed(message.status, message.text, running, compiling)
         self._compilation.refuse(self._quarantine.refused)
+
+    def session_closed(self, session: Session) -> None:
+        """The session's gangs in flight run on; one that does not end costs its island."""
+        if any(gang.ticket.session == session.number for gang in self._launcher.in_flight.values()):
+            self._closed[session.number] = session.name
 
     def tick(self, now: float) -> None:
         """Once a second: looks for hosts that are silent, and for gangs and islands that hang."""
@@ -86,6 +94,16 @@ class Recovery:
                 f"host {host} of island {record.island} has not answered for {self._leases.seconds:.0f} s "
                 f"(worker {record.pid} is stopped, or its machine cannot be reached)",
             )
+        self._restart_half_failed(now)
+        self._restart_abandoned(now)
+        islands = self._resources.islands.values()
+        restarting = [each.number for each in islands if each.state is IslandState.RESTARTING]
+        for island, seconds in self._restarting.update(now, restarting).items():
+            if seconds > RESTART_SECONDS:
+                self.give_up(island, f"it was not up again within {RESTART_SECONDS:.0f} s")
+                self._outbox.to_engine(m.EndIsland(island))
+
+    def _restart_half_failed(self, now: float) -> None:
         hanging = {gang.sequence: gang for gang in self._failures.half_failed()}
         for sequence, seconds in self._hanging.update(now, hanging).items():
             gang = hanging[sequence]
@@ -96,38 +114,73 @@ class Recovery:
                     f"hosts {sorted(gang.work.hosts_left)} of island {gang.island} wait for another, where "
                     f"{gang.work.launch.program.name} failed: {error.message}",
                 )
-        restarting = [island.number for island in self._resources.islands.values() if island.state == "restarting"]
-        for island, seconds in self._restarting.update(now, restarting).items():
-            if seconds > RESTART_SECONDS:
-                self.island_given_up(island, f"it was not up again within {RESTART_SECONDS:.0f} s")
+
+    def _restart_abandoned(self, now: float) -> None:
+        """A gang of a session that is over, with nothing before it on its hosts, is given a bounded time to end."""
+        if not self._closed:
+            return
+        in_flight = self._launcher.in_flight.values()
+        of_closed = {gang.ticket.session for gang in in_flight} & self._closed.keys()
+        self._closed = {number: self._closed[number] for number in of_closed}
+        abandoned = {}
+        busy: set[int] = set()  # hosts
+        for gang in in_flight:  # in the order in which they were started
+            left = gang.work.hosts_left
+            if gang.ticket.session in of_closed and busy.isdisjoint(left):
+                abandoned[gang.sequence] = gang
+            busy |= left
+        for sequence, seconds in self._abandoned.update(now, abandoned).items():
+            gang = abandoned[sequence]
+            if seconds > self._abandoned_seconds:
+                self._restart(
+                    gang.island,
+                    f"{gang.work.launch.program.name} of {self._closed[gang.ticket.session]} has run on hosts "
+                    f"{sorted(gang.work.hosts_left)} of island {gang.island} for more than "
+                    f"{self._abandoned_seconds:.0f} s after its session ended",
+                )
 
     # ---- islands
 
     def _restart(self, island: int, reason: str) -> None:
-        if self._resources.islands[island].state == "ready":
+        if self._resources.islands[island].works:
             self._outbox.to_engine(m.RestartIsland(island, reason))
-            self.island_lost(island, Status(Code.DEADLINE_EXCEEDED, f"{reason}; its island is restarted, and {_LOST}"))
+            self._lose(island, Status(Code.DEADLINE_EXCEEDED, f"{reason}; its island is restarted, and {_LOST}"))
 
-    def island_lost(self, island: int, status: Status) -> None:
-        """A host of the island is gone, and so the island: what was there or would have run there fails.
-
-        `status` says what befell which host. What needs the island from now on waits until it is back.
-        """
-        if self._resources.islands[island].state in ("restarting", "lost", "drained"):
+    def _lose(self, island: int, status: Status) -> None:
+        """A host of the island is lost, and so is the island, unless that is known already."""
+        record = self._resources.islands[island]
+        if record.state is IslandState.RESTARTING or record.is_over:
             return
         self._running_at_loss[island] = self._failures.running(island)
-        self._resources.lose(island, status)
-        lost = set(self._resources.hosts_of(island))
-        for host in lost:
+        self._lifecycle.lose(island, status)
+
+    def give_up(self, island: int, reason: str) -> None:
+        """The island will not be back: what waits for it fails."""
+        record = self._resources.islands[island]
+        if record.is_over:
+            return
+        status = Status(Code.UNAVAILABLE, f"island {island} is gone for good: {reason}")
+        if record.works:
+            self._lose(island, status)
+        self._lifecycle.give_up(island, status)
+
+    # ---- subscriptions
+
+    def island_lost(self, lost: IslandLost) -> None:
+        """What was there or would have run there fails. What needs the island from now on waits until it is back."""
+        island, status = lost.island, lost.status
+        self._resources.lose_hosts(island)
+        hosts = set(self._resources.hosts_of(island))
+        for host in hosts:
             self._outbox.forget_host(host)
             self._leases.forget(host)
         self._failures.island_lost(island, status)
         for session in self._sessions.values():
             session.unseen[island] = status
-            self._outbox.to_session(session.number, m.HostsLost(tuple(sorted(lost))))
-            session.feeds.lose(lost)
+            self._outbox.to_session(session.number, m.HostsLost(tuple(sorted(hosts))))
+            session.feeds.lose(hosts)
             for handle, entry in list(session.directory.entries.items()):
-                if lost.intersection(entry.hosts):
+                if hosts.intersection(entry.hosts):
                     session.has_errors = True
                     self._launcher.memory.release(entry)
                     if not entry.ready:
@@ -135,27 +188,19 @@ class Recovery:
                     elif entry.error is None:
                         entry.error = status.within(entry.maker)
         self._failures.fail_doomed()
-        self.on_lost(island, status)
 
-    def island_back(self, island: int) -> None:
-        """All hosts of an island that was restarted have joined: all sessions are told to go on."""
+    def island_back(self, back: IslandBack) -> None:
+        """All sessions may go on."""
+        island = back.island
         for session in self._sessions.values():
             self._outbox.to_session(session.number, m.HostsBack(self._resources.addresses_of(island)))
             self._compilation.chill(session, island)
         self._launcher.island_back(island)
-        self._questions.ask_again(set(self._resources.hosts_of(island)))
+        self._queries.ask_again(set(self._resources.hosts_of(island)))
 
-    def island_given_up(self, island: int, reason: str) -> None:
-        """The island will not be back: what waits for it fails."""
-        record = self._resources.islands[island]
-        if record.state in ("lost", "drained"):
-            return
-        status = Status(Code.UNAVAILABLE, f"island {island} is gone for good: {reason}")
-        if record.state == "ready":
-            self.island_lost(island, status)
-        record.state, record.last_failure = "lost", status
-        self._failures.fail_waiting(island, status)
-        hosts = set(self._resources.hosts_of(island))
-        self._compilation.give_up(hosts, status)
-        self._questions.give_up(hosts, status)
-        self.on_given_up(island, status)
+    def island_given_up(self, given_up: IslandGivenUp) -> None:
+        """What waits for the island fails."""
+        self._failures.fail_waiting(given_up.island, given_up.status)
+        hosts = set(self._resources.hosts_of(given_up.island))
+        self._compilation.give_up(hosts, given_up.status)
+        self._queries.give_up(hosts, given_up.status)

@@ -1,6 +1,6 @@
-"""The physical side of the resource manager: which islands, hosts and devices there are, and in which state.
+"""The physical side of the resource manager: which islands, hosts and devices there are.
 
-Which virtual device of a session sits on which physical one is in `controller.placement`.
+`islands.lifecycle` has the states of islands; `cluster.placement` says which physical device a virtual one is on.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.mesh import Shape, mesh_of, point
 from atoll.cluster.placement import IslandDevices
 from atoll.cluster.topology import Topology
-from atoll.errors import Status
+from atoll.controller.islands.lifecycle import HostState, Island, IslandState
 from atoll.protocol.messages import DeviceInfo, VirtualDevice, WorkerReady
+
+# Why nothing new goes to an island, by its state.
+_CLOSED = {IslandState.READY: "", IslandState.DRAINING: "it is being drained"}
 
 
 @dataclass
@@ -24,27 +27,12 @@ class Host:
     number: int
     island: int
     pid: int
-    state: str  # "ready" or "lost"
+    state: HostState
     devices: tuple[DeviceInfo, ...]
     data_address: str
     platform: str
     platform_version: str
-
-
-@dataclass
-class Island:
-    """Hosts that start, and fail, together."""
-
-    number: int
-    state: str = "starting"  # then "ready", "restarting", "lost" or "drained"
-    draining: bool = False  # what is on it is being moved to others
-    restarts: int = 0
-    last_failure: Status | None = None
-
-    @property
-    def given_up(self) -> Status | None:
-        """Why the island will not come back; None where it is there, or will be."""
-        return self.last_failure if self.state in ("lost", "drained") else None
+    max_in_flight: int
 
 
 @dataclass
@@ -61,39 +49,43 @@ class ResourceManager:
         self.islands = {number: Island(number) for number in range(self.topology.islands)}
 
     def join(self, ready: WorkerReady, pid: int) -> Host:
-        """A host's worker is up, for the first time or again. The island is ready with the last of its hosts."""
+        """A host's worker is up, for the first time or again."""
         host = Host(
             ready.host,
             ready.island,
             pid,
-            "ready",
+            HostState.READY,
             ready.devices,
             ready.data_address,
             ready.platform,
             ready.platform_version,
+            ready.max_in_flight,
         )
         self.hosts[ready.host] = host
         self._was_complete = self._was_complete or len(self.hosts) == self.topology.host_count
-        members = self.hosts_of(ready.island)
-        if len(members) == self.topology.hosts and all(self.hosts[each].state == "ready" for each in members):
-            self.islands[ready.island].state = "ready"
         return host
+
+    def has_all_hosts(self, island: int) -> bool:
+        """Whether every host of the island has a worker now."""
+        members = self.hosts_of(island)
+        return len(members) == self.topology.hosts and not any(self.is_lost(each) for each in members)
 
     def hosts_of(self, island: int) -> list[int]:
         """The hosts of the island that have joined."""
         return sorted(host.number for host in self.hosts.values() if host.island == island)
 
+    def max_in_flight(self, island: int) -> int:
+        """How many runs may be in flight on each of the island's hosts: what the least of them can take."""
+        return max(1, min(self.hosts[host].max_in_flight for host in self.hosts_of(island)))
+
     def addresses_of(self, island: int) -> tuple[tuple[int, str], ...]:
         """Where its hosts listen for data."""
         return tuple((host, self.hosts[host].data_address) for host in self.hosts_of(island))
 
-    def lose(self, island: int, status: Status) -> None:
-        """The island's workers are gone, all of them: without one the others cannot go on."""
+    def lose_hosts(self, island: int) -> None:
+        """The island's workers are lost, all of them: without one the others cannot go on."""
         for host in self.hosts_of(island):
-            self.hosts[host].state = "lost"
-        self.islands[island].state = "restarting"
-        self.islands[island].restarts += 1
-        self.islands[island].last_failure = status
+            self.hosts[host].state = HostState.LOST
 
     @property
     def is_complete(self) -> bool:
@@ -107,18 +99,28 @@ class ResourceManager:
         self.islands[island] = Island(island)
         return island
 
-    def retire(self, island: int, status: Status) -> None:
-        """The island ends, by the will of an operator: nothing is there any more, nor will be."""
-        record = self.islands[island]
-        record.state, record.draining, record.last_failure = "drained", False, status
-
     def is_lost(self, host: int) -> bool:
-        return self.hosts[host].state == "lost"
+        return self.hosts[host].state is HostState.LOST
 
     def addresses(self) -> tuple[tuple[int, str], ...]:
-        """Where the data ports of the hosts are that a new session may use."""
-        away = [each.number for each in self.islands.values() if each.state in ("starting", "drained")]
-        return tuple((h.number, h.data_address) for h in self.hosts.values() if h.island not in away)
+        """Where the data ports are of the hosts that a session uses which opens now, and that are there."""
+        return tuple(
+            (host.number, host.data_address)
+            for host in self.hosts.values()
+            if self.islands[host.island].takes_sessions and host.state is HostState.READY
+        )
+
+    def away(self) -> dict[int, tuple[int, ...]]:
+        """Islands that a session uses which opens now, and that are not there yet: their hosts."""
+        return {
+            each.number: tuple(self.hosts_of(each.number))
+            for each in self.islands.values()
+            if each.takes_sessions and not each.works
+        }
+
+    def states_text(self) -> str:
+        """Such as "island 0 is lost, island 1 is drained"."""
+        return ", ".join(f"island {each.number} is {each.state}" for each in self.islands.values())
 
     def number_of(self, location: DeviceLocation) -> int:
         """A physical device's number in the cluster, as operators see it."""
@@ -135,15 +137,15 @@ class ResourceManager:
             mesh,
             tuple(DeviceLocation(island, infos[i][0], infos[i][1].ordinal) for i in order),
             tuple(dict.fromkeys(kind for _, info in infos for kind in (info.platform, info.kind))),
-            "it is being drained" if record.draining else "" if record.state == "ready" else f"it is {record.state}",
+            _CLOSED.get(record.state, f"it is {record.state}"),
         )
 
     def virtual_devices(self) -> tuple[tuple[VirtualDevice, ...], dict[int, DeviceLocation]]:
-        """What a session that opens now is given: a virtual device for each physical one, in its place."""
+        """What a session that opens now gets: a virtual device for each physical one of the islands that take it."""
         virtual: list[VirtualDevice] = []
         locations: dict[int, DeviceLocation] = {}
         for island in self.islands:
-            if self.islands[island].state in ("starting", "drained") or self.islands[island].draining:
+            if not self.islands[island].takes_sessions:
                 continue
             devices = self.devices(island)
             points = {location: i for i, location in enumerate(devices.locations)}

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from atoll._version import __version__
 from atoll.cluster.locations import DeviceLocation
-from atoll.controller.core import Controller
+from atoll.controller.islands.lifecycle import IslandState
+from atoll.controller.islands.resources import ResourceManager
+from atoll.controller.memory.ledger import Ledger
+from atoll.controller.programs.functions import FunctionRegistry
+from atoll.controller.sessions.session import Session, Work
+from atoll.scheduling.scheduler import Scheduler
 
 
-def report(controller: Controller) -> dict[str, Any]:
+class Reported(Protocol):
+    """Of a controller, what a report is about."""
+
+    @property
+    def resources(self) -> ResourceManager: ...
+    @property
+    def sessions(self) -> Mapping[int, Session]: ...
+    @property
+    def scheduler(self) -> Scheduler[Work]: ...
+    @property
+    def memory(self) -> Ledger: ...
+    @property
+    def functions(self) -> FunctionRegistry: ...
+
+
+def report(controller: Reported) -> dict[str, Any]:
     """Islands with their hosts and devices, sessions with what they own, and counts of what was compiled."""
     resources = controller.resources
     islands = []
@@ -20,7 +41,7 @@ def report(controller: Controller) -> dict[str, Any]:
             {
                 "id": host.number,
                 "pid": host.pid,
-                "state": host.state,
+                "state": host.state.value,
                 "devices": [
                     {
                         "id": resources.number_of(DeviceLocation(island, host.number, info.ordinal)),
@@ -34,12 +55,12 @@ def report(controller: Controller) -> dict[str, Any]:
                 ],
             }
             for host in sorted(resources.hosts.values(), key=lambda h: h.number)
-            if host.island == island and record.state != "drained"
+            if host.island == island and record.state is not IslandState.DRAINED
         ]
         islands.append(
             {
                 "id": island,
-                "state": "draining" if record.draining else record.state,
+                "state": record.state.value,
                 "mesh": list(resources.devices(island).mesh),
                 "restarts": record.restarts,
                 "last_failure": record.last_failure.message if record.last_failure is not None else None,

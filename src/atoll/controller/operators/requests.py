@@ -1,6 +1,6 @@
 """What operators ask a running cluster to do: to move what is on its devices, and to have more islands or fewer.
 
-Each request gets one answer, `OperationReply`, when it is done or refused.
+Each request gets one reply, `OperationReply`, when it is done or refused.
 """
 
 from __future__ import annotations
@@ -11,12 +11,23 @@ from dataclasses import dataclass, field
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.placement import IslandDevices, Slices
 from atoll.controller.durations import Durations
+from atoll.controller.islands.lifecycle import (
+    Island,
+    IslandBack,
+    IslandDrained,
+    IslandGivenUp,
+    IslandReady,
+    IslandState,
+    Lifecycle,
+)
 from atoll.controller.islands.resources import ResourceManager
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.launcher import Launcher
-from atoll.controller.sessions.migrations import Changes, Moves
+from atoll.controller.sessions.migration_rules import Changes
+from atoll.controller.sessions.migrations import Migrations
 from atoll.controller.sessions.session import Session
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
+from atoll.processes.leases import Leases
 from atoll.protocol import messages as m
 
 # For a new island to be up, and for the workers of one that was drained to end.
@@ -36,29 +47,33 @@ class _Drain:
 
 
 class Operators:
-    """Hears operators, by number."""
+    """Handles operators' requests; an operator is known by its connection."""
 
     def __init__(
         self,
         sessions: Mapping[int, Session],
         resources: ResourceManager,
+        lifecycle: Lifecycle,
         slices: Slices,
-        moves: Moves,
+        migrations: Migrations,
         launcher: Launcher,
+        leases: Leases,
         outbox: Outbox,
     ) -> None:
         self._sessions = sessions
         self._resources = resources
+        self._lifecycle = lifecycle
         self._slices = slices
-        self._moves = moves
+        self._migrations = migrations
         self._launcher = launcher
+        self._leases = leases
         self._outbox = outbox
         self._starting: dict[int, int] = {}  # by island: who asked
-        self._ending: dict[int, _Drain] = {}  # by island: its workers have been told to end
+        self._ending: dict[int, _Drain] = {}  # by island: its workers were asked to end
         self._start_times: Durations[int] = Durations()  # islands
         self._end_times: Durations[int] = Durations()
 
-    def hear(self, operator: int, message: m.RemapRequest | m.AddIslandRequest | m.DrainRequest) -> None:
+    def handle(self, operator: int, message: m.RemapRequest | m.AddIslandRequest | m.DrainRequest) -> None:
         try:
             match message:
                 case m.RemapRequest():
@@ -68,12 +83,13 @@ class Operators:
                 case m.DrainRequest(island=island):
                     self._drain(operator, island)
         except StatusError as error:
-            self._tell(operator, error.status)
+            self._reply(operator, error.status)
 
     def tick(self, now: float) -> None:
         for island, seconds in self._start_times.update(now, self._starting).items():
             if seconds > START_SECONDS:
-                self.island_given_up(island, Status(Code.DEADLINE_EXCEEDED, f"not up within {START_SECONDS:.0f} s"))
+                status = Status(Code.DEADLINE_EXCEEDED, f"not up within {START_SECONDS:.0f} s")
+                self._lifecycle.give_up(island, status)
         for island, seconds in self._end_times.update(now, self._ending).items():
             if seconds > END_SECONDS:
                 self.island_ended(island)
@@ -94,18 +110,25 @@ class Operators:
         def then(status: Status) -> None:
             if not status.ok:
                 text = f"slice {ask.slice} of session {ask.session} stays where it is: {status.message}"
-                self._tell(operator, Status(status.code, text))
+                self._reply(operator, Status(status.code, text))
                 return
             places = (session.devices.locations[device] for device in session.devices.slices[ask.slice].devices)
             numbers = ", ".join(str(self._resources.number_of(location)) for location in places)
-            self._tell(operator, OK, f"slice {ask.slice} of session {ask.session} is on devices {numbers} now")
+            self._reply(operator, OK, f"slice {ask.slice} of session {ask.session} is on devices {numbers} now")
 
-        self._moves.begin(session, plan, then)
+        self._migrations.begin(session, plan, then)
 
-    def _known(self, island: int) -> None:
+    def _known(self, island: int) -> Island:
+        """Raises StatusError for an island that does not exist, yet or any more."""
         record = self._resources.islands.get(island)
-        if record is None or record.state in ("starting", "drained"):
+        if record is None or record.state is IslandState.STARTING:
             raise not_found(f"island {island} does not exist (atoll status lists them)")
+        if record.state is IslandState.DRAINED:
+            if record.was_ready:
+                raise StatusError(Code.FAILED_PRECONDITION, f"island {island} was drained already")
+            assert record.last_failure is not None
+            raise StatusError(Code.FAILED_PRECONDITION, record.last_failure.message)
+        return record
 
     def _location(self, number: int, island: int) -> DeviceLocation:
         for location in self._resources.devices(island).locations:
@@ -123,44 +146,47 @@ class Operators:
         self._starting[island] = operator
         self._outbox.to_engine(m.StartIsland(island))
 
-    def island_ready(self, island: int) -> None:
+    def island_ready(self, ready: IslandReady) -> None:
         """A new island is up: all sessions may be moved there, and new ones have its devices."""
         for session in self._sessions.values():
-            self._outbox.to_session(session.number, m.HostsBack(self._resources.addresses_of(island)))
-        self.island_is_up(island)
+            self._outbox.to_session(session.number, m.HostsBack(self._resources.addresses_of(ready.island)))
+        self._report_up(ready.island)
 
-    def island_is_up(self, island: int) -> None:
-        """Tells whoever asked for it."""
+    def island_back(self, back: IslandBack) -> None:
+        """Where it was a new one that was lost before it was up, it is up now."""
+        self._report_up(back.island)
+
+    def _report_up(self, island: int) -> None:
         operator = self._starting.pop(island, None)
         if operator is not None:
             devices = ", ".join(
                 str(self._resources.number_of(location)) for location in self._resources.devices(island).locations
             )
-            self._tell(operator, OK, f"island {island} is up, with devices {devices}")
+            self._reply(operator, OK, f"island {island} is up, with devices {devices}")
 
-    def island_given_up(self, island: int, status: Status) -> None:
+    def island_given_up(self, given_up: IslandGivenUp) -> None:
         """Where it was a new one, it will not be."""
+        island, status = given_up.island, given_up.status
         operator = self._starting.pop(island, None)
         if operator is not None:
-            self._resources.retire(island, Status(status.code, f"island {island} never was up: {status.message}"))
-            self._outbox.to_engine(m.EndIsland(island))
-            self._tell(operator, Status(status.code, f"island {island} does not start: {status.message}"))
+            self._lifecycle.end(island, Status(status.code, f"island {island} never was up: {status.message}"))
+            self._reply(operator, Status(status.code, f"island {island} does not start: {status.message}"))
 
     # ---- one island fewer
 
     def _drain(self, operator: int, island: int) -> None:
-        self._known(island)
-        record = self._resources.islands[island]
-        if record.draining:
+        record = self._known(island)
+        if record.state is IslandState.DRAINING:
             raise StatusError(Code.FAILED_PRECONDITION, f"island {island} is being drained already")
-        if record.state != "ready":
+        if record.state is IslandState.GIVEN_UP:
+            self._end_island(_Drain(operator, island, set()))  # nothing is there any more
+            return
+        if record.state is not IslandState.READY:
             raise StatusError(Code.FAILED_PRECONDITION, f"island {island} is {record.state}")
-        others = [
-            each.number for each in self._resources.islands.values() if each.state == "ready" and not each.draining
-        ]
+        others = [each.number for each in self._resources.islands.values() if each.state is IslandState.READY]
         if others == [island]:
             raise StatusError(Code.FAILED_PRECONDITION, f"island {island} is the only one that is ready")
-        record.draining = True
+        self._lifecycle.begin_drain(island)
         plans: dict[int, Callable[[], Changes]] = {}
         problems: list[str] = []
         for session in self._sessions.values():
@@ -168,13 +194,13 @@ class Operators:
                 try:
                     plans[session.number] = self._way_out(session, island)
                 except StatusError as error:
-                    problems.append(f"{_name(session)}: {error.status.message}")
+                    problems.append(f"{session.name}: {error.status.message}")
         drain = _Drain(operator, island, set(plans), problems)
         if problems:
             self._stop_draining(drain)
             return
         for number, plan in plans.items():
-            self._moves.begin(self._sessions[number], plan, self._when_moved(drain, number))
+            self._migrations.begin(self._sessions[number], plan, self._when_moved(drain, number))
         if not plans:
             self._end_island(drain)
 
@@ -200,7 +226,7 @@ class Operators:
                 return {device: there[location] for device, location in locations.items() if location.island == island}
 
             try:
-                self._moves.check(session, plan)
+                self._migrations.check(session, plan)
             except StatusError as error:
                 problem = problem or error
             else:
@@ -212,7 +238,9 @@ class Operators:
         def then(status: Status) -> None:
             drain.left.discard(session)
             if not status.ok and session in self._sessions:
-                drain.problems.append(f"{_name(self._sessions[session])}: {status.message}")
+                name = self._sessions[session].name
+                text = status.message if status.message.startswith(name) else f"{name}: {status.message}"
+                drain.problems.append(text)
             if drain.left:
                 return
             if drain.problems:
@@ -223,32 +251,32 @@ class Operators:
         return then
 
     def _stop_draining(self, drain: _Drain) -> None:
-        self._resources.islands[drain.island].draining = False
+        self._lifecycle.stop_drain(drain.island)
         text = f"island {drain.island} is in use: {'; '.join(drain.problems)}"
-        self._tell(drain.operator, Status(Code.FAILED_PRECONDITION, text))
+        self._reply(drain.operator, Status(Code.FAILED_PRECONDITION, text))
 
     def _end_island(self, drain: _Drain) -> None:
-        """Nothing of any session is there: its workers may end."""
+        """Nothing of any session is there."""
         island = drain.island
-        hosts = tuple(self._resources.hosts_of(island))
-        self._resources.retire(island, Status(Code.UNAVAILABLE, f"island {island} was drained by its operator"))
-        for session in self._sessions.values():
-            self._outbox.to_session(session.number, m.HostsLost(hosts))
         self._ending[island] = drain
-        self._outbox.to_engine(m.EndIsland(island))
+        self._lifecycle.end(island, Status(Code.UNAVAILABLE, f"island {island} was drained by its operator"))
+
+    def island_drained(self, drained: IslandDrained) -> None:
+        """Its workers may end."""
+        hosts = tuple(self._resources.hosts_of(drained.island))
+        for session in self._sessions.values() if hosts else ():
+            self._outbox.to_session(session.number, m.HostsLost(hosts))
+        self._outbox.to_engine(m.EndIsland(drained.island))
 
     def island_ended(self, island: int) -> None:
-        """Its workers are gone, as they were told to."""
+        """The engine has ended its workers, as it was asked to."""
+        self._resources.lose_hosts(island)
         for host in self._resources.hosts_of(island):
-            self._resources.hosts[host].state = "lost"
             self._outbox.forget_host(host)
+            self._leases.forget(host)
         drain = self._ending.pop(island, None)
         if drain is not None:
-            self._tell(drain.operator, OK, f"island {island} is empty, and its workers have ended")
+            self._reply(drain.operator, OK, f"island {island} is empty, and its workers have ended")
 
-    def _tell(self, operator: int, status: Status, text: str = "") -> None:
-        self._outbox.to_operator(operator, m.OperationReply(status, text))
-
-
-def _name(session: Session) -> str:
-    return f"session {session.number} ({session.label or session.pid})"
+    def _reply(self, operator: int, status: Status, text: str = "") -> None:
+        self._outbox.send(operator, m.OperationReply(status, text))

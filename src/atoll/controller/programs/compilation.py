@@ -37,9 +37,6 @@ class Compilation:
         self._quarantine = quarantine
         self._scheduler = scheduler
         self._location_of = location_of
-        # A session that is moved has its functions compiled under other names: see `controller.sessions.migrations`.
-        self.name_of: Callable[[Session, int], str | None] = lambda session, function: session.functions.get(function)
-        self.is_for_move: Callable[[int, int, str, Status | None], bool] = lambda *_: False
         self._awaiting: dict[tuple[int, int, int], m.Compile] = {}  # their source: (session, host, feed)
 
     # ---- a session's wishes
@@ -70,7 +67,7 @@ class Compilation:
 
     def again(self, session: Session, message: m.CompileAgain) -> None:
         """An island was restarted, and its hosts have nothing of what they had compiled; or the session is moved."""
-        name = self.name_of(session, message.function)
+        name = session.migrating.get(message.function) or session.functions.get(message.function)
         if name is not None:  # else it was released meanwhile
             self._compile(session, message.function, name, message.feed)
 
@@ -144,7 +141,10 @@ class Compilation:
     def _settle(self, name: str, host: int, status: Status, info: bytes) -> None:
         for done in self.functions.settle(name, host, status, info):
             failure = done.failure
-            if self.is_for_move(done.session, done.function, name, failure):
+            session = self._sessions.get(done.session)
+            if session is not None and session.migrating.get(done.function) == name:
+                del session.migrating[done.function]  # its migration goes on, or fails, at the next flush
+                session.migration_failure = session.migration_failure or failure
                 continue
             if failure is not None and done.session in self._sessions:
                 self._sessions[done.session].functions.pop(done.function, None)

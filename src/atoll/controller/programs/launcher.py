@@ -27,7 +27,7 @@ from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.scheduler import Gang, Scheduler, Ticket
 from atoll.scheduling.sequential import Turns
 
-# More executions than this in flight on one host can deadlock XLA's CPU client (32 is its own limit).
+# Until an island's hosts have said how many runs may be in flight on them.
 GANG_WINDOW = 24
 
 
@@ -77,7 +77,7 @@ class Launcher:
                 session.directory.add(handle, Entry((), 0, ready=True, error=problem))
             if isinstance(program, RegisteredProgram):
                 self._refuse_feeds(session, program.gangs, message.feeds)
-            self._outbox.retire(session.number, message.room)
+            self._outbox.return_credits(session.number, message.credits)
             return
         session.launches += 1
         session.in_flight += 1
@@ -117,7 +117,7 @@ class Launcher:
             message.results,
             feeds,
             entries,
-            room=message.room,
+            credits=message.credits,
         )
 
     def _is_contended(self, session: Session, program: RegisteredProgram) -> bool:
@@ -280,7 +280,7 @@ class Launcher:
         """A host hears of a launch once, with all that it will need; later, whose turn it is."""
         first = launch.begun.get(host)
         if first is not None:
-            self._outbox.go(host, launch.session, first, sequence, segments)
+            self._outbox.dispatch(host, launch.session, first, sequence, segments)
             return
         launch.begun[host] = sequence
         plan = launch.program.plans[host]
@@ -328,7 +328,7 @@ class Launcher:
         for handle in launch.results:
             self.settle(session, handle, launch.error)
         session.in_flight -= 1
-        self._outbox.retire(launch.session, launch.room)
+        self._outbox.return_credits(launch.session, launch.credits)
 
     def fail(self, launch: Launch, status: Status) -> None:
         """A launch fails: what of it has not started will not, and nothing new may use its results."""

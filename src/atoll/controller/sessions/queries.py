@@ -1,4 +1,4 @@
-"""Questions that only a worker can answer: layouts, costs, texts.
+"""Queries that only a worker can answer: layouts, costs, texts.
 
 Each is answered once, also where its island restarts: jaxlib's client ends its process where some of them fail.
 """
@@ -15,8 +15,8 @@ from atoll.errors import Status, not_found
 from atoll.protocol import messages as m
 
 
-class Questions:
-    """Those asked and not answered yet."""
+class Queries:
+    """Those that were asked, and not answered yet."""
 
     def __init__(
         self,
@@ -56,15 +56,15 @@ class Questions:
     def answered(self, message: m.WorkerAnswer) -> None:
         asked = self._asked.pop(message.query, None)
         if asked is not None:
-            _, session, question = asked
-            self._outbox.to_session(session, m.QueryReply(question.query, message.status, message.payload))
+            _, session, query = asked
+            self._outbox.to_session(session, m.QueryReply(query.query, message.status, message.payload))
 
     def is_waiting(self, session: int) -> bool:
         """Whether the session waits for an answer."""
         return any(number == session for _, number, _ in self._asked.values())
 
     def ask_again(self, hosts: set[int]) -> None:
-        """These hosts' workers were started anew, and know of no questions."""
+        """These hosts' workers were started anew, and know of no queries."""
         for query, (host, session, message) in list(self._asked.items()):
             if host in hosts and session in self._sessions:
                 del self._asked[query]

@@ -34,7 +34,7 @@ class Launch:
     begun: dict[int, int] = field(default_factory=dict)
     pending: int = 0
     error: Status | None = None
-    room: int = 1  # in its session's window
+    credits: int = 1  # of its session's window
     handles: tuple[int, ...] = field(init=False)  # of arguments and results
 
     def __post_init__(self) -> None:
@@ -66,13 +66,21 @@ class Session:
     directory: Directory = field(default_factory=Directory)
     programs: dict[int, RegisteredProgram | Status] = field(default_factory=dict)  # or why it cannot be lowered
     functions: dict[int, str] = field(default_factory=dict)
-    # As they came, for when devices change places.
-    bodies: dict[int, Program] = field(default_factory=dict)  # of programs
+    # Functions that are being compiled for where the session migrates to: their names there.
+    migrating: dict[int, str] = field(default_factory=dict)
+    migration_failure: Status | None = None  # why one of them could not be compiled
+    # As they came, for migrations.
+    definitions: dict[int, Program] = field(default_factory=dict)  # of programs
     function_requests: dict[int, m.RegisterFunction] = field(default_factory=dict)  # for functions
     feeds: Feeds[Ticket[Work]] = field(default_factory=Feeds)  # that its client sends
     cold: dict[int, set[str]] = field(default_factory=dict)  # by island: functions to be compiled again there
-    # By island: what befell it, until the proxy knows that what it has sent there is lost.
+    # By island: why it was lost, until the proxy knows that what it has sent there is lost.
     unseen: dict[int, Status] = field(default_factory=dict)
     in_flight: int = 0
     launches: int = 0
     has_errors: bool = False  # some buffer of it stands for an error
+
+    @property
+    def name(self) -> str:
+        """As operators are told of it."""
+        return f"session {self.number} ({self.label or self.pid})"

@@ -15,7 +15,7 @@ from atoll.protocol import messages as m
 
 
 class SliceRequests:
-    """Hears what sessions ask of the resource manager, and makes it true. `free_bytes` is of a physical device."""
+    """Handles what sessions ask of the resource manager. `free_bytes` is of a physical device."""
 
     def __init__(
         self, resources: ResourceManager, slices: Slices, free_bytes: Callable[[HostDevice], int], outbox: Outbox
@@ -45,8 +45,8 @@ class SliceRequests:
             self._slices.release(session.number, number)
 
     def _islands(self) -> list[IslandDevices]:
-        states = self._resources.islands.values()
-        return [self._resources.devices(each.number) for each in states if each.state not in ("starting", "drained")]
+        islands = self._resources.islands.values()
+        return [self._resources.devices(each.number) for each in islands if each.was_ready and not each.is_drained]
 
     def _free(self, location: DeviceLocation) -> int:
         return self._free_bytes((location.host, location.ordinal))

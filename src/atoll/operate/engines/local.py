@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-import msgspec
-
-from atoll.cluster.settings import DEFAULT_PLATFORM, NULL_PLATFORM
+from atoll.cluster.settings import DEFAULT_PLATFORM
 from atoll.operate.engines.engine import HostProcess, HostStart
 from atoll.operate.engines.local_process import LocalProcess
 from atoll.operate.engines.options import EngineOptions
 from atoll.processes.process import command
 from atoll.wire.address import Address, parse_address
-from atoll.worker.null.options import NullIslandOptions, chosen_model
-from atoll.worker.options import Membership, WorkerOptions
+from atoll.worker.kinds import XLA, kind_of, named
+from atoll.worker.options import IslandOptions, Membership, WorkerOptions
 
 
 class LocalEngine:
@@ -22,9 +20,9 @@ class LocalEngine:
 
     def __init__(self, options: EngineOptions) -> None:
         self._options = options
-        self._is_null = options.settings.platform == NULL_PLATFORM
-        if self._is_null:
-            chosen_model()  # raises SettingsError, which then reaches the user
+        self._kind = kind_of(options.settings.platform)
+        if self._kind.check:
+            named(self._kind.check)()  # raises ClusterError, which then reaches the user
         self._address = parse_address(options.controller_address)
         self._environment = worker_environment(options.settings.platform)
 
@@ -33,9 +31,8 @@ class LocalEngine:
 
     def command(self, start: HostStart) -> list[str]:
         """The command line of a host's worker."""
-        if self._is_null:
-            return command("atoll.worker.null.main", self._null_options(start))
-        return command("atoll.worker.main", self._worker_options(start))
+        make_options = self._island_options if self._kind.process_per_island else self._worker_options
+        return command(self._kind.process, make_options(start))
 
     def _worker_options(self, start: HostStart) -> WorkerOptions:
         membership = None
@@ -51,10 +48,11 @@ class LocalEngine:
             os.getpid(),
             self._options.cache_directory,
             membership,
+            self._options.settings.platform,
         )
 
-    def _null_options(self, start: HostStart) -> msgspec.Struct:
-        return NullIslandOptions(
+    def _island_options(self, start: HostStart) -> IslandOptions:
+        return IslandOptions(
             str(self._address),
             self._data_address("{host}"),
             start.island,
@@ -82,7 +80,7 @@ def worker_environment(platform: str) -> dict[str, str]:
     env.pop("XLA_FLAGS", None)
     if flags:
         env["XLA_FLAGS"] = " ".join(flags)
-    env["JAX_PLATFORMS"] = DEFAULT_PLATFORM if platform == NULL_PLATFORM else platform
+    env["JAX_PLATFORMS"] = platform if kind_of(platform) is XLA else DEFAULT_PLATFORM
     env["JAX_ENABLE_X64"] = "1"
     env.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     return env

@@ -15,7 +15,7 @@ from atoll.operate.engines.kinds import make_engine
 from atoll.operate.engines.options import EngineOptions, Started
 from atoll.operate.engines.supervisor import Supervisor
 from atoll.processes.lifeline import watch_in_loop
-from atoll.processes.process import read_options, run_loop, start_logging, tell
+from atoll.processes.process import read_options, run_loop, start_logging, write_ready
 
 
 async def serve(options: EngineOptions, stop: asyncio.Event) -> None:
@@ -27,12 +27,12 @@ async def serve(options: EngineOptions, stop: asyncio.Event) -> None:
         supervisor = Supervisor(options, make_engine(options), stop)
         await supervisor.start()
         if stop.is_set():
-            tell(options.ready_fd, Started(error="the cluster was ended while it started"))
+            write_ready(options.ready_fd, Started(error="the cluster was ended while it started"))
         else:
-            tell(options.ready_fd, Started(address=options.controller_address))
+            write_ready(options.ready_fd, Started(address=options.controller_address))
             await stop.wait()
     except AtollError as error:
-        tell(options.ready_fd, Started(error=str(error)))
+        write_ready(options.ready_fd, Started(error=str(error)))
     finally:
         if supervisor is not None:
             await supervisor.end()

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 from atoll._version import __version__
-from atoll.cluster.settings import NULL_PLATFORM
 from atoll.cluster.topology import read_topology
 from atoll.controller.options import ControllerOptions
 from atoll.errors import ClusterError
@@ -35,6 +34,7 @@ from atoll.protocol.messages import (
 )
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.connection import Connection, connect
+from atoll.worker.kinds import kind_of
 
 _log = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ class Supervisor:
 
     def _starts(self, island: int, incarnation: int) -> list[HostStart]:
         hosts, devices = self._topology.hosts, self._topology.devices
-        processes = 1 if self._options.settings.platform == NULL_PLATFORM else hosts
+        processes = 1 if kind_of(self._options.settings.platform).process_per_island else hosts
         return [
             HostStart(island, island * hosts + rank, rank, hosts, devices, incarnation) for rank in range(processes)
         ]

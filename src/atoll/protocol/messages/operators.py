@@ -17,7 +17,7 @@ class StopRequest(Message, frozen=True, tag=81):
 class StatusReply(Message, frozen=True, tag=82):
     """The answer to StatusRequest: JSON."""
 
-    body: bytes
+    content: bytes
 
 
 class DumpRequest(Message, frozen=True, tag=84):
@@ -27,7 +27,7 @@ class DumpRequest(Message, frozen=True, tag=84):
 class DumpReply(Message, frozen=True, tag=85):
     """The answer to DumpRequest: the controller's event log, a line of JSON each."""
 
-    body: bytes
+    content: bytes
 
 
 class TraceRequest(Message, frozen=True, tag=86):
@@ -37,7 +37,7 @@ class TraceRequest(Message, frozen=True, tag=86):
 class TraceReply(Message, frozen=True, tag=87):
     """The answer to TraceRequest: msgpack of a list of `controller.operators.trace.Span`."""
 
-    body: bytes
+    content: bytes
 
 
 class RemapRequest(Message, frozen=True, tag=97):

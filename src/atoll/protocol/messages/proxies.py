@@ -26,7 +26,7 @@ class ReleaseFunction(Message, frozen=True, tag=41):
 
 class RegisterProgram(Message, frozen=True, tag=42):
     program: int
-    body: Program
+    definition: Program
 
 
 class ReleaseProgram(Message, frozen=True, tag=43):
@@ -41,7 +41,7 @@ class Launch(Message, frozen=True, tag=44):
     results: tuple[int, ...]
     feeds: tuple[int, ...]
     context: int = 0  # the client's number for the Python stack of its request
-    room: int = 1  # that it takes in its session's window until it is retired
+    credits: int = 1  # that it takes of its session's window until it has ended
 
 
 class Release(Message, frozen=True, tag=45):
@@ -104,7 +104,7 @@ class ReleaseSlice(Message, frozen=True, tag=91):
 class Quiesced(Message, frozen=True, tag=96):
     """The answer to `Quiesce`."""
 
-    move: int
+    migration: int
 
 
 # ---- controller -> proxy
@@ -145,7 +145,7 @@ class Awaited(Message, frozen=True, tag=62):
 
 
 class CreditReturned(Message, frozen=True, tag=63):
-    """Room in the window of this session that has become free since the last such message, in launches of one."""
+    """Credits of this session's window that have returned since the last such message; a plain launch takes one."""
 
     launches: int
 
@@ -157,7 +157,7 @@ class QueryReply(Message, frozen=True, tag=64):
 
 
 class Closing(Message, frozen=True, tag=65):
-    """The session is over, by no wish of the client."""
+    """The session is over; the client did not ask for this."""
 
     status: Status
 
@@ -180,7 +180,7 @@ class Quiesce(Message, frozen=True, tag=93):
     Answer with `Quiesced`, once all that was sent before is on its way.
     """
 
-    move: int
+    migration: int
 
 
 class SendSources(Message, frozen=True, tag=94):
@@ -190,9 +190,9 @@ class SendSources(Message, frozen=True, tag=94):
 
 
 class Migrated(Message, frozen=True, tag=95):
-    """The end of a move: (device, host) for what sits elsewhere now; nothing where it failed."""
+    """The end of a migration: (device, host) for virtual devices that are elsewhere now; nothing where it failed."""
 
-    move: int
+    migration: int
     hosts: tuple[tuple[int, int], ...]
 
 

@@ -250,8 +250,6 @@ class MessageReader:
 
     def _deliver_end(self) -> None:
         self._ended = False
-        if self._closed:
-            return
         try:
             if self._body is not None or self._partial:
                 raise GrpcError(StatusCode.INTERNAL, "the request ends inside a message")

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from atoll.cluster.settings import NULL_PLATFORM, ClusterSettings, Dispatch
 from atoll.cluster.topology import Topology
-from atoll.controller.core import Controller
+from atoll.errors import ClusterError, Status
 from atoll.frontends.bare import BareClient
+from atoll.frontends.session.session import ClusterSession
 from atoll.operate.engines.virtual.clock import VirtualClock
 from atoll.operate.engines.virtual.controller_process import ControllerProcess
 from atoll.operate.engines.virtual.costs import MEASURED, Costs
 from atoll.operate.engines.virtual.host_process import HostProcess
-from atoll.operate.engines.virtual.link import SimulatedLink
+from atoll.operate.engines.virtual.link import VirtualConnection
 from atoll.operate.engines.virtual.tasks import Future, Task
 from atoll.protocol import messages as m
-from atoll.transfers.data_port import Inbox
+from atoll.transfers.inbox import Inbox
+from atoll.worker.main import introduction
 from atoll.worker.null.backend import Collectives
 from atoll.worker.null.model import DEFAULT, MODELS, NullModel
 
 Result = TypeVar("Result")
-
-_PID = 1  # of everybody: there is one process
 
 
 class SimulatedCluster:
@@ -38,15 +39,15 @@ class SimulatedCluster:
         settings = ClusterSettings(islands, NULL_PLATFORM, dispatch=dispatch)
         topology = Topology.parse(islands)
         self.clock = VirtualClock()
-        self.controller = Controller(topology, settings)
-        self.process = ControllerProcess(self.controller, self.clock, costs, self._deliver)
+        self.process = ControllerProcess(settings, self.clock, costs)
+        self.controller = self.process.controller
         self._inboxes: dict[int, Inbox] = {}
         self._hosts: dict[int, HostProcess] = {}
-        self._links: dict[int, SimulatedLink] = {}
         for island in range(topology.islands):
             collectives, neighbours = Collectives(), dict[int, Inbox]()
             for rank in range(topology.hosts):
                 number = island * topology.hosts + rank
+                connection = self.process.connect("worker", f"host {number}", partial(self._to_host, number))
                 self._hosts[number] = HostProcess(
                     number,
                     rank,
@@ -57,17 +58,18 @@ class SimulatedCluster:
                     collectives,
                     self._inboxes,
                     neighbours,
-                    self._sender("worker", number),
+                    partial(self.process.send, connection),
                 )
-                self._join(island, number)
-        self.process.start()
+                self._join(island, number, connection)
 
-    def _join(self, island: int, number: int) -> None:
+    def _join(self, island: int, number: int, connection: int) -> None:
         backend = self._hosts[number].host.backend
         address = f"unix:/simulated-{number}"
-        ready = m.WorkerReady(island, number, backend.describe(), backend.platform, backend.platform_version, address)
-        self.controller.leases.heard(number, 0.0)
-        self.controller.worker_joined(ready, _PID)
+        _, ready = introduction(island, number, backend, address)
+        self.process.receive_now(connection, ready)
+
+    def _to_host(self, number: int, message: Any) -> None:
+        self._hosts[number].handle(message)
 
     def now(self) -> float:
         """Virtual time, in seconds."""
@@ -75,19 +77,25 @@ class SimulatedCluster:
 
     def client(self, label: str = "bare client") -> BareClient:
         """A session of its own."""
-        number = self.controller.open_session(_PID, label).number
-        welcome: m.Welcome | None = None
-        for destination, message in self.controller.take_outbox():
-            if isinstance(message, m.Welcome):
-                welcome = message
-            else:
-                self._deliver(destination, message)
-        assert welcome is not None
-        link = SimulatedLink(
-            welcome, self._sender("proxy", number), self._inboxes, lambda: self.process.send("session ends", number)
+        inbox: list[Any] = []  # until the session is there
+        handle = inbox.append
+
+        def on_message(message: Any) -> None:
+            handle(message)
+
+        connection = self.process.connect("proxy", label, on_message)
+        welcome, *_ = inbox
+        assert isinstance(welcome, m.Welcome)
+        ways = VirtualConnection(
+            welcome.session,
+            partial(self.process.send, connection),
+            self._inboxes,
+            partial(self.process.disconnect, connection),
         )
-        self._links[number] = link
-        return BareClient(link, Future, self.now)
+        session = ClusterSession(welcome, ways, lambda on_feed, on_broken: ways, Future)
+        session.on_lost = _raise
+        handle = session.handle
+        return BareClient(session, self.now)
 
     def run(self, work: Coroutine[Any, Any, Result], patience: float = 3600.0) -> Result:
         """Runs it to its end. Raises what it raises; ClusterError when it takes `patience` seconds of virtual time."""
@@ -99,12 +107,6 @@ class SimulatedCluster:
         self.clock.run_until(lambda: all(task.done() for task in tasks), self.clock.now() + patience)
         return [task.result() for task in tasks]
 
-    def _sender(self, what: str, who: int) -> Callable[[Any], None]:
-        return lambda message: self.process.send(what, who, message)
 
-    def _deliver(self, destination: tuple[str, int], message: Any) -> None:
-        kind, number = destination
-        if kind == "host":
-            self._hosts[number].hear(message)
-        elif kind == "session":
-            self._links[number].hear(message)
+def _raise(status: Status) -> None:
+    raise ClusterError(f"the controller has closed a session: {status}")

@@ -1,4 +1,4 @@
-"""The controller's process in virtual time: what `controller.main` is with sockets."""
+"""The controller's process in virtual time: what `controller.main` is with sockets, around the same `Controller`."""
 
 from __future__ import annotations
 
@@ -6,90 +6,137 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from atoll.cluster.settings import ClusterSettings
+from atoll.controller import actions as a
+from atoll.controller import events as e
 from atoll.controller.core import Controller
-from atoll.controller.events import apply
 from atoll.controller.programs.registered import RegisteredProgram
 from atoll.operate.engines.virtual.clock import VirtualClock
 from atoll.operate.engines.virtual.costs import Costs
 from atoll.processes.leases import PING_SECONDS
 from atoll.protocol import messages as m
 
-# By ("host", number) or ("session", number).
-Deliver = Callable[[tuple[str, int], Any], None]
+_PID = 1  # of everybody: there is one process
+_VERSION = "of the simulation"
 
 
 class ControllerProcess:
-    """One thread: hears all that has come while it was busy, then sends what came of it, message after message.
+    """One thread: handles all that has come while it was busy, then sends what it decided, message after message."""
 
-    `deliver(destination, message)` is called when a message has arrived there.
-    """
-
-    def __init__(self, controller: Controller, clock: VirtualClock, costs: Costs, deliver: Deliver) -> None:
-        self.controller = controller
+    def __init__(self, settings: ClusterSettings, clock: VirtualClock, costs: Costs) -> None:
+        self.controller = Controller(settings)
         self.busy_seconds = 0.0  # so far
         self._clock = clock
         self._costs = costs
-        self._deliver = deliver
-        self._heard: list[tuple[str, int, Any]] = []
+        self._peers: dict[int, Callable[[Any], None]] = {}  # what takes messages, by connection
+        self._inbox: list[Callable[[float], e.AnyEvent]] = []
         self._is_busy = False
-        self._secret = "of the simulation"
+        self._next = 1
+        self.controller.handle(e.Started(clock.now(), "of the hosts"))
+        clock.call_soon(self._tick)
 
-    def send(self, what: str, who: int, message: Any = None) -> None:
-        """A host ("worker") or a session's proxy ("proxy") sends, or an event of `controller.events` happens."""
-        self._clock.call_later(self._costs.latency, lambda: self._arrive(what, who, message))
+    # ---- for peers
 
-    def start(self) -> None:
-        """All hosts have joined: they learn of one another, and are asked for signs of life from now on."""
-        hosts = self.controller.resources.hosts.values()
-        peers = m.Peers(tuple((host.number, host.data_address) for host in hosts), self._secret)
-        for host in hosts:
-            self._deliver(("host", host.number), peers)
-        self._tick()
+    def connect(self, role: str, label: str, on_message: Callable[[Any], None]) -> int:
+        """A connection that has said Hello; takes no time. `on_message` takes each message when it has arrived."""
+        connection = self._next
+        self._next += 1
+        self._peers[connection] = on_message
+        self._handle_now(e.ConnectionOpened(self._clock.now(), connection, f"secret of connection {connection}"))
+        self.receive_now(connection, m.Hello(m.PROTOCOL, role, "", _PID, _VERSION, label))
+        return connection
+
+    def receive_now(self, connection: int, message: Any) -> None:
+        """As `send`, in no time: for what happens before anything is measured."""
+        self._handle_now(e.Received(self._clock.now(), connection, message))
+
+    def send(self, connection: int, message: Any) -> None:
+        """The peer sends a message."""
+        arrived = partial(self._arrive, lambda now: e.Received(now, connection, message))
+        self._clock.call_later(self._costs.latency, arrived)
+
+    def disconnect(self, connection: int) -> None:
+        """The peer closes the connection."""
+        arrived = partial(self._arrive, lambda now: e.ConnectionLost(now, connection, "it was closed"))
+        self._clock.call_later(self._costs.latency, arrived)
+
+    # ---- the process
+
+    def _handle_now(self, event: e.AnyEvent) -> None:
+        self.controller.handle(event)
+        for action in self.controller.handle(e.Flush(self._clock.now())):
+            self._do(action, self._clock.now())
 
     def _tick(self) -> None:
-        ping = m.Ping(self.controller.leases.seconds)
-        for host in self.controller.resources.hosts:
-            self._clock.call_later(self._costs.latency, partial(self._deliver, ("host", host), ping))
-        self._arrive("tick", 0, None)
+        self._arrive(e.Tick)
         self._clock.call_later(PING_SECONDS, self._tick)
 
-    def _arrive(self, what: str, who: int, message: Any) -> None:
-        self._heard.append((what, who, message))
+    def _arrive(self, event: Callable[[float], e.AnyEvent]) -> None:
+        self._inbox.append(event)
         if not self._is_busy:
             self._is_busy = True
             self._clock.call_soon(self._work)
 
     def _work(self) -> None:
         """What has come by now is handled, and leaves as the work on it is done."""
-        if not self._heard:
+        if not self._inbox:
             self._is_busy = False
             return
-        heard, self._heard = self._heard, []
+        inbox, self._inbox = self._inbox, []
         now = self._clock.now()
         done = now
-        for what, who, message in heard:
-            done += self._hearing_costs(who, message)
-            apply(self.controller, now, what, who, "", message)
+        for make in inbox:
+            event = make(now)
+            done += self._event_costs(event)
+            self.controller.handle(event)
         started: set[int] = set()
-        for destination, message in apply(self.controller, now, "flush", 0, "", None):
-            done += self._telling_costs(message, started)
-            self._clock.call_at(done + self._costs.latency, partial(self._deliver, destination, message))
+        for action in self.controller.handle(e.Flush(now)):
+            done += self._action_costs(action, started)
+            self._do(action, done + self._costs.latency)
         self.busy_seconds += done - now
         self._clock.call_at(done, self._work)
 
-    def _hearing_costs(self, who: int, message: Any) -> float:
+    def _do(self, action: a.AnyAction, when: float) -> None:
+        match action:
+            case a.Send(connection=connection, message=message):
+                if when > self._clock.now():
+                    self._clock.call_at(when, partial(self._deliver, connection, message))
+                else:
+                    self._deliver(connection, message)
+            case a.Close(connection=connection):
+                self._clock.call_at(when, partial(self._close, connection))
+            case a.SetTimer(timer=timer, seconds=seconds):
+                self._clock.call_later(seconds, partial(self._arrive, lambda now: e.TimerEnded(now, timer)))
+
+    def _close(self, connection: int) -> None:
+        self._peers.pop(connection, None)
+
+    def _deliver(self, connection: int, message: Any) -> None:
+        on_message = self._peers.get(connection)
+        if on_message is not None:
+            on_message(message)
+
+    # ---- costs
+
+    def _event_costs(self, event: e.AnyEvent) -> float:
         costs = self._costs
-        if isinstance(message, m.Done):
-            return len(message.runs) * costs.controller_gang_host / 2
-        if isinstance(message, m.Launch):
-            program = self.controller.sessions[who].programs.get(message.program)
-            gangs = len(program.gangs) if isinstance(program, RegisteredProgram) else 0
-            return costs.message + gangs * costs.controller_gang / 2
+        match event:
+            case e.Received(message=m.Done(runs=runs)):
+                return len(runs) * costs.controller_gang_host / 2
+            case e.Received(connection=connection, message=m.Launch(program=number)):
+                session = self.controller.connections.peers[connection].number
+                program = self.controller.sessions[session].programs.get(number)
+                gangs = len(program.gangs) if isinstance(program, RegisteredProgram) else 0
+                return costs.message + gangs * costs.controller_gang / 2
+            case e.TimerEnded():
+                return 0.0
         return costs.message
 
-    def _telling_costs(self, message: Any, started: set[int]) -> float:
+    def _action_costs(self, action: a.AnyAction, started: set[int]) -> float:
         """`started` are the gangs that others were already told of."""
-        costs = self._costs
+        if not isinstance(action, a.Send):
+            return 0.0
+        costs, message = self._costs, action.message
         if isinstance(message, m.Run):
             sequences = [message.sequence]
         elif isinstance(message, m.Dispatch):

@@ -9,7 +9,7 @@ from typing import Any
 from atoll.operate.engines.virtual.clock import VirtualClock
 from atoll.operate.engines.virtual.costs import Costs
 from atoll.protocol import messages as m
-from atoll.transfers.data_port import Inbox
+from atoll.transfers.inbox import Inbox
 from atoll.worker.null.backend import Collectives
 from atoll.worker.null.host import AtOnce, NullHost
 from atoll.worker.null.model import NullModel
@@ -86,17 +86,17 @@ class HostProcess:
         )
         inboxes[number] = neighbours[number]
 
-    def hear(self, message: Any) -> None:
+    def handle(self, message: Any) -> None:
         """A message of the controller has arrived."""
         turns = 0
         if isinstance(message, m.Run):
             turns = 1
         elif isinstance(message, m.Dispatch):
             turns = len(message.turns)
-        self._do(turns * self._costs.host_gang or self._costs.message, partial(self._hear, message))
+        self._do(turns * self._costs.host_gang or self._costs.message, partial(self._handle, message))
 
-    def _hear(self, message: Any) -> None:
-        self.host.hear(message)
+    def _handle(self, message: Any) -> None:
+        self.host.handle(message)
 
     def _do(self, seconds: float, call: Callable[[], None]) -> None:
         self._free_at = max(self._free_at, self._clock.now()) + seconds

@@ -1,0 +1,52 @@
+"""What a controller decides: everything that its shell does. `cause` is the number of the event that led to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Action(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The base of all actions. Events are numbered from 1."""
+
+    cause: int
+
+
+class Send(Action, frozen=True, tag=1):
+    """Send a message. One for a connection that is gone is dropped."""
+
+    connection: int
+    message: Any
+
+
+class Close(Action, frozen=True, tag=2):
+    """Send what is queued, and close. With a `reason`, the peer did what it may not."""
+
+    connection: int
+    reason: str = ""
+
+
+class Name(Action, frozen=True, tag=3):
+    """The connection's peer is known: so it is called in errors."""
+
+    connection: int
+    name: str
+
+
+class SetTimer(Action, frozen=True, tag=4):
+    """Answer with `TimerEnded` after so many seconds."""
+
+    timer: int
+    seconds: float
+
+
+class ReportReady(Action, frozen=True, tag=5):
+    """All hosts have joined, and sessions may open."""
+
+
+class End(Action, frozen=True, tag=6):
+    """End the process, once what was sent is on its way."""
+
+
+AnyAction = Send | Close | Name | SetTimer | ReportReady | End

@@ -1,0 +1,252 @@
+"""Who may come in, as what, and whose loss counts when.
+
+A connection begins with a Hello. From then on its messages go to whatever handles peers of its kind.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable
+
+from atoll.cluster.settings import ClusterSettings
+from atoll.controller.actions import Name, ReportReady, SetTimer
+from atoll.controller.connections import Connections, Peer
+from atoll.controller.events import ConnectionLost, ConnectionOpened, Received, Started, TimerEnded
+from atoll.controller.islands.hosts import Hosts
+from atoll.controller.islands.lifecycle import HostState
+from atoll.controller.islands.recovery import Recovery
+from atoll.controller.islands.resources import ResourceManager
+from atoll.controller.outbox import Outbox
+from atoll.controller.sessions.sessions import Sessions
+from atoll.errors import Code, Status, StatusError
+from atoll.processes.leases import Leases
+from atoll.protocol import messages as m
+
+# For a connection's Hello to come.
+HELLO_SECONDS = 10.0
+# The loss of a host's connection counts after so long: the engine knows better why, and is about to say it.
+ENGINE_SAYS_SECONDS = 0.2
+
+
+class Admission:
+    """Lets peers in, and notices their loss. `from_engine` and `from_operator` take what those send."""
+
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        token: str,
+        version: str,
+        connections: Connections,
+        outbox: Outbox,
+        resources: ResourceManager,
+        sessions: Sessions,
+        hosts: Hosts,
+        recovery: Recovery,
+        leases: Leases,
+        from_engine: Callable[[Peer, Received], None],
+        from_operator: Callable[[Peer, Received], None],
+    ) -> None:
+        self._max_sessions = settings.max_sessions
+        self._token = token.encode()
+        self._version = version
+        self._connections = connections
+        self._peers = connections.peers
+        self._outbox = outbox
+        self._resources = resources
+        self._sessions = sessions
+        self._hosts = hosts
+        self._recovery = recovery
+        self._leases = leases
+        self._from_engine = from_engine
+        self._from_operator = from_operator
+        self._secret = ""  # of the hosts
+        self._waiting: list[Peer] = []  # proxies that came before the cluster was complete
+        self._timers: dict[int, Callable[[], None]] = {}
+        self._next_timer = 1
+        self._roles = {
+            "worker": self._hello_of_worker,
+            "proxy": self._hello_of_proxy,
+            "engine": self._hello_of_engine,
+            "operator": self._hello_of_operator,
+        }
+
+    # ---- events
+
+    def started(self, event: Started) -> None:
+        self._secret = event.secret
+
+    def opened(self, event: ConnectionOpened) -> None:
+        peer = Peer(event.connection, event.secret, self._hello)
+        self._peers[event.connection] = peer
+
+        def expect_hello() -> None:
+            if peer.hello is None and self._peers.get(peer.connection) is peer:
+                self._outbox.close(peer.connection)
+
+        self._after(HELLO_SECONDS, expect_hello)
+
+    def received(self, event: Received) -> None:
+        peer = self._peers.get(event.connection)
+        if peer is not None:  # else it was closed, and this was on its way
+            peer.handle(peer, event)
+
+    def lost(self, event: ConnectionLost) -> None:
+        peer = self._connections.remove(event.connection)
+        if peer is None:
+            return
+        if peer in self._waiting:
+            self._waiting.remove(peer)
+        if peer.lose is not None:
+            peer.lose(peer, event.reason)
+
+    def timer_ended(self, event: TimerEnded) -> None:
+        call = self._timers.pop(event.timer, None)
+        if call is not None:
+            call()
+
+    def _after(self, seconds: float, call: Callable[[], None]) -> None:
+        number = self._next_timer
+        self._next_timer += 1
+        self._timers[number] = call
+        self._outbox.add(SetTimer(self._outbox.cause, number, seconds))
+
+    # ---- Hello
+
+    def _hello(self, peer: Peer, event: Received) -> None:
+        hello = event.message
+        if not isinstance(hello, m.Hello):
+            self._refuse(peer, Code.FAILED_PRECONDITION, "the first message must be a Hello")
+            return
+        if self._token and not hmac.compare_digest(hello.token.encode(), self._token):
+            text = "this cluster asks for a token: set ATOLL_TOKEN to the cluster's"
+            self._refuse(peer, Code.UNAUTHENTICATED, text)
+            return
+        if hello.protocol != m.PROTOCOL:
+            self._refuse(
+                peer,
+                Code.FAILED_PRECONDITION,
+                f"the controller (atoll {self._version}) speaks protocol {m.PROTOCOL}, the {hello.role} "
+                f"(atoll {hello.version}) speaks {hello.protocol}: install the same atoll on both",
+            )
+            return
+        peer.hello = hello
+        admit = self._roles.get(hello.role)
+        if admit is None:
+            self._refuse(
+                peer, Code.FAILED_PRECONDITION, f"{hello.role!r} is no role: expected {', '.join(self._roles)}"
+            )
+            return
+        admit(peer, hello)
+
+    def _hello_of_engine(self, peer: Peer, hello: m.Hello) -> None:
+        peer.handle = self._from_engine
+        self._connections.engine = peer.connection
+        self._name(peer, "the engine")
+
+    def _hello_of_operator(self, peer: Peer, hello: m.Hello) -> None:
+        peer.handle = self._from_operator
+
+    def _hello_of_worker(self, peer: Peer, hello: m.Hello) -> None:
+        peer.handle = self._worker_ready
+
+    def _hello_of_proxy(self, peer: Peer, hello: m.Hello) -> None:
+        peer.handle = self._unexpected
+        self._name(peer, f"the proxy of {hello.label or hello.pid}")
+        if len(self._connections.sessions) + len(self._waiting) >= self._max_sessions:
+            text = f"the cluster is full: {self._max_sessions} sessions are open (atoll status lists them)"
+            self._refuse(peer, Code.RESOURCE_EXHAUSTED, text)
+        elif self._resources.is_complete:
+            self._open_session(peer)
+        else:
+            self._waiting.append(peer)
+
+    def _refuse(self, peer: Peer, code: Code, text: str) -> None:
+        self._outbox.send(peer.connection, m.Refused(Status(code, text)))
+        if peer in self._waiting:
+            self._waiting.remove(peer)
+        self._outbox.close(peer.connection)
+
+    def _unexpected(self, peer: Peer, event: Received) -> None:
+        self._refuse(peer, Code.FAILED_PRECONDITION, f"unexpected {type(event.message).__name__}")
+
+    def _name(self, peer: Peer, name: str) -> None:
+        self._outbox.add(Name(self._outbox.cause, peer.connection, name))
+
+    # ---- sessions
+
+    def _open_session(self, peer: Peer) -> None:
+        assert peer.hello is not None
+        try:
+            session = self._sessions.open(peer.connection, peer.secret, peer.hello.pid, peer.hello.label)
+        except StatusError as error:
+            self._refuse(peer, Code(error.status.code), error.status.message)
+            return
+        peer.number = session.number
+        peer.handle = self._from_proxy
+        peer.lose = self._proxy_lost
+
+    def _from_proxy(self, peer: Peer, event: Received) -> None:
+        self._sessions.handle(peer.number, event.message)
+
+    def _proxy_lost(self, peer: Peer, reason: str) -> None:
+        self._sessions.close(peer.number)
+
+    # ---- hosts
+
+    def _worker_ready(self, peer: Peer, event: Received) -> None:
+        ready = event.message
+        if not isinstance(ready, m.WorkerReady):
+            self._unexpected(peer, event)
+            return
+        assert peer.hello is not None
+        resources = self._resources
+        problem = self._not_expected(ready)
+        if problem:
+            self._refuse(peer, Code.ALREADY_EXISTS, problem)
+            return
+        peer.number = ready.host
+        peer.handle = self._from_worker
+        peer.lose = self._worker_lost
+        self._connections.hosts[ready.host] = peer.connection
+        self._name(peer, f"the worker of host {ready.host}")
+        was_complete = resources.is_complete
+        self._leases.heard(ready.host, event.seconds)
+        self._hosts.join(ready, peer.hello.pid)
+        if not resources.is_complete:
+            return
+        everyone = tuple((host.number, host.data_address) for host in resources.hosts.values())
+        for host in self._connections.hosts:
+            self._outbox.to_host(host, m.Peers(everyone, self._secret))
+        if not was_complete:
+            waiting, self._waiting = self._waiting, []
+            for proxy in waiting:
+                self._open_session(proxy)
+            self._outbox.add(ReportReady(self._outbox.cause))
+
+    def _not_expected(self, ready: m.WorkerReady) -> str:
+        """Why such a host is not let in; "" where it is."""
+        topology = self._resources.topology
+        known = self._resources.hosts.get(ready.host)
+        is_there = known is not None and known.state is HostState.READY
+        if is_there or not 0 <= ready.host < topology.host_count or topology.island_of(ready.host) != ready.island:
+            return f"host {ready.host} of {topology} is not expected"
+        island = self._resources.islands[ready.island]
+        if island.is_over:
+            return f"host {ready.host} is not expected: island {ready.island} is {island.state}"
+        return ""
+
+    def _from_worker(self, peer: Peer, event: Received) -> None:
+        self._leases.heard(peer.number, event.seconds)
+        try:
+            self._hosts.handle(peer.number, event.message)
+        except StatusError as error:
+            self._outbox.close(peer.connection, f"host {peer.number}: {error}")
+            self._recovery.worker_lost(peer.number, str(error))
+
+    def _worker_lost(self, peer: Peer, reason: str) -> None:
+        def count() -> None:
+            """Unless the engine has told of it, or a new worker has joined, meanwhile."""
+            if peer.number not in self._connections.hosts and not self._resources.is_lost(peer.number):
+                self._recovery.worker_lost(peer.number, reason)
+
+        self._after(ENGINE_SAYS_SECONDS, count)

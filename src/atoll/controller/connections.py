@@ -1,0 +1,45 @@
+"""Who is at the other end of each connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.controller.events import Received
+from atoll.protocol import messages as m
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """One connection. `handle(peer, event)` takes what it sends, by what it has turned out to be."""
+
+    connection: int
+    secret: str
+    handle: Callable[[Peer, Received], None]
+    hello: m.Hello | None = None
+    number: int = 0  # of its host or session
+    lose: Callable[[Peer, str], None] | None = None  # to be called when the connection is lost
+
+
+class Connections:
+    """Those that are open, and which of them lead to hosts, sessions and the engine."""
+
+    def __init__(self) -> None:
+        self.peers: dict[int, Peer] = {}
+        self.hosts: dict[int, int] = {}  # connections, by host
+        self.sessions: dict[int, int] = {}
+        self.engine: int | None = None
+
+    def remove(self, connection: int) -> Any:
+        """The connection is closed or lost; nothing is sent to it any more. Returns its peer, if it was known."""
+        peer = self.peers.pop(connection, None)
+        if peer is None:
+            return None
+        if self.hosts.get(peer.number) == connection:
+            del self.hosts[peer.number]
+        if self.sessions.get(peer.number) == connection:
+            del self.sessions[peer.number]
+        if self.engine == connection:
+            self.engine = None
+        return peer

@@ -1,0 +1,88 @@
+"""Hosts: how their workers join, and what these report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from atoll.controller.islands.lifecycle import Lifecycle
+from atoll.controller.islands.resources import ResourceManager
+from atoll.controller.memory.ledger import Ledger
+from atoll.controller.outbox import Outbox
+from atoll.controller.programs.compilation import Compilation
+from atoll.controller.programs.launcher import Launcher
+from atoll.controller.programs.registry import ProgramRegistry
+from atoll.controller.sessions.queries import Queries
+from atoll.controller.sessions.session import Session
+from atoll.controller.sessions.sessions import Sessions
+from atoll.errors import invalid
+from atoll.protocol import messages as m
+
+
+class Hosts:
+    """`device_memory` is the bytes of each device; 0: what its worker says."""
+
+    def __init__(
+        self,
+        resources: ResourceManager,
+        lifecycle: Lifecycle,
+        sessions: Mapping[int, Session],
+        outbox: Outbox,
+        launcher: Launcher,
+        compilation: Compilation,
+        programs: ProgramRegistry,
+        queries: Queries,
+        feeds: Sessions,
+        memory: Ledger,
+        device_memory: int,
+    ) -> None:
+        self._resources = resources
+        self._lifecycle = lifecycle
+        self._sessions = sessions
+        self._outbox = outbox
+        self._launcher = launcher
+        self._queries = queries
+        self._programs = programs
+        self._memory = memory
+        self._device_memory = device_memory
+        self._handlers: dict[type[Any], Callable[[int, Any], None]] = {
+            m.Done: self._done,
+            m.Failed: self._failed,
+            m.Pong: lambda host, message: None,
+            m.Enqueued: self._enqueued,
+            m.FeedsArrived: feeds.feeds_arrived,
+            m.Compiled: compilation.compiled,
+            m.WorkerAnswer: self._answered,
+        }
+
+    def join(self, ready: m.WorkerReady, pid: int) -> None:
+        """A host's worker is up, with nothing on it. With the last of an island, the island is ready, or back."""
+        host = self._resources.join(ready, pid)
+        self._launcher.scheduler.set_window(ready.island, self._resources.max_in_flight(ready.island))
+        for info in ready.devices:
+            self._memory.declare((host.number, info.ordinal), self._device_memory or info.memory_bytes)
+        for session in self._sessions.values():
+            self._outbox.to_host(host.number, m.OpenStore(session.number, session.secret))
+        self._programs.host_joined(host.number)
+        if self._resources.has_all_hosts(ready.island):
+            self._lifecycle.hosts_joined(ready.island)
+
+    def handle(self, host: int, message: Any) -> None:
+        """A worker's message. Raises StatusError for what no worker sends."""
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            raise invalid(f"a worker does not send {type(message).__name__}")
+        handler(host, message)
+
+    def _done(self, host: int, message: m.Done) -> None:
+        for sequence, started, ended in message.runs:
+            self._launcher.run_ended(host, sequence, None, (started, ended))
+
+    def _failed(self, host: int, message: m.Failed) -> None:
+        self._launcher.run_ended(host, message.sequence, message.status)
+
+    def _enqueued(self, host: int, message: m.Enqueued) -> None:
+        self._launcher.enqueued(message.sequence)
+
+    def _answered(self, host: int, message: m.WorkerAnswer) -> None:
+        self._queries.answered(message)

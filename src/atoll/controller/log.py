@@ -1,0 +1,104 @@
+"""The controller's event log: everything that it was told, in order, from which its decisions replay.
+
+A log is a complete account of why something happened. It is bounded by count and by bytes; the oldest events go first.
+The cluster's token is not in it. The secrets of sessions are: a log is for those who may run the cluster.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from atoll.cluster.settings import ClusterSettings
+from atoll.controller.events import AnyEvent
+from atoll.protocol import messages as m
+
+MOST_EVENTS = 50_000
+# Of encoded events. A dump has them in base64, and must fit into one message.
+MOST_BYTES = 32 * 1024 * 1024
+
+# What stands in a log for the cluster's token, and for any other.
+RIGHT_TOKEN = "right"
+_WRONG_TOKEN = "wrong"
+
+
+class Header(msgspec.Struct, frozen=True):
+    """How the controller was started, and how many events are missing at the beginning."""
+
+    version: str
+    settings: ClusterSettings
+    has_token: bool = False
+    missing: int = 0
+
+
+class Line(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One event of a dump: what a reader looks for, and the whole event in msgpack."""
+
+    number: int
+    seconds: float
+    event: str
+    encoded: bytes
+    connection: int = 0
+    message: str = ""
+
+
+class EventLog:
+    """Keeps the last events, encoded: they share nothing with what the controller does to the messages in them."""
+
+    def __init__(self, settings: ClusterSettings, version: str, token: str = "") -> None:
+        self._header = Header(version, settings, bool(token))
+        self._token = token.encode()
+        self._new: list[bytes] = []  # since `trim`
+        self._events: deque[bytes] = deque()
+        self._count = 0  # also of those that are not kept any more
+        self._bytes = 0
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    def record(self, event: AnyEvent) -> None:
+        """Keeps the event. This is on the path of every message: what can wait is done in `trim`."""
+        self._new.append(self._encode(event))
+
+    def trim(self) -> None:
+        """Drops the oldest events beyond the bounds. To be called once for many events."""
+        new, self._new = self._new, []
+        self._events.extend(new)
+        self._count += len(new)
+        self._bytes += sum(map(len, new))
+        while self._bytes > MOST_BYTES or len(self._events) > MOST_EVENTS:
+            self._bytes -= len(self._events.popleft())
+
+    def dump(self) -> bytes:
+        """A line of JSON for the start, and one for each event."""
+        self.trim()
+        missing = self._count - len(self._events)
+        encode = msgspec.json.encode
+        lines = [encode(msgspec.structs.replace(self._header, missing=missing))]
+        lines.extend(encode(self._line(number, encoded)) for number, encoded in enumerate(self._events, missing + 1))
+        return b"\n".join(lines) + b"\n"
+
+    def statistics(self) -> dict[str, int]:
+        """How much is kept, and how many events are not any more."""
+        self.trim()
+        return {"events": len(self._events), "bytes": self._bytes, "missing": self._count - len(self._events)}
+
+    def _line(self, number: int, encoded: bytes) -> Line:
+        event: Any = _decode(encoded)
+        message = getattr(event, "message", None)
+        if type(message) is m.Hello:
+            is_right = hmac.compare_digest(message.token.encode(), self._token)
+            hello = msgspec.structs.replace(message, token=RIGHT_TOKEN if is_right else _WRONG_TOKEN)
+            encoded = self._encode(msgspec.structs.replace(event, message=hello))
+        kind = "" if message is None else type(message).__name__
+        return Line(number, event.seconds, type(event).__name__, encoded, getattr(event, "connection", 0), kind)
+
+
+_decode = msgspec.msgpack.Decoder(AnyEvent).decode
+
+
+def decode_event(line: Line) -> AnyEvent:
+    """The event of a line. Raises msgspec.MsgspecError."""
+    event: AnyEvent = _decode(line.encoded)
+    return event

@@ -1,0 +1,34 @@
+"""Replays a log: a controller that is told the same decides the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from atoll.controller.actions import AnyAction
+from atoll.controller.core import Controller
+from atoll.controller.events import AnyEvent
+from atoll.controller.log import RIGHT_TOKEN, Header, Line, decode_event
+
+
+def replay(lines: Iterable[bytes]) -> Iterator[tuple[AnyEvent, list[AnyAction]]]:
+    """Each event of a dump, and the actions of a controller that is told the same.
+
+    Raises ValueError for what is no dump, or lacks its beginning.
+    """
+    rows = iter(lines)
+    try:
+        header = msgspec.json.decode(next(rows), type=Header)
+    except (StopIteration, msgspec.MsgspecError) as error:
+        raise ValueError(f"this is no event log: {error}") from None
+    if header.missing:
+        raise ValueError(f"the first {header.missing} events are missing: such a log can be read, and not replayed")
+    controller = Controller(header.settings, RIGHT_TOKEN if header.has_token else "", header.version)
+    for row in rows:
+        event = decode_event(msgspec.json.decode(row, type=Line))
+        try:
+            actions = controller.handle(event)
+        except Exception:
+            actions = []  # as it was: the shell has lost the connection then, which is the next event
+        yield event, actions

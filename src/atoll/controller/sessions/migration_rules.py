@@ -1,0 +1,100 @@
+"""What may migrate where: the rules that a migration of virtual devices keeps to, without doing anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from atoll.cluster.locations import DeviceLocation, MemoryRequirement
+from atoll.cluster.placement import check_apart, groups_of
+from atoll.controller.islands.lifecycle import IslandState
+from atoll.controller.islands.resources import ResourceManager
+from atoll.controller.memory.directory import Entry
+from atoll.controller.memory.ledger import Ledger, total
+from atoll.controller.programs.registered import RegisteredProgram
+from atoll.controller.sessions.session import Session
+from atoll.errors import Code, StatusError, unimplemented
+from atoll.ir import program as ir
+from atoll.ir.types import Opaque
+from atoll.quantities import human_bytes
+
+# Where virtual devices go.
+Changes = Mapping[int, DeviceLocation]
+
+
+def check_changes(session: Session, wanted: Changes, resources: ResourceManager) -> tuple[Changes, set[int]]:
+    """What of `wanted` is a change, and the islands that it is about.
+
+    Raises FAILED_PRECONDITION for what would be torn apart or cannot be there, UNIMPLEMENTED for arrays that cannot
+    be copied.
+    """
+    locations = session.devices.locations
+    changes = {device: location for device, location in wanted.items() if locations[device] != location}
+    if not changes:
+        raise StatusError(Code.FAILED_PRECONDITION, "they are there already")
+    islands = {location.island for location in changes.values()} | {locations[device].island for device in changes}
+    for island in sorted(islands):
+        if not resources.islands[island].works or island in session.unseen or island in session.cold:
+            state = resources.islands[island].state
+            reason = "has just come back" if state is IslandState.READY else f"is {state}"
+            raise StatusError(Code.FAILED_PRECONDITION, f"island {island} {reason}")
+    after = {**locations, **changes}
+    for definition in session.definitions.values():
+        for group in groups_of(definition):
+            if not changes.keys().isdisjoint(group):
+                check_apart(definition.name, after, group, "would share")
+        for node in definition.nodes:
+            if isinstance(node, ir.Call):
+                _check_together(f"{definition.name!r}", node.devices, changes, after)
+    for request in session.function_requests.values():
+        devices = [device for row in request.assignment for device in row]
+        _check_together("a compiled function", devices, changes, after)
+        if not changes.keys().isdisjoint(devices):
+            check_apart("a compiled function", after, devices, "would share")
+    for handle, entry in session.directory.entries.items():
+        if is_affected(entry, changes):
+            assert entry.spec is not None
+            check_apart(f"array {handle}", after, entry.spec.sharding.devices, "would share")
+            if isinstance(entry.spec.sharding.tiling, Opaque) or entry.spec.dtype in ("token", "opaque"):
+                raise unimplemented(f"array {handle}, made by {entry.maker!r}, is of a kind that cannot be moved")
+    return changes, islands
+
+
+def is_affected(entry: Entry, changes: Changes) -> bool:
+    """Whether an array is on devices that change places."""
+    return (
+        entry.spec is not None
+        and not entry.consumed
+        and entry.error is None
+        and not changes.keys().isdisjoint(entry.spec.sharding.devices)
+    )
+
+
+def check_memory(session: Session, programs: Iterable[int], ledger: Ledger) -> None:
+    """Raises RESOURCE_EXHAUSTED where not all copies fit at once: nobody shall wait for them in vain."""
+    requirements: list[MemoryRequirement] = []
+    for number in programs:
+        program = session.programs[number]
+        assert isinstance(program, RegisteredProgram)
+        for gang in program.gangs:
+            requirements.extend(each for _, each, _ in gang.makes)
+            requirements.append(gang.scratch)
+    wanted = total(requirements)
+    lacking = ledger.lacking(wanted)
+    if lacking is not None:
+        raise StatusError(
+            Code.RESOURCE_EXHAUSTED,
+            f"its arrays need {human_bytes(dict(wanted)[lacking])} on device {lacking[1]} of host {lacking[0]}, "
+            f"where {human_bytes(max(0, ledger.free(lacking)))} are free",
+        )
+
+
+def _check_together(what: str, devices: Iterable[int], changes: Changes, after: Mapping[int, DeviceLocation]) -> None:
+    devices = list(devices)
+    islands = sorted({after[device].island for device in devices if device in after})
+    if len(islands) > 1 and not changes.keys().isdisjoint(devices):
+        outside = sorted(device for device in devices if device not in changes)
+        raise StatusError(
+            Code.FAILED_PRECONDITION,
+            f"{what} runs on virtual devices that move and on others ({', '.join(map(str, outside))}): it would lie on "
+            f"the islands {', '.join(map(str, islands))}",
+        )

@@ -1,0 +1,200 @@
+"""Sessions: how they open and close, and what their proxies ask.
+
+Invariant: when a session is over, all that it owned goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from atoll.cluster.placement import Slices
+from atoll.controller.connections import Connections
+from atoll.controller.islands.recovery import Recovery
+from atoll.controller.islands.resources import ResourceManager
+from atoll.controller.memory.directory import Entry
+from atoll.controller.outbox import Outbox
+from atoll.controller.programs.compilation import Compilation
+from atoll.controller.programs.launcher import Launcher
+from atoll.controller.programs.registry import ProgramRegistry
+from atoll.controller.sessions.migrations import Migrations
+from atoll.controller.sessions.queries import Queries
+from atoll.controller.sessions.session import Session
+from atoll.controller.sessions.slices import SliceRequests
+from atoll.errors import Code, Status, StatusError, invalid
+from atoll.protocol import messages as m
+
+# Launches that a session may have in the system; its proxy stops reading from its client beyond.
+LAUNCH_WINDOW = 512
+# Feeds that a session may have uploaded ahead of the launches that use them.
+MAX_EARLY_FEEDS = 65536
+
+
+class Sessions:
+    """Opens sessions, handles what their proxies send, and closes them. `sessions` has those that are open."""
+
+    def __init__(
+        self,
+        sessions: dict[int, Session],
+        connections: Connections,
+        outbox: Outbox,
+        resources: ResourceManager,
+        slices: Slices,
+        slice_requests: SliceRequests,
+        compilation: Compilation,
+        programs: ProgramRegistry,
+        launcher: Launcher,
+        queries: Queries,
+        migrations: Migrations,
+        recovery: Recovery,
+    ) -> None:
+        self._sessions = sessions
+        self._connections = connections
+        self._outbox = outbox
+        self._resources = resources
+        self._slices = slices
+        self._compilation = compilation
+        self._programs = programs
+        self._launcher = launcher
+        self._migrations = migrations
+        self._recovery = recovery
+        self._next = 1
+        # The most frequent messages have handlers that take them as they are.
+        self._handlers: dict[type[Any], Callable[[Session, Any], None]] = {
+            m.Launch: launcher.launch,
+            m.Release: self._release,
+            m.Await: self._await,
+            m.RegisterProgram: self._register_program,
+            m.ReleaseProgram: self._release_program,
+            m.RegisterFunction: compilation.register,
+            m.CompileAgain: compilation.again,
+            m.ReleaseFunction: self._release_function,
+            m.LossAcknowledged: self._loss_acknowledged,
+            m.MakeError: self._make_error,
+            m.Query: queries.ask,
+            m.AddSlice: slice_requests.add,
+            m.ReleaseSlice: self._release_slice,
+            m.Quiesced: self._quiesced,
+        }
+        self._slice_requests = slice_requests
+
+    # ---- opening and closing
+
+    def open(self, connection: int, secret: str, pid: int, label: str) -> Session:
+        """A session on this connection. Raises UNAVAILABLE where no island can take it."""
+        virtual, locations = self._resources.virtual_devices()
+        if not virtual:
+            raise StatusError(
+                Code.UNAVAILABLE,
+                f"the cluster has no devices for a new session: {self._resources.states_text()}. "
+                "Its operator can start an island with `atoll add-island`",
+            )
+        devices = self._slices.open(self._next, virtual, locations)
+        session = Session(self._next, pid, label, secret, devices)
+        self._next += 1
+        number = session.number
+        self._sessions[number] = session
+        self._connections.sessions[number] = connection
+        for host in self._resources.hosts:
+            self._outbox.to_host(host, m.OpenStore(number, secret))
+        first = self._resources.hosts[min(self._resources.hosts)]
+        addresses = self._resources.addresses()
+        self._outbox.to_session(
+            number,
+            m.Welcome(number, secret, virtual, addresses, first.platform, first.platform_version, LAUNCH_WINDOW),
+        )
+        for island, hosts in self._resources.away().items():
+            failure = self._resources.islands[island].last_failure
+            session.unseen[island] = failure or Status(Code.DATA_LOSS, f"island {island} restarts")
+            self._outbox.to_session(number, m.HostsLost(hosts))
+        return session
+
+    def close(self, number: int) -> None:
+        """The client is gone, or is not served any more: all it owned goes."""
+        session = self._sessions.pop(number, None)
+        if session is None:
+            return
+        self._connections.sessions.pop(number, None)
+        self._slices.close(number)
+        self._outbox.forget_session(number)
+        self._migrations.session_closed(number)
+        self._launcher.session_closed(session)
+        for host in self._resources.hosts:
+            self._outbox.to_host(host, m.CloseStore(number))
+        self._programs.session_closed(session)
+        self._compilation.session_closed(session)
+        self._recovery.session_closed(session)
+
+    def end(self, number: int, status: Status) -> None:
+        """The session has done what it may not: it is told so, and closed."""
+        connection = self._connections.sessions.get(number)
+        self._outbox.to_session(number, m.Closing(status))
+        self.close(number)
+        if connection is not None:
+            self._outbox.close(connection, f"session {number} ends: {status}")
+
+    # ---- messages
+
+    def handle(self, number: int, message: Any) -> None:
+        """A proxy's message. One that no honest proxy sends ends its session."""
+        session = self._sessions.get(number)
+        if session is None:
+            return
+        handler = self._handlers.get(type(message))
+        try:
+            if handler is None:
+                raise invalid(f"a proxy does not send {type(message).__name__}")
+            handler(session, message)
+        except StatusError as error:
+            self.end(number, error.status)
+
+    def feeds_arrived(self, host: int, message: m.FeedsArrived) -> None:
+        """Feeds of a session are complete at a host: sources of functions, or what launches wait for."""
+        number = message.session
+        session = self._sessions.get(number)
+        if session is None:
+            return
+        for feed in message.feeds:
+            if self._compilation.source_arrived(number, host, feed):
+                continue
+            if session.feeds.is_unwanted((host, feed)):
+                self._outbox.to_host(host, m.DropFeed(number, feed))
+            elif not self._launcher.feed_arrived(session, host, feed):
+                session.feeds.early.add((host, feed))
+        if len(session.feeds.early) > MAX_EARLY_FEEDS:
+            text = f"this session has {MAX_EARLY_FEEDS} buffers uploaded that it does not use"
+            self.end(number, Status(Code.RESOURCE_EXHAUSTED, text))
+
+    def _release(self, session: Session, message: m.Release) -> None:
+        self._launcher.release(session, message.handles, message.delete)
+
+    def _await(self, session: Session, message: m.Await) -> None:
+        status = session.directory.wait(message.wait, message.handles)
+        if status is not None:
+            self._outbox.to_session(session.number, m.Awaited(message.wait, status))
+
+    def _register_program(self, session: Session, message: m.RegisterProgram) -> None:
+        self._programs.register(session, message.program, message.definition)
+
+    def _release_program(self, session: Session, message: m.ReleaseProgram) -> None:
+        self._programs.release(session, message.program)
+
+    def _release_function(self, session: Session, message: m.ReleaseFunction) -> None:
+        self._compilation.release(session, message.function)
+
+    def _loss_acknowledged(self, session: Session, message: m.LossAcknowledged) -> None:
+        hosts = self._resources.hosts
+        for island in {hosts[host].island for host in message.hosts if host in hosts}:
+            session.unseen.pop(island, None)
+
+    def _make_error(self, session: Session, message: m.MakeError) -> None:
+        session.directory.check_new(message.handles)
+        session.has_errors = True
+        for handle in message.handles:
+            session.directory.add(handle, Entry((), 0, ready=True, error=message.status))
+
+    def _release_slice(self, session: Session, message: m.ReleaseSlice) -> None:
+        self._slice_requests.release(session, message.slice)
+
+    def _quiesced(self, session: Session, message: m.Quiesced) -> None:
+        self._migrations.quiesced(session, message.migration)

@@ -1,0 +1,96 @@
+"""The seam of the data plane: how the bytes of one piece travel between two data ports.
+
+A `TransferEngine` is one way for them: along the socket, through shared memory, by a file's descriptor. A channel has
+one engine of each kind that reaches its peer (`transfers.kinds` has the table), and gives each piece to the first that
+takes it. A new kind is one file with its engine and its frames, and one line in the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Protocol
+
+import msgspec
+
+from atoll.transfers.frame_socket import FrameSocket
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True):
+    """`nbytes` of a feed; `more` where further pieces of the same feed will follow.
+
+    Each kind announces its pieces by a frame of its own, a tagged subclass that adds how the bytes are found.
+    """
+
+    session: int
+    feed: int
+    nbytes: int
+    more: bool = False
+
+
+class Contents(Protocol):
+    """The bytes of a piece before they are sent; see `transfers.contents`. An engine uses one of the two methods."""
+
+    nbytes: int
+
+    def views(self) -> Sequence[memoryview]:
+        """The bytes, one view after the other. Raises StatusError where they cannot be had."""
+
+    def write_into(self, target: memoryview) -> None:
+        """Writes them into `target`, which has exactly `nbytes`. Raises StatusError where they cannot be had."""
+
+
+# The received bytes (they may be written over unless they are a memoryview), and what to call when they have been read.
+Received = tuple[Any, Callable[[], None]]
+
+
+def nothing_to_release() -> None:
+    """What a receiver calls for memory that is its own."""
+
+
+class TransferEngine(Protocol):
+    """One kind of transfer, on one channel; made with the channel's FrameSocket.
+
+    Kinds derive from this class and implement at least `takes`, `send` and `handle`.
+    """
+
+    # The frames that peers send for this kind; their tags are different from those of all others.
+    frames: ClassVar[tuple[type[msgspec.Struct], ...]]
+
+    def __init__(self, socket: FrameSocket) -> None: ...
+
+    @classmethod
+    def reaches(cls, socket: FrameSocket) -> bool:
+        """Whether this kind can be used towards the peer at the other end. Does not block."""
+        return True
+
+    def takes(self, contents: Contents) -> bool:
+        """Whether it is the way for these contents. Asked for each piece, on any thread: quick, no side effects."""
+        ...
+
+    def send(self, session: int, feed: int, contents: Contents, more: bool) -> None:
+        """Sends one piece; on any thread, several at a time.
+
+        May block as long as the peer does not read. The contents have been read when it returns. Raises OSError
+        (TimeoutError is one) where the peer cannot be reached, and whatever the contents raise: then nothing was sent.
+        """
+        ...
+
+    def handle(self, frame: Any, descriptor: int | None) -> Received | None:
+        """Receives one of the kind's frames: the bytes of a piece, or None for a frame without any.
+
+        Only on the channel's receiving thread, in the order in which frames were sent; it blocks while the piece's
+        bytes arrive, and for nothing else. The descriptor that came with the frame is closed by the caller afterwards.
+        Nothing that the peer says is trusted: raises FrameError for what no honest peer sends, which ends the channel;
+        StatusError where this one piece cannot be had; EOFError where the connection ended inside of the piece.
+        """
+        ...
+
+    def trim(self) -> None:
+        """Frees memory that is kept for later pieces: the channel is idle. On the receiving thread."""
+
+    def statistics(self) -> Any:
+        """A record of what is kept, for operators and tests; None where nothing is."""
+        return None
+
+    def close(self) -> None:
+        """Frees everything; the channel has ended. Once, on any thread, also while others are inside `send`."""

@@ -1,0 +1,137 @@
+"""Frames on a blocking socket, each with the bytes or the descriptor that belong to it.
+
+A frame is as in `wire.framing`: a length and a tagged msgpack struct. What follows it is its kind's matter: bytes are
+read from the socket straight into the memory that they are for. A descriptor travels with the first byte of its frame.
+
+Invariant: frames and their payloads are written whole, whichever threads send.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import struct
+import termios
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from atoll.errors import FrameError
+from atoll.wire.framing import HEADER_BYTES, frame_header, frame_length
+from atoll.wire.sockets import send_without_delay
+
+MAX_HEADER = 1 << 20
+_BUFFER_BYTES = 1 << 20
+# Payloads up to this size are joined with their frame: one system call costs more than the copy.
+_JOINED_BYTES = 64 * 1024
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class FrameSocket:
+    """One end of a connection. Any thread may send; one thread reads. Raises OSError where the socket fails."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        # A unix socket: the peer is on this machine, and can be given descriptors.
+        self.is_unix = sock.family == socket.AF_UNIX
+        send_without_delay(sock)
+        if self.is_unix:
+            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
+        # Half of it is the kernel's own bookkeeping.
+        self._send_buffer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        self._send_lock = threading.Lock()
+        self.frames_out = self.bytes_out = 0
+        self.frames_in = self.bytes_in = 0
+
+    # ---- sending
+
+    def send(self, frame: msgspec.Struct, payload: Sequence[memoryview] = (), descriptor: int | None = None) -> None:
+        """Sends a frame and what follows it; waits while the peer does not read."""
+        body = _encode(frame)
+        head = frame_header(len(body)) + body
+        nbytes = sum([part.nbytes for part in payload])  # a list is quicker here than a generator
+        with self._send_lock:
+            self.frames_out += 1
+            self.bytes_out += len(head) + nbytes
+            if descriptor is not None:
+                socket.send_fds(self._socket, [head[:1]], [descriptor])
+                head = head[1:]
+            if nbytes < _JOINED_BYTES:
+                self._socket.sendall(b"".join((head, *payload)))
+                return
+            self._socket.sendall(head)
+            for part in payload:
+                self._socket.sendall(part)
+
+    def takes_at_once(self, nbytes: int) -> bool:
+        """Whether sending so much would not wait for the peer: what the socket still holds leaves room enough."""
+        try:
+            held = struct.unpack("i", fcntl.ioctl(self._socket, termios.TIOCOUTQ, b"\0\0\0\0"))[0]
+        except OSError:
+            return False
+        return bool(held + nbytes < self._send_buffer // 4)
+
+    # ---- reading
+
+    def read_frame(self, decoder: msgspec.msgpack.Decoder[Any]) -> tuple[Any, int | None]:
+        """The next frame and the descriptor that came with it, which is the caller's to close.
+
+        Raises EOFError where the connection ended, FrameError for bytes that are no frame, and BlockingIOError where
+        nothing came within the time of `wake_after`.
+        """
+        descriptor = None
+        if self.is_unix:
+            header, descriptors, _, _ = socket.recv_fds(self._socket, HEADER_BYTES, 1)
+            descriptor = descriptors[0] if descriptors else None
+        else:
+            header = self._socket.recv(HEADER_BYTES)
+        if not header:
+            raise EOFError
+        try:
+            if len(header) < HEADER_BYTES:
+                rest = bytearray(HEADER_BYTES - len(header))
+                self.read_into(memoryview(rest))
+                header += rest
+            body = bytearray(frame_length(header, MAX_HEADER))
+            self.read_into(memoryview(body))
+            self.frames_in += 1
+            return decoder.decode(body), descriptor
+        except BaseException as error:
+            if descriptor is not None:
+                os.close(descriptor)
+            if isinstance(error, msgspec.MsgspecError):
+                raise FrameError(f"not a data frame: {error}") from None
+            raise
+
+    def read_into(self, view: memoryview) -> None:
+        """Fills `view` with the bytes that follow. Raises EOFError where the connection ends before."""
+        position = 0
+        while position < view.nbytes:
+            try:
+                count = self._socket.recv_into(view[position:])
+            except BlockingIOError:  # `wake_after`, which is for the time between frames
+                continue
+            if not count:
+                raise EOFError
+            position += count
+        self.bytes_in += position
+
+    def wake_after(self, seconds: int) -> None:
+        """From the next `read_frame` on, the reading thread wakes where nothing comes for so long; 0: never."""
+        with contextlib.suppress(OSError):
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
+
+    def shut_down(self) -> None:
+        """Ends the connection for both sides; threads inside of `read_frame` and `send` come out."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.shut_down()
+        self._socket.close()

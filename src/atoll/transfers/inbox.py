@@ -1,0 +1,171 @@
+"""Feeds that have arrived at this host, and what waits for them: the one place where bytes are awaited.
+
+Invariant: what a feed's memory holds is released exactly once: by who takes the feed, or here, where nobody will.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.errors import Code, Status, StatusError
+from atoll.protocol.messages import OWN_NUMBERS
+from atoll.transfers.engine import nothing_to_release
+
+# That one session may have waiting here.
+MAX_INBOX_BYTES = 8 << 30
+# Sessions that have ended, whose bytes may still be on their way from other hosts.
+_REMEMBERED = 4096
+
+
+@dataclass(frozen=True)
+class InboxStatistics:
+    """What waits here now."""
+
+    sessions: int
+    feeds: int
+    nbytes: int
+
+
+class Inbox:
+    """Feeds by session and number, from clients and from other hosts. For any thread; nothing here blocks.
+
+    `on_arrival(session, feed)` is called for each feed of a client, on the thread that puts it, also where it failed.
+    Feeds of other hosts, whose numbers are the controller's own, are awaited by `await_all`.
+    """
+
+    def __init__(self, on_arrival: Callable[[int, int], None]) -> None:
+        self._on_arrival = on_arrival
+        self._feeds: dict[int, dict[int, tuple[Any, Callable[[], None]]]] = {}
+        self._failed: dict[int, dict[int, Status]] = {}
+        self._awaited: dict[int, tuple[set[int], Callable[[], None]]] = {}  # by session: its first parked plan's
+        self._lock = threading.Lock()
+        self._bytes: dict[int, int] = {}  # by session
+        self._ended: dict[int, None] = {}  # the sessions that ended last
+
+    # ---- arrivals
+
+    def put(self, session: int, feed: int, content: Any, done: Callable[[], None] = nothing_to_release) -> None:
+        """A feed has arrived; `done` is called when its memory has been read.
+
+        Raises StatusError where a client sends more than its session may have waiting here.
+        """
+        with self._lock:
+            unwanted = session in self._ended or feed in self._failed.get(session, ())
+            held = self._bytes.get(session, 0)
+            if not unwanted and held > MAX_INBOX_BYTES:
+                text = f"{held} bytes of session {session} wait at this data port"
+                if feed < OWN_NUMBERS:
+                    raise StatusError(Code.RESOURCE_EXHAUSTED, text)
+                # All sessions share the connections between hosts: this must not end one.
+                self._failed.setdefault(session, {})[feed] = Status(Code.RESOURCE_EXHAUSTED, text)
+                unwanted = True
+            if not unwanted:
+                self._feeds.setdefault(session, {})[feed] = (content, done)
+                self._bytes[session] = held + memoryview(content).nbytes
+            then = self._settle(session, feed)
+        if unwanted:
+            done()
+        if then is not None:
+            then()
+        if feed < OWN_NUMBERS:
+            self._on_arrival(session, feed)
+
+    def put_failed(self, session: int, feed: int, status: Status) -> None:
+        """A feed has arrived without its bytes: who takes it gets `status`."""
+        self.fail(session, (feed,), status)
+        if feed < OWN_NUMBERS:
+            self._on_arrival(session, feed)
+
+    def fail(self, session: int, feeds: Iterable[int], status: Status) -> None:
+        """These feeds will not arrive, or are for nobody if they do."""
+        for feed in feeds:
+            with self._lock:
+                if session in self._ended:
+                    return
+                _, done = self._pop(session, feed) or (None, nothing_to_release)
+                self._failed.setdefault(session, {})[feed] = status
+                then = self._settle(session, feed)
+            done()
+            if then is not None:
+                then()
+
+    def _settle(self, session: int, feed: int) -> Callable[[], None] | None:
+        awaited = self._awaited.get(session)
+        if awaited is None:
+            return None
+        missing, then = awaited
+        missing.discard(feed)
+        if missing:
+            return None
+        del self._awaited[session]
+        return then
+
+    # ---- waiting and taking
+
+    def await_all(self, session: int, feeds: Iterable[int], then: Callable[[], None]) -> bool:
+        """True where all have arrived, or are known not to; otherwise calls `then` once they have, on any thread.
+
+        One wait a session: a new one replaces the one before.
+        """
+        with self._lock:
+            here, failed = self._feeds.get(session, {}), self._failed.get(session, {})
+            missing = {feed for feed in feeds if feed not in here and feed not in failed}
+            if missing:
+                self._awaited[session] = (missing, then)
+            return not missing
+
+    def take(self, session: int, feed: int) -> tuple[Any, Callable[[], None]]:
+        """A feed that has arrived, and what to call when its memory has been read.
+
+        Raises StatusError: why it did not arrive, or INTERNAL where it is not here.
+        """
+        with self._lock:
+            failure = self._failed.get(session, {}).get(feed)
+            if failure is not None:
+                raise StatusError(Code(failure.code), failure.message, failure.payloads)
+            found = self._pop(session, feed)
+            if found is None:
+                raise StatusError(Code.INTERNAL, f"feed {feed} of session {session} is not here")
+            return found
+
+    def _pop(self, session: int, feed: int) -> tuple[Any, Callable[[], None]] | None:
+        found = self._feeds.get(session, {}).pop(feed, None)
+        if found is not None:
+            self._bytes[session] -= memoryview(found[0]).nbytes
+        return found
+
+    # ---- nobody takes them
+
+    def drop(self, session: int, feed: int) -> None:
+        """Nobody will take the feed."""
+        try:
+            _, done = self.take(session, feed)
+        except StatusError:
+            return  # its session has ended
+        done()
+
+    def drop_session(self, session: int) -> None:
+        """The session has ended: what it has here is freed, and what still arrives for it."""
+        with self._lock:
+            feeds = self._feeds.pop(session, {})
+            self._bytes.pop(session, None)
+            self._failed.pop(session, None)
+            self._awaited.pop(session, None)
+            self._ended[session] = None
+            if len(self._ended) > _REMEMBERED:
+                del self._ended[next(iter(self._ended))]
+        for _, done in feeds.values():
+            done()
+
+    @property
+    def nbytes(self) -> int:
+        with self._lock:
+            return sum(self._bytes.values())
+
+    def statistics(self) -> InboxStatistics:
+        with self._lock:
+            feeds = sum(map(len, self._feeds.values()))
+            return InboxStatistics(len(self._feeds), feeds, sum(self._bytes.values()))

@@ -1,0 +1,133 @@
+"""The listening socket of a data port: survives a lack of descriptors, and closes connections that do not open.
+
+One thread accepts. Each connection is served by a thread of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from atoll.transfers.channel import DataChannel
+from atoll.transfers.unopened import Unopened
+from atoll.wire.address import Address
+from atoll.wire.sockets import bind_unix
+
+_log = logging.getLogger(__name__)
+
+_BACKLOG = 128
+# Where the system has no more descriptors or memory: until the next attempt.
+_RETRY_SECONDS = 0.1
+
+
+class Listener:
+    """Listens at `address` (port 0: any free port). `serve(channel)` is called for each connection, on its own thread.
+
+    `serve` calls `opened(channel)` once the peer has said who it is; what does not get there in time is shut down, and
+    `on_shut_down()` called. Raises OSError where it cannot listen.
+    """
+
+    def __init__(
+        self, address: Address, serve: Callable[[DataChannel], None], on_shut_down: Callable[[], None]
+    ) -> None:
+        self._serve = serve
+        self._on_shut_down = on_shut_down
+        self._unopened: Unopened[DataChannel] = Unopened()
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        if address.is_unix:
+            self._socket = bind_unix(address.path)
+            self.address = address
+        else:
+            self._socket = socket.create_server((address.host, address.port), family=address.family)
+            self.address = Address(host=address.host, port=self._socket.getsockname()[1])
+        self._socket.listen(_BACKLOG)
+        self._socket.setblocking(False)
+        self._wake = os.eventfd(0)  # `shutdown` of the socket would not end a wait with a deadline
+        self._thread = threading.Thread(target=self._accept, name="atoll-data-port", daemon=True)
+        self._thread.start()
+
+    def opened(self, channel: DataChannel) -> bool:
+        """The peer has said who it is: the connection may stay. False where its time was over before."""
+        with self._lock:
+            return self._unopened.remove(channel)
+
+    def _accept(self) -> None:
+        has_failed = False
+        poller = select.poll()
+        for descriptor in (self._socket.fileno(), self._wake):
+            poller.register(descriptor, select.POLLIN)
+        while not self._closing.is_set():
+            poller.poll(self._close_expired())
+            try:
+                sock, _ = self._socket.accept()
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                if not has_failed:  # once, until it works again
+                    _log.error("no connection can be accepted at %s for now: %s", self.address, error)
+                has_failed = True
+                self._close_oldest()
+                self._closing.wait(_RETRY_SECONDS)
+                continue
+            has_failed = False
+            self._start(sock)
+
+    def _start(self, sock: socket.socket) -> None:
+        channel = DataChannel(sock)
+        with self._lock:
+            evicted = self._unopened.add(channel, time.monotonic())
+        if evicted is not None:
+            self._shut_down(evicted)
+        try:
+            threading.Thread(target=self._run, args=(channel,), name="atoll-data", daemon=True).start()
+        except RuntimeError as error:  # no more threads
+            _log.error("a data connection cannot be served: %s", error)
+            self._end(channel)
+
+    def _run(self, channel: DataChannel) -> None:
+        try:
+            self._serve(channel)
+        finally:
+            self._end(channel)
+
+    def _end(self, channel: DataChannel) -> None:
+        with self._lock:
+            self._unopened.remove(channel)
+        channel.close()
+
+    def _close_expired(self) -> int | None:
+        """Closes what has not opened in time. Returns the time until the next may have to be closed, in ms."""
+        now = time.monotonic()
+        with self._lock:
+            late = self._unopened.expired(now)
+            deadline = self._unopened.next_deadline()
+        for channel in late:
+            _log.warning("a data connection was not opened in time")
+            self._shut_down(channel)
+        return None if deadline is None else max(1, int(1000 * (deadline - now)) + 1)
+
+    def _close_oldest(self) -> None:
+        with self._lock:
+            oldest = self._unopened.oldest()
+            if oldest is not None:
+                self._unopened.remove(oldest)
+        if oldest is not None:
+            self._shut_down(oldest)
+
+    def _shut_down(self, channel: DataChannel) -> None:
+        channel.shut_down()
+        self._on_shut_down()
+
+    def close(self) -> None:
+        """Accepts no more. Connections that are served stay."""
+        self._closing.set()
+        os.eventfd_write(self._wake, 1)
+        self._thread.join()
+        self._socket.close()
+        os.close(self._wake)

@@ -1,0 +1,152 @@
+"""A sender's shared memory: memfd blocks that are used again, since fresh memory costs more than the copy into it.
+
+Nothing in the file system names the blocks, so nothing is left behind whatever process is killed. They are sealed: they
+never become shorter, and the receiver, who maps them, checks that.
+
+Bounded: `POOL_BYTES` for one pool, or one larger block. A sender waits for a block once that much is in use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+POOL_BYTES = 1 << 30
+LEAST_BLOCK_BYTES = 1 << 20
+_WAIT_SECONDS = 60.0
+# A block in use is often on its way back, and to wait for it is cheaper than to touch fresh memory.
+_RETURN_SECONDS = 0.01
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+@dataclass(slots=True, eq=False)
+class SharedMemoryBlock:
+    """`size` bytes, mapped here and in the receiver once that has its descriptor (`is_announced`)."""
+
+    number: int  # never used for another block of the pool
+    size: int
+    descriptor: int
+    memory: mmap.mmap
+    is_announced: bool = False
+
+
+@dataclass(frozen=True)
+class PoolStatistics:
+    """What a pool holds now, and how often a sender has had to wait for a block."""
+
+    free_blocks: int
+    used_blocks: int
+    nbytes: int
+    waits: int
+
+
+class SharedMemoryPool:
+    """The blocks of one channel's sender; for any thread.
+
+    `on_drop(block)` is called, without the pool's lock, for each block that is freed before the pool is closed.
+    """
+
+    def __init__(self, on_drop: Callable[[SharedMemoryBlock], None]) -> None:
+        self._on_drop = on_drop
+        self._free: list[SharedMemoryBlock] = []
+        self._used: dict[int, SharedMemoryBlock] = {}
+        self._next = 0
+        self._bytes = 0
+        self._waits = 0
+        self._is_closed = False
+        self._available = threading.Condition()
+
+    def take(self, nbytes: int) -> SharedMemoryBlock:
+        """A block of at least so many bytes, which is the caller's until `give_back`.
+
+        Raises TimeoutError where the receiver gives none back, and BrokenPipeError where the pool is closed.
+        """
+        dropped: list[SharedMemoryBlock] = []
+        try:
+            with self._available:
+                block = self._take(nbytes, dropped)
+                self._used[block.number] = block
+                return block
+        finally:
+            for each in dropped:
+                self._on_drop(each)
+
+    def _take(self, nbytes: int, dropped: list[SharedMemoryBlock]) -> SharedMemoryBlock:
+        if any(block.size >= nbytes for block in self._used.values()):
+            self._available.wait_for(lambda: self._is_closed or self._fitting(nbytes), _RETURN_SECONDS)
+        while not self._is_closed:
+            fitting = self._fitting(nbytes)
+            if fitting:
+                block = min(fitting, key=lambda block: block.size)
+                self._free.remove(block)
+                return block
+            size = max(LEAST_BLOCK_BYTES, 1 << (nbytes - 1).bit_length())
+            while self._free and self._bytes + size > POOL_BYTES:
+                dropped.append(self._drop(self._free.pop(0)))
+            if self._bytes + size <= POOL_BYTES or not self._used:
+                return self._create(size)
+            self._waits += 1
+            if not self._available.wait(_WAIT_SECONDS):
+                raise TimeoutError(
+                    f"no shared memory became free within {_WAIT_SECONDS:.0f} s: the receiver does not read"
+                )
+        raise BrokenPipeError("the channel is closed")
+
+    def _fitting(self, nbytes: int) -> list[SharedMemoryBlock]:
+        return [block for block in self._free if block.size >= nbytes]
+
+    def _create(self, size: int) -> SharedMemoryBlock:
+        descriptor = os.memfd_create("atoll", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(descriptor, size)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+            block = SharedMemoryBlock(self._next, size, descriptor, mmap.mmap(descriptor, size))
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._next += 1
+        self._bytes += size
+        return block
+
+    def give_back(self, number: int) -> None:
+        """The block may be used again. Numbers that are not in use are ignored: they come from the peer."""
+        with self._available:
+            block = self._used.pop(number, None)
+            if block is not None:
+                self._free.append(block)
+                self._available.notify()
+
+    def trim(self) -> None:
+        """Frees all blocks that are not in use."""
+        with self._available:
+            blocks, self._free = self._free, []
+            for block in blocks:
+                self._drop(block)
+        for block in blocks:
+            self._on_drop(block)
+
+    def _drop(self, block: SharedMemoryBlock) -> SharedMemoryBlock:
+        self._bytes -= block.size
+        with contextlib.suppress(BufferError):  # a sender is writing into it: it is freed after that
+            block.memory.close()
+        os.close(block.descriptor)
+        return block
+
+    def close(self) -> None:
+        """Frees everything; senders that wait for a block are refused."""
+        with self._available:
+            self._is_closed = True
+            for block in (*self._free, *self._used.values()):
+                self._drop(block)
+            self._free.clear()
+            self._used.clear()
+            self._available.notify_all()
+
+    def statistics(self) -> PoolStatistics:
+        with self._available:
+            return PoolStatistics(len(self._free), len(self._used), self._bytes, self._waits)

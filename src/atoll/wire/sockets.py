@@ -1,0 +1,50 @@
+"""Blocking sockets at addresses: connected and bound."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from atoll.errors import ConnectError
+from atoll.wire.address import Address
+
+
+def dial(address: Address, *, what: str = "a process", timeout: float = 10.0) -> socket.socket:
+    """A connected blocking socket; waits `timeout` seconds at most.
+
+    Raises ConnectError that names the address and `what` was expected there, such as "a data port".
+    """
+    sock = socket.socket(address.family, socket.SOCK_STREAM)
+    sock.settimeout(timeout)
+    try:
+        sock.connect(address.sockaddr)
+    except OSError as error:
+        sock.close()
+        raise ConnectError(f"cannot reach {what} at {address}: {error.strerror or error}") from None
+    sock.settimeout(None)
+    return sock
+
+
+def bind_unix(path: str) -> socket.socket:
+    """A bound unix socket that only this user can open, from the moment it exists. Replaces a stale one.
+
+    Raises OSError.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    old_mask = os.umask(0o177)
+    try:
+        if os.path.exists(path):
+            os.unlink(path)
+        sock.bind(path)
+    except OSError:
+        sock.close()
+        raise
+    finally:
+        os.umask(old_mask)
+    return sock
+
+
+def send_without_delay(sock: socket.socket) -> None:
+    """Small messages over TCP leave at once, without waiting for the acknowledgement of those before."""
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,0 +1,110 @@
+"""Random clients whose slices migrate, and the world that they share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atoll.cluster.locations import DeviceLocation
+from atoll.cluster.slices import SliceRequest
+from atoll.protocol import messages as m
+from tests.controller.world import Client, World
+
+
+class MigratingClient(Client):
+    """Also makes and releases slices, and holds still while it is moved."""
+
+    def __init__(self, world: World, number: int) -> None:
+        super().__init__(world, number)
+        self.held = False
+        self.slices: list[int] = []
+
+    @property
+    def locations(self) -> dict[int, DeviceLocation]:
+        return self.world.controller.sessions[self.number].devices.locations
+
+    def apart(self) -> list[int]:
+        """Virtual devices, one for each physical one."""
+        return sorted({location: device for device, location in sorted(self.locations.items(), reverse=True)}.values())
+
+    def spec(self) -> Any:
+        devices = self.apart()
+        chosen = tuple(self.rng.sample(devices, self.rng.randint(1, min(3, len(devices)))))
+        return self._spec(chosen)
+
+    def island_spec(self) -> Any:
+        islands = sorted({location.island for location in self.locations.values()})
+        island = self.rng.choice(islands)
+        devices = [device for device in self.apart() if self.locations[device].island == island]
+        return self._spec(tuple(self.rng.sample(devices, self.rng.randint(1, len(devices)))))
+
+    def _spec(self, devices: tuple[int, ...]) -> Any:
+        spec = super().spec()
+        tiling = type(spec.sharding.tiling)((len(devices),), tuple(range(len(devices))))
+        return type(spec)("float32", (6,), type(spec.sharding)(devices, tiling))
+
+    def say(self, message: Any) -> None:
+        if isinstance(message, m.RegisterFunction):
+            self.uploads.extend(
+                (host, message.feed) for host in {self.locations[d].host for d in message.assignment[0]}
+            )
+        super().say(message)
+
+    def hear(self, message: Any) -> None:
+        match message:
+            case m.Quiesce(migration=migration):
+                assert not self.held
+                self.held = True
+                self.say(m.Quiesced(migration))
+            case m.Migrated(hosts=hosts):
+                assert self.held
+                self.held = False
+                assert all(self.locations[device].host == host for device, host in hosts)
+            case m.SendSources(functions=functions):
+                for function, hosts in functions:
+                    feed = self.fresh()
+                    self.uploads.extend((host, feed) for host in hosts)
+                    self.say(m.CompileAgain(function, feed))
+            case m.SliceAdded(status=status, slice=number):
+                if status.ok:
+                    self.slices.append(number)
+            case m.FunctionReady(status=status):
+                assert status.ok, status
+        super().hear(message)
+
+    def act(self) -> None:
+        if self.held:
+            self.upload()
+        elif self.rng.random() < 0.08:
+            self.say(m.AddSlice(self.fresh(), SliceRequest(self.rng.randint(1, 2))))
+        elif self.rng.random() < 0.02 and self.slices:
+            self.say(m.ReleaseSlice(self.slices.pop(self.rng.randrange(len(self.slices)))))
+        else:
+            super().act()
+
+
+class MigratingWorld(World):
+    """Also has an operator, who moves slices."""
+
+    kind_of_client = MigratingClient
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.asked = 0
+
+    def move(self) -> None:
+        client = self.rng.choice(list(self.clients.values()))
+        assert isinstance(client, MigratingClient)
+        if client.slices:
+            island = self.rng.choice(list(self.controller.resources.islands))
+            ask = m.RemapRequest(client.number, self.rng.choice(client.slices), island)
+            self.cluster.operator(ask)
+            self.asked += 1
+            self.deliver()
+
+    def settle(self) -> None:
+        super().settle()
+        while self.controller.migrations.under_way:
+            self.now += 1
+            self.cluster.tick(self.now)
+            self.deliver()
+            super().settle()

@@ -1,0 +1,157 @@
+"""Who may come in, and whose loss counts when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from atoll.controller import actions as a
+from atoll.controller import events as e
+from atoll.controller.admission import ENGINE_SAYS_SECONDS, HELLO_SECONDS
+from atoll.errors import Code
+from atoll.protocol import messages as m
+from tests.controller.play import Cluster, joined, ready
+
+
+def opened(cluster: Cluster, connection: int = 99) -> int:
+    cluster.event(e.ConnectionOpened(0.0, connection, "a secret"))
+    return connection
+
+
+def refused(cluster: Cluster, connection: int) -> Any:
+    """Why the connection was refused; it is closed, too."""
+    actions = [each for each in cluster.flush() if getattr(each, "connection", -1) == connection]
+    (refusal,) = [each.message for each in actions if isinstance(each, a.Send)]
+    assert isinstance(actions[-1], a.Close)
+    assert isinstance(refusal, m.Refused)
+    return refusal.status
+
+
+def hello(role: str = "operator", token: str = "", protocol: int = m.PROTOCOL) -> m.Hello:
+    return m.Hello(protocol, role, token, 7, "0.0", "script.py")
+
+
+@pytest.mark.parametrize(
+    ("first", "code", "text"),
+    [
+        (m.StatusRequest(), Code.FAILED_PRECONDITION, "the first message must be a Hello"),
+        (hello(token="wrong"), Code.UNAUTHENTICATED, "set ATOLL_TOKEN"),
+        (hello(token=""), Code.UNAUTHENTICATED, "set ATOLL_TOKEN"),
+        (hello(token="right", protocol=1), Code.FAILED_PRECONDITION, "speaks 1: install the same atoll on both"),
+        (
+            hello("king", "right"),
+            Code.FAILED_PRECONDITION,
+            "'king' is no role: expected worker, proxy, engine, operator",
+        ),
+    ],
+)
+def test_what_may_not_come_in_is_refused_with_what_to_do(first, code, text):
+    cluster = joined("1x1x1", token="right")
+    connection = opened(cluster)
+    cluster.receive(connection, first)
+    status = refused(cluster, connection)
+    assert (status.code, text in status.message) == (code, True)
+    cluster.receive(connection, hello(token="right"))
+    assert cluster.flush() == [], "nothing that it still says counts"
+
+
+def test_a_connection_that_never_says_hello_is_closed_and_no_other():
+    cluster = joined("1x1x1")
+    connection = opened(cluster)
+    cluster.flush()
+    cluster.end_timers(HELLO_SECONDS)
+    closes = [each.connection for each in cluster.flush() if isinstance(each, a.Close)]
+    assert closes == [connection]
+
+
+def test_proxies_wait_until_the_cluster_is_complete_and_leave_without_a_session():
+    cluster = Cluster("1x2x1", max_sessions=2)
+    cluster.join(0)
+    first, second = cluster.connect("proxy"), cluster.connect("proxy")
+    third = cluster.connect("proxy")
+    assert "the cluster is full: 2 sessions are open" in refused(cluster, third).message
+    cluster.event(e.ConnectionLost(0.0, second, "killed"))
+    assert not any(isinstance(each, a.ReportReady) for each in cluster.flush())
+    cluster.join(1)
+    actions = cluster.flush()
+    welcomed = [each.connection for each in actions if isinstance(each, a.Send) and isinstance(each.message, m.Welcome)]
+    assert welcomed == [first]
+    assert isinstance(actions[-1], a.ReportReady)
+    assert len(cluster.controller.sessions) == 1
+
+
+def test_hosts_learn_of_one_another_once_all_are_there():
+    cluster = Cluster("1x2x1")
+    cluster.join(0)
+    assert not any(isinstance(each, a.Send) for each in cluster.flush())
+    cluster.join(1)
+    peers = [each.message for each in cluster.flush() if isinstance(each, a.Send)]
+    assert peers == [m.Peers(((0, "unix:/data-0"), (1, "unix:/data-1")), "secret of the cluster")] * 2
+
+
+@pytest.mark.parametrize(("host", "island"), [(0, 0), (7, 0), (1, 0)])
+def test_a_host_that_is_not_expected_is_refused(host, island):
+    cluster = joined("2x1x1")
+    connection = cluster.connect("worker")
+    cluster.flush()
+    answer = ready(cluster.topology, host % 2, "unix:/x")
+    cluster.receive(connection, m.WorkerReady(island, host, answer.devices, "cpu", "1", "unix:/x", 24))
+    assert "is not expected" in refused(cluster, connection).message
+
+
+def test_a_host_of_an_island_that_was_given_up_is_refused():
+    cluster = joined("2x1x1")
+    cluster.engine(m.IslandGivenUp(1, "it crashed 9 times"))
+    cluster.flush()
+    connection = cluster.connect("worker")
+    cluster.receive(connection, ready(cluster.topology, 1, "unix:/x"))
+    assert "island 1 is lost" in refused(cluster, connection).message
+
+
+def test_a_lost_host_counts_a_little_later_by_when_the_engine_has_said_why():
+    cluster = joined("1x1x1")
+    session = cluster.open().number
+    cluster.flush()
+    connection = cluster.controller.connections.hosts[0]
+    cluster.event(e.ConnectionLost(1.0, connection, "it closed the connection"))
+    assert [type(each) for each in cluster.flush()] == [a.SetTimer]
+    cluster.engine(m.WorkerEnded(0, 1000, -9, "killed by SIGKILL"))
+    (lost,) = cluster.outbox()
+    assert lost == m.HostsLost((0,))
+    assert "killed by SIGKILL" in cluster.controller.sessions[session].unseen[0].message
+    cluster.end_timers(ENGINE_SAYS_SECONDS)
+    assert cluster.outbox() == []
+
+
+def test_connections_of_hosts_of_a_lost_island_are_closed():
+    cluster = joined("1x2x1")
+    other = cluster.controller.connections.hosts[1]
+    cluster.lose(0, "killed")
+    assert [each.connection for each in cluster.flush() if isinstance(each, a.Close)] == [other]
+    cluster.receive(other, m.Done(((1, 0, 1),)))
+    assert cluster.flush() == []
+
+
+def test_hosts_are_asked_for_signs_of_life_once_a_second():
+    cluster = joined("1x2x1")
+    cluster.tick(1.0)
+    pings = [each.message for each in cluster.flush() if isinstance(each, a.Send)]
+    assert pings == [m.Ping(cluster.controller.leases.seconds)] * 2
+
+
+def test_a_worker_that_says_what_no_worker_says_is_lost():
+    cluster = joined("1x1x1")
+    cluster.worker(0, m.StopRequest())
+    assert "a worker does not send StopRequest" in cluster.flush()[-1].reason
+    assert cluster.controller.resources.is_lost(0)
+
+
+def test_who_asks_to_stop_is_answered_and_workers_are_asked_to_end():
+    cluster = joined("1x1x1")
+    cluster.operator(m.StopRequest())
+    reply, close, end = cluster.flush()
+    assert (reply.message, type(close), type(end)) == (m.StopReply(), a.Close, a.End)
+    cluster.event(e.StopAsked(1.0))
+    stop, close, end = cluster.flush()
+    assert (stop.message, type(close), type(end)) == (m.Stop(), a.Close, a.End)

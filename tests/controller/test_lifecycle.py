@@ -1,0 +1,80 @@
+"""The life of an island: which changes there are, and who is notified of them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from atoll.controller.islands.lifecycle import (
+    TRANSITIONS,
+    IllegalTransition,
+    Island,
+    IslandBack,
+    IslandDrained,
+    IslandGivenUp,
+    IslandLost,
+    IslandReady,
+    IslandState,
+    Lifecycle,
+)
+from atoll.errors import Code, Status
+
+WHY = Status(Code.DATA_LOSS, "a fire")
+S = IslandState
+
+# What each method of a lifecycle does.
+CHANGES = {
+    S.READY: lambda life: life.hosts_joined(0),
+    S.RESTARTING: lambda life: life.lose(0, WHY),
+    S.GIVEN_UP: lambda life: life.give_up(0, WHY),
+    S.DRAINING: lambda life: life.begin_drain(0),
+    S.DRAINED: lambda life: life.end(0, WHY),
+}
+
+
+@pytest.mark.parametrize(("was", "to"), list(itertools.product(S, CHANGES)))
+def test_an_island_goes_from_state_to_state_as_the_table_has_it_and_in_no_other_way(was, to):
+    life = Lifecycle({0: Island(0, was)})
+    if to in TRANSITIONS[was]:
+        CHANGES[to](life)
+        assert life.islands[0].state is to
+    else:
+        with pytest.raises(IllegalTransition, match=f"from {was.name} to {to.name}"):
+            CHANGES[to](life)
+        assert life.islands[0].state is was
+
+
+def test_subscribers_are_notified_in_the_order_in_which_they_subscribed():
+    life = Lifecycle({0: Island(0)})
+    seen = []
+    for kind in (IslandReady, IslandLost, IslandBack, IslandGivenUp, IslandDrained):
+        life.subscribe(kind, lambda notification: seen.append(("first", notification, life.islands[0].state)))
+        life.subscribe(kind, lambda notification: seen.append(("second", notification, life.islands[0].state)))
+    life.hosts_joined(0)
+    life.lose(0, WHY)
+    life.hosts_joined(0)
+    life.lose(0, WHY)
+    life.give_up(0, WHY)
+    life.end(0, WHY)
+    assert [(who, each, state) for who, each, state in seen if who == "first"] == [
+        ("first", IslandReady(0), S.READY),
+        ("first", IslandLost(0, WHY), S.RESTARTING),
+        ("first", IslandBack(0), S.READY),
+        ("first", IslandLost(0, WHY), S.RESTARTING),
+        ("first", IslandGivenUp(0, WHY), S.GIVEN_UP),
+        ("first", IslandDrained(0), S.DRAINED),
+    ]
+    assert [who for who, _, _ in seen] == ["first", "second"] * 6
+    assert life.islands[0].restarts == 2
+
+
+def test_a_drain_that_stops_leaves_an_island_that_was_lost_meanwhile_as_it_is():
+    life = Lifecycle({0: Island(0, S.READY)})
+    life.begin_drain(0)
+    life.stop_drain(0)
+    assert life.islands[0].state is S.READY
+    life.begin_drain(0)
+    life.lose(0, WHY)
+    life.stop_drain(0)
+    assert life.islands[0].state is S.RESTARTING

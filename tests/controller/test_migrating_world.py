@@ -1,0 +1,77 @@
+"""A play of random clients whose slices migrate: they notice nothing."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.errors import Code
+from tests.controller.migrating_world import MigratingWorld
+
+
+@settings(max_examples=150)
+@given(
+    st.integers(0, 2**32),
+    st.integers(20, 200),
+    st.sampled_from(["2x1x2", "1x2x2", "2x2x1", "3x1x1", "1x1x3"]),
+    st.sampled_from([0.0, 0.15]),
+    st.sampled_from([0, 0, 100]),
+)
+def test_clients_whose_slices_migrate_notice_nothing(seed, steps, topology, doom, memory):
+    world = MigratingWorld(random.Random(seed), topology, doom, device_memory=memory)
+    rng = world.rng
+    for _ in range(rng.randint(1, 3)):
+        world.open()
+    for _ in range(steps):
+        if rng.random() < 0.1:
+            world.move()
+        elif rng.random() < 0.7:
+            rng.choice(list(world.clients.values())).act()
+            world.deliver()
+        elif rng.random() < 0.01 and len(world.clients) > 1:
+            world.close(rng.choice(list(world.clients.values())))
+        else:
+            world.work()
+    world.settle()
+
+    assert len(world.told) == world.asked, "each operator is answered once"
+    for client in world.clients.values():
+        assert not client.held
+        for handle in sorted(client.unreleased):
+            client.wait(handle)
+        world.deliver()
+        session = world.controller.sessions[client.number]
+        assert client.retired == client.launched, "each launch ends once"
+        assert set(client.outcomes) == set(client.waits), "each wait ends"
+        for wait, handle in client.waits.items():
+            status, taint, maybe = client.outcomes[wait], client.taint[handle], client.maybe[handle]
+            is_lost = world.has_lost and status.code in (Code.DATA_LOSS, Code.DEADLINE_EXCEEDED)
+            if not is_lost and not (memory and status.code == Code.RESOURCE_EXHAUSTED):
+                assert not (status.ok and taint), f"{handle} is there although it depends on {taint}"
+                # An array that could not be made is nowhere, and does not keep its devices from coming together.
+                refused = bool(taint) and "share a physical one" in status.message
+                assert status.ok or refused or status.message in taint | maybe, f"{status} is none of {taint | maybe}"
+        for handle, spec in client.arrays.items():
+            if session.directory.entries[handle].error is not None:
+                continue
+            hosts = {client.locations[device].host for device in spec.sharding.devices}
+            holding = {host.number for host in world.hosts.values() if handle in host.stores[client.number]}
+            assert holding == hosts, "an array is where its virtual devices are, and nowhere else"
+        assert all(number > 0 for number in session.programs), "the controller's own programs are gone"
+        for handle in sorted(client.unreleased):
+            client.release(handle)
+        world.deliver()
+        assert (session.directory.entries, session.directory.nbytes) == ({}, 0)
+        for host in world.hosts.values():
+            assert host.stores[client.number] == {}, "all memory goes"
+    assert not any(world.controller.memory.used.values())
+
+    for client in list(world.clients.values()):
+        world.close(client)
+    for host in world.hosts.values():
+        assert (host.plans, host.stores, host.walks) == ({}, {}, {})
+        assert not any(host.lines.values())
+    assert world.controller.functions.users == {}
+    assert world.controller.slices.sessions == {}

@@ -1,0 +1,222 @@
+"""Data ports: who is admitted, and what becomes of connections that do not open."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.errors import Code, StatusError
+from atoll.protocol.messages import OWN_NUMBERS
+from atoll.transfers import listener
+from atoll.transfers.channel import DataChannel, Open
+from atoll.transfers.data_port import DataPort
+from atoll.transfers.inbox import Inbox
+from atoll.transfers.shared_memory import BlockReturned
+from atoll.transfers.sockets import SocketPiece
+from atoll.transfers.unopened import MAX_UNOPENED, Unopened
+from atoll.wire.address import Address
+from atoll.wire.sockets import dial
+from tests.conftest import gone
+from tests.transfers.ends import SECONDS, content, descriptors, frame, is_closed
+
+
+@pytest.fixture
+def port(short_directory: Path) -> Iterator[tuple[DataPort, list[tuple[int, int]], threading.Condition]]:
+    """A worker's data port with what has arrived."""
+    arrived: list[tuple[int, int]] = []
+    changed = threading.Condition()
+
+    def on_arrival(session: int, feed: int) -> None:
+        with changed:
+            arrived.append((session, feed))
+            changed.notify()
+
+    data_port = DataPort(Address(path=str(short_directory / "data")), Inbox(on_arrival))
+    yield data_port, arrived, changed
+    data_port.close()
+
+
+def opened(port: DataPort, session: int, secret: str) -> DataChannel:
+    channel = DataChannel.dial(port.address)
+    channel.open(session, secret)
+    return channel
+
+
+def test_the_secret_of_a_session_opens_its_own_feeds_and_no_other(port):
+    data_port, arrived, changed = port
+    data_port.open_session(5, "secret five")
+    data_port.open_session(6, "secret six")
+    channel = opened(data_port, 5, "secret five")
+    channel.send(6, 1, [b"mine"])  # it names another session: that does not help it
+    with changed:
+        assert changed.wait_for(lambda: arrived, SECONDS)
+    assert arrived == [(5, 1)]
+    got, _ = data_port.inbox.take(5, 1)
+    assert bytes(got) == b"mine"
+    assert data_port.inbox.nbytes == 0
+    channel.close()
+
+
+@pytest.mark.parametrize("opening", [Open(5, "guess"), Open(5, ""), Open(0, ""), Open(0, "secret five")])
+def test_a_wrong_secret_is_refused(port, opening):
+    data_port, arrived, _ = port
+    data_port.open_session(5, "secret five")
+    with dial(data_port.address) as sock:
+        sock.settimeout(SECONDS)
+        sock.sendall(frame(opening) + frame(SocketPiece(5, 1, 2), b"in"))
+        assert is_closed(sock)
+    assert arrived == []
+
+
+@pytest.mark.parametrize("sent", [b"\xff" * 8, frame(BlockReturned(1)), b"GET / HTTP/1.1\r\n\r\n"])
+def test_who_does_not_open_a_data_port_properly_is_refused(port, sent):
+    with dial(port[0].address) as sock:
+        sock.settimeout(SECONDS)
+        sock.sendall(sent)
+        assert is_closed(sock)
+
+
+def test_the_clusters_own_secret_opens_every_sessions_feeds(port):
+    data_port, arrived, changed = port
+    data_port.set_peers(((0, str(data_port.address)),), "between hosts")
+    data_port.to_host(0).send(9, 4, [b"from a host"])
+    with changed:
+        assert changed.wait_for(lambda: arrived, SECONDS)
+    assert arrived == [(9, 4)]
+    data_port.to_host(0).close()
+
+
+def test_too_much_for_one_session_does_not_end_the_connection_that_all_sessions_share(port, monkeypatch):
+    monkeypatch.setattr("atoll.transfers.inbox.MAX_INBOX_BYTES", 100)
+    data_port, arrived, changed = port
+    data_port.set_peers(((0, str(data_port.address)),), "between hosts")
+    peer = data_port.to_host(0)
+    for feed in (OWN_NUMBERS, OWN_NUMBERS + 1):
+        peer.send(9, feed, [content(1000)])
+    peer.send(8, 4, [b"another session's"])
+    with changed:
+        assert changed.wait_for(lambda: arrived, SECONDS)
+    assert arrived == [(8, 4)]
+    assert len(data_port.inbox.take(9, OWN_NUMBERS)[0]) == 1000
+    with pytest.raises(StatusError) as raised:
+        data_port.inbox.take(9, OWN_NUMBERS + 1)
+    assert raised.value.status.code == Code.RESOURCE_EXHAUSTED
+    peer.close()
+
+
+def test_closing_a_session_frees_what_waits_for_it(port):
+    data_port, arrived, changed = port
+    data_port.open_session(5, "secret five")
+    channel = opened(data_port, 5, "secret five")
+    channel.send(5, 1, [content(1000)])
+    with changed:
+        assert changed.wait_for(lambda: arrived, SECONDS)
+    assert data_port.inbox.nbytes == 1000
+    data_port.close_session(5)
+    assert is_closed(channel._socket._socket)
+    data_port.inbox.drop_session(5)  # with its store, in the session's own order
+    assert data_port.inbox.nbytes == 0
+    channel.close()
+
+
+def test_closing_a_session_frees_its_shared_memory(port):
+    data_port, _, _ = port
+    data_port.open_session(5, "secret five")
+    before = descriptors()
+    channel = opened(data_port, 5, "secret five")
+    data_port.to_proxy(5).send(5, 1, [content(1_000_000)])
+    assert data_port.statistics().channels[5].engines["SharedMemoryEngine"].nbytes > 0
+    data_port.close_session(5)
+    channel.close()
+    assert not gone(lambda: [*range(descriptors() > before)])
+    assert data_port.statistics().channels == {}
+
+
+def test_a_sessions_second_channel_takes_the_place_of_its_first(port):
+    data_port, _, _ = port
+    data_port.open_session(5, "secret five")
+    first = opened(data_port, 5, "secret five")
+    before = data_port.to_proxy(5)
+    second = opened(data_port, 5, "secret five")
+    assert is_closed(first._socket._socket)
+    assert not gone(lambda: [*range(data_port.to_proxy(5) is before)])
+    first.close()
+    second.close()
+
+
+# ---- connections that do not open
+
+
+def serves(data_port: DataPort, session: int) -> bool:
+    """Whether an honest client gets through."""
+    data_port.open_session(session, "secret")
+    channel = opened(data_port, session, "secret")
+    found = not data_port.to_proxy(session).is_closed
+    channel.close()
+    return found
+
+
+def test_connections_that_do_not_open_are_few_and_hold_up_nobody(port):
+    data_port, _, _ = port
+    socks = [dial(data_port.address) for _ in range(2 * MAX_UNOPENED)]
+    for sock in socks:
+        sock.settimeout(SECONDS)
+    assert all(is_closed(sock) for sock in socks[:MAX_UNOPENED])
+    assert serves(data_port, 5)
+    threads = [thread for thread in threading.enumerate() if thread.name == "atoll-data"]
+    assert len(threads) <= MAX_UNOPENED + 1
+    for sock in socks:
+        sock.close()
+
+
+def test_who_waits_for_a_session_that_never_opens_is_closed_for_others(port):
+    data_port, _, _ = port
+    socks = [dial(data_port.address) for _ in range(MAX_UNOPENED)]
+    for sock in socks:
+        sock.settimeout(SECONDS)
+        sock.sendall(frame(Open(1 << 40, "a session that never opens")))
+    others = [dial(data_port.address) for _ in range(MAX_UNOPENED)]
+    assert all(is_closed(sock) for sock in socks)
+    for sock in (*socks, *others):
+        sock.close()
+
+
+def test_a_connection_that_does_not_open_in_time_is_closed(short_directory: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(listener, "Unopened", lambda: Unopened(seconds=0.2))
+    data_port = DataPort(Address(path=str(short_directory / "data")), Inbox(lambda *_: None))
+    with dial(data_port.address) as sock:
+        sock.settimeout(SECONDS)
+        sock.sendall(frame(Open(1, "x"))[:-3])
+        assert is_closed(sock)
+    data_port.open_session(5, "secret")
+    channel = opened(data_port, 5, "secret")
+    assert not data_port.to_proxy(5).is_closed
+    time.sleep(0.4)
+    channel.send(5, 1, [b"opened in time"])
+    assert not data_port.to_proxy(5).is_closed
+    channel.close()
+    data_port.close()
+
+
+def test_a_lack_of_descriptors_does_not_end_the_port(port, caplog: pytest.LogCaptureFixture):
+    data_port, _, _ = port
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (sock.fileno() + 1, limits[1]))
+            sock.connect(data_port.address.sockaddr)
+            assert not gone(lambda: [] if "no connection can be accepted" in caplog.text else ["no report"])
+            time.sleep(0.3)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert caplog.text.count("no connection can be accepted") == 1, "it is reported once, not at each attempt"
+        assert serves(data_port, 5)
+        data_port.open_session(6, "secret six")
+        sock.sendall(frame(Open(6, "secret six")))
+        assert not data_port.to_proxy(6).is_closed, "it has waited to be accepted"

@@ -1,0 +1,109 @@
+"""Channels to other hosts: kept while nothing changes, closed when it does, and dialed without holding anybody up."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.errors import ConnectError
+from atoll.transfers import host_channels
+from atoll.transfers.channel import DataChannel
+from atoll.transfers.data_port import DataPort
+from atoll.transfers.host_channels import HostChannels
+from atoll.transfers.inbox import Inbox
+from atoll.wire.address import Address
+from tests.transfers.ends import SECONDS
+
+SECRET = "between hosts"
+
+
+@pytest.fixture
+def addresses(short_directory: Path) -> Iterator[list[str]]:
+    """Two hosts' data ports."""
+    ports = [DataPort(Address(path=str(short_directory / name)), Inbox(lambda *_: None)) for name in "ab"]
+    for port in ports:
+        port.set_peers((), SECRET)
+    yield [str(port.address) for port in ports]
+    for port in ports:
+        port.close()
+
+
+@pytest.fixture
+def hosts(addresses: list[str]) -> Iterator[HostChannels]:
+    channels = HostChannels()
+    channels.set_hosts(enumerate(addresses), SECRET)
+    yield channels
+    channels.close()
+
+
+def test_a_channel_is_opened_once_and_again_after_it_has_ended(hosts: HostChannels) -> None:
+    assert not hosts.takes_at_once(0, 1)
+    channel = hosts.to(0)
+    assert hosts.to(0) is channel
+    assert hosts.takes_at_once(0, 1)
+    channel.close()
+    assert not hosts.takes_at_once(0, 1)
+    assert hosts.to(0) is not channel
+
+
+def test_channels_to_hosts_that_have_not_changed_are_kept(hosts: HostChannels, addresses: list[str]) -> None:
+    channel = hosts.to(0)
+    hosts.set_hosts(((0, addresses[0]), (1, "unix:/elsewhere")), SECRET)
+    assert hosts.to(0) is channel
+    assert not channel.is_closed
+
+
+@pytest.mark.parametrize("change", ["another address", "another secret", "no such host"])
+def test_channels_that_are_replaced_are_closed(hosts: HostChannels, addresses: list[str], change: str) -> None:
+    channel = hosts.to(0)
+    where = {"another address": ((0, addresses[1]),), "another secret": ((0, addresses[0]),), "no such host": ()}
+    hosts.set_hosts(where[change], "new" if change == "another secret" else SECRET)
+    assert channel.is_closed
+    if change == "no such host":
+        with pytest.raises(ConnectError, match="host 0 is not known"):
+            hosts.to(0)
+    else:
+        assert hosts.to(0) is not channel
+
+
+def test_a_host_that_cannot_be_reached_is_dialed_again(hosts: HostChannels, addresses: list[str]) -> None:
+    hosts.set_hosts(((0, "unix:/nowhere/at/all"),), SECRET)
+    for _ in range(2):
+        with pytest.raises(ConnectError, match="cannot reach a data port at unix:/nowhere/at/all"):
+            hosts.to(0)
+    hosts.set_hosts(((0, addresses[0]),), SECRET)
+    assert not hosts.to(0).is_closed
+
+
+def test_a_host_that_answers_late_holds_up_neither_the_control_thread_nor_other_hosts(
+    hosts: HostChannels, addresses: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, dialing, dials = threading.Event(), threading.Semaphore(0), []
+    dial = DataChannel.dial
+
+    def dial_late(address: Address) -> DataChannel:
+        if str(address) == addresses[0]:
+            dials.append(address)
+            dialing.release()
+            assert answers.wait(SECONDS)
+        return dial(address)
+
+    monkeypatch.setattr(host_channels.DataChannel, "dial", dial_late)
+    found: list[DataChannel] = []
+    threads = [threading.Thread(target=lambda: found.append(hosts.to(0))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert dialing.acquire(timeout=SECONDS)
+    assert not hosts.to(1).is_closed
+    assert not hosts.takes_at_once(0, 1)
+    hosts.set_hosts(enumerate(addresses), SECRET)
+    hosts.set_hosts(((1, addresses[1]),), SECRET)  # without the host that is being dialed
+    answers.set()
+    for thread in threads:
+        thread.join(SECONDS)
+    assert len(dials) == 1
+    assert len(found) == 3
+    assert all(channel is found[0] and channel.is_closed for channel in found)

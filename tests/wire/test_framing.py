@@ -1,0 +1,95 @@
+"""Frames: the same messages however the bytes are divided, and named errors for what is no message."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.errors import ConnectError, FrameError
+from atoll.wire.framing import MAX_FRAME, FrameDecoder, frame_header, frame_length
+
+
+class Note(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    text: str
+
+
+class Count(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    number: int
+
+
+LIMIT = 1000
+MESSAGES = st.lists(st.one_of(st.builds(Note, st.text(max_size=60)), st.builds(Count, st.integers(0, 2**40))))
+
+
+def frame(message: Any) -> bytes:
+    body = msgspec.msgpack.encode(message)
+    return frame_header(len(body)) + body
+
+
+def decoded(data: bytes, cuts: list[int]) -> tuple[list[Any], str]:
+    """The messages that come out of `data`, divided at `cuts`, and the error that ends them."""
+    decoder = FrameDecoder(Note | Count, LIMIT)
+    messages: list[Any] = []
+    buffer = bytearray(len(data))  # reused for each part, as connections do
+    positions = [0, *sorted(cut for cut in cuts if cut < len(data)), len(data)]
+    try:
+        for start, stop in itertools.pairwise(positions):
+            buffer[: stop - start] = data[start:stop]
+            messages.extend(decoder.feed(memoryview(buffer)[: stop - start]))
+            assert decoder.pending_bytes <= LIMIT + 4
+    except FrameError as error:
+        return messages, str(error)
+    return messages, ""
+
+
+@given(MESSAGES, st.lists(st.integers(0, 700), max_size=12))
+def test_any_division_of_frames_gives_the_same_messages(messages: list[Any], cuts: list[int]) -> None:
+    assert decoded(b"".join(map(frame, messages)), cuts) == (messages, "")
+
+
+def test_frames_that_come_byte_by_byte_are_the_same_messages() -> None:
+    messages = [Note("x" * 50), Count(3), Note("")]
+    data = b"".join(map(frame, messages))
+    assert decoded(data, list(range(len(data)))) == (messages, "")
+
+
+NO_MESSAGES = {
+    "too long": (struct.pack("<I", LIMIT + 1), f"over the limit of {LIMIT}"),
+    "all ones": (b"\xff\xff\xff\xff", "over the limit"),
+    "empty": (struct.pack("<I", 0), "no message"),
+    "no msgpack": (struct.pack("<I", 3) + b"\xc1\xc1\xc1", "no message"),
+    "an unknown tag": (frame([3, "x"]), "no message"),
+    "a field of another type": (frame([1, 17]), "no message"),
+}
+
+
+@given(st.lists(st.integers(0, 60), max_size=6))
+@pytest.mark.parametrize(("data", "reason"), NO_MESSAGES.values(), ids=NO_MESSAGES)
+def test_what_is_no_message_is_named_after_the_messages_before_it(data: bytes, reason: str, cuts: list[int]) -> None:
+    messages, error = decoded(frame(Count(1)) + frame(Note("a")) + data + frame(Count(2)), cuts)
+    assert messages == [Count(1), Note("a")]
+    assert reason in error
+
+
+@given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=6))
+def test_any_bytes_give_the_same_messages_and_error_however_they_are_divided(data: bytes, cuts: list[int]) -> None:
+    assert decoded(data, cuts) == decoded(data, [])
+
+
+def test_a_frame_that_is_too_long_is_refused_before_its_bytes_are_kept() -> None:
+    decoder = FrameDecoder(Note, LIMIT)
+    with pytest.raises(FrameError, match="over the limit"):
+        list(decoder.feed(memoryview(struct.pack("<I", LIMIT + 1))))
+    assert decoder.pending_bytes == 0
+
+
+def test_a_header_states_the_length_within_the_limit() -> None:
+    assert frame_length(frame_header(17)) == 17
+    with pytest.raises(ConnectError, match="over the limit"):
+        frame_length(frame_header(MAX_FRAME + 1))

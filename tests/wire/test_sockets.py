@@ -1,0 +1,36 @@
+"""Blocking sockets: bound for one user, and dialed."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from atoll.errors import ConnectError
+from atoll.wire.address import Address
+from atoll.wire.sockets import bind_unix, dial
+
+
+def test_a_unix_socket_is_its_users_alone_and_replaces_a_stale_one(short_directory: Path):
+    path = str(short_directory / "s")
+    for _ in range(2):
+        with bind_unix(path) as sock:
+            mode = stat.S_IMODE(os.stat(path).st_mode)
+            assert mode == 0o600
+            assert sock.getsockname() == path
+
+
+def test_a_socket_that_cannot_be_bound_leaves_no_descriptor(short_directory: Path):
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="No such file"):
+        bind_unix(str(short_directory / "none" / "s"))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_dialing_where_nobody_listens_names_the_address(short_directory: Path):
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ConnectError, match=f"cannot reach the controller at unix:{short_directory}/none"):
+        dial(Address(path=f"{short_directory}/none"), what="the controller")
+    assert len(os.listdir("/proc/self/fd")) == before
