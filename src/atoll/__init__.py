@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from atoll.errors import BackendError as BackendError
     from atoll.errors import ClusterError as ClusterError
     from atoll.errors import ConnectError as ConnectError
+    from atoll.errors import FrameError as FrameError
     from atoll.errors import ProgramError as ProgramError
     from atoll.errors import SettingsError as SettingsError
     from atoll.errors import SliceError as SliceError
@@ -54,6 +55,7 @@ _MODULES = {
     "ConnectError": "atoll.errors",
     "VersionError": "atoll.errors",
     "AccessError": "atoll.errors",
+    "FrameError": "atoll.errors",
     "ClusterError": "atoll.errors",
     "SettingsError": "atoll.errors",
     "BackendError": "atoll.errors",
@@ -70,6 +72,7 @@ __all__ = [
     "ClusterError",
     "ConnectError",
     "ConnectedCluster",
+    "FrameError",
     "Program",
     "ProgramError",
     "SettingsError",

@@ -5,6 +5,7 @@
     +-- ConnectError (ConnectionError)  nobody answers at an address, or the cluster there refuses the connection
     |   +-- VersionError                the two sides speak different protocol versions
     |   +-- AccessError                 the token is missing or wrong
+    |   +-- FrameError                  a peer sent bytes that are no message of the protocol
     +-- ClusterError (RuntimeError)     a cluster did not start, has ended, or is not the one that was asked for
     |   +-- SettingsError (ValueError)  settings that no cluster can have: islands, platform, engine, memory, dispatch
     |   +-- BackendError                JAX does not run on Atoll in this process

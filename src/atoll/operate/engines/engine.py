@@ -23,7 +23,8 @@ class HostStart:
 
     `host` counts through the whole cluster, `rank` within the island, which has so many `hosts` of so many `devices`
     each. `incarnation` rises with each start of the island, so names that carry it never clash with those of a process
-    that is still ending. One process serves all `hosts` of an island of null devices; `host` is then the first of them.
+    that is still ending. One process serves all `hosts` of an
+    island where the kind of its devices says so (`atoll.worker.kinds`); `host` is then the first of them.
     """
 
     island: int

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-import msgspec
-
 from atoll.cluster.settings import DEFAULT_PLATFORM
 from atoll.operate.engines.engine import HostProcess, HostStart
 from atoll.operate.engines.local_process import LocalProcess
@@ -33,8 +31,8 @@ class LocalEngine:
 
     def command(self, start: HostStart) -> list[str]:
         """The command line of a host's worker."""
-        of_island = self._kind.process_per_island
-        return command(self._kind.process, self._island_options(start) if of_island else self._worker_options(start))
+        make_options = self._island_options if self._kind.process_per_island else self._worker_options
+        return command(self._kind.process, make_options(start))
 
     def _worker_options(self, start: HostStart) -> WorkerOptions:
         membership = None
@@ -53,7 +51,7 @@ class LocalEngine:
             self._options.settings.platform,
         )
 
-    def _island_options(self, start: HostStart) -> msgspec.Struct:
+    def _island_options(self, start: HostStart) -> IslandOptions:
         return IslandOptions(
             str(self._address),
             self._data_address("{host}"),
