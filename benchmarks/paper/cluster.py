@@ -12,10 +12,9 @@ from typing import Any, TypeVar
 import psutil
 
 from atoll.cluster.settings import NULL_PLATFORM, ClusterSettings, Dispatch
-from atoll.errors import ClusterError
 from atoll.frontends.bare import BareClient
-from atoll.operate.engines.options import EngineOptions, Started
-from atoll.processes.child import Child
+from atoll.operate.engines.options import EngineOptions
+from atoll.operate.engines.start import EngineProcess
 
 Result = TypeVar("Result")
 
@@ -34,13 +33,11 @@ class Cluster:
         options = EngineOptions(settings, folder, parent=os.getpid())
         self.address = options.controller_address
         try:
-            self.engine = Child("atoll.operate.engines.local", options, "the cluster to be measured")
-            started = self.engine.read(Started)
+            self.engine = EngineProcess(options, "the cluster to be measured")
+            self.engine.wait_until_up()
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        if started.error:
-            raise ClusterError(started.error)
 
 
 class NullCluster(Cluster):

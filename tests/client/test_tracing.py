@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 import atoll
-from atoll.client.values import ProgramError
+from atoll.errors import ProgramError
 from atoll.ir.program import Call, Program, Transfer, check
 
 VECTOR = np.arange(8.0)

@@ -138,6 +138,14 @@ def test_no_more_than_the_window_is_in_flight():
     assert started(scheduler) == [5, 6, 7, 8]
 
 
+def test_each_island_has_a_window_of_its_own():
+    tickets = [launch(i, session=i, islands=(i % 2,)) for i in range(20)]
+    scheduler = scheduler_with(*tickets, islands=2, window=4)
+    scheduler.set_window(1, 2)
+    assert [len(started(scheduler, island)) for island in (0, 1)] == [4, 2]
+    assert [scheduler.statistics(island).window for island in (0, 1)] == [4, 2]
+
+
 @pytest.mark.parametrize("window", [2, 3, 24])
 def test_a_full_window_opens_again_when_half_of_it_has_finished(window):
     scheduler = scheduler_with(*(launch(i, estimate=1) for i in range(100)), window=window)

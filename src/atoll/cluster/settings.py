@@ -10,13 +10,14 @@ from enum import StrEnum
 
 import msgspec
 
-from atoll.errors import ClusterError
+from atoll.errors import SettingsError
 from atoll.processes.leases import LEASE_SECONDS
 from atoll.quantities import parse_bytes
 
 DEFAULT_ISLANDS = "1x1x8"
 DEFAULT_PLATFORM = "cpu"
 DEFAULT_POLICY = "first-come"
+DEFAULT_ENGINE = "local"
 NULL_PLATFORM = "null"  # devices that take a given time and compute nothing: `worker.null`
 
 # The environment variable of each setting.
@@ -27,6 +28,7 @@ VARIABLES = {
     "dispatch": "ATOLL_DISPATCH",
     "policy": "ATOLL_POLICY",
     "mesh": "ATOLL_TOPOLOGY",
+    "engine": "ATOLL_ENGINE",
 }
 
 
@@ -48,7 +50,8 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     lease_seconds: float = LEASE_SECONDS  # how long a worker may be silent
     max_sessions: int = 256
     abandoned_seconds: float = 30.0  # for what a session left running on its devices to end; then its island restarts
-    mesh: str = ""  # of an island's devices, such as 4x4, where the platform has none; "": a line
+    mesh: str = ""  # of an island's devices, such as 4x4, where the platform tells none; "": a line
+    engine: str = DEFAULT_ENGINE  # that starts the hosts: `operate.engines.kinds`
 
     @property
     def sequential(self) -> bool:
@@ -58,18 +61,18 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     def from_environment(cls) -> ClusterSettings:
         """What `VARIABLES` say, and the defaults.
 
-        Raises ClusterError where ATOLL_DEVICE_MEMORY or ATOLL_DISPATCH cannot be read.
+        Raises SettingsError where ATOLL_DEVICE_MEMORY or ATOLL_DISPATCH says what cannot be.
         """
         said = {name: os.environ.get(variable, "") for name, variable in VARIABLES.items()}
         try:
             device_memory = parse_bytes(said["device_memory"] or "0")
         except ValueError as error:
-            raise ClusterError(f"ATOLL_DEVICE_MEMORY: {error}") from None
+            raise SettingsError(f"ATOLL_DEVICE_MEMORY: {error}") from None
         try:
             dispatch = Dispatch(said["dispatch"] or Dispatch.PARALLEL)
         except ValueError:
             expected = " or ".join(Dispatch)
-            raise ClusterError(f"ATOLL_DISPATCH is {said['dispatch']!r}: expected {expected}") from None
+            raise SettingsError(f"ATOLL_DISPATCH is {said['dispatch']!r}: expected {expected}") from None
         return cls(
             said["islands"] or DEFAULT_ISLANDS,
             said["platform"] or DEFAULT_PLATFORM,
@@ -77,4 +80,5 @@ class ClusterSettings(msgspec.Struct, frozen=True):
             dispatch,
             said["policy"] or DEFAULT_POLICY,
             mesh=said["mesh"],
+            engine=said["engine"] or DEFAULT_ENGINE,
         )

@@ -1,4 +1,4 @@
-"""Traces as other tools read them: the JSON of Chrome's trace events, which Perfetto and chrome://tracing open."""
+"""Traces in the format of Chrome's trace events (JSON), which Perfetto and chrome://tracing open."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from atoll.controller.operators.trace import Span
+from atoll.protocol.spans import Span
 
 _MOST_DEVICES = 1 << 12  # of a host
 

@@ -56,6 +56,7 @@ class _Load:
 @dataclass(slots=True)
 class _Island(Generic[Payload]):
     policy: Policy
+    window: int
     loads: dict[int, _Load] = field(default_factory=dict)  # by host, of those that have had work
     full_hosts: int = 0
     lines: dict[int, deque[Ticket[Payload]]] = field(default_factory=dict)  # by session
@@ -88,7 +89,7 @@ class Scheduler(Generic[Payload]):
         self._hosts = hosts  # of an island
         self._busy_ns = busy_ns
         self._policy = policy
-        self._islands: list[_Island[Payload]] = [_Island(policy()) for _ in range(islands)]
+        self._islands: list[_Island[Payload]] = [_Island(policy(), window) for _ in range(islands)]
         self._held: dict[int, list[Ticket[Payload]]] = {}  # ready, by the paused island that they need
         self.touched: set[int] = set()  # islands that may have something to start now
 
@@ -96,7 +97,11 @@ class Scheduler(Generic[Payload]):
 
     def add_island(self) -> None:
         """There is one more, with the next number."""
-        self._islands.append(_Island(self._policy()))
+        self._islands.append(_Island(self._policy(), self.window))
+
+    def set_window(self, island: int, window: int) -> None:
+        """From now on at most so many gangs are in flight on each host of the island: what its devices can take."""
+        self._islands[island].window = window
 
     def enqueue(self, ticket: Ticket[Payload]) -> None:
         """The ticket joins the ends of its session's lines. Numbers rise."""
@@ -141,7 +146,7 @@ class Scheduler(Generic[Payload]):
             for load in loads:
                 load.in_flight += gang.weight
                 load.busy_ns += gang.estimate
-                load.full = load.in_flight >= self.window or (
+                load.full = load.in_flight >= state.window or (
                     load.busy_ns >= self._busy_ns and load.in_flight >= _LEAST_IN_FLIGHT
                 )
                 state.full_hosts += load.full
@@ -166,7 +171,7 @@ class Scheduler(Generic[Payload]):
             load.in_flight -= gang.weight
             load.busy_ns -= gang.estimate
             has_room = load.in_flight < _LEAST_IN_FLIGHT or (
-                load.in_flight <= self.window // 2 and load.busy_ns <= self._busy_ns // 2
+                load.in_flight <= state.window // 2 and load.busy_ns <= self._busy_ns // 2
             )
             if load.full and has_room:
                 load.full = False
@@ -310,4 +315,4 @@ class Scheduler(Generic[Payload]):
     def statistics(self, island: int) -> SchedulerStatistics:
         state = self._islands[island]
         waiting = sum(len(line) for line in state.lines.values()) + len(state.committed)
-        return SchedulerStatistics(waiting, state.in_flight, state.busy_ns, state.started, self.window)
+        return SchedulerStatistics(waiting, state.in_flight, state.busy_ns, state.started, state.window)

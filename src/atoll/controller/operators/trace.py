@@ -12,25 +12,9 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from atoll.protocol.spans import Span
+
 MOST_SPANS = 100_000
-
-
-class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A gang's time on one host; `started` and `ended` in nanoseconds of that host's monotonic clock.
-
-    Without garbage collection, since one is made for each gang and host.
-    """
-
-    island: int
-    host: int
-    session: int
-    program: str
-    kind: str  # what it does: call, put, get, move, send, receive, rearrange
-    sequence: int
-    started: int
-    ended: int
-    nodes: int = 1  # of its dispatch unit
-    devices: tuple[int, ...] = ()  # that it kept busy; their ordinals
 
 
 class Trace:

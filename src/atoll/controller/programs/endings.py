@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from atoll.controller.islands.resources import ResourceManager
 from atoll.controller.memory.reservations import Reservations
-from atoll.controller.operators.trace import Span, Trace
+from atoll.controller.operators.trace import Trace
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.buffers import Buffers
 from atoll.controller.programs.feeds import Key
@@ -19,6 +19,7 @@ from atoll.controller.programs.registered import RegisteredProgram
 from atoll.controller.sessions.session import GangRun, Launch, Session
 from atoll.errors import Code, Status
 from atoll.protocol import messages as m
+from atoll.protocol.spans import Span
 from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.sequential import SequentialDispatch

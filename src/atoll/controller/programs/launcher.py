@@ -30,7 +30,7 @@ from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.sequential import SequentialDispatch
 from atoll.scheduling.tickets import Gang, Ticket
 
-# More executions than this in flight on one host can deadlock XLA's CPU client (32 is its own limit).
+# Until an island's hosts have said how many runs may be in flight on them.
 GANG_WINDOW = 24
 
 

@@ -8,15 +8,18 @@ from typing import Any, TypeVar
 
 from atoll.cluster.settings import NULL_PLATFORM, ClusterSettings, Dispatch
 from atoll.cluster.topology import Topology
+from atoll.errors import ClusterError, Status
 from atoll.frontends.bare import BareClient
+from atoll.frontends.session.session import ClusterSession
 from atoll.operate.engines.virtual.clock import VirtualClock
 from atoll.operate.engines.virtual.controller_process import ControllerProcess
 from atoll.operate.engines.virtual.costs import MEASURED, Costs
 from atoll.operate.engines.virtual.host_process import HostProcess
-from atoll.operate.engines.virtual.link import SimulatedLink
+from atoll.operate.engines.virtual.link import VirtualConnection
 from atoll.operate.engines.virtual.tasks import Future, Task
 from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox
+from atoll.worker.main import introduction
 from atoll.worker.null.backend import Collectives
 from atoll.worker.null.model import DEFAULT, MODELS, NullModel
 
@@ -62,7 +65,7 @@ class SimulatedCluster:
     def _join(self, island: int, number: int, connection: int) -> None:
         backend = self._hosts[number].host.backend
         address = f"unix:/simulated-{number}"
-        ready = m.WorkerReady(island, number, backend.describe(), backend.platform, backend.platform_version, address)
+        _, ready = introduction(island, number, backend, address)
         self.process.receive_now(connection, ready)
 
     def _to_host(self, number: int, message: Any) -> None:
@@ -74,7 +77,7 @@ class SimulatedCluster:
 
     def client(self, label: str = "bare client") -> BareClient:
         """A session of its own."""
-        inbox: list[Any] = []  # until the link is there
+        inbox: list[Any] = []  # until the session is there
         handle = inbox.append
 
         def on_message(message: Any) -> None:
@@ -83,14 +86,16 @@ class SimulatedCluster:
         connection = self.process.connect("proxy", label, on_message)
         welcome, *_ = inbox
         assert isinstance(welcome, m.Welcome)
-        link = SimulatedLink(
-            welcome,
+        ways = VirtualConnection(
+            welcome.session,
             partial(self.process.send, connection),
             self._inboxes,
             partial(self.process.disconnect, connection),
         )
-        handle = link.handle
-        return BareClient(link, Future, self.now)
+        session = ClusterSession(welcome, ways, lambda on_feed, on_broken: ways, Future)
+        session.on_lost = _raise
+        handle = session.handle
+        return BareClient(session, self.now)
 
     def run(self, work: Coroutine[Any, Any, Result], patience: float = 3600.0) -> Result:
         """Runs it to its end. Raises what it raises; ClusterError when it takes `patience` seconds of virtual time."""
@@ -101,3 +106,7 @@ class SimulatedCluster:
         tasks = [Task(self.clock, work) for work in works]
         self.clock.run_until(lambda: all(task.done() for task in tasks), self.clock.now() + patience)
         return [task.result() for task in tasks]
+
+
+def _raise(status: Status) -> None:
+    raise ClusterError(f"the controller has closed a session: {status}")

@@ -96,7 +96,7 @@ class HostProcess:
         self._do(turns * self._costs.host_gang or self._costs.message, partial(self._handle, message))
 
     def _handle(self, message: Any) -> None:
-        self.host.hear(message)
+        self.host.handle(message)
 
     def _do(self, seconds: float, call: Callable[[], None]) -> None:
         self._free_at = max(self._free_at, self._clock.now()) + seconds

@@ -1,0 +1,27 @@
+"""The engines that there are: the name that `--engine` and ATOLL_ENGINE take, and the class behind it."""
+
+from __future__ import annotations
+
+import importlib
+
+from atoll.errors import SettingsError
+from atoll.operate.engines.engine import Engine
+from atoll.operate.engines.options import EngineOptions
+
+ENGINES = {
+    "local": "atoll.operate.engines.local:LocalEngine",
+}
+
+
+def check_engine(name: str) -> None:
+    """Raises SettingsError for a name that no engine has."""
+    if name not in ENGINES:
+        raise SettingsError(f"there is no engine {name!r}; the known ones are: {', '.join(sorted(ENGINES))}")
+
+
+def make_engine(options: EngineOptions) -> Engine:
+    """The engine that the settings choose. Raises SettingsError, and ClusterError where it cannot serve the cluster."""
+    check_engine(options.settings.engine)
+    module, _, name = ENGINES[options.settings.engine].partition(":")
+    engine: Engine = getattr(importlib.import_module(module), name)(options)
+    return engine
