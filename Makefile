@@ -25,7 +25,7 @@ check: $(VENV)/.test  ## Check style and types
 	$(BIN)/ruff check
 	$(BIN)/mypy
 
-bench: $(VENV)/.bench  ## Measure Atoll beside stock JAX: a table, and JSON in bench/results
+bench: $(VENV)/.bench  ## Measure Atoll beside stock JAX: a table, and JSON in benchmarks/results/local
 	$(BIN)/python -m benchmarks micro $(ARGS)
 
 conformance: $(VENV)/.test $(VENV)/.conformance-requirements  ## Run JAX's own tests: make conformance JAX=<a JAX source checkout>

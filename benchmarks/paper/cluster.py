@@ -59,9 +59,19 @@ class NullCluster(Cluster):
         seconds = {"controller": 0.0, "hosts": 0.0}
         for process in psutil.Process(self.engine.process.pid).children():
             times = process.cpu_times()
-            name = "controller" if "atoll.controller.main" in process.cmdline() else "hosts"
+            name = "controller" if _is_controller(process) else "hosts"
             seconds[name] += times.user + times.system
         return seconds
+
+    def controller_bytes(self) -> int:
+        """That the controller has written and read so far, in all its messages."""
+        controller = next(p for p in psutil.Process(self.engine.process.pid).children() if _is_controller(p))
+        counters = controller.io_counters()
+        return int(counters.read_chars + counters.write_chars)
+
+
+def _is_controller(process: psutil.Process) -> bool:
+    return "atoll.controller.main" in process.cmdline()
 
 
 def costs(cluster: NullCluster, gangs: int, hosts: int, work: Callable[[], None]) -> dict[str, float]:

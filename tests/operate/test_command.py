@@ -57,7 +57,7 @@ OWN_CLIENT = """
 """
 
 CLUSTER_OPTIONS = ["--islands", "1x1x2", "--platform", "cuda", "--device-memory", "1KiB", "--dispatch", "sequential"]
-CLUSTER_OPTIONS += ["--topology", "2x1", "--engine", "local", "--policy", "first-come"]
+CLUSTER_OPTIONS += ["--topology", "2x1", "--policy", "first-come", "--engine", "local"]
 
 
 @pytest.fixture
@@ -225,20 +225,6 @@ def test_islands_that_cannot_be_are_explained(user: User, command: str, islands:
     assert reason in ended.stderr
 
 
-@pytest.mark.parametrize("command", ["up", "run", "proxy"])
-def test_a_policy_that_does_not_exist_is_named_with_those_that_do(user: User, command: str) -> None:
-    ended = user.atoll(command, "--policy", "fair", *(["true"] if command == "run" else []))
-    assert ended.returncode == 2
-    assert "'--policy': " in ended.stderr
-    assert "first-come" in ended.stderr
-
-
-def test_a_policy_of_the_environment_that_does_not_exist_starts_no_cluster(user: User) -> None:
-    error = user.atoll("up", ATOLL_POLICY="fair").error
-    assert "there is no scheduling policy 'fair': expected first-come" in error
-    assert user.leftovers() == []
-
-
 @pytest.mark.parametrize("command", [("up",), ("run", "true"), ("proxy",)])
 @pytest.mark.parametrize(("option", "known"), [("--platform", "cpu, cuda, gpu"), ("--engine", "local")])
 def test_a_platform_or_engine_that_there_is_not_is_refused_with_those_that_there_are(
@@ -252,6 +238,20 @@ def test_a_platform_or_engine_that_there_is_not_is_refused_with_those_that_there
 @pytest.mark.parametrize("command", ["trace", "dump"])
 def test_a_file_that_cannot_be_written_is_named_in_one_line(owner: tuple[User, str], command: str) -> None:
     assert "cannot write /nope/x: there is no folder /nope" in owner[0].atoll(command, "-o", "/nope/x").error
+
+
+@pytest.mark.parametrize("command", ["up", "run", "proxy"])
+def test_a_policy_that_does_not_exist_is_named_with_those_that_do(user: User, command: str) -> None:
+    ended = user.atoll(command, "--policy", "fair", *(["true"] if command == "run" else []))
+    assert ended.returncode == 2
+    assert "'--policy': " in ended.stderr
+    assert "first-come" in ended.stderr
+
+
+def test_a_policy_of_the_environment_that_does_not_exist_starts_no_cluster(user: User) -> None:
+    error = user.atoll("up", ATOLL_POLICY="fair").error
+    assert "there is no scheduling policy 'fair': expected first-come" in error
+    assert user.leftovers() == []
 
 
 @pytest.mark.parametrize("name", ["", "../up", "a b", "-x", "n" * 33])

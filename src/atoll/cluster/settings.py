@@ -16,8 +16,8 @@ from atoll.quantities import parse_bytes
 
 DEFAULT_ISLANDS = "1x1x8"
 DEFAULT_PLATFORM = "cpu"
-DEFAULT_POLICY = "first-come"
 DEFAULT_ENGINE = "local"
+DEFAULT_POLICY = "first-come"
 NULL_PLATFORM = "null"  # devices that take a given time and compute nothing: `worker.null`
 
 # The environment variable of each setting.
@@ -50,7 +50,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     lease_seconds: float = LEASE_SECONDS  # how long a worker may be silent
     max_sessions: int = 256
     abandoned_seconds: float = 30.0  # for what a session left running on its devices to end; then its island restarts
-    mesh: str = ""  # of an island's devices, such as 4x4, where the platform tells none; "": a line
+    mesh: str = ""  # of an island's devices, such as 4x4, where the platform has none; "": a line
     engine: str = DEFAULT_ENGINE  # that starts the hosts: `operate.engines.kinds`
 
     @property
@@ -61,7 +61,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     def from_environment(cls) -> ClusterSettings:
         """What `VARIABLES` say, and the defaults.
 
-        Raises SettingsError where ATOLL_DEVICE_MEMORY or ATOLL_DISPATCH says what cannot be.
+        Raises SettingsError where ATOLL_DEVICE_MEMORY or ATOLL_DISPATCH cannot be read.
         """
         said = {name: os.environ.get(variable, "") for name, variable in VARIABLES.items()}
         try:

@@ -9,10 +9,9 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A gang's time on one host.
 
     `started` and `ended` are nanoseconds of that host's monotonic clock. `kind` is what the gang does: call, put, get,
-    move, send, receive or rearrange. `nodes` is how many nodes of the program were dispatched together as this gang;
-    `devices` are the ordinals of those that it kept busy.
-
-    Without garbage collection, since one is made for each gang and host.
+    move, send, receive or rearrange. `nodes` is how many nodes of the program were dispatched together as this gang.
+    `devices` are the ordinals of those that it kept busy. Without garbage collection, since one is made for each gang
+    and host.
     """
 
     island: int

@@ -95,6 +95,12 @@ class Scheduler(Generic[Payload]):
 
     # ---- events
 
+    def use_policy(self, policy: Callable[[], Policy]) -> None:
+        """Has each island choose by a policy of its own from now on. To be called before tickets are enqueued."""
+        self._policy = policy
+        for island in self._islands:
+            island.policy = policy()
+
     def add_island(self) -> None:
         """There is one more, with the next number."""
         self._islands.append(_Island(self._policy(), self.window))

@@ -6,7 +6,7 @@ that an engine can ask here without importing what only a worker's process may i
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,5 +44,4 @@ def kind_of(platform: str) -> DeviceKind:
 
 def named(name: str) -> Any:
     """What "module:function" names."""
-    module, _, function = name.partition(":")
-    return getattr(importlib.import_module(module), function)
+    return pkgutil.resolve_name(name)

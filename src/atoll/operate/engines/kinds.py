@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 
 from atoll.errors import SettingsError
 from atoll.operate.engines.engine import Engine
@@ -22,6 +22,5 @@ def check_engine(name: str) -> None:
 def make_engine(options: EngineOptions) -> Engine:
     """The engine that the settings choose. Raises SettingsError, and ClusterError where it cannot serve the cluster."""
     check_engine(options.settings.engine)
-    module, _, name = ENGINES[options.settings.engine].partition(":")
-    engine: Engine = getattr(importlib.import_module(module), name)(options)
+    engine: Engine = pkgutil.resolve_name(ENGINES[options.settings.engine])(options)
     return engine

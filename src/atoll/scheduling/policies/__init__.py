@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
+from pkgutil import resolve_name
 
 from atoll.errors import SettingsError
 from atoll.scheduling.policy import Policy
@@ -16,9 +16,7 @@ POLICIES = {
 
 def find_policy(name: str) -> Callable[[], Policy]:
     """What makes policies of that name. Raises SettingsError where there are none."""
-    try:
-        module, factory = POLICIES[name].split(":")
-    except KeyError:
-        raise SettingsError(f"there is no scheduling policy {name!r}: expected {' or '.join(POLICIES)}") from None
-    found: Callable[[], Policy] = getattr(import_module(module), factory)
+    if name not in POLICIES:
+        raise SettingsError(f"there is no scheduling policy {name!r}: expected {' or '.join(POLICIES)}")
+    found: Callable[[], Policy] = resolve_name(POLICIES[name])
     return found

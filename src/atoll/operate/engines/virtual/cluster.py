@@ -1,8 +1,8 @@
-"""A whole cluster in virtual time, as `paper.cluster` has one in real time."""
+"""A whole cluster in virtual time."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,11 +13,12 @@ from atoll.frontends.bare import BareClient
 from atoll.frontends.session.session import ClusterSession
 from atoll.operate.engines.virtual.clock import VirtualClock
 from atoll.operate.engines.virtual.controller_process import ControllerProcess
-from atoll.operate.engines.virtual.costs import MEASURED, Costs
+from atoll.operate.engines.virtual.costs import DEFAULT_COSTS, Costs
 from atoll.operate.engines.virtual.host_process import HostProcess
 from atoll.operate.engines.virtual.link import VirtualConnection
 from atoll.operate.engines.virtual.tasks import Future, Task
 from atoll.protocol import messages as m
+from atoll.scheduling.policy import Policy
 from atoll.transfers.inbox import Inbox
 from atoll.worker.main import introduction
 from atoll.worker.null.backend import Collectives
@@ -26,21 +27,29 @@ from atoll.worker.null.model import DEFAULT, MODELS, NullModel
 Result = TypeVar("Result")
 
 
-class SimulatedCluster:
-    """All hosts have joined. `run` is the only thing that lets time pass."""
+class VirtualCluster:
+    """A cluster of null devices whose hosts have all joined. `run` is the only thing that lets time pass.
+
+    `islands` is ISLANDSxHOSTSxDEVICES, `model` says how fast devices and networks are, and `costs` what the processes
+    take. `policy` makes the policy of each island; the cluster's default if None.
+    """
 
     def __init__(
         self,
         islands: str,
         model: NullModel = MODELS[DEFAULT],
-        costs: Costs = MEASURED,
+        costs: Costs = DEFAULT_COSTS,
         dispatch: Dispatch = Dispatch.PARALLEL,
+        policy: Callable[[], Policy] | None = None,
     ) -> None:
         settings = ClusterSettings(islands, NULL_PLATFORM, dispatch=dispatch)
         topology = Topology.parse(islands)
         self.clock = VirtualClock()
         self.process = ControllerProcess(settings, self.clock, costs)
         self.controller = self.process.controller
+        if policy is not None:
+            self.controller.scheduler.use_policy(policy)
+        model = costs.limit(model)
         self._inboxes: dict[int, Inbox] = {}
         self._hosts: dict[int, HostProcess] = {}
         for island in range(topology.islands):
