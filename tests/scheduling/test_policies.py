@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from atoll.controller.programs.launcher import GANG_WINDOW
-from atoll.errors import ClusterError
+from atoll.errors import SettingsError
 from atoll.ir.program import Call, HostBuffer, HostToDevice, Transfer, single
 from atoll.ir.types import ArraySpec, Sharding, Tiled
 from atoll.protocol import messages as m
@@ -106,9 +106,9 @@ def test_every_policy_in_the_table_serves_all_tickets(name: str) -> None:
 
 
 def test_an_unknown_policy_is_named_with_those_that_there_are(made: list[LastComeFirstServed]) -> None:
-    with pytest.raises(ClusterError, match=r"there is no scheduling policy 'fair': expected first-come or .*lifo"):
+    with pytest.raises(SettingsError, match=r"there is no scheduling policy 'fair': expected first-come or .*lifo"):
         find_policy("fair")
-    with pytest.raises(ClusterError, match="'fair'"):
+    with pytest.raises(SettingsError, match="'fair'"):
         Play("1x1x1", policy="fair")
 
 

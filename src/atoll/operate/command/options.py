@@ -50,15 +50,10 @@ def _checked(check: Callable[[str], object], text: str | None) -> str | None:
     return text
 
 
-def _check_policy(name: str | None) -> str | None:
+def _check_policy(text: str | None) -> str | None:
     from atoll.scheduling.policies import find_policy
 
-    if name is not None:
-        try:
-            find_policy(name)
-        except AtollError as error:
-            raise typer.BadParameter(str(error)) from None
-    return name
+    return _checked(find_policy, text)
 
 
 def _memory(text: str) -> int:
