@@ -10,7 +10,7 @@ WORKERS ?= 2
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench conformance soak protos clean
+.PHONY: help demo test check docs bench conformance soak protos clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,9 +23,14 @@ test: $(VENV)/.test  ## Run the test suite
 
 check: $(VENV)/.test  ## Check style and types
 	$(BIN)/ruff check
+	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-bench: $(VENV)/.bench  ## Measure Atoll beside stock JAX: a table, and JSON in bench/results
+docs: $(VENV)/.docs  ## Build the documentation site in docs/_build/html; a broken link is an error
+	$(BIN)/python docs/pictures/draw.py
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+
+bench: $(VENV)/.bench  ## Measure Atoll beside stock JAX: a table, and JSON in benchmarks/results/local
 	$(BIN)/python -m benchmarks micro $(ARGS)
 
 conformance: $(VENV)/.test $(VENV)/.conformance-requirements  ## Run JAX's own tests: make conformance JAX=<a JAX source checkout>
@@ -39,7 +44,7 @@ protos: $(VENV)/.dev  ## Write the protocol's Python modules anew from the .prot
 	$(BIN)/python scripts/generate_protos.py
 
 clean:  ## Remove the environment and all that tools have left
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

@@ -1,1 +1,1 @@
-"""Measures Atoll beside its peers, in turn, in one run: `python -m benchmarks` (see bench/README.md)."""
+"""Measures Atoll beside its peers, in turn, in one run: `python -m benchmarks` (see benchmarks/README.md)."""

@@ -2,7 +2,7 @@
 
     JAX_PLATFORMS=atoll python examples/figure2.py
 
-Without `pw.program` each of the four calls is a message of its own, and the arrays move between the slices by the way.
+Without `pw.program` each of the four calls is a message of its own, and so is each transfer between the slices.
 """
 
 import jax

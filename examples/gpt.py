@@ -102,9 +102,9 @@ def make_mesh(sharding: Sharding) -> Mesh:
 
 
 def partition(path: tuple[Any, ...]) -> P:
-    """How a weight, or its AdamW moments, lies on the mesh: known by the layer's name in its path.
+    """How a weight, or its AdamW moments, is sharded over the mesh, by the layer's name in its path.
 
-    The layers that fan out are cut by columns and those that come together again by rows (Megatron's way):
+    The layers that fan out are sharded by columns and those that reduce by rows, as in Megatron:
     a block then needs two all-reduces forward, and no activation is gathered.
     """
     names = set(re.findall(r"\w+", jax.tree_util.keystr(path)))

@@ -6,7 +6,7 @@
 
 GPipe (Huang et al., 2019): the batch is cut into micro-batches, which follow one another through the stages; gradients
 are summed, and each stage's weights are updated once. A stage keeps the inputs of its micro-batches and computes its
-activations anew on the way back. Nothing here sends anything: the traced program knows where its arrays are needed.
+activations again in the backward pass. Nothing here sends arrays: the traced program knows where each is needed.
 """
 
 import argparse

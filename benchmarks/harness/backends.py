@@ -3,8 +3,12 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.harness.benchmark import Settings
+
+# Where `benchmarks` and `examples` are: the repository's root.
+ROOT = Path(__file__).resolve().parents[2]
 
 DEVICES = 8
 
@@ -17,14 +21,14 @@ THREADS = str(2 * DEVICES)
 class Backend:
     """What a row of results is called, and what its processes find in their environment.
 
-    Values may name what a point of a figure says: {hosts}.
+    Values may name what a figure's point has: {hosts}.
     """
 
     name: str
     environment: Mapping[str, str]
 
 
-# Ray on loopback alone (its switch for macOS), for nobody else's calls, and without a report to its makers.
+# Ray on loopback alone (its switch for macOS), with a token for each connection, and without usage reports.
 RAY = {
     "JAX_PLATFORMS": "cpu",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -58,6 +62,7 @@ BACKENDS = {
         Backend("Atoll, one island", {"JAX_PLATFORMS": "cpu"}),
         Backend("Atoll, two islands", {"JAX_PLATFORMS": "cpu"}),
         Backend("ideal", {"JAX_PLATFORMS": "cpu"}),
+        Backend("this machine", {"JAX_PLATFORMS": "cpu"}),
         Backend("Atoll, many clients", {"JAX_PLATFORMS": "cpu"}),
         Backend(
             "JAX, one process",
@@ -79,8 +84,12 @@ BACKENDS = {
 
 
 def environment_of(settings: Settings, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The whole environment of a backend's process: no setting of the shell reaches a measurement."""
+    """The whole environment of a backend's process: no setting of the shell reaches a measurement.
+
+    The process finds `benchmarks` and `examples` wherever it is started, and Atoll where this process has it.
+    """
     foreign = ("JAX_", "XLA_", "ATOLL_", "IFRT_", "TF_", "RAY_", "NPROC")
     kept = {name: value for name, value in inherited.items() if not name.startswith(foreign)}
-    own = {name: value.format(**settings.point) for name, value in BACKENDS[settings.backend].environment.items()}
-    return kept | {"NPROC": THREADS, "PYTHONUNBUFFERED": "1"} | own
+    own = {name: value.format(**settings.point) for name, value in BACKENDS[settings.system].environment.items()}
+    path = os.pathsep.join(dict.fromkeys((str(ROOT), *filter(None, inherited.get("PYTHONPATH", "").split(os.pathsep)))))
+    return kept | {"NPROC": THREADS, "PYTHONUNBUFFERED": "1", "PYTHONPATH": path} | own

@@ -10,23 +10,36 @@ from enum import StrEnum
 
 import msgspec
 
+# A peer of this name is started as users start it, but all of its threads are batch threads, as those of Atoll's CPU
+# devices are (atoll.worker.xla.threads): `chrt --batch 0 python ...` does the same.
+BATCH_THREADS = " (batch threads)"
+
 Round = Callable[[], Mapping[str, float]]
 Prepare = Callable[["Settings"], Round]
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What a benchmark's function is told. `point` is where in a figure it stands, such as {"hosts": 4}."""
+    """What a benchmark's function is given. `point` is its position in a figure, such as {"hosts": 4}."""
 
     backend: str
     quick: bool = False
     point: dict[str, int | float | str] = {}
+
+    @property
+    def system(self) -> str:
+        """The backend, however its threads are scheduled."""
+        return self.backend.removesuffix(BATCH_THREADS)
+
+    @property
+    def has_batch_threads(self) -> bool:
+        return self.backend.endswith(BATCH_THREADS)
 
     def size(self, full: int, quick: int) -> int:
         """How much work a round does."""
         return quick if self.quick else full
 
 
-class Place(StrEnum):
+class RunsIn(StrEnum):
     """Where a benchmark's function runs."""
 
     WORKER = "worker"  # in a process of the backend that lives for all rounds of the benchmark
@@ -71,7 +84,7 @@ class Benchmark:
     prepare: str
     metrics: tuple[Metric, ...]
     contestants: tuple[str, ...] = ("atoll", "stock")
-    place: Place = Place.WORKER
+    runs_in: RunsIn = RunsIn.WORKER
     prepare_of: Mapping[str, str] = field(default_factory=dict)
     point: Mapping[str, int | float | str] = field(default_factory=dict)
     prepare_deadline: float = 120.0

@@ -2,12 +2,13 @@
 
 import os
 import platform
-import subprocess
 import time
 from importlib import metadata
 from pathlib import Path
 
 import msgspec
+
+from benchmarks.harness.provenance import current_commit
 
 PACKAGES = ("jax", "jaxlib", "numpy", "flax", "optax", "ray", "tensorflow-cpu", "atoll")
 
@@ -21,7 +22,7 @@ class Machine(msgspec.Struct, frozen=True):
     kernel: str
     python: str
     packages: dict[str, str | None]  # name: version; None if not installed
-    commit: str | None  # of the repository; "+" if the work tree differs from it
+    commit: str | None  # of the code; "+" if it differs from that: see `provenance`
 
 
 def describe() -> Machine:
@@ -32,7 +33,7 @@ def describe() -> Machine:
         kernel=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
         packages={name: _version(name) for name in PACKAGES},
-        commit=_commit(),
+        commit=current_commit(),
     )
 
 
@@ -74,15 +75,4 @@ def _version(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return None
-
-
-def _commit() -> str | None:
-    def git(*arguments: str) -> str:
-        command = ("git", "-C", str(Path(__file__).parent), *arguments)
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
-
-    try:
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain") else "")
-    except (OSError, subprocess.SubprocessError):
         return None

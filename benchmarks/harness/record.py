@@ -8,7 +8,7 @@ from benchmarks.harness.benchmark import Benchmark, Metric, Target
 from benchmarks.harness.machine import Machine
 from benchmarks.harness.statistics import Ratio, Summary, ratio, summarize
 
-RESULTS = Path("benchmarks/results")  # of whoever stands in the repository's root
+RESULTS = Path(__file__).resolve().parents[1] / "results"
 # Processors that others keep busy just before a run; with more, its numbers do not count. The load average would not
 # do: it remembers for minutes, also what the run before has done.
 BUSY_PROCESSORS = 0.3
@@ -32,7 +32,7 @@ class BenchmarkRecord(msgspec.Struct, frozen=True):
     contestants: list[str]  # those of this run
     metrics: list[MetricRecord]
     failures: dict[str, str]  # by backend
-    point: dict[str, int | float | str] = {}  # where in a figure it stands
+    point: dict[str, int | float | str] = {}  # its position in a figure
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -59,6 +59,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     benchmarks: list[BenchmarkRecord]
     claims: list[Claim] = []
     busy_processors: float | None = None  # just before the run; older results judge by the load
+    costs: dict[str, float] = {}  # that figures in virtual time were computed with
 
 
 def record_benchmark(
@@ -106,6 +107,12 @@ def _record_metric(benchmark: Benchmark, metric: Metric, rounds: dict[str, list[
         reached=reached,
         sure=sure,
     )
+
+
+def ratio_to(metric: MetricRecord, first: str, other: str) -> Ratio | None:
+    """The first contestant over another; None where one of them was not measured."""
+    ours, theirs = metric.samples.get(first), metric.samples.get(other)
+    return ratio(ours, theirs) if ours and theirs else None
 
 
 def _judge(target: Target, median: float, low: float, high: float) -> tuple[bool, bool]:

@@ -1,7 +1,7 @@
-"""Runs a benchmark's contestants in turn, while the others sleep.
+"""Runs a benchmark's contestants one after the other, while the others sleep.
 
-Each round has every one of them once, in an order that is reversed from round to round, so that a slow drift
-of the machine favours nobody.
+Each round has every one of them once, in an order that is reversed from round to round, so that a slow drift of the
+machine favours none.
 """
 
 import pkgutil
@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
-from benchmarks.harness.benchmark import Benchmark, Place, Round, Settings
+from benchmarks.harness.benchmark import Benchmark, Round, RunsIn, Settings
 from benchmarks.harness.child import Child, ContestantError
 from benchmarks.harness.record import BenchmarkRecord, record_benchmark
 
@@ -60,6 +60,6 @@ def run_benchmark(
 
 
 def _contestant(benchmark: Benchmark, settings: Settings) -> AbstractContextManager[Contestant]:
-    if benchmark.place is Place.WORKER:
+    if benchmark.runs_in is RunsIn.WORKER:
         return Child(benchmark, settings)
     return nullcontext(Local(pkgutil.resolve_name(benchmark.prepare)(settings)))

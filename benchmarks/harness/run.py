@@ -31,18 +31,19 @@ def run(
     console: Console,
     competing: Collection[str] | None = None,
 ) -> RunRecord:
-    """All benchmarks; of their contestants only those that compete, if that is said."""
+    """All benchmarks; of their contestants only those in `competing`, if it is given."""
     busy_processors = until_quiet(BUSY_PROCESSORS)
     started, load_before, clock = datetime.now(UTC), load_average(), time.monotonic()
+    machine = describe()  # before the code can change
     records = [_run_with_bar(benchmark, competing, rounds, quick, console) for benchmark in benchmarks]
     return RunRecord(
         name=name,
         started=started.isoformat(timespec="seconds"),
         seconds=time.monotonic() - clock,
-        command=["atoll", *sys.argv[1:]],
+        command=["python", "-m", "benchmarks", *sys.argv[1:]],
         rounds=rounds,
         quick=quick,
-        machine=describe(),
+        machine=machine,
         load_before=load_before,
         load_after=load_average(),
         busy=busy_processors > BUSY_PROCESSORS,

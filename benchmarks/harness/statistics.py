@@ -4,6 +4,7 @@ Medians, because a round that another process disturbed must not move the result
 without its spread cannot be compared.
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -32,6 +33,29 @@ class Ratio(msgspec.Struct, frozen=True):
     low: float
     high: float
     count: int
+
+
+# (when, how many have ended by then), in order of time: from a client's start to its end.
+Progress = Sequence[tuple[float, float]]
+
+
+def rate_in_common_window(clients: Sequence[Progress]) -> float:
+    """What all clients together end in a second, from when the last has started to when the first has ended.
+
+    Between two points of a client's progress, what it ends is spread evenly. Raises ValueError where one ends before
+    another has started: nothing was measured of all of them at work.
+    """
+    start, end = max(each[0][0] for each in clients), min(each[-1][0] for each in clients)
+    if start >= end:
+        raise ValueError(f"a client had ended {start - end:.3f} s before the last one started")
+    return sum(_ended(each, end) - _ended(each, start) for each in clients) / (end - start)
+
+
+def _ended(progress: Progress, when: float) -> float:
+    for (before, fewer), (after, more) in itertools.pairwise(progress):
+        if before <= when <= after:
+            return fewer + (more - fewer) * ((when - before) / (after - before) if after > before else 1.0)
+    raise ValueError(f"{when} is not between {progress[0][0]} and {progress[-1][0]}")
 
 
 def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:

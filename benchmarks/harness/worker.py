@@ -1,8 +1,8 @@
 """A backend's process: runs a benchmark's rounds on request, and sleeps in between.
 
-Requests come on standard input and replies go to what was standard output; whatever anybody prints goes to
-standard error. It ends when its input does, so it does not outlive the benchmark, and it ends itself, with
-the stack of every thread on standard error, when a request passes its deadline.
+Requests come on standard input and replies go to what was standard output; what is printed goes to standard error.
+It ends when its input does, so it does not outlive the benchmark, and it ends itself, with the stack of every thread
+on standard error, when a request passes its deadline.
 """
 
 import faulthandler
@@ -27,6 +27,8 @@ class Worker:
     def answer(self, request: Request) -> Reply:
         try:
             if isinstance(request, PrepareRequest):
+                if request.settings.has_batch_threads:
+                    become_batch()
                 self.round = pkgutil.resolve_name(request.function)(request.settings)
                 return Prepared()
             if self.round is None:
@@ -36,8 +38,13 @@ class Worker:
             return Failed(traceback.format_exc())
 
 
+def become_batch() -> None:
+    """From now on this thread, and all threads and processes that it starts, are scheduled as batch threads."""
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 def replies_alone() -> FileIO:
-    """What was standard output, for replies; what anybody prints (gloo does) goes to standard error from now on."""
+    """What was standard output, for replies alone; what is printed (gloo prints) goes to standard error from now on."""
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return replies

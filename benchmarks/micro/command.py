@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.harness.backends import BACKENDS
 from benchmarks.harness.record import RESULTS, write
 from benchmarks.harness.run import make_console, run
 from benchmarks.micro.report import render
@@ -33,7 +32,8 @@ def micro(
 ) -> None:
     """Measure Atoll beside its peers, in turn, in one run."""
     keys = chosen("--only", only, [benchmark.key for benchmark in BENCHMARKS])
-    competing = chosen("--backends", backends, list(BACKENDS))
+    known = list(dict.fromkeys(name for benchmark in BENCHMARKS for name in benchmark.contestants))
+    competing = chosen("--backends", backends, known)
     selected = [benchmark for benchmark in BENCHMARKS if benchmark.key in keys]
     rounds = rounds or (3 if quick else 7)
     path = json or (RESULTS / f"{name or f'local/{datetime.now(UTC):%Y%m%d-%H%M%S}'}.json")

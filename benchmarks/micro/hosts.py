@@ -16,7 +16,7 @@ MULTI_CONTROLLER = "multi-controller JAX"
 
 def allreduce_over_hosts(settings: Settings) -> Round:
     calls = settings.size(full=2000, quick=300)
-    if settings.backend == MULTI_CONTROLLER:
+    if settings.system == MULTI_CONTROLLER:
         return over_hosts(Work(HOSTS, DEVICES_PER_HOST, calls))
     assert len(jax.devices()) == HOSTS * DEVICES_PER_HOST
     add_one, zero = allreduce_and_add(jax.devices())

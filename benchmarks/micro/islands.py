@@ -21,7 +21,7 @@ STAGES = (2, 4, 8, 16)
 def copy_between(settings: Settings) -> Round:
     """64 MB from one island's device to the other's; the peer is `sendall` and `recv_into` over TCP on loopback."""
     repeats = settings.size(full=7, quick=3)
-    move = _socket_copy() if settings.backend == SOCKET else _island_copy()
+    move = _socket_copy() if settings.system == SOCKET else _island_copy()
 
     def measure() -> dict[str, float]:
         return {"rate": LARGE_BYTES / 1e9 / statistics.median(move() for _ in range(repeats))}

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.harness.record import MetricRecord, RunRecord
+from benchmarks.harness.provenance import age, describe_commit
+from benchmarks.harness.record import MetricRecord, RunRecord, ratio_to
+from benchmarks.harness.statistics import Ratio
 from benchmarks.micro.report import number, quiet
 
 BEGIN, END = "<!-- bench: begin (written by benchmarks.micro.markdown) -->", "<!-- bench: end -->"
@@ -20,28 +22,32 @@ def figure(metric: MetricRecord, backend: str) -> str:
     return f"{number(summary.median)} ({number(summary.low)}-{number(summary.high)})" if summary else ""
 
 
-def quotient(metric: MetricRecord) -> str:
-    """The first contestant's median over the second's, with the quartiles of the ratios round by round."""
-    ratio = metric.ratio
+def quotient(ratio: Ratio | None) -> str:
+    """Of two contestants' medians, with the quartiles of the ratios round by round."""
     return f"{number(ratio.of_medians)} ({number(ratio.low)}-{number(ratio.high)})" if ratio else ""
 
 
 def render(run: RunRecord) -> str:
     machine = run.machine
     lines = [
-        f"{run.started[:10]}, {run.rounds} rounds, {quiet(run)}; {machine.cpu}, "
+        f"{run.started[:10]}, {describe_commit(machine.commit)}, {run.rounds} rounds, {quiet(run)}; {machine.cpu}, "
         f"{machine.cores} cores, Python {machine.python}, jax {machine.packages['jax']}. Medians, quartiles in "
-        "brackets.",
+        f"brackets. {age(machine.commit)}".strip(),
         "",
         "| | | unit | Atoll | peer | ratio | target |",
         "|---|---|---|---:|---:|---:|---|",
     ]
     for benchmark in run.benchmarks:
-        first, second = benchmark.contestants[:2]
+        first, second, *others = benchmark.contestants
         lines.append(f"| {benchmark.key} | **{benchmark.title}** | | {first} | {second} | | |")
         for metric in benchmark.metrics:
-            cells = [figure(metric, first), figure(metric, second), quotient(metric), metric.target or ""]
+            cells = [figure(metric, first), figure(metric, second), quotient(metric.ratio), metric.target or ""]
             lines.append(f"| | {metric.title} | {metric.unit} | {' | '.join(cells)} |")
+        for other in others:
+            lines.append(f"| | *beside it* | | | {other} | | |")
+            for metric in benchmark.metrics:
+                against = quotient(ratio_to(metric, first, other))
+                lines.append(f"| | {metric.title} | {metric.unit} | | {figure(metric, other)} | {against} | |")
     return "\n".join(lines)
 
 

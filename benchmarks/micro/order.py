@@ -1,7 +1,7 @@
 """(i): what order costs.
 
-One client's computations of a millisecond through proxy, controller and scheduler, against the same worker told
-directly what to run. The peer takes the controller's place: it starts a worker, sends it a function, a plan, and runs
+One client's computations of a millisecond through proxy, controller and scheduler, against the same worker
+without them. The peer does what the controller does: it starts a worker, sends it a function, a plan, and runs
 of it, with as many in flight as the controller would have.
 """
 
@@ -42,7 +42,7 @@ def one_millisecond(x: jax.Array) -> jax.Array:
 
 def order(settings: Settings) -> Round:
     calls = settings.size(full=1000, quick=200)
-    return (_direct if settings.backend == DIRECT else _through_the_controller)(calls)
+    return (_direct if settings.system == DIRECT else _through_the_controller)(calls)
 
 
 def _rate(calls: int, run: Callable[[], None]) -> Round:
@@ -79,16 +79,16 @@ def _direct(calls: int) -> Round:
     subprocess.Popen(command("atoll.worker.main", options), stdin=subprocess.DEVNULL, env=env)
     sock, _ = listener.accept()
     worker = BlockingConnection(sock, m.ToController, name="the worker")
-    heard = worker.receive()
-    _expect(heard, m.WorkerReady)
+    replies = worker.receive()
+    _expect(replies, m.WorkerReady)
     worker.send(m.OpenStore(1, "secret"))
     channel = DataChannel.dial(parse_address(options.data_address))
     channel.open(1, "secret")
 
     channel.send(1, 1, [msgspec.msgpack.encode(_source())])
-    _expect(heard, m.FeedsArrived)
+    _expect(replies, m.FeedsArrived)
     worker.send(m.Compile("step", 1, 1, (((0, 0),),)))
-    status = _expect(heard, m.Compiled).status
+    status = _expect(replies, m.Compiled).status
     status.raise_if_error()
     array = p.LocalArray("float32", (ELEMENTS,), ((ELEMENTS,),), (0,), (0,))
     put = p.Put(0, array, (p.HostPiece(0, 0, (ELEMENTS,), None, None),))
@@ -96,9 +96,9 @@ def _direct(calls: int) -> Round:
     worker.send(m.RegisterPlan(1, p.Plan("put", (), (p.Segment(0, (put,), (0,), (), (0,)),), (0,))))
     worker.send(m.RegisterPlan(2, p.Plan("step", (0,), (p.Segment(0, (step,), (1,)),), (1,))))
     channel.send(1, 2, [np.zeros(ELEMENTS, np.float32)])
-    _expect(heard, m.FeedsArrived)
+    _expect(replies, m.FeedsArrived)
     worker.send(m.Run(1, 1, 1, (), (1,), (2,)))
-    _expect(heard, m.Done)
+    _expect(replies, m.Done)
     handle = 1
 
     def run() -> None:
@@ -111,18 +111,18 @@ def _direct(calls: int) -> Round:
                 handle += 1
                 sent += 1
             worker.send(*batch)
-            ended += len(_expect(heard, m.Done).runs)
+            ended += len(_expect(replies, m.Done).runs)
 
     return _rate(calls, run)
 
 
-def _expect(heard: Iterator[Any], kind: type[Any]) -> Any:
-    for message in heard:
+def _expect(replies: Iterator[Any], kind: type[Any]) -> Any:
+    for message in replies:
         if isinstance(message, m.Failed):
             message.status.raise_if_error()
         if isinstance(message, kind):
             return message
-    raise ConnectionError(f"the worker ended before it said {kind.__name__}")
+    raise ConnectionError(f"the worker ended before it sent {kind.__name__}")
 
 
 def _source() -> m.FunctionSource:

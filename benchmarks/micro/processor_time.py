@@ -2,7 +2,7 @@
 
     python -m benchmarks.micro.processor_time > benchmarks/results/processor-time.json
 
-Rates of a machine that does other things say little; processor time says more.
+Rates mean little on a machine that does other things, too; processor time means more.
 """
 
 import json
@@ -16,15 +16,20 @@ import msgspec
 import psutil
 
 from benchmarks.harness.backends import environment_of
-from benchmarks.harness.benchmark import Settings
+from benchmarks.harness.benchmark import BATCH_THREADS, Settings
+from benchmarks.harness.machine import describe
+from benchmarks.harness.worker import become_batch
 
 ROUNDS = 4
+
+# What a process of Atoll is, by the package that its module is in. A peer's processes all run the script.
+_NAMES = {"operate": "engine", "frontends": "proxy", "controller": "controller", "worker": "worker"}
 
 
 class Case(msgspec.Struct, frozen=True):
     """A backend in a benchmark, whose rounds have so many computations.
 
-    With `batch`, all of its threads are batch threads, as those of our workers' devices are.
+    With BATCH_THREADS in the backend's name, all of its threads are batch threads.
     """
 
     benchmark: str
@@ -32,7 +37,6 @@ class Case(msgspec.Struct, frozen=True):
     prepare: str
     computations: int
     point: dict[str, int | float | str] = {}
-    batch: bool = False
 
 
 _MULTI_CONTROLLER = "benchmarks.paper.peers.multi_controller:prepare"
@@ -41,32 +45,31 @@ CASES = (
     Case("b", "atoll", "benchmarks.micro.dispatch:allreduce_op_by_op", 5000),
     Case("j", "atoll", "benchmarks.micro.programs:chained", 40 * 128),
     Case("b", "stock", "benchmarks.micro.dispatch:allreduce_op_by_op", 5000),
-    Case("b", "stock", "benchmarks.micro.dispatch:allreduce_op_by_op", 5000, batch=True),
+    Case("b", f"stock{BATCH_THREADS}", "benchmarks.micro.dispatch:allreduce_op_by_op", 5000),
     Case("fig5", "Atoll, op by op", "benchmarks.paper.fig5:prepare", 2000, _FOUR_HOSTS),
     Case("fig5", "Atoll, chained", "benchmarks.paper.fig5:prepare", 30 * 128, _FOUR_HOSTS),
     Case("fig5", "JAX, op by op", _MULTI_CONTROLLER, 1024, _FOUR_HOSTS),
-    Case("fig5", "JAX, op by op", _MULTI_CONTROLLER, 1024, _FOUR_HOSTS, batch=True),
+    Case("fig5", f"JAX, op by op{BATCH_THREADS}", _MULTI_CONTROLLER, 1024, _FOUR_HOSTS),
 )
 
 
 def measure(case: Case) -> dict[str, object]:
     """Microseconds of processor time for a computation, by process."""
-    if case.batch:
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # what this thread starts inherits it
-    prepare = pkgutil.resolve_name(case.prepare)
-    run = prepare(Settings(backend=case.backend, point=case.point))
+    settings = Settings(backend=case.backend, point=case.point)
+    if settings.has_batch_threads:
+        become_batch()
+    run = pkgutil.resolve_name(case.prepare)(settings)
     run()
-    before, started = _processor_seconds(), time.perf_counter()
+    before, started = processor_seconds(), time.perf_counter()
     for _ in range(ROUNDS):
         run()
     seconds = time.perf_counter() - started
-    after = _processor_seconds()
+    after = processor_seconds()
     total = ROUNDS * case.computations
     each = {name: round(1e6 * (after[name] - before.get(name, 0.0)) / total, 1) for name in after}
     return {
         "backend": case.backend,
         "benchmark": case.benchmark,
-        "batch": case.batch,
         "microseconds": each,
         "all": round(sum(each.values()), 1),
         "rate": round(total / seconds),
@@ -74,13 +77,13 @@ def measure(case: Case) -> dict[str, object]:
     }
 
 
-def _processor_seconds() -> dict[str, float]:
+def processor_seconds() -> dict[str, float]:
+    """Of this process and all that it started, so far, by what they are."""
     found: dict[str, float] = {}
     me = psutil.Process()
     for process in (me, *me.children(recursive=True)):
         modules = [part for part in process.cmdline() if part.startswith("atoll.")]
-        name = modules[0].split(".")[1] if modules else "script"
-        name = "script" if name == "bench" else name  # all of a peer's processes run one
+        name = _NAMES.get(modules[0].split(".")[1], modules[0]) if modules else "script"
         times = process.cpu_times()
         found[name] = found.get(name, 0.0) + times.user + times.system
     return found
@@ -96,7 +99,8 @@ def main() -> None:
         environment = environment_of(Settings(case.backend, point=case.point))
         ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
         results.append(json.loads(next(line for line in ended.stdout.splitlines() if line.startswith("{"))))
-    print(json.dumps({"load_before": os.getloadavg()[0], "results": results}, indent=1))
+    found = {"commit": describe().commit, "load_before": os.getloadavg()[0], "results": results}
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def chained(settings: Settings) -> Round:
     """128 nodes in one program; JAX has no such thing, and calls them op by op."""
     add_one, zero = allreduce_and_add(jax.devices()[:4])
     many = repeated(jax.jit(add_one), NODES)
-    step = many if settings.backend == STOCK else atoll.program(many)
+    step = many if settings.system == STOCK else atoll.program(many)
     return counting_rounds(step, zero, settings.size(full=40, quick=4), each=NODES)
 
 
@@ -36,7 +36,7 @@ def client_cost(settings: Settings) -> Round:
     """What the client pays for a cached call of a program of 128 nodes; in stock JAX, for the 128 calls."""
     add_one, zero = allreduce_and_add(jax.devices()[:4])
     many = repeated(jax.jit(add_one), NODES)
-    call = many if settings.backend == STOCK else atoll.program(many)
+    call = many if settings.system == STOCK else atoll.program(many)
     call(zero).block_until_ready()
 
     def measure() -> dict[str, float]:
@@ -54,7 +54,7 @@ def client_cost(settings: Settings) -> Round:
 def lowering(settings: Settings) -> Round:
     """2,000 nodes from a program to plans; the peer lowers 2,000 additions from Python to StableHLO."""
     nodes = settings.size(full=2000, quick=200)
-    lower = _stock_lowering(nodes) if settings.backend == STOCK else _atoll_lowering(nodes)
+    lower = _stock_lowering(nodes) if settings.system == STOCK else _atoll_lowering(nodes)
     lower()
 
     def measure() -> dict[str, float]:
@@ -79,7 +79,7 @@ def _stock_lowering(nodes: int) -> Callable[[], object]:
 
 def _atoll_lowering(nodes: int) -> Callable[[], object]:
     """Four of five nodes are calls over four devices, the others transfers to another island of one."""
-    from atoll.ir.lowered import DeviceLocation
+    from atoll.cluster.locations import DeviceLocation
     from atoll.ir.lowering import lower
     from atoll.ir.program import Call, Node, Program, Transfer
     from atoll.ir.types import ArraySpec, Sharding, Tiled

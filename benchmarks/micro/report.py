@@ -4,25 +4,33 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.harness.record import BenchmarkRecord, MetricRecord, RunRecord
+from benchmarks.harness.provenance import describe_commit
+from benchmarks.harness.record import BenchmarkRecord, MetricRecord, RunRecord, ratio_to
+from benchmarks.harness.statistics import Ratio
 
 
 def render(run: RunRecord) -> RenderableType:
     table = Table(title=f"{run.name}: medians of {run.rounds} rounds (quartiles)")
-    table.add_column("benchmark")
+    table.add_column("benchmark", min_width=24)
     for title in ("first", "second", "ratio"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("target", no_wrap=True)
+        table.add_column(title, justify="right")
+    table.add_column("target")
     table.add_column("reached")
     for benchmark in run.benchmarks:
         table.add_section()
-        first, second = (*benchmark.contestants, "", "")[:2]
+        first, second, *others = (*benchmark.contestants, *("",) * (2 - len(benchmark.contestants)))
         names = [Text(name, style="italic") for name in (first, second)]
         table.add_row(Text(f"{benchmark.key}  {benchmark.title}", style="bold"), *names)
         for metric in benchmark.metrics:
             cells = [_cell(benchmark, metric, backend) for backend in (first, second)]
             title = f"   {metric.title}, {metric.unit}"
-            table.add_row(title, *cells, _ratio(metric), metric.target or "", _reached(metric))
+            table.add_row(title, *cells, _ratio(metric.ratio), metric.target or "", _reached(metric))
+        for other in others:  # peers beside those that are judged against
+            table.add_row("", "", Text(other, style="italic"))
+            for metric in benchmark.metrics:
+                table.add_row(
+                    "", "", _cell(benchmark, metric, other), _ratio(ratio_to(metric, benchmark.contestants[0], other))
+                )
     failures = [
         Text(f"{benchmark.key}, {name} failed: {error}", style="red")
         for benchmark in run.benchmarks
@@ -45,8 +53,7 @@ def _cell(benchmark: BenchmarkRecord, metric: MetricRecord, backend: str) -> Ren
     return f"{number(summary.median)} ({number(summary.low)}-{number(summary.high)})"
 
 
-def _ratio(metric: MetricRecord) -> str:
-    ratio = metric.ratio
+def _ratio(ratio: Ratio | None) -> str:
     return f"{number(ratio.of_medians)} ({number(ratio.low)}-{number(ratio.high)})" if ratio else "-"
 
 
@@ -72,7 +79,7 @@ def describe_machine(run: RunRecord) -> RenderableType:
     lines = [
         f"{machine.cpu}, {machine.cores} cores, {machine.memory / 2**30:.1f} GiB, {machine.kernel}",
         f"Python {machine.python}, {packages}",
-        f"{run.started}, {run.seconds:.0f} s, {quiet(run)}",
+        f"{run.started}, {describe_commit(machine.commit)}, {run.seconds:.0f} s, {quiet(run)}",
     ]
     text = Text("\n".join(lines))
     if run.busy:

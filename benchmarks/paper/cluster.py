@@ -12,10 +12,9 @@ from typing import Any, TypeVar
 import psutil
 
 from atoll.cluster.settings import NULL_PLATFORM, ClusterSettings, Dispatch
-from atoll.errors import ClusterError
 from atoll.frontends.bare import BareClient
-from atoll.operate.engines.options import EngineOptions, Started
-from atoll.processes.child import Child
+from atoll.operate.engines.options import EngineOptions
+from atoll.operate.engines.start import EngineProcess
 
 Result = TypeVar("Result")
 
@@ -34,13 +33,11 @@ class Cluster:
         options = EngineOptions(settings, folder, parent=os.getpid())
         self.address = options.controller_address
         try:
-            self.engine = Child("atoll.operate.engines.local", options, "the cluster to be measured")
-            started = self.engine.read(Started)
+            self.engine = EngineProcess(options, "the cluster to be measured")
+            self.engine.wait_until_up()
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        if started.error:
-            raise ClusterError(started.error)
 
 
 class NullCluster(Cluster):
@@ -62,9 +59,19 @@ class NullCluster(Cluster):
         seconds = {"controller": 0.0, "hosts": 0.0}
         for process in psutil.Process(self.engine.process.pid).children():
             times = process.cpu_times()
-            name = "controller" if "atoll.controller.main" in process.cmdline() else "hosts"
+            name = "controller" if _is_controller(process) else "hosts"
             seconds[name] += times.user + times.system
         return seconds
+
+    def controller_bytes(self) -> int:
+        """That the controller has written and read so far, in all its messages."""
+        controller = next(p for p in psutil.Process(self.engine.process.pid).children() if _is_controller(p))
+        counters = controller.io_counters()
+        return int(counters.read_chars + counters.write_chars)
+
+
+def _is_controller(process: psutil.Process) -> bool:
+    return "atoll.controller.main" in process.cmdline()
 
 
 def costs(cluster: NullCluster, gangs: int, hosts: int, work: Callable[[], None]) -> dict[str, float]:

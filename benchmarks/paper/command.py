@@ -10,9 +10,14 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from benchmarks.harness.backends import ROOT
 from benchmarks.harness.record import RESULTS, write
 from benchmarks.harness.run import make_console, run
 from benchmarks.paper import figures
+from benchmarks.paper.costs import FILE as COSTS_FILE
+from benchmarks.paper.costs import costs_of, measured_costs
+from benchmarks.paper.costs import points as cost_points
+from benchmarks.paper.costs import rows as cost_rows
 from benchmarks.paper.figure import Figure, Options
 from benchmarks.paper.markdown import write_page
 from benchmarks.paper.plot import draw
@@ -33,6 +38,7 @@ def add_to(app: typer.Typer) -> None:
     for figure in figures.FIGURES:
         text: dict[str, Any] = {"help": figure.title, "short_help": figure.title, "epilog": figure.explanation}
         app.command(figure.key, **text)(_command_of(figure))
+    app.command("costs")(costs)
     app.command("all")(measure_all)
     app.command("report")(report)
 
@@ -56,9 +62,9 @@ def _command_of(figure: Figure) -> Callable[..., None]:
 
 
 def measure_all(quick: Quick = False, rounds: Rounds = None, results: Results = RESULTS) -> None:
-    """Measure every figure and table, on real and on null devices."""
-    sound = True
+    """Measure the costs of virtual time, then every figure and table, on real and on null devices."""
     started = time.monotonic()
+    sound = _measure_costs(quick, rounds, results)
     for figure in figures.FIGURES:
         for null in (False, True):
             options = Options(null=null, quick=quick)
@@ -69,9 +75,29 @@ def measure_all(quick: Quick = False, rounds: Rounds = None, results: Results = 
         raise typer.Exit(1)
 
 
+def costs(quick: Quick = False, rounds: Rounds = None, results: Results = RESULTS) -> None:
+    """Measure what the control plane and the data path cost: figures in virtual time are computed with that."""
+    if not _measure_costs(quick, rounds, results):
+        raise typer.Exit(1)
+
+
+def _measure_costs(quick: bool, rounds: int | None, results: Path) -> bool:
+    console = make_console()
+    record = run("costs", cost_points(quick), rounds or (_QUICK_ROUNDS if quick else _ROUNDS), quick, console)
+    path = (results / "quick" if quick else results) / COSTS_FILE
+    write(record, path)
+    console.print(render(record, "what the figures in virtual time are computed with"))
+    if any(point.failures for point in record.benchmarks):
+        return False
+    for what, how_much in cost_rows(costs_of(record)):
+        console.print(f"{what}: {how_much}")
+    console.print(f"\nwritten to {path}")
+    return True
+
+
 def report(
     results: Results = RESULTS,
-    page: Annotated[Path, typer.Option(help="what is written")] = Path("docs/benchmarks.md"),
+    page: Annotated[Path, typer.Option(help="what is written")] = ROOT / "docs" / "benchmarks.md",
 ) -> None:
     """Write docs/benchmarks.md from what is in benchmarks/results."""
     shown = write_page(figures.FIGURES, results, page)
@@ -86,7 +112,8 @@ def _measure(figure: Figure, options: Options, rounds: int | None, results: Path
     record = run(name, points, rounds or (_QUICK_ROUNDS if options.quick else _ROUNDS), options.quick, console)
     claims = list(figure.claims(record.benchmarks, options))
     undisturbed = figure.virtual and options.null
-    record = msgspec.structs.replace(record, claims=claims, busy=record.busy and not undisturbed)
+    costs = msgspec.to_builtins(measured_costs()) if undisturbed else {}
+    record = msgspec.structs.replace(record, claims=claims, costs=costs, busy=record.busy and not undisturbed)
     folder = results / "quick" if options.quick else results
     write(record, folder / f"{name}.json")
     if figure.axes is not None:

@@ -9,18 +9,20 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 
-from benchmarks.harness.benchmark import Benchmark, Metric, Round, Settings
+from benchmarks.harness.benchmark import BATCH_THREADS, Benchmark, Metric, Round, Settings
 from benchmarks.harness.record import BenchmarkRecord, Claim
 from benchmarks.paper.figure import Axes, Figure, Options, at_least, median, quotient
 
 NODES = 128
 ATOLL = tuple(f"Atoll, {way}" for way in ("op by op", "chained", "fused"))
 JAX = tuple(f"JAX, {way}" for way in ("op by op", "fused"))
+# Whose threads are scheduled as those of Atoll's devices: what the claims judge against.
+BATCH_JAX = tuple(f"{name}{BATCH_THREADS}" for name in JAX)
 RAY = tuple(f"Ray, {way}" for way in ("op by op", "chained", "fused"))
 TENSORFLOW = tuple(f"TensorFlow, {way}" for way in ("op by op", "chained"))
 _PREPARE = {
     **dict.fromkeys(ATOLL, "benchmarks.paper.fig5:prepare"),
-    **dict.fromkeys(JAX, "benchmarks.paper.peers.multi_controller:prepare"),
+    **dict.fromkeys((*JAX, *BATCH_JAX), "benchmarks.paper.peers.multi_controller:prepare"),
     **dict.fromkeys(RAY, "benchmarks.paper.peers.ray_actors:prepare"),
     **dict.fromkeys(TENSORFLOW, "benchmarks.paper.peers.tensorflow:prepare"),
 }
@@ -132,13 +134,25 @@ def _claims(points: Sequence[BenchmarkRecord], options: Options) -> list[Claim]:
     last = points[-1]
     where = f"{last.point['hosts']} hosts"
     if options.null:
-        return [at_least(f"fused over chained, {where}", _over(last, "fused", "chained"), 1.0)]
+        return [
+            at_least(f"fused over chained, {where}", _over(last, "fused", "chained"), 1.0),
+            at_least(f"chained over op by op, {where}", _over(last, "chained", "op_by_op"), 1.0),
+        ]
+
+    def of(point: BenchmarkRecord, ours: str, theirs: str, bound: float) -> Claim:
+        hosts = point.point["hosts"]
+        text = f"{ours}; over {theirs}; {hosts} {'host' if hosts == 1 else 'hosts'}"
+        return at_least(text, quotient(point, ours, theirs, "rate"), bound)
+
     claims = [
-        at_least(f"fused, of JAX fused, {where}", quotient(last, ATOLL[2], JAX[1], "rate"), 0.98),
-        at_least(f"chained, of JAX op by op, {where}", quotient(last, ATOLL[1], JAX[0], "rate"), 1.0),
-        at_least(f"op by op, of JAX op by op, {where}", quotient(last, ATOLL[0], JAX[0], "rate"), 0.5),
+        of(last, ATOLL[2], BATCH_JAX[1], 0.98),
+        of(last, ATOLL[1], BATCH_JAX[0], 1.0),
+        of(last, ATOLL[0], BATCH_JAX[0], 0.5),
+        of(last, ATOLL[0], RAY[0], 10.0),
     ]
-    return [*claims, at_least(f"op by op, of Ray op by op, {where}", quotient(last, ATOLL[0], RAY[0], "rate"), 10.0)]
+    # On one host both have all devices in one process; on several, TensorFlow's still are.
+    alone = [point for point in points if point.point["hosts"] == 1]
+    return [*claims, *(of(point, ATOLL[i], TENSORFLOW[i], 1.0) for point in alone for i in range(len(TENSORFLOW)))]
 
 
 def _over(point: BenchmarkRecord, first: str, second: str) -> float | None:
@@ -152,8 +166,13 @@ FIGURE = Figure(
     explanation=(
         "A scalar float32 on each device, an AllReduce and an addition, each feeding the next; computations a second. "
         "Op by op is a call for each, chained a call for a program of 128 nodes, fused a call for 128 compiled into "
-        "one. JAX is multi-controller JAX: a process a host, gloo between them, the same functions. Ray has an actor a "
-        "host that runs them; TensorFlow one process with as many logical devices."
+        "one. JAX is multi-controller JAX: a process a host, gloo between them, the same functions. Atoll's workers "
+        "start the threads of CPU devices as batch threads, so JAX is there twice: as users start it, and with batch "
+        "threads (`chrt --batch 0 python ...`), which is what the claims compare with. Ray has an actor a host that "
+        "runs the functions of JAX. TensorFlow has all devices, as logical ones, in one process, whatever the number "
+        "of hosts: its sums cross no network, and no other process has to be kept in step. So Atoll is compared with "
+        "it on one host alone; its rows for more hosts say what a runtime without a network would reach. Ray and "
+        "TensorFlow are as users start them."
     ),
     paper=(
         "Pathways keeps up with JAX fused up to 1,000 TPU cores and chained up to 256, and is faster than TensorFlow "

@@ -111,7 +111,7 @@ FIGURE = Figure(
         "The short computation of figure 5 in a pipeline: each stage is on a host of its own and sends its result to "
         "the next. The pipeline is one program; several passes are in flight. Sequential dispatch "
         "(`--dispatch sequential`) waits until a computation is enqueued before it sends out the next; parallel "
-        "dispatch tells all hosts at once."
+        "dispatch sends it to all hosts at once."
     ),
     paper=(
         "Parallel dispatch amortizes the client's and the scheduler's cost over the stages; sequential dispatch is "

@@ -24,7 +24,7 @@ class Options(msgspec.Struct, frozen=True):
 class Axes:
     """How the paper draws it: by which of a point's numbers, and which metrics.
 
-    There is a line for each contestant and metric; also for each value of the point's number `split`, if that is said.
+    There is a line for each contestant and metric; also for each value of the point's number `split`, if there is one.
     """
 
     x: str
@@ -39,7 +39,7 @@ class Axes:
 
 @dataclass(frozen=True)
 class Figure:
-    """`explanation` says what is done here, `paper` what the paper saw.
+    """`explanation` is what is measured here, `paper` what the paper found.
 
     `points(options)` are benchmarks, one for each point of the x axis (`Benchmark.point`) and all contestants there.
     Where there is nothing to measure in that way, real or null, it is empty. `claims(points, options)` judges. With

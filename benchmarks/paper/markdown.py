@@ -2,48 +2,82 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
+from benchmarks.harness.provenance import age, describe_commit
 from benchmarks.harness.record import RunRecord
 from benchmarks.micro.report import quiet
+from benchmarks.paper.costs import FILE, costs_of, read_costs, rows
 from benchmarks.paper.figure import Figure
 from benchmarks.paper.table import cells, last_words, words
 
 _HEAD = """# Benchmarks: the paper's measurements, and ours
 
-Written by `python -m benchmarks report` from `benchmarks/results/`. A is the median of rounds, with its quartiles in
-number is the median of rounds, with its quartiles in brackets,
-of one run in which all contestants took turns on the same devices. `python -m benchmarks FIGURE` measures one again.
+Written by `python -m benchmarks report` from `benchmarks/results/`. A number is the median of rounds, with its
+quartiles in brackets, of one run in which all contestants took turns on the same devices. `python -m benchmarks FIGURE`
+measures one again. Each result has the commit that it is of, and whether the code has changed since.
 
 Real devices are JAX's CPU devices. *Null* devices take a given time and compute nothing, under the real controller,
-scheduler, messages and worker code ([design.md](design.md)): they tell what the control plane costs at sizes that are
-not at hand. [performance.md](performance.md) says where the time goes, and what real devices owe to how the system
-schedules their threads (*Threads that wait their turn*): peers run as they come.
+scheduler, messages and worker code ([design.md](design.md)): they show what the control plane costs at sizes that are
+not at hand. [performance.md](performance.md) says where the time goes.
+
+Atoll's workers start the threads of CPU devices as batch threads, which preempt none (*Threads that wait their turn*
+in performance.md). JAX with *(batch threads)* is started that way, too (`chrt --batch 0 python ...`), and ratios are
+judged against it; JAX as users start it stands beside it. All other peers are as users start them.
+"""
+
+_COSTS = """## Costs in virtual time
+
+table1, table2, fig10 and two-islands on null devices are computed: the real controller, hosts and clients exchange
+their messages in one process, and a clock counts what each of these takes. The costs are measured, with real processes
+(`python -m benchmarks costs`), and what the figures show follows from them. The devices, and the networks between them,
+are those of a model (`tpu-v3`); between islands, a transfer is copied to host memory, sent no faster than the data path
+of this machine carries it, and copied to the device. That data path is between processes of one machine, and control
+messages take their way over its loopback.
 """
 
 
-def render(figures: Sequence[Figure], runs: Mapping[str, RunRecord], pictures: Mapping[str, str]) -> str:
+def render(
+    figures: Sequence[Figure],
+    runs: Mapping[str, RunRecord],
+    pictures: Mapping[str, str],
+    costs: RunRecord | None = None,
+) -> str:
     """The page. `runs` and `pictures` (their paths as seen from the page) by name: a figure's key, or with -null."""
     parts = [_HEAD]
+    if costs is not None:
+        lines = [_origin(costs), "", "| | costs |", "|---|---:|"]
+        lines += [f"| {what} | {how_much} |" for what, how_much in rows(costs_of(costs))]
+        parts.append(_COSTS + "\n" + "\n".join(lines) + "\n")
+    current = None if costs is None else msgspec.to_builtins(costs_of(costs))
     for figure in figures:
         parts.append(f"## {figure.key}: {figure.title}\n\n{figure.explanation}\n\n*The paper:* {figure.paper}\n")
         for name, what in ((figure.key, "Real devices"), (f"{figure.key}-null", "Null devices")):
             if name in runs:
                 parts.append(_section(runs[name], what, pictures.get(name, "")))
+                if figure.virtual and name.endswith("-null") and runs[name].costs != current:
+                    parts.append("It was computed with other costs than those above.\n")
     return "\n".join(parts)
 
 
-def _section(run: RunRecord, what: str, picture: str) -> str:
+def _origin(run: RunRecord) -> str:
+    """By which command, when, of which code and on which machine it was measured."""
     machine = run.machine
-    busy = " The machine was busy: these numbers do not count." if run.busy else ""
-    lines = [
-        f"### {what}",
-        "",
-        f"`{' '.join(run.command)}`, {run.started[:10]}, {run.rounds} rounds, {quiet(run)}; "
-        f"{machine.cpu}, {machine.cores} cores, Python {machine.python}, jax {machine.packages['jax']}.{busy}",
-        "",
+    parts = [
+        f"`{' '.join(run.command)}`, {run.started[:10]}, {describe_commit(machine.commit)}, {run.rounds} rounds, "
+        f"{quiet(run)}; {machine.cpu}, {machine.cores} cores, Python {machine.python}, jax {machine.packages['jax']}.",
+        age(machine.commit),
+        "The machine was busy: these numbers do not count." if run.busy else "",
     ]
+    return " ".join(part for part in parts if part)
+
+
+def _section(run: RunRecord, what: str, picture: str) -> str:
+    lines = [f"### {what}", "", _origin(run), ""]
     if picture:
         lines += [f"![{run.name}]({picture})", ""]
     header, *rows = cells(run)
@@ -60,15 +94,18 @@ def _section(run: RunRecord, what: str, picture: str) -> str:
 
 def write_page(figures: Sequence[Figure], results: Path, page: Path) -> list[str]:
     """Writes the page; the names of what it shows."""
-    import msgspec
-
     names = [name for figure in figures for name in (figure.key, f"{figure.key}-null")]
     runs = {
         name: msgspec.json.decode((results / f"{name}.json").read_bytes(), type=RunRecord)
         for name in names
         if (results / f"{name}.json").exists()
     }
-    pictures = {name: f"../{results}/{name}.png" for name in runs if (results / f"{name}.png").exists()}
+    pictures = {
+        name: os.path.relpath(results / f"{name}.png", page.parent)
+        for name in runs
+        if (results / f"{name}.png").exists()
+    }
+    costs = read_costs(results) if (results / FILE).exists() else None
     page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(render(figures, runs, pictures))
+    page.write_text(render(figures, runs, pictures, costs))
     return list(runs)

@@ -7,8 +7,8 @@ import asyncio
 from atoll.frontends.bare import BareClient, call, program, sharded
 from atoll.worker.null.program import NullProgram
 
-# A launch takes as much of its session's window as one for so many nodes: see `proxy.program_executables`.
-_NODES_IN_ROOM = 128
+# A launch takes as much of its session's window as one for so many nodes: see `frontends.ifrt.program_executables`.
+_NODES_OF_CREDIT = 128
 
 
 class Steps:
@@ -18,7 +18,7 @@ class Steps:
         self._client = client
         self._made = made
         self._program = program
-        self._room = 1 + nodes // _NODES_IN_ROOM
+        self._credits = 1 + nodes // _NODES_OF_CREDIT
 
     @classmethod
     async def prepare(cls, client: BareClient, seconds: float, nodes: int = 1) -> Steps:
@@ -35,23 +35,31 @@ class Steps:
             nodes,
         )
 
+    async def begin(self) -> list[int]:
+        """The value of which the first call is made: its handle, which the caller releases."""
+        return await self._client.launch(self._made, (), 1)
+
     async def run(self, calls: int, fill: int = 0) -> float:
-        """So many calls after `fill` others, each of the result of the one before; seconds for them.
+        """So many calls after `fill` others, each of the result of the one before; seconds for them."""
+        (began, _), (ended, _) = await self.progress(calls, fill)
+        return ended - began
+
+    async def progress(self, calls: int, fill: int = 0, parts: int = 1) -> list[tuple[float, float]]:
+        """As `run`: (when, how many of the calls had ended), at the beginning and after each of so many parts.
 
         The clock starts when the others have ended, by when these are on their way: what it takes to fill the pipeline
         is left out.
         """
         client = self._client
-        (x,) = await client.launch(self._made, (), 1)
-        began = None if fill else client.when_ready((x,))
+        counts = sorted({round(calls * part / parts) for part in range(1, parts + 1)} - {0})
+        (x,) = await self.begin()
+        asked = [] if fill else [(0, client.when_ready((x,)))]
         for number in range(fill + calls):
-            (y,) = await client.launch(self._program, (x,), 1, self._room)
-            if number + 1 == fill:
-                began = client.when_ready((y,))
+            (y,) = await client.launch(self._program, (x,), 1, self._credits)
+            if (count := number + 1 - fill) in (0, *counts):
+                asked.append((count, client.when_ready((y,))))
             client.release((x,))
             x = y
-            await asyncio.sleep(0)  # for what is heard meanwhile
-        ended = client.when_ready((x,))
+            await asyncio.sleep(0)  # for what arrives meanwhile
         client.release((x,))
-        assert began is not None
-        return await ended - await began
+        return [(await at, float(count)) for count, at in asked]

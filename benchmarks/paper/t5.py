@@ -3,7 +3,7 @@
 The model is the original one of Raffel et al. 2019 (arXiv 1910.10683, section 2.1, and their Mesh TensorFlow
 code): layer norms that only scale, no biases, attention scores that are not divided by sqrt(d_kv), position as
 a learnt bias of the scores, ReLU, and one embedding for the inputs, the targets and the logits. It has no
-dropout, so that a run is told by its seed and its batches; all arithmetic is float32.
+dropout, so that seed and batches determine a run; all arithmetic is float32.
 
 Shapes are written as [batch, length, ...]; `inputs` and `targets` are tokens of the encoder and the decoder.
 """
@@ -91,7 +91,7 @@ class Weights(NamedTuple):
 
 
 def first_weights(config: Config, seed: int) -> Weights:
-    """The weights before training, float32: Mesh TensorFlow's distributions, told by the seed alone."""
+    """The weights before training, float32: Mesh TensorFlow's distributions; the seed determines them."""
     key = jax.random.key(seed)
     made = 0
 

@@ -31,7 +31,7 @@ def render(run: RunRecord, title: str) -> RenderableType:
         for point in run.benchmarks
         for name, error in point.failures.items()
     ]
-    return Group(table, claims, describe_machine(run), *failures)
+    return Group(table, *([claims] if run.claims else []), describe_machine(run), *failures)
 
 
 def last_words(error: str) -> str:

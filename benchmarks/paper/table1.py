@@ -74,7 +74,7 @@ def make_mesh() -> Mesh:
 
 
 def partition(path: tuple[Any, ...], leaf: Any) -> P:
-    """How a weight, or what Adafactor knows of it, lies on the mesh: told by the weight's name, a path's last.
+    """How a weight, or what Adafactor knows of it, lies on the mesh, by the weight's name, which ends its path.
 
     What Adafactor keeps of a large weight are sums over one of its axes: they have fewer axes than the weight,
     and are small enough to lie whole everywhere.

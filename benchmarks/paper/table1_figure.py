@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
+from atoll.operate.engines.virtual.costs import Costs
 from atoll.worker.null.model import MODELS
-from benchmarks.harness.benchmark import Benchmark, Metric, Round, Settings
+from benchmarks.harness.benchmark import BATCH_THREADS, Benchmark, Metric, Round, Settings
 from benchmarks.harness.record import BenchmarkRecord, Claim
+from benchmarks.paper.costs import measured_costs
 from benchmarks.paper.figure import Figure, Options, at_least, quotient
 
 MODEL = MODELS["tpu-v3"]
 DEVICES = 8  # of a null host
 STEPS, QUICK_STEPS = 20, 5
+JAX = "stock"
+BATCH_JAX = f"{JAX}{BATCH_THREADS}"  # threads as those of Atoll's devices: what the claims judge against
 
-# T5's pre-training (Raffel et al., section 3.1): 128 sequences of 512 tokens, of which 114 are to be told.
+# T5's pre-training (Raffel et al., section 3.1): 128 sequences of 512 tokens, of which 114 are to be predicted.
 BATCH, INPUTS, TARGETS = 128, 512, 114
 GRADIENT_BYTES = 4  # float32
 WEIGHT_BYTES = 8  # float32, and as much again for what an optimizer keeps
@@ -41,6 +45,7 @@ def _points(options: Options) -> list[Benchmark]:
                     Metric("loss_sum", "sum of the losses", "nats"),
                     Metric("last_loss", "last loss", "nats"),
                 ),
+                contestants=("atoll", BATCH_JAX, JAX),
                 prepare_deadline=300.0,
             )
         ]
@@ -49,7 +54,11 @@ def _points(options: Options) -> list[Benchmark]:
             key="table1",
             title=f"{title}, {cores} cores (the paper: {paper}k)",
             prepare="benchmarks.paper.table1_figure:prepare",
-            metrics=(Metric("tokens", "throughput", "tokens/s"), Metric("step", "step", "ms")),
+            metrics=(
+                Metric("tokens", "throughput", "tokens/s"),
+                Metric("step", "step", "ms"),
+                Metric("read_step", "step, each loss read", "ms"),
+            ),
             contestants=("Atoll", "ideal"),
             point={"model": model, "cores": cores, "replica": replica},
         )
@@ -69,35 +78,43 @@ def prepare(settings: Settings) -> Round:
 
     @cache  # virtual time: another round would give the same
     def measure() -> dict[str, float]:
-        seconds = ideal
+        seconds = read = ideal
         if settings.backend != "ideal":
-            seconds = simulate(cores, ideal, int(WEIGHT_BYTES * parameters), settings.size(STEPS, QUICK_STEPS))
-        return {"tokens": BATCH * (INPUTS + TARGETS) / seconds, "step": 1000 * seconds}
+            weight_bytes, steps = int(WEIGHT_BYTES * parameters), settings.size(STEPS, QUICK_STEPS)
+            seconds, read = simulate(cores, ideal, weight_bytes, steps, measured_costs())
+        return {"tokens": BATCH * (INPUTS + TARGETS) / seconds, "step": 1000 * seconds, "read_step": 1000 * read}
 
     return measure
 
 
-def simulate(cores: int, seconds: float, weight_bytes: int, steps: int) -> float:
-    """Seconds of a step that takes so many on its devices."""
-    from atoll.operate.engines.virtual.cluster import SimulatedCluster
+def simulate(cores: int, seconds: float, weight_bytes: int, steps: int, costs: Costs) -> tuple[float, float]:
+    """Seconds of a step that takes so many on its devices: with others in flight, and where each loss is read."""
+    from atoll.operate.engines.virtual.cluster import VirtualCluster
     from benchmarks.paper.spmd import make_training
-    from benchmarks.paper.training import step_seconds
+    from benchmarks.paper.training import read_step_seconds, step_seconds
 
-    cluster = SimulatedCluster(f"1x{cores // DEVICES}x{DEVICES}", MODEL)
+    cluster = VirtualCluster(f"1x{cores // DEVICES}x{DEVICES}", MODEL, costs)
     client = cluster.client()
     training = cluster.run(make_training(client, client.devices, seconds, weight_bytes))
-    return cluster.run(step_seconds(cluster, client, training, steps))
+    return (
+        cluster.run(step_seconds(cluster, client, training, steps)),
+        cluster.run(read_step_seconds(cluster, client, training, steps)),
+    )
 
 
 def _claims(points: Sequence[BenchmarkRecord], options: Options) -> list[Claim]:
     if options.null:
         return [
-            at_least(f"of ideal's, {point.title.partition(' (')[0]}", quotient(point, "Atoll", "ideal", "tokens"), 0.98)
+            at_least(
+                f"of ideal's steps, each loss read, {point.title.partition(' (')[0]}",
+                quotient(point, "ideal", "Atoll", "read_step"),
+                0.98,
+            )
             for point in points
         ]
     (point,) = points
     return [
-        at_least("tokens/s, of JAX's alone", quotient(point, "atoll", "stock", "tokens"), 0.98),
+        at_least(f"tokens/s, of {BATCH_JAX}", quotient(point, "atoll", BATCH_JAX, "tokens"), 0.98),
         at_least("equal losses, bit for bit", _equal(point, "loss_sum"), 1.0),
     ]
 
@@ -115,11 +132,13 @@ FIGURE = Figure(
     title="T5",
     explanation=(
         "On real devices a small T5 (2 layers, d_model 128), trained for 20 steps over 4 parts of the batch and 2 of "
-        "each layer, with Adafactor; stock is JAX alone on as many CPU devices. On null devices, the paper's models at "
-        "the paper's sizes in virtual time (model tpu-v3, hosts of 8 cores): a step is an SPMD computation that takes "
-        "what its operations take and an all-reduce of its float32 gradients; ideal is that and nothing else. 128 "
-        "sequences of 512 and 114 tokens a step, as T5 was trained; the paper does not say. A copy of the 3B and 11B "
-        "models lies on 8 cores."
+        "each layer, with Adafactor; stock is JAX alone on as many CPU devices, as users start it and with batch "
+        "threads. On null devices, the paper's models at the paper's sizes in virtual time (model tpu-v3, hosts of 8 "
+        "cores): a step is an SPMD computation that takes what its operations take and an all-reduce of its float32 "
+        "gradients; ideal is that and nothing else. With steps in flight, devices always have work, and the control "
+        "plane shows only where it takes longer than a step; so the claims are about a client that reads each step's "
+        "loss before it launches the next one. 128 sequences of 512 and 114 tokens a step, as T5 was trained; the "
+        "paper does not say. A copy of the 3B and 11B models lies on 8 cores."
     ),
     paper="The same tokens a second as multi-controller JAX with every model: 618k, 90.4k, 282.8k and 84.8k.",
     axes=None,

@@ -8,6 +8,7 @@ from functools import cache
 from atoll.worker.null.model import MODELS, NullModel
 from benchmarks.harness.benchmark import Benchmark, Metric, Round, Settings
 from benchmarks.harness.record import BenchmarkRecord, Claim
+from benchmarks.paper.costs import measured_costs
 from benchmarks.paper.decoder import (
     ACTIVATION_BYTES,
     BACKWARD,
@@ -108,11 +109,11 @@ def prepare(settings: Settings) -> Round:
 
 def simulate(pipe: Pipeline, islands: int, cores: int, steps: int) -> float:
     """Seconds of a step of the pipeline, its stages in order over the hosts of so many islands."""
-    from atoll.operate.engines.virtual.cluster import SimulatedCluster
+    from atoll.operate.engines.virtual.cluster import VirtualCluster
     from benchmarks.paper.gpipe import make_training
     from benchmarks.paper.training import step_seconds
 
-    cluster = SimulatedCluster(f"{islands}x{cores // DEVICES // islands}x{DEVICES}", MODEL)
+    cluster = VirtualCluster(f"{islands}x{cores // DEVICES // islands}x{DEVICES}", MODEL, measured_costs())
     client = cluster.client()
     each = cores // pipe.stages
     devices = [device for host in client.hosts for device in host]
@@ -123,11 +124,11 @@ def simulate(pipe: Pipeline, islands: int, cores: int, steps: int) -> float:
 
 def simulate_spmd(cores: int, steps: int) -> float:
     """Seconds of a step that is one computation on all cores."""
-    from atoll.operate.engines.virtual.cluster import SimulatedCluster
+    from atoll.operate.engines.virtual.cluster import VirtualCluster
     from benchmarks.paper.spmd import make_training
     from benchmarks.paper.training import step_seconds
 
-    cluster = SimulatedCluster(f"1x{cores // DEVICES}x{DEVICES}", MODEL)
+    cluster = VirtualCluster(f"1x{cores // DEVICES}x{DEVICES}", MODEL, measured_costs())
     client = cluster.client()
     weights = WEIGHT_BYTES * DECODER_3B.parts * DECODER_3B.layer_parameters // cores
     training = cluster.run(make_training(client, client.devices, spmd_seconds(cores), weights))

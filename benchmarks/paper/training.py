@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from atoll.frontends.bare import BareClient
-from atoll.operate.engines.virtual.cluster import SimulatedCluster
+from atoll.operate.engines.virtual.cluster import VirtualCluster
 
 # Steps that the client launches ahead of the one that it waits for.
 _AHEAD = 2
@@ -18,16 +18,32 @@ WARM_UP = 1 + _AHEAD + 1
 class Training:
     """Registered programs: `first` makes the `weights` arrays, and `step` takes them and gives new ones and a loss.
 
-    `room` is what a step takes in the session's window.
+    `credits` is what a step takes of the session's window.
     """
 
     first: int
     step: int
     weights: int
-    room: int = 1
+    credits: int = 1
 
 
-async def step_seconds(cluster: SimulatedCluster, client: BareClient, training: Training, steps: int) -> float:
+async def read_step_seconds(cluster: VirtualCluster, client: BareClient, training: Training, steps: int) -> float:
+    """Of a step whose loss the client reads before it launches the next: nothing hides what the control plane takes."""
+    weights = await client.launch(training.first, (), training.weights)
+    await client.wait(weights)
+    started = cluster.now()
+    for _ in range(steps):
+        *following, loss = await client.launch(training.step, weights, training.weights + 1, training.credits)
+        client.release(weights)
+        await client.wait((loss,))
+        client.release((loss,))
+        weights = following
+    seconds = (cluster.now() - started) / steps
+    client.release(weights)
+    return seconds
+
+
+async def step_seconds(cluster: VirtualCluster, client: BareClient, training: Training, steps: int) -> float:
     """Of a step, with others in flight behind it, after some that warm up."""
     ends = []
     losses: deque[int] = deque()
@@ -40,7 +56,7 @@ async def step_seconds(cluster: SimulatedCluster, client: BareClient, training: 
 
     weights = await client.launch(training.first, (), training.weights)
     for _ in range(WARM_UP + steps):
-        *following, loss = await client.launch(training.step, weights, training.weights + 1, training.room)
+        *following, loss = await client.launch(training.step, weights, training.weights + 1, training.credits)
         client.release(weights)
         weights = following
         losses.append(loss)

@@ -9,6 +9,7 @@ from functools import cache
 from atoll.worker.null.model import MODELS
 from benchmarks.harness.benchmark import Benchmark, Metric, Round, Settings
 from benchmarks.harness.record import BenchmarkRecord, Claim
+from benchmarks.paper.costs import measured_costs
 from benchmarks.paper.decoder import BACKWARD, GRADIENT_BYTES, SEQUENCE, WEIGHT_BYTES
 from benchmarks.paper.figure import Figure, Options, at_least, quotient
 
@@ -23,7 +24,7 @@ TWO, ONE = "Atoll, two islands", "Atoll, one island"
 class Work:
     """A model on `cores`, half of them in each island: one sequence a core and step.
 
-    `exchanged` bytes go between the islands in a step, both ways together, as the paper says.
+    `exchanged` bytes go between the islands in a step, both ways together, as in the paper.
     """
 
     parameters: float
@@ -88,11 +89,11 @@ def prepare(settings: Settings) -> Round:
 
 def simulate_one(work: Work, steps: int) -> float:
     """Seconds of a step on one island of all cores."""
-    from atoll.operate.engines.virtual.cluster import SimulatedCluster
+    from atoll.operate.engines.virtual.cluster import VirtualCluster
     from benchmarks.paper.spmd import make_training
     from benchmarks.paper.training import step_seconds
 
-    cluster = SimulatedCluster(f"1x{work.cores // DEVICES}x{DEVICES}", MODEL)
+    cluster = VirtualCluster(f"1x{work.cores // DEVICES}x{DEVICES}", MODEL, measured_costs())
     client = cluster.client()
     seconds = work.compute_seconds + work.reduce_seconds(work.cores)
     training = cluster.run(make_training(client, client.devices, seconds, work.weight_bytes))
@@ -101,11 +102,11 @@ def simulate_one(work: Work, steps: int) -> float:
 
 def simulate_two(work: Work, steps: int) -> float:
     """Seconds of a step on two islands."""
-    from atoll.operate.engines.virtual.cluster import SimulatedCluster
+    from atoll.operate.engines.virtual.cluster import VirtualCluster
     from benchmarks.paper.data_parallel import make_training
     from benchmarks.paper.training import step_seconds
 
-    cluster = SimulatedCluster(f"2x{work.cores // DEVICES // 2}x{DEVICES}", MODEL)
+    cluster = VirtualCluster(f"2x{work.cores // DEVICES // 2}x{DEVICES}", MODEL, measured_costs())
     client = cluster.client()
     seconds = work.compute_seconds + work.reduce_seconds(work.cores // 2)
     training = cluster.run(make_training(client, client.islands, seconds, work.weight_bytes, work.gradient_bytes))

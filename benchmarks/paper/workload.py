@@ -1,13 +1,13 @@
 """Computations of a given length on real devices, and processes that run them.
 
 A computation is a loop over a small vector on each device, then an AllReduce. On a machine with fewer cores than
-devices the devices take turns, which its length counts in.
+devices the devices share them, which its length includes.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import selectors
 import subprocess
 import sys
 import time
@@ -20,6 +20,8 @@ from jax import NamedSharding, P
 from jax.sharding import Mesh
 
 from benchmarks.harness.benchmark import Round
+from benchmarks.harness.child import read_line
+from benchmarks.harness.statistics import Progress, rate_in_common_window
 from benchmarks.micro.order import ELEMENTS, MILLISECOND_LOOPS
 
 # Computations begun at a time: up to twice as many are in flight, and what is begun in a second ends in about one.
@@ -32,8 +34,8 @@ def computation(
 ) -> tuple[Callable[[jax.Array], jax.Array], jax.Array]:
     """A function over these devices that takes about so long on this machine, and what to begin with."""
     mesh = Mesh(np.array(devices), ("d",))
-    turns = max(1.0, mesh.size / len(os.sched_getaffinity(0)))
-    loops = max(1, round(milliseconds / turns * MILLISECOND_LOOPS))
+    share = max(1.0, mesh.size / len(os.sched_getaffinity(0)))
+    loops = max(1, round(milliseconds / share * MILLISECOND_LOOPS))
 
     def body(x: jax.Array) -> jax.Array:
         x = jax.lax.fori_loop(0, loops, lambda _, v: jnp.sin(v) + 1.0, x)
@@ -77,14 +79,36 @@ class Loop:
 
         return measure
 
-    def rate(self, seconds: float) -> float:
-        """Computations a second, over about so many seconds."""
-        started, steps = time.perf_counter(), 0
-        while time.perf_counter() < started + seconds:
-            self.steps(BATCH)
-            steps += BATCH
-        self.wait()
-        return steps / (time.perf_counter() - started)
+    def start(self) -> Run:
+        return Run(self)
+
+    def run_for(self, seconds: float) -> Progress:
+        """Over about so many seconds."""
+        run = self.start()
+        while time.monotonic() < run.started + seconds:
+            run.go_on()
+        return run.end()
+
+
+class Run:
+    """A loop at work, and how far it came when: by the monotonic clock, which all processes of a machine share."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._begun = 0
+        self.started = time.monotonic()
+        self._progress = [(self.started, 0.0)]
+
+    def go_on(self) -> None:
+        """Begins a batch; returns when the one before has ended."""
+        self._loop.steps(BATCH)
+        self._progress.append((time.monotonic(), float(self._begun)))
+        self._begun += BATCH
+
+    def end(self) -> Progress:
+        """Returns when all has ended."""
+        self._loop.wait()
+        return [*self._progress, (time.monotonic(), float(self._begun))]
 
 
 class Clients:
@@ -104,23 +128,18 @@ class Clients:
             _answer(process)  # it has compiled
 
     def rate(self, seconds: float) -> float:
-        """All at the same time: computations a second of all together."""
+        """Computations a second of all together, while all of them are at work."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(f"{seconds}\n".encode())
-        return sum(float(_answer(process)) for process in self._processes)
+        return rate_in_common_window([json.loads(_answer(process)) for process in self._processes])
 
 
 def _answer(process: subprocess.Popen[bytes]) -> bytes:
-    """A client's next line. Raises TimeoutError and EOFError."""
-    assert process.stdout is not None
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        if not selector.select(_DEADLINE):
-            raise TimeoutError(f"a client said nothing for {_DEADLINE:.0f} s")
-    line = process.stdout.readline()
+    """A client's next line. Raises EOFError where there is none by the deadline."""
+    line = read_line(process, time.monotonic() + _DEADLINE)
     if not line:
-        raise EOFError("a client has ended")
+        raise EOFError(f"a client ended, or sent nothing for {_DEADLINE:.0f} s")
     return line
 
 
@@ -128,7 +147,7 @@ def main() -> None:
     loop = Loop(float(sys.argv[1]))
     print("ready", flush=True)
     for line in sys.stdin:
-        print(loop.rate(float(line)), flush=True)
+        print(json.dumps(loop.run_for(float(line))), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
     JAX_PLATFORMS=atoll python train.py
 
 runs any JAX script on an embedded cluster. `connect` does the same from Python; `program` makes a function over
-several compiled functions into one launch; `make_virtual_device_set` asks the cluster for slices of its islands; the
-command `atoll` starts clusters that stay.
+several compiled functions into one launch; `make_virtual_device_set` asks the cluster for slices of its islands;
+`trace` records what the cluster runs; the command `atoll` starts clusters that stay. All errors are subclasses of
+`AtollError`: `atoll.errors` shows the tree.
 """
 
 from __future__ import annotations
@@ -15,28 +16,83 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from atoll import errors as errors
     from atoll._version import __version__ as __version__
+    from atoll.client.connect import ConnectedCluster as ConnectedCluster
     from atoll.client.connect import connect as connect
+    from atoll.client.program import Program as Program
     from atoll.client.program import program as program
+    from atoll.client.slices import Slice as Slice
+    from atoll.client.slices import VirtualDeviceSet as VirtualDeviceSet
     from atoll.client.slices import make_virtual_device_set as make_virtual_device_set
     from atoll.client.trace import trace as trace
-
-__all__ = ["__version__", "connect", "errors", "make_virtual_device_set", "program", "trace"]
+    from atoll.errors import AccessError as AccessError
+    from atoll.errors import AddressError as AddressError
+    from atoll.errors import AtollError as AtollError
+    from atoll.errors import BackendError as BackendError
+    from atoll.errors import ClusterError as ClusterError
+    from atoll.errors import ConnectError as ConnectError
+    from atoll.errors import ProgramError as ProgramError
+    from atoll.errors import SettingsError as SettingsError
+    from atoll.errors import SliceError as SliceError
+    from atoll.errors import StatusError as StatusError
+    from atoll.errors import VersionError as VersionError
+    from atoll.protocol.spans import Span as Span
 
 # Each is imported at its first use: JAX imports this package in every script, for the plug-in below it.
-_PLACES = {
+_MODULES = {
     "__version__": "atoll._version",
     "connect": "atoll.client.connect",
-    "make_virtual_device_set": "atoll.client.slices",
+    "ConnectedCluster": "atoll.client.connect",
     "program": "atoll.client.program",
+    "Program": "atoll.client.program",
+    "make_virtual_device_set": "atoll.client.slices",
+    "Slice": "atoll.client.slices",
+    "VirtualDeviceSet": "atoll.client.slices",
     "trace": "atoll.client.trace",
+    "Span": "atoll.protocol.spans",
+    "AtollError": "atoll.errors",
+    "AddressError": "atoll.errors",
+    "ConnectError": "atoll.errors",
+    "VersionError": "atoll.errors",
+    "AccessError": "atoll.errors",
+    "ClusterError": "atoll.errors",
+    "SettingsError": "atoll.errors",
+    "BackendError": "atoll.errors",
+    "ProgramError": "atoll.errors",
+    "SliceError": "atoll.errors",
+    "StatusError": "atoll.errors",
 }
+
+__all__ = [
+    "AccessError",
+    "AddressError",
+    "AtollError",
+    "BackendError",
+    "ClusterError",
+    "ConnectError",
+    "ConnectedCluster",
+    "Program",
+    "ProgramError",
+    "SettingsError",
+    "Slice",
+    "SliceError",
+    "Span",
+    "StatusError",
+    "VersionError",
+    "VirtualDeviceSet",
+    "__version__",
+    "connect",
+    "errors",
+    "make_virtual_device_set",
+    "program",
+    "trace",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name == "errors":
         return importlib.import_module("atoll.errors")
-    if name in _PLACES:
-        return getattr(importlib.import_module(_PLACES[name]), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'atoll' has no attribute {name!r}")
 
 

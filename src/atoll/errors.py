@@ -1,15 +1,24 @@
 """Every error of Atoll, as one tree, and the status that carries it between processes.
 
     AtollError
-    +-- AddressError            an address that cannot be parsed, or may not be listened on
-    +-- ConnectError            nobody answers at an address, or refuses us
-    |   +-- VersionError        the other side speaks a protocol that we do not
-    |   +-- AccessError         the token is missing or wrong
-    +-- ClusterError            the cluster did not start, or ended
-    +-- StatusError             a request failed; carries a `Status`
+    +-- AddressError (ValueError)       an address that cannot be parsed, or may not be listened on
+    +-- ConnectError (ConnectionError)  nobody answers at an address, or the cluster there refuses the connection
+    |   +-- VersionError                the two sides speak different protocol versions
+    |   +-- AccessError                 the token is missing or wrong
+    +-- ClusterError (RuntimeError)     a cluster did not start, has ended, or is not the one that was asked for
+    |   +-- SettingsError (ValueError)  settings that no cluster can have: islands, platform, engine, memory, dispatch
+    |   +-- BackendError                JAX does not run on Atoll in this process
+    +-- ProgramError (TypeError)        a function that `atoll.program` cannot trace, or a call of it that does not fit
+    +-- SliceError (ValueError)         a slice that nobody can ask for, or that has been released
+    +-- StatusError                     a request to a cluster failed; carries a `Status`
 
-A `Status` is what travels: an absl status code, a message, and payloads. The client's C++ half turns it into
-the exception a user sees (`jax.errors.JaxRuntimeError`), so the message says what failed, where, and what to do.
+In parentheses: the built-in class that an error is, too.
+
+What fails on the cluster while a script runs (a computation, an allocation, a lost island) reaches the script from
+jaxlib, as `jax.errors.JaxRuntimeError`. Its text begins with the name of a `Code`.
+
+A `Status` is what travels between processes: an absl status code, a message, and payloads. The client's C++ half turns
+it into that exception, so the message says what failed, where, and what to do next.
 """
 
 from __future__ import annotations
@@ -42,7 +51,7 @@ class Code(enum.IntEnum):
 
 
 class Status(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An outcome: `code` OK, or what went wrong in words a user can act on."""
+    """An outcome: `code` OK, or what went wrong, in a message that a user can act on."""
 
     code: int = 0
     message: str = ""
@@ -57,7 +66,7 @@ class Status(msgspec.Struct, frozen=True, array_like=True, gc=False):
             raise StatusError(Code(self.code), self.message, self.payloads)
 
     def within(self, program: str) -> Status:
-        """The same error with the name of the program that it befell, unless it names one already."""
+        """The same error with the name of the program that failed, unless it names one already."""
         if not program or " (in " in self.message:
             return self
         return Status(self.code or int(Code.INTERNAL), f"{self.message} (in {program})", self.payloads)
@@ -74,7 +83,7 @@ class AtollError(Exception):
 
 
 class AddressError(AtollError, ValueError):
-    """An address that cannot be understood, or that must not be listened on."""
+    """An address that cannot be parsed, or that must not be listened on."""
 
 
 class ConnectError(AtollError, ConnectionError):
@@ -86,7 +95,7 @@ class VersionError(ConnectError):
 
 
 class AccessError(ConnectError):
-    """The other side refused our token, or we its."""
+    """One side refused the other's token."""
 
 
 class FrameError(ConnectError):
@@ -94,7 +103,26 @@ class FrameError(ConnectError):
 
 
 class ClusterError(AtollError, RuntimeError):
-    """The cluster, or a process of it, did not start or is gone."""
+    """A cluster, or a process of it, did not start or has ended."""
+
+
+class SettingsError(ClusterError, ValueError):
+    """Settings that no cluster can have; names the setting, what it was, and what is expected."""
+
+
+class BackendError(ClusterError):
+    """JAX does not run on Atoll in this process; says how to start it so that it does."""
+
+
+class ProgramError(AtollError, TypeError):
+    """A function that cannot be made into a program, or a call that does not fit its program.
+
+    Names the user's lines and says what to do.
+    """
+
+
+class SliceError(AtollError, ValueError):
+    """A slice that nobody can ask for, whatever the cluster; or a slice that has been released is used."""
 
 
 class StatusError(AtollError):
@@ -118,7 +146,7 @@ def unimplemented(message: str) -> StatusError:
 
 
 def refusal(status: Status, prefix: str = "") -> ConnectError:
-    """The error for a controller's refusal to talk to us."""
+    """The error for a controller that refuses the connection."""
     kinds: dict[int, type[ConnectError]] = {
         Code.UNAUTHENTICATED: AccessError,
         Code.FAILED_PRECONDITION: VersionError,
@@ -127,7 +155,7 @@ def refusal(status: Status, prefix: str = "") -> ConnectError:
 
 
 def error_kind(name: str) -> type[AtollError] | None:
-    """The class of this tree that another process named; None for a name that is none of ours."""
+    """The class of this tree that has the name, as another process reports it; None where there is none."""
     kind = globals().get(name)
     return kind if isinstance(kind, type) and issubclass(kind, AtollError) else None
 

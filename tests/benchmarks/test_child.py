@@ -1,12 +1,17 @@
 """A worker that fails, dies or hangs becomes an error with a reason, and never a benchmark that hangs."""
 
+import importlib.util
 import os
+import subprocess
+import sys
+import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.benchmark import Benchmark, Place, Round, Settings
+from benchmarks.harness.benchmark import BATCH_THREADS, Benchmark, Round, RunsIn, Settings
 from benchmarks.harness.child import Child, ContestantError
 from benchmarks.micro.table import BENCHMARKS
 
@@ -23,6 +28,24 @@ def prepare_counting(settings: Settings) -> Round:
         return {"rounds": rounds, "work": settings.size(full=2, quick=1)}
 
     return measure
+
+
+def prepare_policy(settings: Settings) -> Round:
+    def policies() -> dict[str, float]:
+        found: list[int] = []
+        thread = threading.Thread(target=lambda: found.append(os.sched_getscheduler(0)))
+        thread.start()
+        thread.join()
+        program = "import os; print(os.sched_getscheduler(0))"
+        child = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+        return {"thread": found[0], "process": int(child.stdout)}
+
+    return policies
+
+
+def prepare_example(settings: Settings) -> Round:
+    spec = importlib.util.find_spec("examples.gpt")
+    return lambda: {"found": float(spec is not None)}
 
 
 def prepare_nothing(settings: Settings) -> Round:
@@ -42,7 +65,7 @@ def prepare_to_hang(settings: Settings) -> Round:
 
 
 def benchmark(prepare: str) -> Benchmark:
-    return replace(BENCHMARKS[0], prepare=f"{__name__}:{prepare}", place=Place.WORKER, round_deadline=1.0)
+    return replace(BENCHMARKS[0], prepare=f"{__name__}:{prepare}", runs_in=RunsIn.WORKER, round_deadline=1.0)
 
 
 def test_a_worker_keeps_its_benchmark_from_round_to_round():
@@ -50,9 +73,27 @@ def test_a_worker_keeps_its_benchmark_from_round_to_round():
         assert [child.measure(), child.measure()] == [{"rounds": 1, "work": 2}, {"rounds": 2, "work": 2}]
 
 
-def test_the_benchmark_is_told_its_settings():
+def test_the_benchmark_gets_its_settings():
     with Child(benchmark("prepare_counting"), Settings("stock", quick=True)) as child:
         assert child.measure()["work"] == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="batch threads are Linux's")
+def test_a_peer_can_be_started_with_batch_threads_as_those_of_atolls_devices():
+    policies = {}
+    for backend in ("stock", f"stock{BATCH_THREADS}"):
+        with Child(benchmark("prepare_policy"), Settings(backend)) as child:
+            policies[backend] = child.measure()
+    here = os.sched_getscheduler(0)
+    assert policies["stock"] == {"thread": here, "process": here}
+    assert policies[f"stock{BATCH_THREADS}"] == {"thread": os.SCHED_BATCH, "process": os.SCHED_BATCH}
+
+
+def test_a_worker_finds_the_repository_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    with Child(benchmark("prepare_example"), STOCK) as child:
+        assert child.measure() == {"found": 1}
 
 
 def test_a_failed_preparation_says_why():

@@ -8,10 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.harness.benchmark import Benchmark, Metric
+from benchmarks.harness.benchmark import BATCH_THREADS, Benchmark, Metric
 from benchmarks.harness.machine import Machine
 from benchmarks.harness.record import BenchmarkRecord, Claim, RunRecord, record_benchmark, write
-from benchmarks.paper import fig6
+from benchmarks.micro.table import BENCHMARKS
+from benchmarks.paper import fig5, fig6
 from benchmarks.paper.figure import Axes, Options, at_least, at_most
 from benchmarks.paper.figures import FIGURES
 from benchmarks.paper.markdown import write_page
@@ -22,8 +23,8 @@ MACHINE = Machine("an abacus", 2, 1 << 30, "none", "3.11", {"jax": "0"}, None)
 OPTIONS = [Options(null=null, quick=quick) for null in (False, True) for quick in (False, True)]
 
 
-def point(rates: dict[str, list[float]], **place: float) -> BenchmarkRecord:
-    benchmark = Benchmark("fig", f"{place}", "", (Metric("rate", "rate", "computations/s"),), tuple(rates), point=place)
+def point(rates: dict[str, list[float]], **where: float) -> BenchmarkRecord:
+    benchmark = Benchmark("fig", f"{where}", "", (Metric("rate", "rate", "computations/s"),), tuple(rates), point=where)
     rounds = {name: [{"rate": rate} for rate in each] for name, each in rates.items()}
     return record_benchmark(benchmark, list(rates), rounds, {})
 
@@ -69,7 +70,7 @@ def test_parity_is_the_shortest_computation_from_which_on_all_keep_up():
     points = [at(1, 0.99), at(2, 0.9), at(4, 0.985), at(8, 1.0)]
     assert fig6.parity(points, "Atoll", "ideal") == 4
     assert fig6.parity([at(1, 0.5)], "Atoll", "ideal") == math.inf
-    assert fig6.parity([at(1, 0.99)], "Atoll", "nobody") is None
+    assert fig6.parity([at(1, 0.99)], "Atoll", "none such") is None
 
 
 def test_there_is_a_line_for_each_contestant_and_each_value_that_splits():
@@ -86,6 +87,41 @@ def test_a_table_has_a_row_for_each_point_and_contestant():
     assert second[1:] == ["JAX", "4.00"]
 
 
+@pytest.mark.parametrize("figure", [each for each in FIGURES if each.points(Options())], ids=lambda figure: figure.key)
+def test_claims_about_jax_are_about_jax_with_batch_threads(figure):
+    """Atoll's devices are batch threads. JAX as users start it is measured beside that, and judges nothing."""
+    points = figure.points(Options(quick=True))
+    names = {name for each in points for name in each.contestants if name.startswith(("JAX", "stock"))}
+    as_users_start_it = {name for name in names if not name.endswith(BATCH_THREADS)}
+    assert names == as_users_start_it | {f"{name}{BATCH_THREADS}" for name in as_users_start_it}
+
+    def verdicts(slow: set[str]) -> list[float | None]:
+        records = []
+        for each in points:
+            values = {metric.name: 1.0 for metric in each.metrics}
+            rounds = {
+                name: [{k: v / (2 if name in slow else 1) for k, v in values.items()}] for name in each.contestants
+            }
+            records.append(record_benchmark(each, list(each.contestants), rounds, {}))
+        return [claim.value for claim in figure.claims(records, Options(quick=True)) if "losses" not in claim.text]
+
+    assert verdicts(as_users_start_it) == verdicts(set())
+    if names:
+        assert verdicts(names - as_users_start_it) != verdicts(set())
+
+
+@pytest.mark.parametrize("benchmark", [each for each in BENCHMARKS if "stock" in each.contestants], ids=lambda b: b.key)
+def test_ratios_to_stock_jax_are_judged_with_batch_threads(benchmark: Benchmark):
+    if any(metric.target and metric.target.ratio for metric in benchmark.metrics):
+        assert benchmark.contestants == ("atoll", f"stock{BATCH_THREADS}", "stock")
+
+
+def test_atoll_is_compared_with_tensorflow_on_one_host_alone():
+    everyone = {name: [1.0] for name in (*fig5.ATOLL, *fig5.JAX, *fig5.BATCH_JAX, *fig5.RAY, *fig5.TENSORFLOW)}
+    claims = fig5.FIGURE.claims([point(everyone, hosts=hosts) for hosts in (1, 2)], Options())
+    assert [claim.text[-6:] for claim in claims if "TensorFlow" in claim.text] == ["1 host"] * 2
+
+
 def test_of_a_failure_the_exception_is_told():
     assert last_words("Traceback\n  File\nValueError: no\nthe end of its log:\nnoise") == "ValueError: no"
 
@@ -95,6 +131,8 @@ def test_the_page_has_what_was_measured_and_nothing_else(tmp_path: Path):
     page = tmp_path / "docs" / "benchmarks.md"
     assert write_page(FIGURES, tmp_path, page) == ["fig5"]
     text = page.read_text()
+    assert "of an unknown commit" in text
+    assert "Whether it is older than the code is unknown" in text
     assert "## fig5: Dispatch overhead" in text
     assert "| a ratio | 0.990 | ≥ 0.98 | yes |" in text
     assert text.count("### ") == 1

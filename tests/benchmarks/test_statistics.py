@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.harness.statistics import Summary, quartiles, ratio, summarize
+from benchmarks.harness.statistics import Summary, quartiles, rate_in_common_window, ratio, summarize
 
 positive = st.floats(min_value=1e-3, max_value=1e6)
 
@@ -60,6 +60,22 @@ def test_what_slows_both_sides_of_a_round_does_not_widen_a_ratio():
 def test_anything_against_itself_is_one(samples: list[float]):
     measured = ratio(samples, samples)
     assert (measured.low, measured.of_medians, measured.high) == (1, 1, 1)
+
+
+def test_clients_count_while_all_of_them_are_at_work():
+    early = [(0.0, 0.0), (4.0, 40.0)]  # ten a second
+    late = [(2.0, 0.0), (3.0, 30.0), (9.0, 30.0)]  # thirty in its first second, and none later
+    assert rate_in_common_window([early, late]) == (20 + 30) / 2
+    assert rate_in_common_window([early]) == 10
+
+
+def test_between_two_points_of_its_progress_a_client_ends_as_many_in_equal_times():
+    assert rate_in_common_window([[(0.0, 0.0), (10.0, 100.0)], [(4.0, 0.0), (5.0, 0.0), (6.0, 8.0)]]) == 10 + 4
+
+
+def test_clients_that_never_were_at_work_together_have_no_rate():
+    with pytest.raises(ValueError, match="before the last one started"):
+        rate_in_common_window([[(0.0, 0.0), (1.0, 9.0)], [(1.5, 0.0), (2.0, 9.0)]])
 
 
 def test_rounds_without_a_partner_are_refused():

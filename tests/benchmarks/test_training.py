@@ -8,9 +8,12 @@ import sys
 import msgspec
 import pytest
 
-from atoll.operate.engines.virtual.cluster import SimulatedCluster
+from atoll.operate.engines.virtual.cluster import VirtualCluster
+from atoll.operate.engines.virtual.costs import Costs
 from atoll.worker.null.model import MODELS
-from benchmarks.paper import data_parallel, gpipe, spmd
+from benchmarks.harness.record import record_benchmark
+from benchmarks.paper import data_parallel, gpipe, spmd, table1_figure
+from benchmarks.paper.figure import Options
 from benchmarks.paper.pipeline import Pipeline
 from benchmarks.paper.table2 import batch_tokens, pipeline
 from benchmarks.paper.training import step_seconds
@@ -33,7 +36,7 @@ def test_the_command_does_not_import_jax():
 
 
 def test_a_pipeline_whose_stages_are_islands_takes_what_theory_gives():
-    cluster = SimulatedCluster("4x1x2")
+    cluster = VirtualCluster("4x1x2")
     client = cluster.client()
     training = cluster.run(gpipe.make_training(client, client.islands, SMALL))
     seconds = cluster.run(step_seconds(cluster, client, training, steps=3))
@@ -41,27 +44,46 @@ def test_a_pipeline_whose_stages_are_islands_takes_what_theory_gives():
 
 
 def test_all_of_a_pipelines_nodes_run():
-    """None is left out because nobody uses what it makes."""
-    cluster = SimulatedCluster("1x4x2")
+    """None is left out because its results are unused."""
+    cluster = VirtualCluster("1x4x2")
     client = cluster.client()
     training = cluster.run(gpipe.make_training(client, client.hosts, SMALL))
     cluster.run(step_seconds(cluster, client, training, steps=1))
     last = [span.sequence for span in cluster.controller.trace.spans() if span.program == "step" and span.host == 3]
     calls, hops = 2 * 4 * 8 + 4, 2 * 3 * 8
-    assert training.room == 1 + (calls + hops) // 128
+    assert training.credits == 1 + (calls + hops) // 128
     # Of the last stage: forward and backward passes, what it receives and sends for each, and its update; 5 steps.
     assert len(last) == 5 * (2 * 8 + 2 * 8 + 1)
 
 
 def test_a_step_that_is_one_computation_takes_what_it_takes():
-    cluster = SimulatedCluster("1x4x2")
+    cluster = VirtualCluster("1x4x2")
     client = cluster.client()
     training = cluster.run(spmd.make_training(client, client.devices, 0.05, weight_bytes=1 << 20))
     assert cluster.run(step_seconds(cluster, client, training, steps=10)) == pytest.approx(0.05, rel=0.01)
 
 
+def test_table_1s_claims_in_virtual_time_can_fail():
+    """A controller that is ten times as slow does not reach them, though it hides behind steps that are in flight."""
+    (point,) = (each for each in table1_figure.FIGURE.points(Options(null=True)) if each.point["model"] == "T5_3B")
+    cores, ideal = int(point.point["cores"]), 0.1
+
+    def judged(costs: Costs) -> tuple[float, bool | None]:
+        seconds, read = table1_figure.simulate(cores, ideal, 1 << 20, steps=2, costs=costs)
+        values = {
+            "Atoll": [{"tokens": 1 / seconds, "step": 1e3 * seconds, "read_step": 1e3 * read}],
+            "ideal": [{"tokens": 1 / ideal, "step": 1e3 * ideal, "read_step": 1e3 * ideal}],
+        }
+        record = record_benchmark(point, list(point.contestants), values, {})
+        (claim,) = table1_figure.FIGURE.claims([record], Options(null=True))
+        return ideal / seconds, claim.reached
+
+    assert judged(Costs(controller_gang_host=1e-5)) == (pytest.approx(1.0, abs=0.01), True)
+    assert judged(Costs(controller_gang_host=1e-4)) == (pytest.approx(1.0, abs=0.01), False)
+
+
 def test_two_islands_exchange_gradients_both_ways_at_once():
-    cluster = SimulatedCluster("2x2x2", msgspec.structs.replace(MODELS["tpu-v3"], dcn_bandwidth=2e9))
+    cluster = VirtualCluster("2x2x2", msgspec.structs.replace(MODELS["tpu-v3"], dcn_bandwidth=2e9))
     client = cluster.client()
     # A host sends two devices' parts, which takes 20 ms.
     training = cluster.run(

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
+from atoll.cluster.devices import DeviceInfo, VirtualDevice
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.mesh import Shape, boxes, is_box
-from atoll.cluster.placement import IslandDevices, SessionDevices, Slices
+from atoll.cluster.placement import IslandDevices, Slices
 from atoll.cluster.slices import SliceRequest
+from atoll.cluster.virtual_devices import SessionDevices
 from atoll.errors import Code, StatusError
-from atoll.protocol.messages import DeviceInfo, VirtualDevice
 
 
 def island(number: int, mesh: Shape, *, closed: str = "", kind: str = "cpu", host: int | None = None) -> IslandDevices:
@@ -241,7 +242,7 @@ def test_arrays_over_two_virtual_devices_of_one_place_are_refused():
     table = Table((2,))
     devices = table.slices.sessions[1]
     devices.use("f", [(0, 1)])
-    devices.reseat({1: DeviceLocation(0, 0, 0)})
+    devices.relocate({1: DeviceLocation(0, 0, 0)})
     devices.use("f", [(0,), (1,)])
     with pytest.raises(StatusError, match=r"'f' lies on the virtual devices 0 and 1, which share a physical one"):
         devices.use("f", [(0, 1)])
@@ -251,7 +252,7 @@ def test_a_function_over_islands_is_told_why_it_cannot_run():
     table = Table((2,), (2,))
     devices = table.slices.sessions[1]
     assert "jax.Device.slice_index tells" in devices.scattered([0, 2])
-    devices.reseat({1: DeviceLocation(1, 1, 0)})
+    devices.relocate({1: DeviceLocation(1, 1, 0)})
     assert "at present, 0, 1, though their slice_index is the same" in devices.scattered([0, 1])
 
 
@@ -339,7 +340,7 @@ class Sessions(RuleBasedStateMachine):
         except StatusError:
             return
         assert set(changes) == set(devices.slices[number].devices)
-        devices.reseat(changes)
+        devices.relocate(changes)
 
     @precondition(lambda self: self.slices.sessions)
     @rule(data=st.data())

@@ -23,6 +23,7 @@ def _nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"ATOLL_PLATFORM": "cuda"}, ClusterSettings(platform="cuda")),
         ({"ATOLL_DEVICE_MEMORY": "16GiB"}, ClusterSettings(device_memory=16 << 30)),
         ({"ATOLL_TOPOLOGY": "2x4"}, ClusterSettings(mesh="2x4")),
+        ({"ATOLL_POLICY": "lifo"}, ClusterSettings(policy="lifo")),
         ({"ATOLL_DISPATCH": "sequential"}, ClusterSettings(dispatch=Dispatch.SEQUENTIAL)),
     ],
 )

@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from atoll.cluster.slices import SliceRequest, read_wish
+from atoll.cluster.slices import SliceRequest, read_request
 from atoll.errors import StatusError
 
 
 def test_a_wish_is_read_as_it_was_written():
     slice_request = SliceRequest(4, (2, 2), "cpu", (1,), (2, 3), 1 << 30)
-    assert read_wish(msgspec.msgpack.encode(slice_request)) == slice_request
+    assert read_request(msgspec.msgpack.encode(slice_request)) == slice_request
 
 
 @pytest.mark.parametrize(
@@ -41,10 +41,10 @@ def test_a_wish_is_read_as_it_was_written():
 )
 def test_what_is_no_wish_is_refused_with_the_reason(fields: Any, text: str):
     with pytest.raises(StatusError, match=text):
-        read_wish(msgspec.msgpack.encode(fields))
+        read_request(msgspec.msgpack.encode(fields))
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x81", b"\x91" * 5000, b'{"count": 1}', b"\x81\xa5count\x01\x00"])
 def test_bytes_that_are_no_message_are_refused(payload: bytes):
     with pytest.raises(StatusError, match="no request for a slice"):
-        read_wish(payload)
+        read_request(payload)

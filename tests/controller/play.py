@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import msgspec
+
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
 from atoll.controller import actions as a
 from atoll.controller import events as e
 from atoll.controller.core import Controller
+from atoll.controller.programs.launcher import GANG_WINDOW
 from atoll.controller.sessions.session import Session
 from atoll.errors import OK, Code, Status
 from atoll.ir.program import (
@@ -75,12 +78,13 @@ class Cluster:
     def receive(self, connection: int, message: Any) -> None:
         self.event(e.Received(self.now, connection, message))
 
-    def join(self, host: int, address: str = "", pid: int = 0) -> None:
+    def join(self, host: int, address: str = "", pid: int = 0, max_in_flight: int = GANG_WINDOW) -> None:
         """A host's worker joins."""
         connection = self.connect("worker", pid or 1000 + host)
         self._names[connection] = ("host", host)
         self._hosts[host] = connection
-        self.receive(connection, ready(self.topology, host, address or f"unix:/data-{host}"))
+        hello = ready(self.topology, host, address or f"unix:/data-{host}")
+        self.receive(connection, msgspec.structs.replace(hello, max_in_flight=max_in_flight))
 
     def open(self, pid: int = 42, label: str = "script.py") -> Session:
         """A session opens."""
@@ -162,7 +166,7 @@ def ready(topology: Topology, host: int, address: str) -> m.WorkerReady:
     devices = tuple(
         m.DeviceInfo(i, "null", "cpu", ("device",), "device", (i, 0, 0), 0, i, 0) for i in range(topology.devices)
     )
-    return m.WorkerReady(topology.island_of(host), host, devices, "cpu", "1", address)
+    return m.WorkerReady(topology.island_of(host), host, devices, "cpu", "1", address, GANG_WINDOW)
 
 
 class Play(Cluster):

@@ -42,7 +42,7 @@ def hello(role: str = "operator", token: str = "", protocol: int = m.PROTOCOL) -
         (
             hello("king", "right"),
             Code.FAILED_PRECONDITION,
-            "'king' is no role: expected worker, proxy",
+            "'king' is no role: expected worker, proxy, engine, operator",
         ),
     ],
 )
@@ -96,7 +96,7 @@ def test_a_host_that_is_not_expected_is_refused(host, island):
     connection = cluster.connect("worker")
     cluster.flush()
     answer = ready(cluster.topology, host % 2, "unix:/x")
-    cluster.receive(connection, m.WorkerReady(island, host, answer.devices, "cpu", "1", "unix:/x"))
+    cluster.receive(connection, m.WorkerReady(island, host, answer.devices, "cpu", "1", "unix:/x", 24))
     assert "is not expected" in refused(cluster, connection).message
 
 

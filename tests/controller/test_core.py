@@ -18,7 +18,7 @@ from atoll.ir.program import (
     single,
 )
 from atoll.protocol import messages as m
-from tests.controller.play import BROKEN, Play, chain_of, joined, on, runs
+from tests.controller.play import BROKEN, Cluster, Play, chain_of, joined, on, runs
 
 # ---- sessions
 
@@ -206,6 +206,13 @@ def test_a_program_whose_plan_is_too_large_for_a_message_is_refused_and_costs_no
     play.say(m.Launch(5, (10,), (11, 13), ()))
     (answer,) = play.say(m.Await(1, (11,)))
     assert (answer.status.code, "too large" in answer.status.message) == (Code.INVALID_ARGUMENT, True)
+
+
+def test_no_more_is_in_flight_on_an_island_than_the_least_of_its_hosts_can_take():
+    cluster = Cluster("1x2x1")
+    for host, most in ((0, 8), (1, 5)):
+        cluster.join(host, max_in_flight=most)
+    assert cluster.controller.scheduler.statistics(0).window == 5
 
 
 def test_another_sessions_work_gets_in_between_the_nodes_of_a_long_program():

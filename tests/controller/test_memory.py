@@ -117,6 +117,22 @@ def test_what_waits_for_memory_in_vain_is_told_who_holds_it():
     assert len(runs(play.say(m.Launch(1, (10,), (13,), ())))) == 1
 
 
+def test_what_waits_for_memory_that_was_freed_just_now_does_not_fail():
+    play = Play(device_memory=20)
+    play.with_call()
+    play.array(10)
+    (first,) = play.say(m.Launch(1, (10,), (11,), ()))
+    play.done(first.sequence)
+    assert play.say(m.Launch(1, (10,), (12,), ())) == []
+    for now in (100.0, 100.5):
+        play.tick(now)
+    # Nothing was started since: the gang has not been tried again.
+    play.proxy(play.session, m.Release((11,)))
+    play.tick(102.0)
+    (second,) = runs(play.outbox())
+    assert second.results == (12,)
+
+
 def test_what_can_never_fit_is_refused_though_others_work():
     play = Play(device_memory=7)
     play.with_put()

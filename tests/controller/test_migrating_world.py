@@ -48,7 +48,7 @@ def test_clients_whose_slices_migrate_notice_nothing(seed, steps, topology, doom
         for wait, handle in client.waits.items():
             status, taint, maybe = client.outcomes[wait], client.taint[handle], client.maybe[handle]
             is_lost = world.has_lost and status.code in (Code.DATA_LOSS, Code.DEADLINE_EXCEEDED)
-            if not is_lost and not (memory and status.code == Code.RESOURCE_EXHAUSTED):
+            if not is_lost and status.message not in world.exhausted:
                 assert not (status.ok and taint), f"{handle} is there although it depends on {taint}"
                 # An array that could not be made is nowhere, and does not keep its devices from coming together.
                 refused = bool(taint) and "share a physical one" in status.message

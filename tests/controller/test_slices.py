@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from atoll.cluster.locations import DeviceLocation
-from atoll.cluster.placement import Slice
 from atoll.cluster.slices import SliceRequest
+from atoll.cluster.virtual_devices import Slice
 from atoll.controller.operators.report import report
 from atoll.errors import OK, Code
 from atoll.protocol import messages as m
@@ -78,7 +78,7 @@ def test_slices_of_a_session_that_has_ended_are_no_load():
 def test_what_lies_on_a_virtual_device_is_where_that_sits():
     play = Play("1x2x1")
     devices = play.controller.sessions[play.session].devices
-    devices.reseat({0: DeviceLocation(0, 1, 0), 1: DeviceLocation(0, 0, 0)})
+    devices.relocate({0: DeviceLocation(0, 1, 0), 1: DeviceLocation(0, 0, 0)})
     play.with_put(2, device=0)
     play.hear(1, m.FeedsArrived(play.session, (90,)))
     play.proxy(play.session, m.Launch(2, (), (5,), (90,)))
@@ -89,7 +89,7 @@ def test_what_lies_on_a_virtual_device_is_where_that_sits():
 
 def test_a_function_over_devices_that_were_put_on_two_islands_is_refused():
     play = Play("2x1x2")
-    play.controller.sessions[play.session].devices.reseat({1: DeviceLocation(1, 1, 0)})
+    play.controller.sessions[play.session].devices.relocate({1: DeviceLocation(1, 1, 0)})
     (ready,) = play.say(m.RegisterFunction(7, "hash", 90, ((0, 1),)))
     assert ready.status.code == Code.INVALID_ARGUMENT
     assert "2 islands at present" in ready.status.message
@@ -97,7 +97,7 @@ def test_a_function_over_devices_that_were_put_on_two_islands_is_refused():
 
 def test_a_function_over_two_virtual_devices_of_one_place_is_refused():
     play = Play("1x1x2")
-    play.controller.sessions[play.session].devices.reseat({1: DeviceLocation(0, 0, 0)})
+    play.controller.sessions[play.session].devices.relocate({1: DeviceLocation(0, 0, 0)})
     (ready,) = play.say(m.RegisterFunction(7, "hash", 90, ((0, 1),)))
     assert "share a physical one" in ready.status.message
 
@@ -106,7 +106,7 @@ def test_the_report_tells_which_physical_devices_a_slice_has():
     play = Play("2x1x2")
     add(play, count=2)
     devices = play.controller.sessions[play.session].devices
-    devices.reseat({0: DeviceLocation(1, 1, 0), 1: DeviceLocation(1, 1, 1), 3: DeviceLocation(0, 0, 0)})
+    devices.relocate({0: DeviceLocation(1, 1, 0), 1: DeviceLocation(1, 1, 1), 3: DeviceLocation(0, 0, 0)})
     (session,) = report(play.controller)["sessions"]
     assert session["slices"] == [{"id": 1, "shape": [2], "island": 1, "virtual": [0, 1], "physical": [2, 3]}]
     assert session["moved"] == {"3": 0}

@@ -55,7 +55,8 @@ def test_whatever_clients_do_all_ends_in_order_exactly_once_and_leaves_nothing(
         for wait, handle in client.waits.items():
             status = client.outcomes[wait]
             taint, maybe = client.taint[handle], client.maybe[handle]
-            if memory and status.code == Code.RESOURCE_EXHAUSTED:
+            if status.message in world.exhausted:
+                assert status.code == Code.RESOURCE_EXHAUSTED
                 continue
             if world.has_lost and status.code in (Code.DATA_LOSS, Code.DEADLINE_EXCEEDED):
                 continue

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
+from atoll.cluster.locations import HostDevice
+from atoll.controller.sessions.session import GangRun
 from atoll.errors import OK, Status
 from atoll.ir.program import (
     Call,
@@ -17,6 +21,7 @@ from atoll.ir.program import (
 )
 from atoll.ir.types import ArraySpec, Sharding, Tiled
 from atoll.protocol import messages as m
+from atoll.scheduling.tickets import Gang
 from tests.controller.model_host import ModelHost
 from tests.controller.play import joined
 
@@ -239,11 +244,52 @@ class World:
         self.now = 0.0
         self.cluster = joined(topology, **settings)
         self.controller = self.cluster.controller
+        self.memory: int = settings.get("device_memory", 0)  # of each device; 0: without a limit
+        self.exhausted: set[str] = set()  # errors for want of memory that the model agrees with
+        self._starving = self.controller.launcher.memory.starving
+        self.controller.launcher.memory.starving = self.starving  # type: ignore[method-assign]
         self.down: set[int] = set()  # islands
         self.told: list[m.OperationReply] = []  # operators
         self.has_lost = False
         self.hosts = {number: ModelHost(number) for number in self.controller.resources.hosts}
         self.clients: dict[int, Client] = {}
+
+    def starving(self, now: float, is_idle: Mapping[int, bool]) -> list[tuple[Gang[GangRun], Status]]:
+        """What the controller fails for want of memory, checked against what the model says is held."""
+        found = self._starving(now, is_idle)
+        for gang, status in found:
+            assert not self.fits(gang), f"{status.message}, though it would fit"
+            self.exhausted.add(status.message)
+        return found
+
+    def fits(self, gang: Gang[GangRun]) -> bool:
+        """Whether the gang would get its memory: now, or when what runs on its island has ended.
+
+        From the buffers that are alive, not from the controller's sums; it makes all of its outputs anew.
+        """
+        spec, in_flight = gang.run.spec, self.controller.launcher.in_flight.values()
+        needed = Counter[HostDevice]()
+        for requirement in (spec.scratch, *(made.requirement for made in spec.makes if not made.views)):
+            needed.update(dict(requirement))
+        if max(needed.values(), default=0) > self.memory:
+            return False  # ever
+        if any(each.island == gang.island for each in in_flight):
+            return True
+        sessions = self.controller.sessions.values()
+        waiting = (
+            ticket
+            for island in sorted(self.controller.resources.islands)
+            for ticket in self.controller.scheduler.tickets(island)
+        )
+        runs = [each.run for each in in_flight] + [each.run for ticket in waiting for each in ticket.gangs]
+        entries = [entry for session in sessions for entry in session.directory.entries.values()]
+        entries += [entry for run in runs for entry in run.launch.entries]
+        blocks = {id(block): block for entry in entries for block in entry.blocks}
+        blocks.update((id(block), block) for run in runs for block in run.blocks)
+        held = Counter[HostDevice]()
+        for block in blocks.values():
+            held.update(dict(block.requirement))
+        return all(held[device] + nbytes <= self.memory for device, nbytes in needed.items())
 
     def open(self) -> Client:
         number = self.cluster.open(1, "").number
@@ -292,7 +338,7 @@ class World:
         for index, (sequence, problem) in enumerate(host.running):
             gang = in_flight.get(sequence)
             collective = gang is not None and problem is None and sequence in host.begun
-            if not collective or all(sequence in self.hosts[other].begun for other in gang.work.template.hosts):
+            if not collective or all(sequence in self.hosts[other].begun for other in gang.run.spec.hosts):
                 found.append(index)
         return found
 

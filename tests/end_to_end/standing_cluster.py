@@ -17,7 +17,7 @@ import psutil
 from atoll.cluster.settings import ClusterSettings
 from atoll.frontends.ifrt.options import ProxyOptions, Ready
 from atoll.operate.engines.options import EngineOptions, Started
-from atoll.operate.question import ask_for_report
+from atoll.operate.requests import request_report
 from atoll.processes.process import command
 from atoll.wire.address import parse_address
 
@@ -57,7 +57,7 @@ class StandingCluster:
         self._environment = environment | ({"ATOLL_TOKEN": token} if token else {})
         self._log = folder / "log"
         self._children: list[subprocess.Popen[bytes]] = []
-        started = self._start("atoll.operate.engines.local", options, Started)
+        started = self._start("atoll.operate.engines.main", options, Started)
         assert not started.error, started.error
 
     def _start(self, module: str, options: Any, kind: type[Any]) -> Any:
@@ -90,7 +90,7 @@ class StandingCluster:
 
     def report(self) -> dict[str, Any]:
         """What `atoll status --json` prints."""
-        report: dict[str, Any] = json.loads(ask_for_report(parse_address(self.address), self.token))
+        report: dict[str, Any] = json.loads(request_report(parse_address(self.address), self.token))
         return report
 
     def until(self, holds: Callable[[dict[str, Any]], bool], seconds: float) -> dict[str, Any]:

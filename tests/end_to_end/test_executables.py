@@ -19,7 +19,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from atoll.operate.question import ask_for_report
+from atoll.operate.requests import request_report
 from atoll.wire.address import Address
 from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPython
 from tests.end_to_end.same import assert_same
@@ -207,7 +207,7 @@ def several_functions() -> Any:
 def compilations(python: RemotePython) -> dict[str, int]:
     """How often the embedded cluster of the child has compiled."""
     (socket,) = python.folder.glob("atoll-client-*/cluster/controller.sock")
-    counts: dict[str, int] = json.loads(ask_for_report(Address(path=str(socket)), ""))["functions"]
+    counts: dict[str, int] = json.loads(request_report(Address(path=str(socket)), ""))["functions"]
     return counts
 
 

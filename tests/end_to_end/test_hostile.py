@@ -682,7 +682,7 @@ def test_the_controller_wants_a_proper_greeting(cluster: StandingCluster) -> Non
 def test_nobody_takes_the_place_of_a_worker(cluster: StandingCluster) -> None:
     for host in (0, 7, -1):
         sock = connected(cluster.address)
-        ready = m.WorkerReady(0, host, (), "cpu", "", "unix:/nowhere")
+        ready = m.WorkerReady(0, host, (), "cpu", "", "unix:/nowhere", 24)
         sock.sendall(hello("worker") + frame(ready))
         assert b"host" in assert_closed(sock)
     assert cluster.report()["islands"][0]["hosts"][0]["state"] == "ready"

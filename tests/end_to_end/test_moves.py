@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import atoll
 from atoll.errors import StatusError
-from atoll.operate.question import ask_to_change
+from atoll.operate.requests import request_operation
 from atoll.protocol.messages import AddIslandRequest, DrainRequest, RemapRequest
 from atoll.wire.address import parse_address
 from tests.end_to_end.remote_python import RemotePython, StartPython
@@ -44,7 +44,7 @@ def remap(cluster: StandingCluster, island: int, devices: tuple[int, ...] = (), 
 
 
 def ask(cluster: StandingCluster, question: RemapRequest | AddIslandRequest | DrainRequest) -> str:
-    return ask_to_change(parse_address(cluster.address), cluster.token, question)
+    return request_operation(parse_address(cluster.address), cluster.token, question)
 
 
 STATE: dict[str, Any] = {}

@@ -54,6 +54,14 @@ async def zeros(client: BareClient, devices: list[int]) -> int:
     return handle
 
 
+def test_the_process_of_an_island_has_not_loaded_jax(user: User) -> None:
+    for island in status(user)["islands"]:
+        for pid in {host["pid"] for host in island["hosts"]}:
+            maps = Path(f"/proc/{pid}/maps").read_text()
+            assert "python" in maps
+            assert "jaxlib" not in maps
+
+
 def test_a_chain_over_the_hosts_of_an_island_takes_as_long_as_its_computations(user: User) -> None:
     async def work(client: BareClient) -> None:
         devices = client.islands[0]

@@ -19,7 +19,7 @@ from atoll import __version__
 from atoll.cluster.settings import VARIABLES, ClusterSettings, Dispatch
 from atoll.controller.actions import Send
 from atoll.controller.replay import replay
-from atoll.operate import clusters, serving
+from atoll.operate import clusters, standalone_proxy, standing
 from atoll.operate import command as cli
 from atoll.operate.command import operators, scripts
 from atoll.protocol.messages import Run
@@ -57,7 +57,7 @@ OWN_CLIENT = """
 """
 
 CLUSTER_OPTIONS = ["--islands", "1x1x2", "--platform", "cuda", "--device-memory", "1KiB", "--dispatch", "sequential"]
-CLUSTER_OPTIONS += ["--topology", "2x1"]
+CLUSTER_OPTIONS += ["--topology", "2x1", "--policy", "first-come", "--engine", "local"]
 
 
 @pytest.fixture
@@ -154,16 +154,16 @@ def test_up_prints_the_address_alone_and_down_leaves_no_process_socket_or_folder
 
 def test_down_ends_by_force_what_does_not_go(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     address = user.atoll("up", "--islands", "1x1x1").check().stdout.strip()
-    user.process("atoll.operate.engines.local").suspend()
-    monkeypatch.setattr(clusters, "END_SECONDS", 0.5)
+    user.process("atoll.operate.engines.main").suspend()
+    monkeypatch.setattr(standing, "END_SECONDS", 0.5)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(user.runtime))
-    assert clusters.stop(clusters.find(address), token="").forced >= 1
+    assert standing.stop(clusters.find(address), token="").forced >= 1
     assert user.leftovers() == []
 
 
 def test_a_cluster_whose_engine_was_killed_is_forgotten(user: User) -> None:
     user.atoll("up", "--islands", "1x1x1").check()
-    user.process("atoll.operate.engines.local").kill()
+    user.process("atoll.operate.engines.main").kill()
     assert "no cluster is up" in user.atoll("status").error
     assert eventually(lambda: not user.leftovers()), user.leftovers()
 
@@ -225,15 +225,44 @@ def test_islands_that_cannot_be_are_explained(user: User, command: str, islands:
     assert reason in ended.stderr
 
 
+@pytest.mark.parametrize("command", [("up",), ("run", "true"), ("proxy",)])
+@pytest.mark.parametrize(("option", "known"), [("--platform", "cpu, cuda, gpu"), ("--engine", "local")])
+def test_a_platform_or_engine_that_there_is_not_is_refused_with_those_that_there_are(
+    user: User, command: tuple[str, ...], option: str, known: str
+) -> None:
+    ended = user.atoll(command[0], option, "foo", *command[1:])
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
+    assert "'foo'; the known ones are: " + known in ended.stderr
+
+
+@pytest.mark.parametrize("command", ["trace", "dump"])
+def test_a_file_that_cannot_be_written_is_named_in_one_line(owner: tuple[User, str], command: str) -> None:
+    assert "cannot write /nope/x: there is no folder /nope" in owner[0].atoll(command, "-o", "/nope/x").error
+
+
+@pytest.mark.parametrize("command", ["up", "run", "proxy"])
+def test_a_policy_that_does_not_exist_is_named_with_those_that_do(user: User, command: str) -> None:
+    ended = user.atoll(command, "--policy", "fair", *(["true"] if command == "run" else []))
+    assert ended.returncode == 2
+    assert "'--policy': " in ended.stderr
+    assert "first-come" in ended.stderr
+
+
+def test_a_policy_of_the_environment_that_does_not_exist_starts_no_cluster(user: User) -> None:
+    error = user.atoll("up", ATOLL_POLICY="fair").error
+    assert "there is no scheduling policy 'fair': expected first-come" in error
+    assert user.leftovers() == []
+
+
 @pytest.mark.parametrize("name", ["", "../up", "a b", "-x", "n" * 33])
 def test_a_name_that_could_be_a_path_is_refused(user: User, name: str) -> None:
     assert "is no cluster's name" in user.atoll("up", f"--name={name}").error
 
 
 def test_a_start_that_fails_shows_why_and_leaves_nothing(user: User) -> None:
-    ended = user.atoll("up", "--islands", "1x1x1", "--platform", "bogus")
+    ended = user.atoll("up", "--islands", "1x1x1", "--platform", "oneapi")
     assert ended.returncode == 1
-    assert "Backend 'bogus' is not in the list" in ended.stderr
+    assert "Backend 'oneapi' is not in the list" in ended.stderr
     assert ended.stderr.splitlines()[-1].startswith("atoll: the cluster did not start: the worker of host 0 ended")
     assert user.leftovers() == []
 
@@ -315,7 +344,9 @@ def test_run_passes_its_options_on_in_the_environment(user: User) -> None:
         "ATOLL_PLATFORM": "cuda",
         "ATOLL_DEVICE_MEMORY": "1024",
         "ATOLL_DISPATCH": "sequential",
+        "ATOLL_POLICY": "first-come",
         "ATOLL_TOPOLOGY": "2x1",
+        "ATOLL_ENGINE": "local",
     }
 
 
@@ -387,7 +418,7 @@ def test_a_proxy_that_strangers_reach_serves_who_brings_the_token(user: User) ->
 
 def test_a_proxy_of_its_own_cluster_has_the_options_of_run(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[Any] = []
-    monkeypatch.setattr(serving, "serve_proxy", lambda *arguments: served.extend(arguments))
+    monkeypatch.setattr(standalone_proxy, "run_proxy", lambda *arguments: served.extend(arguments))
     monkeypatch.setattr(scripts, "end_on_signals", lambda: None)
     cli.app(["proxy", *CLUSTER_OPTIONS], standalone_mode=False)
     assert served[1:3] == ["", ClusterSettings("1x1x2", "cuda", 1024, Dispatch.SEQUENTIAL, mesh="2x1")]
@@ -425,16 +456,16 @@ def test_remap_says_what_it_cannot_do(owner: tuple[User, str]) -> None:
     assert "session 99 does not exist" in user.atoll("remap", "99", "1", "--to", "1").error
 
 
-@pytest.mark.parametrize("place", ["", "x", "-1", "1:", "1:a", "1:3-", "1:0-99999999", ":3"])
-def test_what_is_no_place_is_a_wrong_command_line(place: str) -> None:
-    with pytest.raises(typer.BadParameter, match="is no place: expected an island"):
-        operators._place(place)
+@pytest.mark.parametrize("target", ["", "x", "-1", "1:", "1:a", "1:3-", "1:0-99999999", ":3"])
+def test_a_remap_to_anything_but_devices_is_a_wrong_command_line(target: str) -> None:
+    with pytest.raises(typer.BadParameter, match="names no devices: expected an island"):
+        operators._target(target)
 
 
-def test_places_are_an_island_and_perhaps_devices() -> None:
-    assert operators._place("1") == (1, ())
-    assert operators._place("1:4,6") == (1, (4, 6))
-    assert operators._place("0:2-4,0") == (0, (2, 3, 4, 0))
+def test_a_remap_goes_to_an_island_and_perhaps_devices_of_it() -> None:
+    assert operators._target("1") == (1, ())
+    assert operators._target("1:4,6") == (1, (4, 6))
+    assert operators._target("0:2-4,0") == (0, (2, 3, 4, 0))
 
 
 def test_a_mesh_that_is_not_that_of_the_islands_is_refused(user: User) -> None:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.scheduling.scheduler import UNKNOWN_NS, Gang, Scheduler, Ticket
+from atoll.scheduling.scheduler import Scheduler
+from atoll.scheduling.tickets import UNKNOWN_NS, Gang, Ticket
 
 MS = 1_000_000
 
@@ -25,7 +26,7 @@ def launch(
 ) -> Ticket[str]:
     ticket = Ticket[str](number, session, missing)
     ticket.gangs = tuple(
-        Gang(10 * number + island, island, ticket, f"work {number}", estimate, exclusive, hosts=hosts)
+        Gang(10 * number + island, island, ticket, f"run {number}", estimate, exclusive, hosts=hosts)
         for island in islands
     )
     return ticket
@@ -52,18 +53,18 @@ def scheduler_with(*tickets: Ticket[str], islands: int = 1, window: int = 8) -> 
 
 def test_who_has_been_ready_for_longest_starts_first_over_all_sessions():
     scheduler = scheduler_with(launch(1, session=7), launch(2, session=5), launch(3, session=7), launch(4, session=6))
-    # 3 is older than 4, but was not ready before its session's 1 had its turn.
+    # 3 is older than 4, but was not ready before its session's 1 was committed.
     assert started(scheduler) == [1, 2, 4, 3]
 
 
-def test_sessions_with_long_programs_take_turns_node_by_node():
+def test_sessions_with_long_programs_alternate_node_by_node():
     scheduler = scheduler_with(
         *(launch(i, session=1) for i in range(1, 4)), *(launch(i, session=2) for i in range(4, 7))
     )
     assert started(scheduler) == [1, 4, 2, 5, 3, 6]
 
 
-def test_a_launch_that_waits_holds_back_its_own_session_and_nobody_else():
+def test_a_launch_that_waits_blocks_its_own_session_and_no_other():
     waiting = launch(1, missing=1)
     scheduler = scheduler_with(waiting, launch(2), launch(3, session=2))
     assert started(scheduler) == [3]
@@ -71,7 +72,7 @@ def test_a_launch_that_waits_holds_back_its_own_session_and_nobody_else():
     assert started(scheduler) == [1, 2]
 
 
-def test_a_launch_that_waits_holds_back_its_session_on_its_own_islands_alone():
+def test_a_launch_that_waits_blocks_its_session_on_its_own_islands_only():
     scheduler = scheduler_with(launch(1, islands=(0,), missing=1), launch(2, islands=(1,)), islands=2)
     assert started(scheduler, 1) == [2]
 
@@ -137,6 +138,14 @@ def test_no_more_than_the_window_is_in_flight():
     assert started(scheduler) == [5, 6, 7, 8]
 
 
+def test_each_island_has_a_window_of_its_own():
+    tickets = [launch(i, session=i, islands=(i % 2,)) for i in range(20)]
+    scheduler = scheduler_with(*tickets, islands=2, window=4)
+    scheduler.set_window(1, 2)
+    assert [len(started(scheduler, island)) for island in (0, 1)] == [4, 2]
+    assert [scheduler.statistics(island).window for island in (0, 1)] == [4, 2]
+
+
 @pytest.mark.parametrize("window", [2, 3, 24])
 def test_a_full_window_opens_again_when_half_of_it_has_finished(window):
     scheduler = scheduler_with(*(launch(i, estimate=1) for i in range(100)), window=window)
@@ -190,7 +199,7 @@ def test_a_newcomer_gets_in_behind_what_is_in_flight_and_not_behind_what_waits()
     assert started(scheduler) == [12]
 
 
-def test_a_gang_that_runs_alone_waits_for_the_others_and_holds_them_back():
+def test_an_exclusive_gang_waits_for_the_others_and_blocks_them():
     scheduler = scheduler_with(launch(1), launch(2, exclusive=True), launch(3))
     (first,) = gangs(scheduler)
     assert first.ticket.number == 1
@@ -271,13 +280,13 @@ def test_statistics_count_what_waits_what_flies_and_what_started():
     assert (stats.waiting, stats.in_flight, stats.busy_ns, stats.started, stats.window) == (1, 1, UNKNOWN_NS, 2, 8)
 
 
-def test_one_that_runs_alone_and_could_not_start_starts_when_it_can():
+def test_an_exclusive_gang_that_was_blocked_starts_when_it_can():
     scheduler = scheduler_with(launch(1, exclusive=True))
     held = scheduler.next(0)
     assert held is not None
-    scheduler.hold_back(held)
+    scheduler.block(held)
     assert scheduler.next(0) is None
-    scheduler.go_on(0)
+    scheduler.unblock(0)
     assert scheduler.next(0) is held
 
 
@@ -296,7 +305,7 @@ def test_whatever_happens_islands_agree_and_all_starts_once(seed, steps, window,
     waited: list[Ticket[str]] = []
     tickets: list[Ticket[str]] = []
     paused: set[int] = set()
-    absent: set[tuple[int, int]] = set()
+    excluded: set[tuple[int, int]] = set()
     closed: set[int] = set()
 
     def start(island: int) -> None:
@@ -304,8 +313,8 @@ def test_whatever_happens_islands_agree_and_all_starts_once(seed, steps, window,
             assert island not in paused
             assert not gang.ticket.dropped
             if rng.random() < 0.1:
-                scheduler.hold_back(gang)
-                scheduler.go_on(island)
+                scheduler.block(gang)
+                scheduler.unblock(island)
                 continue
             order[island].append(gang.ticket)
             flying[island].append(gang)
@@ -353,11 +362,11 @@ def test_whatever_happens_islands_agree_and_all_starts_once(seed, steps, window,
                 paused.add(island)
                 scheduler.pause(island)
         elif event == "exclude":
-            if (island, session) in absent:
-                absent.discard((island, session))
+            if (island, session) in excluded:
+                excluded.discard((island, session))
                 scheduler.admit(island, session)
             else:
-                absent.add((island, session))
+                excluded.add((island, session))
                 scheduler.exclude(island, session)
         elif event == "close" and rng.random() < 0.2:
             closed.add(session)
@@ -368,7 +377,7 @@ def test_whatever_happens_islands_agree_and_all_starts_once(seed, steps, window,
     for island in list(paused):
         paused.discard(island)
         scheduler.resume(island)
-    for island, session in absent:
+    for island, session in excluded:
         scheduler.admit(island, session)
     for ticket in waited:
         scheduler.arrived(ticket)

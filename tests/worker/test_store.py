@@ -4,7 +4,7 @@ import pytest
 
 from atoll.errors import Code, Status, StatusError
 from atoll.ir.plan import LocalArray
-from atoll.worker.store import Buffer, Readers, Store, TypeKeys
+from atoll.worker.store import Buffer, Store, share
 
 SPEC = LocalArray("float32", (2,), ((2,),), (0,), (0,))
 LOST = Status(Code.DATA_LOSS, "gone", {"why": b"x"})
@@ -17,6 +17,9 @@ class FakeArray:
     def delete(self) -> None:
         self.deleted = True
 
+    def is_deleted(self) -> bool:
+        return self.deleted
+
 
 def stored() -> tuple[Store, FakeArray, Buffer]:
     store, array = Store(), FakeArray()
@@ -25,61 +28,85 @@ def stored() -> tuple[Store, FakeArray, Buffer]:
     return store, array, buffer
 
 
-# ---- types by number
+# ---- memory that several buffers have
 
 
-def test_equal_types_have_equal_keys_and_others_have_others():
-    keys = TypeKeys()
-    types = [
-        ("float32", ((2,), (2,)), (0, 1)),
-        ("int32", ((2,), (2,)), (0, 1)),
-        ("float32", ((2,), (3,)), (0, 1)),
-        ("float32", ((2,), (2,)), (1, 0)),  # executables care for the order of devices
-        ("float32", ((2,),), (0,)),
-        ("float32", ((),), (0,)),
-        ("float32", ((2, 3),), (0,), None),
-        ("float32", ((2, 3),), (0,), (1, 0)),
-    ]
-    numbers = [keys.of(*each) for each in types]
-    assert len(set(numbers)) == len(types)
-    assert [keys.of(*each) for each in types] == numbers
+def read(buffer: Buffer, change: int = 1, count: int = 1) -> None:
+    for shard in buffer.shard_memory(count):
+        shard.readers += change
 
 
-def test_a_type_is_described_in_a_users_words():
-    keys = TypeKeys()
-    even = keys.of("float32", ((2, 3), (2, 3)), (0, 1))
-    uneven = keys.of("int8", ((2,), (3,)), (0, 1))
-    assert keys.describe(even) == "float32[2, 3] on local devices [0, 1]"
-    assert "(2,), (3,)" in keys.describe(uneven)
-    turned = keys.of("int8", ((2, 3),), (0,), (1, 0))
-    assert keys.describe(turned) == "int8[2, 3] with dimensions in the order [1, 0] on local devices [0]"
-    assert keys.layout(turned) == (1, 0)
+def part_of(whole: Buffer, position: int, count: int = 2) -> Buffer:
+    part = Buffer(FakeArray(), 0, SPEC)
+    share(part, [(whole, position, count)])
+    return part
 
 
-# ---- readers
+def test_a_buffer_that_nobody_reads_or_shares_is_exclusive():
+    alone = Buffer(FakeArray(), 0, SPEC)
+    assert alone.is_exclusive
+    alone.shard_memory(2)
+    assert alone.is_exclusive
 
 
 def test_buffers_that_share_memory_are_read_together():
-    whole, first, second, other = (Buffer(None, 0, SPEC) for _ in range(4))
-    first.readers.join(whole.readers)
-    whole.readers.add(1)
-    second.readers.join(whole.readers)
-    assert [b.is_read for b in (whole, first, second, other)] == [True, True, True, False]
-    second.readers.add(1)
-    whole.readers.add(-1)
-    assert first.is_read
-    first.readers.add(-1)
-    assert not any(b.is_read for b in (whole, first, second))
+    whole, other = Buffer(FakeArray(), 0, SPEC), Buffer(FakeArray(), 0, SPEC)
+    first, second = part_of(whole, 0), part_of(whole, 1)
+    read(whole, count=2)
+    assert [any(shard.readers for shard in b.shard_memory(1)) for b in (whole, first, second, other)] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+    read(second)
+    read(whole, -1, 2)
+    assert [any(shard.readers for shard in b.shard_memory(1)) for b in (whole, first, second)] == [True, False, True]
+    read(second, -1)
+    assert not any(shard.readers for b in (whole, first, second) for shard in b.shard_memory(1))
 
 
-def test_readers_that_joined_while_they_read_are_all_counted():
-    a, b = Readers(), Readers()
-    a.add(1)
-    b.add(2)
-    a.join(b)
-    b.join(a)
-    a.add(-2)
-    assert (a.count, b.count) == (1, 1)
+def test_readers_from_before_the_memory_was_shared_are_counted():
+    whole = Buffer(FakeArray(), 0, SPEC)
+    read(whole, 2, 2)
+    part = part_of(whole, 0)
+    assert [shard.readers for shard in part.shard_memory(1)] == [2]
+    read(whole, -2, 2)
+    assert [shard.readers for shard in part.shard_memory(1)] == [0]
+
+
+def test_a_buffer_is_exclusive_again_once_the_others_that_have_its_memory_are_freed():
+    whole = Buffer(FakeArray(), 0, SPEC)
+    first, second = part_of(whole, 0), part_of(whole, 1)
+    assert not any(buffer.is_exclusive for buffer in (whole, first, second))
+    del first
+    assert not whole.is_exclusive
+    del whole
+    assert second.is_exclusive, "the two parts have no memory in common"
+
+
+def test_an_array_and_the_parts_that_it_was_assembled_from_share_memory():
+    parts = [Buffer(FakeArray(), 0, SPEC) for _ in range(2)]
+    whole = Buffer(FakeArray(), 0, SPEC)
+    share(whole, [(part, 0, 1) for part in parts])
+    assert not any(buffer.is_exclusive for buffer in (whole, *parts))
+    part = parts.pop()
+    parts.clear()
+    assert not whole.is_exclusive
+    del part
+    assert whole.is_exclusive
+
+
+def test_deleting_one_of_two_that_share_memory_leaves_it_to_the_other():
+    whole = Buffer(FakeArray(), 0, SPEC)
+    part = part_of(whole, 0)
+    array = whole.array
+    whole.delete()
+    assert whole.array.is_deleted()
+    assert not array.deleted
+    assert part.is_exclusive
+    part.delete()
+    assert part.array.deleted
 
 
 # ---- buffers
@@ -99,7 +126,7 @@ def test_an_error_in_a_buffers_place_is_raised_as_it_is():
     assert caught.value.status == LOST
 
 
-def test_freed_memory_is_let_go_and_not_deleted():
+def test_freeing_a_handle_deletes_no_memory():
     store, array, buffer = stored()
     assert store.get(7) is buffer
     store.free(7, delete=False)
@@ -108,7 +135,7 @@ def test_freed_memory_is_let_go_and_not_deleted():
     store.free(7, delete=False)
 
 
-def test_deleted_memory_goes_at_once():
+def test_deleted_memory_is_freed_at_once():
     store, array, _ = stored()
     store.free(7, delete=True)
     assert array.deleted
@@ -117,16 +144,17 @@ def test_deleted_memory_goes_at_once():
     assert len(store) == 0
 
 
-def test_memory_under_a_reader_is_let_go_instead_of_deleted():
+def test_memory_under_a_reader_is_given_up_instead_of_deleted():
     store, array, buffer = stored()
-    buffer.readers.add(1)
+    read(buffer)
     store.free(7, delete=True)
     assert not array.deleted
-    assert len(store) == 0
+    assert store.get(7).array.is_deleted()
     store.free(7, delete=False)
+    assert len(store) == 0
 
 
-def test_errors_and_unknown_handles_are_freed_without_ado():
+def test_errors_and_unknown_handles_are_freed_quietly():
     store = Store()
     store.set(5, LOST)
     store.free(5, delete=True)

@@ -1,8 +1,8 @@
 """Multi-controller JAX: every host runs the same program on its own devices, and gloo adds over all of them.
 
 Each host is a process with CPU devices, joined by jax.distributed. The process of the benchmark is host 0; it starts
-the others, tells them when a round begins, and hears from each that its own values were right. They are in its process
-group and read their orders from it, so they end when it does.
+the other hosts and each round, after which each host reports that its own values were right. They are in its process
+group and read from it, so they end when it does.
 
 Op by op, a host calls the compiled computation for every step. Fused, one compiled function has 128 of them.
 """
@@ -52,7 +52,7 @@ class Share(msgspec.Struct, frozen=True):
 
 def prepare(settings: Settings) -> Round:
     """Takes {"hosts", "devices"} from the point; devices are those of one host. `rate` is in computations a second."""
-    hosts, devices, nodes = int(settings.point["hosts"]), int(settings.point["devices"]), NODES_OF[settings.backend]
+    hosts, devices, nodes = int(settings.point["hosts"]), int(settings.point["devices"]), NODES_OF[settings.system]
     # A sum over processes takes a millisecond or so, and more with every process; one within a process, microseconds.
     full = 4096 // hosts if hosts > 1 else 32768
     return over_hosts(Work(hosts, devices, calls=max(1, settings.size(full, full // 4) // nodes), nodes=nodes))
@@ -75,7 +75,7 @@ def over_hosts(work: Work) -> Round:
         for host, process in enumerate(others, start=1):
             if (line := read_line(process, time.monotonic() + PATIENCE)) != DONE:
                 raise RuntimeError(
-                    f"host {host} of {work.hosts} did not end its round: it said {line!r}, status {process.poll()}"
+                    f"host {host} of {work.hosts} did not end its round: it sent {line!r}, status {process.poll()}"
                 )
         return values
 
@@ -85,7 +85,7 @@ def over_hosts(work: Work) -> Round:
 def join(hosts: int, devices: int, host: int, port: int) -> None:
     """Makes this process one of `hosts`, with `devices` CPU devices; returns when all have joined.
 
-    One host alone has nobody to join, and adds within its process.
+    One host alone joins none, and adds within its process.
     """
     jax.config.update("jax_num_cpu_devices", devices)
     if hosts > 1:
@@ -99,7 +99,7 @@ def join(hosts: int, devices: int, host: int, port: int) -> None:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens at now."""
+    """A port of loopback at which no process listens now."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
         return port

@@ -60,7 +60,7 @@ class Host:
 
 def prepare(settings: Settings) -> Round:
     """Takes {"hosts", "devices"} from the point; devices are those of one host. `rate` is in computations a second."""
-    hosts, devices, mode = int(settings.point["hosts"]), int(settings.point["devices"]), MODES[settings.backend]
+    hosts, devices, mode = int(settings.point["hosts"]), int(settings.point["devices"]), MODES[settings.system]
     ray_session.start(cpus=hosts)
     actor, port = ray.remote(num_cpus=1)(Host), free_port()
     actors = [actor.remote(hosts, devices, host, port) for host in range(hosts)]

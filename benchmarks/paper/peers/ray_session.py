@@ -1,6 +1,6 @@
 """A small Ray cluster on loopback, for one benchmark, that leaves nothing behind.
 
-Ray's files are in a folder of its own. A janitor sees to the folder and to whoever still uses it when this process has
+Ray's files are in a folder of its own. A janitor removes the folder, and ends what still uses it, once this process has
 ended, however it did: a killed driver's actors and agents live on for seconds, and its folder for ever.
 """
 

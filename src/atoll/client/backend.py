@@ -9,22 +9,22 @@ import time
 import weakref
 from typing import Any, Protocol
 
+from atoll.client.log_filter import filtered_stderr
 from atoll.client.processes import ClientProcesses
-from atoll.client.quiet import filtered
 from atoll.client.settings import Settings
 from atoll.client.slices import forget_slices
-from atoll.client.strides import send_any_strides
+from atoll.client.strided_arrays import accept_any_strides
 from atoll.client.timer_slack import relaxed
 
 # From this size on, arrays reach the proxy through files in shared memory.
 _LARGE_TRANSFER_BYTES = 256 * 1024
 _CONNECT_SECONDS = 30
 # How long jaxlib's client may take to report that its connection has ended.
-_LAST_WORDS_SECONDS = 0.2
+_LAST_MESSAGES_SECONDS = 0.2
 
 
 class Cache(Protocol):
-    """Something that a client's end makes worthless."""
+    """Something that is only valid while a client lives."""
 
     def clear_cache(self) -> None: ...
 
@@ -46,7 +46,7 @@ def cluster() -> tuple[str, str] | None:
 
 
 def clear_with_client(cache: Cache) -> None:
-    """Has the cache cleared when a client begins or ends, for as long as somebody else refers to it."""
+    """Has the cache cleared when a client begins or ends. Does not keep the cache alive."""
     _caches.add(cache)
 
 
@@ -63,10 +63,10 @@ def make_client() -> Any:
     # jaxlib's client reads its environment when it first connects.
     from jax.extend.backend import ifrt_proxy
 
-    send_any_strides()
+    accept_any_strides()
     options = ifrt_proxy.ClientConnectionOptions()
     options.connection_timeout_in_seconds = _CONNECT_SECONDS
-    with filtered(), relaxed():
+    with filtered_stderr(), relaxed():
         client = ifrt_proxy.get_client("grpc://" + _processes.proxy_address, options)
     # Its destructor would report the end of the connection as if it were an error. The process's end closes it too.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
@@ -74,7 +74,7 @@ def make_client() -> Any:
 
 
 def losses() -> int:
-    """How often this client's cluster has lost hosts: what was stored on them is gone."""
+    """How often this client's cluster has lost hosts, and what was stored on them."""
     processes = _processes
     return processes.losses() if processes is not None else 0
 
@@ -95,7 +95,7 @@ def disconnect() -> None:
     processes, _processes = _processes, None
     if processes is not None:
         atexit.unregister(processes.leave)
-        with filtered():
+        with filtered_stderr():
             forget_slices()
             processes.close()
-            time.sleep(_LAST_WORDS_SECONDS)
+            time.sleep(_LAST_MESSAGES_SECONDS)

@@ -1,6 +1,6 @@
-"""All of JAX that is not public and that programs need, in one place: JAX 0.10 to 0.12 have it under these names.
+"""Everything that programs use of JAX and that is not public, in one place: JAX 0.10 to 0.12 have it under these names.
 
-How a trace becomes current, what a jit call carries, and the quick ways in and out of a launch.
+How a trace becomes current, what a jit call carries, and the fast paths of arguments and results.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ leave_out_of_tracebacks(__file__)
 
 
 def line() -> str:
-    """The innermost line of the user's that runs now, as `file:line:column (function)`."""
+    """The innermost of the user's lines that runs now, as `file:line:column (function)`."""
     return str(source_info_util.summarize(source_info_util.current()))
 
 
@@ -60,7 +60,7 @@ def stage_now(value: Any) -> Any:
     return core.eval_trace.stage_value(value)
 
 
-# Whose primitives eager JAX runs as several computations, or as a jit call of their own making.
+# Modules whose primitives eager JAX runs as several computations, or as a jit call that they make themselves.
 _COMPOSED = ("pjit", "ad_checkpoint", "custom_derivatives", "custom_batching")
 
 
@@ -90,7 +90,7 @@ def run_shard_map(trace: Any, primitive: Any, fun: Any, arguments: Sequence[Any]
 
 
 def has_effects(jaxpr: Any) -> bool:
-    """Whether it has any outside of itself; mutable arrays of its own are its own affair."""
+    """Whether it has effects that others can see. Mutable arrays that it makes itself are none."""
     return any(not isinstance(each, core.InternalMutableArrayEffect) for each in jaxpr.effects)
 
 
@@ -100,7 +100,7 @@ def uses_references(primitive: Any, arguments: Sequence[Any]) -> bool:
 
 
 def as_function(jaxpr: Any, name: str) -> Callable[..., Any]:
-    """A function that does what the jaxpr says; jit names its module after it."""
+    """A function that evaluates the jaxpr; jit names its module after it."""
 
     def run(*arguments: Any) -> Any:
         return tuple(core.jaxpr_as_fun(jaxpr)(*arguments))
@@ -133,7 +133,7 @@ def shardings_inside(jaxpr: Any) -> Iterator[Any]:
 
 
 def only_shard_map(jaxpr: Any) -> tuple[list[Any], list[Any]] | None:
-    """The shardings of what goes in and out of a computation that is one shard_map, as pmap's are; else None."""
+    """The shardings of the inputs and outputs of a computation that is one shard_map, as pmap's are; else None."""
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     if len(inner.eqns) != 1 or inner.eqns[0].primitive is not _shard_map.shard_map_p:
         return None
@@ -152,7 +152,7 @@ def only_shard_map(jaxpr: Any) -> tuple[list[Any], list[Any]] | None:
 
 
 def physical(aval: Any, sharding: Any) -> tuple[Any, Any]:
-    """An array's type as devices know it: that of the numbers, for keys."""
+    """An array's type on devices: for PRNG keys, that of the numbers."""
     if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
         return core.physical_aval(aval), physical_sharding(aval, sharding)
     return aval, sharding
@@ -206,7 +206,7 @@ def put(values: Sequence[Any], shardings: Sequence[Any]) -> Sequence[Any]:
 
 
 def plain(aval: Any) -> Any:
-    """The type without a mesh whose axes are XLA's affair: arrays of equal shape and dtype are then of one type."""
+    """The type without a mesh all of whose axes are automatic: arrays of equal shape and dtype are then of one type."""
     mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
     return aval if mesh is None or mesh.empty or not mesh.are_all_axes_auto else aval.update(sharding=None)
 
@@ -218,5 +218,5 @@ def result_handler(aval: Any, sharding: Any, committed: bool) -> Any:
 
 
 def is_host_value(value: Any) -> bool:
-    """Something that JAX takes for an array and that lies on no device yet."""
+    """Whether JAX takes it for an array, and it is on no device yet."""
     return isinstance(value, np.ndarray | np.generic | bool | int | float | complex)

@@ -1,8 +1,8 @@
 """The entry point through which JAX finds Atoll; named in pyproject.toml, called by JAX at its first use.
 
-A script that does not ask for Atoll must notice nothing of its being installed. JAX tries every factory that is
-registered unless it is told which platforms to use: so this one makes a client only where JAX_PLATFORMS (or
-`jax_platforms`) is set, and then names it, and fails quietly otherwise.
+A script that does not ask for Atoll must not notice that it is installed. JAX tries every registered factory unless
+JAX_PLATFORMS (or `jax_platforms`) names the platforms to use. So this one makes a client only where that is set, which
+then names Atoll, and fails quietly otherwise.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The one door that JAX's client has to a server for what is no XLA program: plugin programs.
+"""IFRT's plugin programs: the one way in which JAX's client sends a server anything but XLA programs.
 
-What comes back is a loaded executable, whatever it stands for.
+The reply is a loaded executable, whatever it stands for.
 """
 
 from __future__ import annotations

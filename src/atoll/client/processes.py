@@ -11,13 +11,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import msgspec
-
 from atoll.client.settings import Settings, script_name
-from atoll.cluster.topology import read_topology
 from atoll.errors import AtollError, ClusterError, ConnectError, error_kind
 from atoll.frontends.ifrt.options import ProxyOptions, Ready
-from atoll.operate.engines.options import EngineOptions, Started, default_cache_directory, make_directory
+from atoll.operate.engines.options import EngineOptions, default_cache_directory, make_directory
+from atoll.operate.engines.start import EngineProcess, check_settings
+from atoll.operate.registry import register_embedded
 from atoll.processes.child import Child
 from atoll.processes.client_folders import claim, make_transfer_directory, sweep
 from atoll.processes.lifeline import watch_in_thread
@@ -37,7 +36,7 @@ class ClientProcesses:
         if settings.address:
             parse_address(settings.address)
         else:
-            read_topology(settings.cluster.islands, settings.cluster.mesh)
+            check_settings(settings.cluster)
         self._directory = make_directory("client")
         self.transfer_directory = make_transfer_directory(_shared_memory())
         claim(self._directory, self.transfer_directory)
@@ -45,56 +44,61 @@ class ClientProcesses:
         self._losses = self._directory / "losses"
         self._losses.touch()
         self._children: list[Child] = []
-        self._settings = settings
         self.token = settings.token
+        self._environment = {DEFAULT_TOKEN_VARIABLE: self.token}
         try:
-            started = None
-            controller = settings.address
-            if not controller:
-                cluster = self._directory / "cluster"
-                cluster.mkdir(mode=0o700)
-                engine = EngineOptions(
-                    settings.cluster,
-                    str(cluster),
-                    parent=os.getpid(),
-                    cache_directory=default_cache_directory(cache_directory),
-                    client_directories=(str(self._directory), str(self.transfer_directory)),
-                )
-                controller = engine.controller_address
-                started = self._start("atoll.operate.engines.local", engine, "the embedded cluster")
-            self.controller = controller
-            proxy = ProxyOptions(
-                f"unix:{self._directory}/proxy.sock",
-                controller,
-                os.getpid(),
-                label=script_name(),
-                client=os.getpid(),
-                directory=str(self._directory),
-                transfer_directory=str(self.transfer_directory),
-                losses=str(self._losses),
-                patience=60.0 if started is not None else 5.0,
-            )
-            answer = self._start("atoll.frontends.ifrt.main", proxy, "the proxy")
-            if started is not None:
-                up = started.read(Started)
-                if up.error:
-                    raise ClusterError(up.error)
-            ready = answer.read(Ready)
+            engine = None if settings.address else self._start_cluster(settings, cache_directory)
+            self.controller = engine.address if engine is not None else settings.address
+            # The proxy starts while the cluster does.
+            proxy = self._start_proxy(60.0 if engine is not None else 5.0)
+            if engine is not None:
+                engine.wait_until_up()
+            ready = proxy.read(Ready)
             if ready.error:
-                raise _raised(ready.error, ready.message, settings.address)
+                raise _error(ready.error, ready.message, settings.address)
             self.proxy_address = ready.address
-            watch_in_thread(self._children[-1].process.pid, self._proxy_ended)
+            watch_in_thread(proxy.process.pid, self._proxy_ended)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, module: str, options: msgspec.Struct, who: str) -> Child:
-        child = Child(module, options, who, environment={DEFAULT_TOKEN_VARIABLE: self.token})
-        self._children.append(child)
-        return child
+    def _start_cluster(self, settings: Settings, cache_directory: str) -> EngineProcess:
+        directory = self._directory / "cluster"
+        directory.mkdir(mode=0o700)
+        options = EngineOptions(
+            settings.cluster,
+            str(directory),
+            parent=os.getpid(),
+            cache_directory=default_cache_directory(cache_directory),
+            client_directories=(str(self._directory), str(self.transfer_directory)),
+        )
+        engine = EngineProcess(options, "the embedded cluster", environment=self._environment)
+        self._children.append(engine)
+        cluster = settings.cluster
+        register_embedded(
+            self._directory, engine.address, cluster.islands, cluster.platform, engine.process.pid, script_name()
+        )
+        return engine
+
+    def _start_proxy(self, patience: float) -> Child:
+        """`patience`: for how many seconds it tries to reach the controller."""
+        options = ProxyOptions(
+            f"unix:{self._directory}/proxy.sock",
+            self.controller,
+            os.getpid(),
+            label=script_name(),
+            client=os.getpid(),
+            directory=str(self._directory),
+            transfer_directory=str(self.transfer_directory),
+            losses=str(self._losses),
+            patience=patience,
+        )
+        proxy = Child("atoll.frontends.ifrt.main", options, "the proxy", environment=self._environment)
+        self._children.append(proxy)
+        return proxy
 
     def losses(self) -> int:
-        """How often the cluster has lost hosts, and what they stored, as far as the proxy has heard."""
+        """How often the cluster has lost hosts, and what they stored, as far as the proxy knows."""
         try:
             return os.stat(self._losses).st_size
         except OSError:  # the proxy has ended, and removed it
@@ -115,7 +119,7 @@ class ClientProcesses:
         self._remove_folders()
 
     def _proxy_ended(self) -> None:
-        """Nobody takes large arrays out of the shared memory any more, however many the client still puts there."""
+        """Nothing takes large arrays out of the shared memory any more, however many the client still puts there."""
         shutil.rmtree(self.transfer_directory, ignore_errors=True)
 
     def _remove_folders(self) -> None:
@@ -127,8 +131,8 @@ def _shared_memory() -> Path:
     return Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
 
 
-def _raised(name: str, message: str, address: str) -> AtollError:
-    """The error that a proxy named, as an exception here; says what to start."""
+def _error(name: str, message: str, address: str) -> AtollError:
+    """The exception for an error that the proxy reports; says what to start."""
     kind = error_kind(name) or ClusterError
     if address and kind is ConnectError and message.startswith("cannot reach"):
         message += "; start a cluster with `atoll up`, or unset ATOLL_ADDRESS to get one of your own"

@@ -19,11 +19,13 @@ import numpy as np
 
 from atoll.client import jax_internals as internals
 from atoll.client.backend import clear_with_client, losses
-from atoll.client.launching import Built, Launch, build, on_atoll
-from atoll.client.placing import Placer
+from atoll.client.build import Built, build, on_atoll
+from atoll.client.functions import FunctionTable
+from atoll.client.launch import Launch
 from atoll.client.stages import Lowered
 from atoll.client.tracing import record
-from atoll.client.values import ProgramError, Value
+from atoll.client.values import Value
+from atoll.errors import ProgramError
 
 internals.leave_out_of_tracebacks(__file__)
 
@@ -43,8 +45,8 @@ def program(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
         def step(params, batch):
             return update(params, gradients(params, batch))   # each a jitted function, on devices of its own
 
-    The first call with arguments of some type traces the function: computations become nodes, and arrays move between
-    their devices as they need to. Further calls send one message, whatever the number of nodes.
+    The first call with arguments of some type traces the function: computations become nodes, and transfers are added
+    where an array is needed on other devices. Further calls send one message, whatever the number of nodes.
 
     Args:
       fun: a function of arrays, or of trees of arrays. It may call functions of jit, pmap and shard_map on any devices,
@@ -52,13 +54,13 @@ def program(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
       static_argnums, static_argnames: arguments that are no arrays, as in `jax.jit`.
       donate_argnums, donate_argnames: arguments that the program may consume, as in `jax.jit`.
 
-    As in jit, `jax.set_mesh` stands outside of the function, and callbacks and jax.debug.print have no place in it.
+    As in jit, `jax.set_mesh` stands outside of the function. Callbacks and jax.debug.print cannot be used in it.
 
     Under another transformation, in another program, and on backends other than Atoll, the function is simply called.
 
     Raises (when called):
-      atoll.client.values.ProgramError: the function cannot be made into a program.
-      jax.errors.ConcretizationTypeError and its kin: Python looks at a value that only the cluster will know.
+      atoll.ProgramError: the function cannot be made into a program.
+      jax.errors.ConcretizationTypeError and its kin: Python needs a value that only the cluster will compute.
     """
     return functools.partial(Program, **options) if fun is None else Program(fun, **options)
 
@@ -71,7 +73,7 @@ class _Traced:
     out_tree: Any
     launch: Launch | None
     plain: bool
-    # Of the cluster's hosts, until it was traced: later ones may have cost it its constants, so it is traced again.
+    # Host losses of the cluster before it was traced. Later ones may have taken its constants, so it is traced again.
     losses: int
 
 
@@ -88,7 +90,7 @@ class Program:
         donate_argnames: str | Iterable[str] | None = None,
     ) -> None:
         if not callable(fun):
-            raise TypeError(f"a program is made of a function, not of {fun!r}")
+            raise ProgramError(f"a program is made of a function, not of {fun!r}")
         functools.update_wrapper(self, fun)
         self._fun = fun
         self._name = getattr(fun, "__name__", type(fun).__name__)
@@ -140,7 +142,7 @@ class Program:
         return Lowered(built, tree, out_tree, self._donated_leaves(tree))
 
     def clear_cache(self) -> None:
-        """Forgets all that was traced, so that the cluster can forget it, too."""
+        """Drops everything that was traced, so that the cluster can free it."""
         self._cache.clear()
 
     # ---- tracing
@@ -165,8 +167,8 @@ class Program:
             out_trees.append(results[1])
             return list(results[0])
 
-        with contextlib.closing(Placer()) as placer:
-            recording = record(self._name, flat, values, placer)
+        with contextlib.closing(FunctionTable()) as functions:
+            recording = record(self._name, flat, values, functions)
             recording.results[:] = [_returned(each, self._name) for each in recording.results]
             return build(recording, self._donated_leaves(tree)), out_trees[0]
 
@@ -179,7 +181,7 @@ class Program:
             try:
                 hash(value)
             except TypeError:
-                raise TypeError(
+                raise ProgramError(
                     f"static argument {where!r} of program {self._name!r} is not hashable: {type(value)}"
                 ) from None
         rest = tuple(arg for i, arg in enumerate(args) if i not in numbers)
@@ -222,14 +224,14 @@ class Program:
 
 
 def _kind(leaf: Any) -> Any:
-    """What a program depends on in an argument."""
+    """What a trace depends on in an argument: a part of the cache's key."""
     kind = type(leaf)
     if kind is internals.Array:
         return leaf.aval, leaf.sharding, leaf._committed
     if isinstance(leaf, np.ndarray):
         return leaf.dtype, leaf.shape
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        raise TypeError(f"a program is called with arrays, not with {leaf}; lower() takes types")
+        raise ProgramError(f"a program is called with arrays, not with {leaf}; lower() takes types")
     if hasattr(leaf, "sharding"):
         return leaf.aval, leaf.sharding, internals.is_committed(leaf)
     return kind
@@ -239,12 +241,12 @@ def _argument(leaf: Any, name: str) -> Value:
     try:
         aval = internals.abstractify(leaf)
     except TypeError as error:
-        raise TypeError(
+        raise ProgramError(
             f"{name} of a program is no array but {type(leaf)}; make it static (static_argnums, static_argnames)"
         ) from error
     sharding = getattr(leaf, "sharding", None)
     committed = sharding is not None and internals.is_committed(leaf)
-    return Value(aval, committed, name, place=sharding, host=sharding is None)
+    return Value(aval, committed, name, sharding_like=sharding, host=sharding is None)
 
 
 def _returned(each: Any, name: str) -> Any:

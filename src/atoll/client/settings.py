@@ -30,6 +30,6 @@ class Settings:
 
 
 def script_name() -> str:
-    """What a person would call this process: its script, or how Python was started."""
+    """A name of this process for a person: its script, or "python"."""
     first = sys.argv[0] if sys.argv and sys.argv[0] else "python"
     return "python" if first in ("-c", "-m") else Path(first).name

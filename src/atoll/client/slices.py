@@ -1,7 +1,7 @@
 """Virtual devices and slices, for user programs: `make_virtual_device_set` (paper, figure 2 and section 4.1).
 
-A slice is asked of the resource manager through the one door that JAX's client has for such things, a plugin program.
-What comes back is an executable whose devices are those of the slice; while that lives, the slice does.
+The request for a slice travels as a plugin program, which is the one way that JAX's client has for requests of this
+kind. The reply is an executable whose devices are those of the slice; the slice lives as long as the executable does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any, Self
 import msgspec
 
 from atoll.client.plugin_programs import is_atoll, submit
-from atoll.cluster.slices import MAGIC, MAX_DEVICES, SliceRequest, SliceTold
+from atoll.cluster.slices import MAGIC, MAX_DEVICES, SliceInfo, SliceRequest
+from atoll.errors import BackendError, SliceError
 from atoll.quantities import parse_bytes
 
 # Slices live until they are released, or their session ends: their devices may be in use without them.
@@ -23,17 +24,21 @@ _live: dict[Slice, Any] = {}
 
 
 class Slice:
-    """Devices of one island, mapped one to one onto physical ones.
+    """Devices of one island, mapped one to one onto physical ones. Made by `VirtualDeviceSet.add_slice`.
+
+        with devices_set.add_slice(shape=(2, 2)) as s:
+            x = jax.device_put(x, NamedSharding(s.mesh(("x", "y")), PartitionSpec("x", "y")))
 
     `devices` are `jax.Device`s, in the row-major order of `shape`, for `jax.sharding.Mesh`, `jax.pmap(devices=...)`,
-    `jax.device_put`. Two slices of a session have no device in common. `island` is the devices' `slice_index`.
+    `jax.device_put`. Two slices of a session have no device in common. `island` is the devices' `slice_index`. As a
+    context manager a slice is released at the end of the block.
     """
 
     def __init__(self, loaded: Any) -> None:
-        told = msgspec.json.decode(loaded.fingerprint, type=SliceTold)
-        self.number = told.slice
-        self.shape = told.shape
-        self.island = told.island
+        reply = msgspec.json.decode(loaded.fingerprint, type=SliceInfo)
+        self.number = reply.slice
+        self.shape = reply.shape
+        self.island = reply.island
         self.devices: list[Any] = list(loaded.local_devices())
         _live[self] = loaded
 
@@ -48,13 +53,13 @@ class Slice:
         return self.devices
 
     def mesh(self, axis_names: str | Sequence[str]) -> Any:
-        """A `jax.sharding.Mesh` of the slice's shape. Raises ValueError unless there is a name for each dimension."""
+        """A `jax.sharding.Mesh` of the slice's shape. Raises SliceError unless there is a name for each dimension."""
         import numpy as np
         from jax.sharding import Mesh
 
         names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
         if len(names) != len(self.shape):
-            raise ValueError(f"{len(names)} axis names for a slice of shape {self.shape}")
+            raise SliceError(f"{len(names)} axis names for a slice of shape {self.shape}")
         return Mesh(np.array(self.devices, dtype=object).reshape(self.shape), names)
 
     @property
@@ -62,7 +67,7 @@ class Slice:
         return self not in _live
 
     def release(self) -> None:
-        """The devices may be put into other slices from now on. What lies on them stays, and so do they."""
+        """The devices may be put into other slices from now on. They can still be used, and arrays on them stay."""
         _live.pop(self, None)
 
     def __enter__(self) -> Self:
@@ -79,7 +84,7 @@ class Slice:
 
 
 class VirtualDeviceSet:
-    """The slices that a program has asked for."""
+    """The slices that a program has asked for. Made by `make_virtual_device_set`."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -113,44 +118,48 @@ class VirtualDeviceSet:
           shape: a contiguous mesh in the topology of an island, of one to three dimensions.
           kind: of the devices, as JAX names them: a platform such as "cpu", or a `device_kind`.
           same_island_as, other_island_than: slices of this program.
-          memory_per_device: that has to be free on each now, in bytes or such as "8GiB".
+          memory_per_device: that has to be free on each now, in bytes or as text such as "8GiB".
+
+        Returns the slice at once. Nothing on its devices is moved or waited for.
 
         Raises:
           jax.errors.JaxRuntimeError: there is no such slice (RESOURCE_EXHAUSTED); the message says what is free.
-          ValueError: the arguments contradict each other, or a slice among them has been released.
+          atoll.SliceError: the arguments contradict each other, or a slice among them has been released.
         """
         given = [count for count in (devices, tpu_devices, gpu_devices) if count is not None]
         if len(given) > 1 or not (given or shape is not None):
-            raise ValueError("say one of devices=, tpu_devices= and gpu_devices=, or shape=")
+            raise SliceError("say one of devices=, tpu_devices= and gpu_devices=, or shape=")
         dims = tuple(operator.index(size) for size in shape) if shape is not None else ()
         count = operator.index(given[0]) if given else math.prod(dims)
         if (shape is not None and not dims) or min(dims, default=1) < 1 or len(dims) > 3:
-            raise ValueError(f"a slice has one to three dimensions of one device or more, not {dims}")
+            raise SliceError(f"a slice has one to three dimensions of one device or more, not {dims}")
         if dims and math.prod(dims) != count:
-            raise ValueError(f"{count} devices have no shape {dims}")
+            raise SliceError(f"{count} devices have no shape {dims}")
         if not 1 <= count <= MAX_DEVICES:
-            raise ValueError(f"a slice of {count} devices")
-        memory = parse_bytes(memory_per_device) if isinstance(memory_per_device, str) else memory_per_device
+            raise SliceError(f"a slice of {count} devices")
+        memory = _bytes(memory_per_device)
         if not 0 <= memory <= 1 << 60:
-            raise ValueError(f"memory_per_device is {memory} bytes")
-        slice_request = SliceRequest(
-            count, dims, kind, _numbers(same_island_as), _numbers(other_island_than), int(memory)
-        )
+            raise SliceError(f"memory_per_device is {memory} bytes")
+        slice_request = SliceRequest(count, dims, kind, _numbers(same_island_as), _numbers(other_island_than), memory)
         made = Slice(submit(self._client, MAGIC + msgspec.msgpack.encode(slice_request)))
         self._slices = [*self.slices, made]
         return made
 
 
 def make_virtual_device_set() -> VirtualDeviceSet:
-    """The way to slices of this program's cluster.
+    """Where a program asks for slices of its cluster (paper, figure 2).
 
-    Raises RuntimeError where JAX is not on Atoll.
+        devices_set = atoll.make_virtual_device_set()
+        a = devices_set.add_slice(devices=4)
+        b = devices_set.add_slice(devices=4, other_island_than=a)
+
+    Raises atoll.BackendError where JAX does not run on Atoll in this process.
     """
     import jax
 
     client = jax.devices()[0].client
     if not is_atoll(client):
-        raise RuntimeError(
+        raise BackendError(
             f"virtual devices need Atoll, and this program's JAX runs on {client.platform} by itself: "
             "start it with JAX_PLATFORMS=atoll, or use atoll.connect()"
         )
@@ -162,9 +171,16 @@ def forget_slices() -> None:
     _live.clear()
 
 
+def _bytes(amount: int | str) -> int:
+    try:
+        return parse_bytes(amount) if isinstance(amount, str) else int(amount)
+    except ValueError as error:
+        raise SliceError(f"memory_per_device: {error}") from None
+
+
 def _numbers(slices: Slice | Iterable[Slice]) -> tuple[int, ...]:
     several = (slices,) if isinstance(slices, Slice) else tuple(slices)
     for each in several:
         if each.is_released:
-            raise ValueError(f"{each} says nothing of an island: it has been released")
+            raise SliceError(f"{each} has been released, so it has no island that another slice could share or avoid")
     return tuple(each.number for each in several)

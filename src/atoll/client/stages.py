@@ -1,4 +1,4 @@
-"""What can be asked of a program before it runs, as `jax.stages` has it for jit."""
+"""A program before it runs, lowered or compiled: what `jax.stages` is for jit."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 import jax
 
 from atoll.client import jax_internals as internals
-from atoll.client.launching import Built, Launch, devices, on_atoll
-from atoll.client.values import ProgramError, Value
+from atoll.client.build import Built, devices, on_atoll
+from atoll.client.launch import Launch
+from atoll.client.values import Value
 from atoll.cluster.locations import DeviceLocation
+from atoll.errors import ProgramError
 
 internals.leave_out_of_tracebacks(__file__)
 
@@ -64,8 +66,8 @@ class Lowered(_Stage):
     """A traced program: its functions are lowered, and being compiled."""
 
     def as_text(self, stage: str | None = None) -> str:
-        """The program without any machines; with `stage="lowered"`, each machine's plan."""
-        from atoll.ir.text import render, render_lowered  # the compiler's machinery comes with it
+        """The location-free program; with `stage="lowered"`, the plan of each host."""
+        from atoll.ir.text import render, render_lowered  # it imports the compiler
 
         names = [function.call.name for function in self._built.functions]
         if stage is None:
@@ -78,7 +80,7 @@ class Lowered(_Stage):
         return render_lowered(self._built.program, locations, names)
 
     def compile(self) -> Compiled:
-        """Waits until all functions are compiled, and makes the program known to the cluster."""
+        """Waits until all functions are compiled, and registers the program with the cluster. Raises ProgramError."""
         if not on_atoll(self._built):
             raise ProgramError(_NO_CLUSTER)
         return Compiled(self._built, self.in_tree, self.out_tree, self._donated)
@@ -93,15 +95,17 @@ class Compiled(_Stage):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not internals.trace_state_clean():
-            raise TypeError("a compiled program cannot be transformed: call the atoll.program itself there")
+            raise ProgramError("a compiled program cannot be transformed: call the atoll.program itself there")
         leaves, tree = jax.tree.flatten((args, kwargs))
         if tree != self.in_tree:
-            raise TypeError(f"this program was compiled for arguments {self.in_tree}, and called with {tree}")
+            raise ProgramError(f"this program was compiled for arguments {self.in_tree}, and called with {tree}")
         for leaf, value in zip(leaves, self._built.given, strict=True):
             aval = internals.abstractify(leaf)
             if (aval.shape, aval.dtype) != (value.aval.shape, value.aval.dtype):
-                raise TypeError(f"this program was compiled for {value.aval} as {value.line}, and called with {aval}")
-        leaves = [_placed(leaf, value) for leaf, value in zip(leaves, self._built.given, strict=True)]
+                raise ProgramError(
+                    f"this program was compiled for {value.aval} as {value.line}, and called with {aval}"
+                )
+        leaves = [_with_sharding(leaf, value) for leaf, value in zip(leaves, self._built.given, strict=True)]
         made: Sequence[Any] = self._launch.call(leaves) if self._launch is not None else ()
         return self.out_tree.unflatten(self._built.returned(made, leaves))
 
@@ -112,7 +116,7 @@ class Compiled(_Stage):
     @property
     def input_shardings(self) -> Any:
         """A tree of (args, kwargs); None for arguments that are not used."""
-        shardings = [value.sharding if value.placed else None for value in self._built.given]
+        shardings = [value.sharding if value.has_sharding else None for value in self._built.given]
         return self.in_tree.unflatten(shardings)
 
     @property
@@ -120,14 +124,14 @@ class Compiled(_Stage):
         return self.out_tree.unflatten([each.sharding for each in self._built.described()])
 
 
-def _placed(leaf: Any, value: Value) -> Any:
-    """The leaf where the program takes it."""
+def _with_sharding(leaf: Any, value: Value) -> Any:
+    """The leaf with the sharding that the program takes."""
     sharding = getattr(leaf, "sharding", None)
-    if value.host or not value.placed:
+    if value.host or not value.has_sharding:
         return leaf
     return leaf if sharding == value.sharding else jax.device_put(leaf, value.sharding)
 
 
 def _structure(result: Any) -> Any:
-    sharding = result.sharding if not isinstance(result, Value) or result.placed else None
+    sharding = result.sharding if not isinstance(result, Value) or result.has_sharding else None
     return jax.ShapeDtypeStruct(result.aval.shape, result.aval.dtype, sharding=sharding)

@@ -9,36 +9,44 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from atoll.client import backend
-from atoll.controller.operators.trace import Span
-from atoll.errors import ClusterError
-from atoll.operate.question import ask_for_trace
+from atoll.errors import BackendError
+from atoll.operate.files import write_whole
+from atoll.operate.requests import request_trace
 from atoll.operate.traces import chrome_trace
+from atoll.protocol.spans import Span
 from atoll.wire.address import parse_address
 
 
 @contextlib.contextmanager
 def trace(path: str | os.PathLike[str] | None = None) -> Iterator[list[Span]]:
-    """Traces what the cluster runs during the block, of all its sessions.
+    """Traces what the cluster runs during the block, for all its sessions.
 
-        with atoll.trace("step.json"):
+        with atoll.trace("step.json") as spans:
             jax.block_until_ready(train_step(state, batch))
+        milliseconds = sum(span.ended - span.started for span in spans) / 1e6
 
     Gives a list that is filled with `Span`s when the block ends; only what has ended by then is in it. With `path`, a
     file of Chrome's trace events is written, which https://ui.perfetto.dev opens: a row for each host.
 
-    The cluster keeps the last 100,000 spans. Times are those of each host's own clock.
+    The cluster keeps the last 100,000 spans. Their times are nanoseconds of each host's own clock.
 
     Raises:
-      atoll.errors.ClusterError: JAX does not run on Atoll in this process.
-      atoll.errors.ConnectError: the controller does not answer.
+      atoll.BackendError: JAX does not run on Atoll in this process.
+      atoll.ConnectError: the controller does not answer.
+      OSError: the file cannot be written. Where its folder does not exist, before the block runs.
     """
     cluster = backend.cluster()
     if cluster is None:
-        raise ClusterError("JAX does not run on Atoll here: start it with JAX_PLATFORMS=atoll, or in `atoll.connect`")
+        raise BackendError(
+            "JAX does not run on Atoll in this process: start it with JAX_PLATFORMS=atoll, or call atoll.connect()"
+        )
+    file = None if path is None else Path(path).absolute()
+    if file is not None and not file.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {file.parent} for the trace {file.name}")
     spans: list[Span] = []
     since = time.monotonic_ns()
     yield spans
     address, token = cluster
-    spans += ask_for_trace(parse_address(address), token, since)
-    if path is not None:
-        Path(path).write_bytes(chrome_trace(spans))
+    spans += request_trace(parse_address(address), token, since)
+    if file is not None:
+        write_whole(file, chrome_trace(spans))

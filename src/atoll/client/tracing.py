@@ -1,8 +1,8 @@
 """Tracing: the function runs once, and what JAX would run is recorded instead.
 
-It is JAX's own eager evaluation, with other hands. A jit call stays whole and becomes one node; a `device_put` becomes
-a transfer; any other operation becomes the jit call that eager JAX makes of it; what depends on no argument is computed
-at once. So a program's values are, bit for bit, those that its function has without it.
+It follows JAX's own eager evaluation. A jit call stays whole and becomes one node; a `device_put` becomes a transfer;
+any other operation becomes the jit call that eager JAX makes of it; what depends on no argument is computed at once. So
+a program's values are, bit for bit, those of its function without the program.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from atoll.client import jax_internals as internals
-from atoll.client.placing import Function, JitCall, Placer
-from atoll.client.values import Place, ProgramError, Value, kept
+from atoll.client.functions import Function, FunctionTable, JitCall
+from atoll.client.values import ShardingLike, Value, constant_value
+from atoll.errors import ProgramError
 
 internals.leave_out_of_tracebacks(__file__)
 
 _SMALL_BYTES = 4096  # host constants up to this size are compared by their contents
 _copy = jax.jit(jax.numpy.copy)
-_WAY_OUT = (
+_ADVICE = (
     "A program runs on the cluster after it has been traced, so Python cannot look at its values. Choose on the "
     "devices (jax.lax.cond, jax.numpy.where), make the argument a static one (static_argnums, static_argnames), "
     "or leave that part out of the program."
@@ -31,7 +32,7 @@ _WAY_OUT = (
 
 
 @dataclass(eq=False)
-class Called:
+class CallNode:
     """A node that calls a function; `donated` are positions among its inputs."""
 
     function: Function
@@ -42,7 +43,7 @@ class Called:
 
 
 @dataclass(eq=False)
-class Migrated:
+class TransferNode:
     """A node that gives its input another sharding."""
 
     inputs: list[Value]
@@ -57,13 +58,13 @@ class Recording:
 
     name: str
     arguments: list[Value]
-    placer: Placer
-    nodes: list[Called | Migrated] = field(default_factory=list)
+    functions: FunctionTable
+    nodes: list[CallNode | TransferNode] = field(default_factory=list)
     results: list[Any] = field(default_factory=list)
 
 
 class ProgramTracer(internals.Tracer):  # type: ignore[misc]
-    """Stands for an array of the program. Unlike jit's tracers it knows where the array lies."""
+    """Stands for an array of the program. Unlike jit's tracers it knows the array's sharding."""
 
     __slots__ = ("value",)
 
@@ -73,7 +74,7 @@ class ProgramTracer(internals.Tracer):  # type: ignore[misc]
 
     @property
     def sharding(self) -> Any:
-        if not self.value.placed:
+        if not self.value.has_sharding:
             raise AttributeError(f"a host value has no sharding before it is used.{self._origin_msg()}")
         return self.value.sharding
 
@@ -91,7 +92,7 @@ class ProgramTracer(internals.Tracer):  # type: ignore[misc]
     def _origin_msg(self) -> str:
         return (
             f"\nThe error occurred at {internals.line()}, while tracing the program "
-            f"{self._trace.recording.name!r}. The value was made at {self.value.line}.\n{_WAY_OUT}"
+            f"{self._trace.recording.name!r}. The value was made at {self.value.line}.\n{_ADVICE}"
         )
 
 
@@ -101,12 +102,12 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
     def __init__(self, recording: Recording) -> None:
         super().__init__()
         self.recording = recording
-        self._placer = recording.placer
+        self._functions = recording.functions
         self._constants: dict[Any, Value] = {}
         self._computed: set[int] = set()  # arrays that the trace itself has made, by identity
         self._alive: list[Any] = []  # whose identity is used
 
-    # ---- what JAX asks of a trace
+    # ---- called by JAX
 
     def process_primitive(self, primitive: Any, tracers: Sequence[Any], params: dict[str, Any], /) -> Any:
         if not any(isinstance(each, ProgramTracer) for each in tracers):
@@ -141,7 +142,7 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
         return internals.run_shard_map(self, primitive, fun, tracers, params)
 
     def stage_value(self, value: Any) -> Any:
-        return value if isinstance(value, ProgramTracer) else self._own(internals.stage_now(value), [value])
+        return value if isinstance(value, ProgramTracer) else self._computed_here(internals.stage_now(value), [value])
 
     def _inline(self, fun: Any, tracers: Sequence[Any]) -> Any:
         with internals.set_current_trace(self):
@@ -149,10 +150,10 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
 
     def _compute(self, primitive: Any, arguments: Sequence[Any], params: dict[str, Any]) -> Any:
         """What depends on no argument is the same in each launch."""
-        return self._own(internals.run_now(primitive, arguments, params), arguments)
+        return self._computed_here(internals.run_now(primitive, arguments, params), arguments)
 
-    def _own(self, results: Any, arguments: Sequence[Any]) -> Any:
-        """The results; those that were no arguments are the program's own."""
+    def _computed_here(self, results: Any, arguments: Sequence[Any]) -> Any:
+        """The results; those that are no arguments are constants of the program."""
         given = {id(each) for each in arguments}
         for each in jax.tree.leaves(results):
             if id(each) not in given:
@@ -170,7 +171,7 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
         key = _identity(given)
         value = self._constants.get(key)
         if value is None:
-            value = self._constants[key] = kept(given, internals.line())
+            value = self._constants[key] = constant_value(given, internals.line())
             value.shared |= id(given) in self._computed
             self._alive.append(given)
         return value
@@ -178,18 +179,18 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
     def _usable(self, given: Any, what: str) -> Value:
         value = self.value_of(given)
         if value.root.host and value.root.donated:
-            self._keep(value.root)  # its upload was consumed, and the host still has it
-        if value.given_away():
+            self._undo_donation(value.root)  # its upload was consumed; the host still has the value
+        if value.donated_at():
             raise ProgramError(
-                f"{what} at {internals.line()} uses an array that was donated at {value.given_away()} (made at "
+                f"{what} at {internals.line()} uses an array that was donated at {value.donated_at()} (made at "
                 f"{value.line}). Donate it to its last use only, or pass a copy there: jax.numpy.copy(x)."
             )
         return value
 
-    def _keep(self, root: Value) -> None:
-        """None of the nodes consumes it after all."""
+    def _undo_donation(self, root: Value) -> None:
+        """Has no node consume it."""
         for node in self.recording.nodes:
-            if isinstance(node, Called):
+            if isinstance(node, CallNode):
                 node.donated = tuple(i for i in node.donated if node.inputs[i].root is not root)
             elif node.inputs[0] is root:
                 node.donated = False
@@ -206,24 +207,24 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
                 "cannot have; call it outside of the program"
             )
         operands = [self._usable(each, call.name) for each in given]
-        placed = self._placer.place(call, operands)
+        bound = self._functions.bind(call, operands)
         donated = []
         inputs = []
-        for i, (value, place) in enumerate(zip(operands, placed.inputs, strict=True)):
-            gives = i in call.donated
-            moved = self._moved(value, place, fresh=gives)
-            if gives and not moved.root.shared:
-                if sum(other.root is moved.root for other in operands) > 1:
+        for i, (value, target) in enumerate(zip(operands, bound.inputs, strict=True)):
+            donates = i in call.donated
+            resharded = self._resharded(value, target, fresh=donates)
+            if donates and not resharded.root.shared:
+                if sum(other.root is resharded.root for other in operands) > 1:
                     raise ProgramError(f"{call.name} at {line} takes an array twice and consumes it: donate a copy")
                 donated.append(i)
-            inputs.append(moved)
+            inputs.append(resharded)
         for i in donated:
             inputs[i].root.donated = line
         outputs = [
-            Value(aval, placed.committed, line, place)
-            for aval, place in zip(call.out_avals, placed.outputs, strict=True)
+            Value(aval, bound.committed, line, sharding)
+            for aval, sharding in zip(call.out_avals, bound.outputs, strict=True)
         ]
-        self.recording.nodes.append(Called(placed.function, inputs, outputs, tuple(donated), line))
+        self.recording.nodes.append(CallNode(bound.function, inputs, outputs, tuple(donated), line))
         return [ProgramTracer(self, value) for value in outputs]
 
     def _put(self, given: Any, device: Any, copy: Any) -> Any:
@@ -234,43 +235,47 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
         if isinstance(target, jax.Device):
             target = SingleDeviceSharding(target)
         elif isinstance(target, jax.memory.Space):
-            here = value.sharding if value.placed else SingleDeviceSharding(internals.default_device())
+            here = value.sharding if value.has_sharding else SingleDeviceSharding(internals.default_device())
             target = internals.in_memory(here, target)
         if target is not None and internals.devices_of(target) is None:
             raise ProgramError(f"device_put at {internals.line()} to {target}, which names no devices")
-        gives = copy == internals.CopySemantics.DONATE_INPUT
-        if copy == internals.CopySemantics.ALWAYS_COPY and value.placed and (target is None or value.lies_on(target)):
+        donates = copy == internals.CopySemantics.DONATE_INPUT
+        if (
+            copy == internals.CopySemantics.ALWAYS_COPY
+            and value.has_sharding
+            and (target is None or value.is_sharded_as(target))
+        ):
             with internals.set_current_trace(self):
                 return _copy(given)
         if target is None:
             return ProgramTracer(self, value)
-        moved = self._moved(value, target, fresh=gives, consume=gives)
-        if moved is not value.root:
-            moved.shared |= moved.put  # two device_puts give two arrays, whichever is consumed
-            moved.put = True
-        if gives:
+        resharded = self._resharded(value, target, fresh=donates, consume=donates)
+        if resharded is not value.root:
+            resharded.shared |= resharded.put  # two device_puts give two arrays, whichever is consumed
+            resharded.put = True
+        if donates:
             value.donated = internals.line()
-        return ProgramTracer(self, moved.seen())
+        return ProgramTracer(self, resharded.view())
 
-    def _moved(self, value: Value, place: Place, *, fresh: bool = False, consume: bool = False) -> Value:
-        """The value where it must lie; by a transfer, where it lies elsewhere.
+    def _resharded(self, value: Value, target: ShardingLike, *, fresh: bool = False, consume: bool = False) -> Value:
+        """The value with the sharding `target`: by a transfer, where it has another one.
 
-        A `fresh` copy is nobody else's; with `consume` the source goes.
+        A `fresh` copy is not shared with other uses of the value; with `consume` the transfer donates its source.
         """
         root = value.root
-        if root.place is None:
-            root.place = place
+        if root.sharding_like is None:
+            root.sharding_like = target
             return root
-        sharding = place() if callable(place) else place
-        if root.lies_on(sharding):
+        sharding = target() if callable(target) else target
+        if root.is_sharded_as(sharding):
             return root
         spec = Value(root.aval, True, "", sharding).spec.sharding
         copy = root.copies.get(spec)
-        if copy is None or fresh or copy.given_away():
+        if copy is None or fresh or copy.donated_at():
             copy = Value(root.aval, True, internals.line(), sharding)
-            gives = consume and not root.shared
-            self.recording.nodes.append(Migrated([root], [copy], gives, copy.line))
-            if gives:
+            donates = consume and not root.shared
+            self.recording.nodes.append(TransferNode([root], [copy], donates, copy.line))
+            if donates:
                 root.donated = copy.line
             if not fresh:
                 root.copies[spec] = copy
@@ -286,9 +291,9 @@ def _identity(given: Any) -> Any:
     return id(given) if not isinstance(given, np.ndarray) else object()
 
 
-def record(name: str, function: Any, arguments: Sequence[Value], placer: Placer) -> Recording:
+def record(name: str, function: Any, arguments: Sequence[Value], functions: FunctionTable) -> Recording:
     """Calls `function` with tracers for `arguments`; it returns its flat results."""
-    recording = Recording(name, list(arguments), placer)
+    recording = Recording(name, list(arguments), functions)
     trace = ProgramTrace(recording)
     tracers = [ProgramTracer(trace, value) for value in arguments]
     try:
@@ -301,7 +306,9 @@ def record(name: str, function: Any, arguments: Sequence[Value], placer: Placer)
                 else:
                     recording.results.append(each)
     except jax.errors.NonConcreteBooleanIndexError as error:
-        error.add_note(f"It was raised while tracing the program {name!r}. {_WAY_OUT}")  # JAX asks no tracer for it
+        error.add_note(
+            f"It was raised while tracing the program {name!r}. {_ADVICE}"
+        )  # JAX does not ask the tracer for a message
         raise
     finally:
         trace.invalidate()

@@ -1,4 +1,4 @@
-"""The arrays of a program that is being traced: their types, and where they lie."""
+"""The arrays of a program that is being traced: their types and shardings."""
 
 from __future__ import annotations
 
@@ -10,32 +10,29 @@ from typing import Any
 import numpy as np
 
 from atoll.client import jax_internals as internals
+from atoll.errors import ProgramError
 from atoll.ir.types import DTYPE_BITS, ArraySpec, Replicated, Sharding, Tiled, Tiling
 
-Place = Any  # a jax.sharding.Sharding, or a function that gives one when XLA has chosen it
-
-
-class ProgramError(TypeError):
-    """A function that cannot be made into a program; names the user's lines and says what to do."""
+ShardingLike = Any  # a jax.sharding.Sharding, or a function that donates one when XLA has chosen it
 
 
 @dataclass(eq=False)
 class Value:
-    """An array. Those of the `host` (NumPy arrays, Python's numbers) have no place until something uses them.
+    """An array. Those of the `host` (NumPy arrays, Python's numbers) have no sharding until something uses them.
 
-    Several values may be one array under different views of it; they share `root`, which stands in the program.
+    Several values may be views of one array; they share `root`, which is the value in the program.
     """
 
     aval: Any
     committed: bool
-    line: str  # of the user's, that made it
-    place: Place = None
-    of: Value | None = None
+    line: str  # the user's line that made it
+    sharding_like: ShardingLike = None
+    view_of: Value | None = None
     host: bool = False
-    constant: Any = None  # what it holds, where that is known already
+    constant: Any = None  # its contents, where they are known already
     shared: bool = False  # a constant of the program's own, which no launch may consume
-    donated: str = ""  # the line that gave it away
-    put: bool = False  # a copy that the function has in hand, from a device_put
+    donated: str = ""  # the line that donated it
+    put: bool = False  # a copy that a device_put of the function has made
     copies: dict[Sharding, Value] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -43,47 +40,47 @@ class Value:
 
     @property
     def root(self) -> Value:
-        return self if self.of is None else self.of.root
+        return self if self.view_of is None else self.view_of.root
 
     @property
-    def placed(self) -> bool:
-        return self.root.place is not None
+    def has_sharding(self) -> bool:
+        return self.root.sharding_like is not None
 
     @property
     def sharding(self) -> Any:
-        """Where it lies; waits for XLA where XLA chooses."""
+        """Its sharding; waits for XLA where XLA chooses it."""
         root = self.root
-        if callable(root.place):
-            root.place = root.place()
-        return root.place
+        if callable(root.sharding_like):
+            root.sharding_like = root.sharding_like()
+        return root.sharding_like
 
     @property
     def spec(self) -> ArraySpec:
         return array_spec(self.aval, self.sharding)
 
-    def lies_on(self, sharding: Any) -> bool:
-        """Whether its shards are those of `sharding` already."""
+    def is_sharded_as(self, sharding: Any) -> bool:
+        """Whether its shards are on the devices of `sharding` already, in the same order."""
         return array_spec(self.aval, sharding).sharding == self.spec.sharding
 
-    def seen(self) -> Value:
-        """The same array under a view of its own: giving that away does not give this away."""
-        return Value(self.aval, True, self.line, of=self)
+    def view(self) -> Value:
+        """A view of the array: donating the view does not donate this value."""
+        return Value(self.aval, True, self.line, view_of=self)
 
-    def given_away(self) -> str:
+    def donated_at(self) -> str:
         """The line that donated it, or ""."""
         return self.donated or self.root.donated
 
 
-def kept(value: Any, line: str) -> Value:
-    """A value for something that the function has not been given as an argument."""
+def constant_value(value: Any, line: str) -> Value:
+    """A value for something that is no argument of the function."""
     if isinstance(value, np.ndarray):
-        value = value.copy()  # as it is now, whatever the function does to it later
+        value = value.copy()  # the function may change it later
     array = hasattr(value, "sharding")
     return Value(
         internals.abstractify(value),
         internals.is_committed(value) if array else False,
         line,
-        place=value.sharding if array else None,
+        sharding_like=value.sharding if array else None,
         host=not array,
         constant=value,
         shared=not array,
@@ -92,7 +89,7 @@ def kept(value: Any, line: str) -> Value:
 
 @lru_cache(maxsize=16384)
 def array_spec(aval: Any, sharding: Any) -> ArraySpec:
-    """The array's type in a program. Raises ProgramError for one that programs do not know."""
+    """The array's type in a program. Raises ProgramError for a type that programs do not have."""
     aval, sharding = internals.physical(aval, sharding)
     dtype = aval.dtype.name
     if dtype not in DTYPE_BITS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -21,3 +21,12 @@ Placement = Mapping[int, DeviceLocation]
 HostDevice = tuple[int, int]
 # Bytes on devices.
 MemoryRequirement = tuple[tuple[HostDevice, int], ...]
+
+
+def total(requirements: Iterable[MemoryRequirement]) -> MemoryRequirement:
+    """The memory that all of these need together."""
+    sums: dict[HostDevice, int] = {}
+    for requirement in requirements:
+        for device, nbytes in requirement:
+            sums[device] = sums.get(device, 0) + nbytes
+    return tuple(sums.items())

@@ -1,7 +1,7 @@
 """The mesh of an island's devices, and the sub-meshes that a slice can be.
 
-An island's devices stand in row-major order at the points of a mesh of one to three dimensions: the one that its
-platform tells (coordinates), or the one that whoever starts the cluster declares, or a line. A slice of a given shape
+An island's devices stand in row-major order at the points of a mesh of one to three dimensions: the one of
+its platform (coordinates), or the one that the cluster was started with, or a line. A slice of a given shape
 is an axis-aligned box of it, with its axes in any order; nothing wraps around.
 """
 

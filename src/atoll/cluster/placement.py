@@ -1,25 +1,25 @@
-"""Virtual devices and slices: which virtual device of a session sits on which physical one (paper, section 4.1).
+"""Where slices go: which virtual devices they take, and on which physical ones these then are (paper, section 4.1).
 
-A session starts with one virtual device for each physical one, in the same places. A slice takes virtual devices of one
-virtual island that are in no other slice of the session, and puts them on physical devices of one island: a contiguous
-sub-mesh first, then where the fewest slices of all sessions are. One to one inside a slice; many slices share a
-physical device in time. A virtual device that something was made on, or for, stays where it sits when a slice is made.
+A slice takes virtual devices of one virtual island that are in no other slice of the session, and puts them on physical
+devices of one island: a contiguous sub-mesh first, then where the fewest slices of all sessions are. One to one inside
+a slice; many slices share a physical device in time. A virtual device that something was made on, or for, stays at its
+location when a slice is made.
 
-Pure: islands and wishes in, choices out; the caller makes them true.
+Pure: islands and requests in, choices out; the caller carries them out.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+from atoll.cluster.devices import VirtualDevice
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.mesh import Shape, boxes, compact_shapes, is_box, text_of
 from atoll.cluster.slices import SliceRequest
-from atoll.errors import Code, StatusError, invalid, not_found
-from atoll.ir.program import Call, Program
-from atoll.protocol.messages import VirtualDevice
+from atoll.cluster.virtual_devices import SessionDevices, Slice, free_text
+from atoll.errors import Code, StatusError, invalid
 from atoll.quantities import human_bytes
 
 _GPUS = ("gpu", "cuda", "rocm")
@@ -27,7 +27,7 @@ _GPUS = ("gpu", "cuda", "rocm")
 
 @dataclass(frozen=True)
 class IslandDevices:
-    """An island as slices see it. `seats[i]` is at point i of the mesh; `closed` says why nothing new goes there."""
+    """An island as slices see it: `locations[i]` is point i of the mesh; `closed` says why nothing new goes there."""
 
     number: int
     mesh: Shape
@@ -46,95 +46,8 @@ class IslandDevices:
 
 
 @dataclass(frozen=True)
-class Slice:
-    """Virtual devices of a session, in the order of `shape`; `meshed` where that shape was asked for."""
-
-    number: int
-    devices: tuple[int, ...]
-    shape: Shape
-    meshed: bool
-
-
-@dataclass
-class SessionDevices:
-    """The virtual devices of a session, where each sits, and its slices. `used` stay where they are but by a move."""
-
-    virtual: tuple[VirtualDevice, ...]
-    locations: dict[int, DeviceLocation]
-    first_seats: Mapping[int, DeviceLocation]
-    slices: dict[int, Slice] = field(default_factory=dict)
-    used: set[int] = field(default_factory=set)
-    next_slice: int = 1
-    shares: bool = False  # some of them sit on one physical device
-
-    def reseat(self, changes: Mapping[int, DeviceLocation]) -> None:
-        """They sit elsewhere from now on."""
-        self.locations.update(changes)
-        self.shares = len(set(self.locations.values())) < len(self.locations)
-
-    def use(self, name: str, groups: Iterable[tuple[int, ...]]) -> None:
-        """Something is made on these devices, or for them; those of a group hold parts of one thing.
-
-        Raises INVALID_ARGUMENT where two of a group sit on one physical device.
-        """
-        for group in groups:
-            if self.shares:
-                check_apart(name, self.locations, group)
-            self.used.update(device for device in group if device in self.locations)
-
-    def scattered(self, group: Sequence[int]) -> str:
-        """Why no function can run on these devices together: they are not on one island."""
-        islands = sorted({self.locations[device].island for device in group})
-        text = f"the computation's devices lie on {len(islands)} islands"
-        home = {device.id: device.island for device in self.virtual}
-        if len({home[device] for device in group}) == 1:
-            return (
-                f"{text} at present, {', '.join(map(str, islands))}, though their slice_index is the same: virtual "
-                "devices of different slices may be put on different islands. Use the devices of one slice in a mesh, "
-                "and move arrays between slices with jax.device_put"
-            )
-        return (
-            f"{text}; a mesh must lie inside one island (jax.Device.slice_index tells which), and arrays move between "
-            "islands with jax.device_put"
-        )
-
-    @property
-    def sliced(self) -> set[int]:
-        return {device for each in self.slices.values() for device in each.devices}
-
-    def elsewhere(self) -> dict[int, DeviceLocation]:
-        """The devices in no slice that do not sit where they did at first."""
-        sliced = self.sliced
-        return {
-            device.id: self.locations[device.id]
-            for device in self.virtual
-            if device.id not in sliced and self.locations[device.id] != self.first_seats[device.id]
-        }
-
-    def free(self) -> dict[int, list[int]]:
-        """The virtual devices that are in no slice, by virtual island."""
-        sliced = self.sliced
-        found: dict[int, list[int]] = {}
-        for device in self.virtual:
-            free = found.setdefault(device.island, [])
-            if device.id not in sliced:
-                free.append(device.id)
-        return found
-
-    def get(self, number: int) -> Slice:
-        each = self.slices.get(number)
-        if each is None:
-            raise not_found(f"slice {number} does not exist in this session")
-        return each
-
-    def island_of(self, number: int) -> int:
-        """The physical island that the slice sits on."""
-        return self.locations[self.get(number).devices[0]].island
-
-
-@dataclass(frozen=True)
 class Choice:
-    """Virtual devices for a slice, and where each of them sits from now on."""
+    """Virtual devices for a slice, and the location of each from now on."""
 
     devices: tuple[int, ...]
     locations: tuple[DeviceLocation, ...]
@@ -160,7 +73,7 @@ class Slices:
         self.sessions.pop(session, None)
 
     def load(self) -> Counter[DeviceLocation]:
-        """How many slices sit on each physical device."""
+        """How many slices are on each physical device."""
         return Counter(
             devices.locations[device]
             for devices in self.sessions.values()
@@ -169,12 +82,12 @@ class Slices:
         )
 
     def add(self, session: int, choice: Choice) -> Slice:
-        """The choice comes true."""
+        """Makes the slice that was chosen."""
         devices = self.sessions[session]
         made = Slice(devices.next_slice, choice.devices, choice.shape, choice.meshed)
         devices.next_slice += 1
         devices.slices[made.number] = made
-        devices.reseat(dict(zip(choice.devices, choice.locations, strict=True)))
+        devices.relocate(dict(zip(choice.devices, choice.locations, strict=True)))
         return made
 
     def release(self, session: int, number: int) -> None:
@@ -191,10 +104,10 @@ class Slices:
         islands: Sequence[IslandDevices],
         free_bytes: Callable[[DeviceLocation], int] = lambda location: 1 << 62,
     ) -> Choice:
-        """Where a new slice goes. Raises RESOURCE_EXHAUSTED, with what is free, where there is no such place."""
+        """Where a new slice goes. Raises RESOURCE_EXHAUSTED, with what is free, where it fits nowhere."""
         devices = self.sessions[session]
         load = self.load()
-        seated = _Seated(devices)
+        free_devices = _FreeDevices(devices)
         shape = slice_request.shape or (slice_request.count,)
         reasons: list[str] = []
         best: tuple[tuple[int, ...], Choice] | None = None
@@ -216,14 +129,14 @@ class Slices:
                 rank = _rank(load, locations)
                 if (best is not None and rank > best[0][:2]) or not roomy.issuperset(locations):
                     continue
-                taken = seated.take(locations)
+                taken = free_devices.take(locations)
                 if taken is not None:
                     moved = sum(devices.locations[d] != s for d, s in zip(taken, locations, strict=True))
                     key = (*rank, length, moved, island.number, *points)
                     if best is None or key < best[0]:
                         best = key, Choice(taken, locations, shape, bool(slice_request.shape))
             if not slice_request.shape and not reason and best is None:
-                for taken in seated.as_they_sit(slice_request.count, roomy, load):
+                for taken in free_devices.where_they_are(slice_request.count, roomy, load):
                     locations = tuple(devices.locations[device] for device in taken)
                     key = (*_rank(load, locations), island.number, *taken)
                     if scattered is None or key < scattered[0]:
@@ -261,7 +174,7 @@ class Slices:
             return f"{', '.join(human_bytes(max(0, each)) for each in free)} are free on its devices"
         return ""
 
-    # ---- moving
+    # ---- migrating
 
     def target(
         self, session: int, number: int, island: IslandDevices, wanted: Sequence[DeviceLocation] = ()
@@ -294,13 +207,12 @@ class Slices:
         return dict(zip(each.devices, (island.locations[i] for i in best[2]), strict=True))
 
 
-class _Seated:
-    """The free virtual devices of a session, and for which places they will do."""
+class _FreeDevices:
+    """The free virtual devices of a session, by their locations."""
 
     def __init__(self, devices: SessionDevices) -> None:
         self._here: dict[int, dict[DeviceLocation, list[int]]] = {}  # by virtual island
         self._unused: dict[int, list[int]] = {}
-        self._seats = devices.locations
         for island, free in devices.free().items():
             here = self._here.setdefault(island, {})
             for device in free:
@@ -308,35 +220,35 @@ class _Seated:
             self._unused[island] = [device for device in free if device not in devices.used]
 
     def take(self, locations: Sequence[DeviceLocation]) -> tuple[int, ...] | None:
-        """Free devices of one virtual island for these places: those that sit there, else some that nothing uses.
+        """Free devices of one virtual island for these locations: those that are there, else some that nothing uses.
 
-        Of the islands that have them, the one of which the fewest devices change places.
+        Of the islands that have them, the one of which the fewest devices change location.
         """
         best: tuple[int, tuple[int, ...]] | None = None
         for island, here in sorted(self._here.items()):
-            sitting = [here.get(location, [None])[0] for location in locations]
-            taken = set(sitting)
+            present = [here.get(location, [None])[0] for location in locations]
+            taken = set(present)
             spare = (device for device in self._unused[island] if device not in taken)
-            chosen = [next(spare, None) if device is None else device for device in sitting]
+            chosen = [next(spare, None) if device is None else device for device in present]
             if any(device is None for device in chosen):
                 continue
-            moved = sum(device is None for device in sitting)
+            moved = sum(device is None for device in present)
             if best is None or moved < best[0]:
                 best = moved, tuple(device for device in chosen if device is not None)
         return best[1] if best is not None else None
 
-    def as_they_sit(
-        self, count: int, places: set[DeviceLocation], load: Mapping[DeviceLocation, int]
+    def where_they_are(
+        self, count: int, allowed: set[DeviceLocation], load: Mapping[DeviceLocation, int]
     ) -> Iterator[tuple[int, ...]]:
-        """Free devices of one virtual island that sit on different ones of these places: those with least load."""
+        """Free devices of one virtual island that are at different ones of these locations: those with least load."""
         for here in self._here.values():
-            chosen = sorted((load[location], devices[0]) for location, devices in here.items() if location in places)
+            chosen = sorted((load[location], devices[0]) for location, devices in here.items() if location in allowed)
             if len(chosen) >= count:
                 yield tuple(sorted(device for _, device in chosen[:count]))
 
 
 def _rank(load: Mapping[DeviceLocation, int], locations: Sequence[DeviceLocation]) -> tuple[int, int]:
-    """How many slices sit there: on all together, and on the one with the most. The least is the best."""
+    """How many slices are there: on all together, and on the one with the most. The least is the best."""
     loads = [load[location] for location in locations]
     return sum(loads), max(loads)
 
@@ -354,34 +266,3 @@ def _candidates(
     if not shapes and slice_request.count <= len(island.locations):
         points = sorted(range(len(island.locations)), key=lambda i: (load[island.locations[i]], i))
         yield 0, tuple(sorted(points[: slice_request.count]))
-
-
-def free_text(devices: SessionDevices) -> str:
-    """Such as "island 0: 2, 3; island 1: none"."""
-    return "; ".join(
-        f"island {island}: {', '.join(map(str, free)) or 'none'}" for island, free in sorted(devices.free().items())
-    )
-
-
-def check_apart(name: str, locations: Mapping[int, DeviceLocation], group: Sequence[int], share: str = "share") -> None:
-    """Raises INVALID_ARGUMENT where two of these virtual devices sit on one physical device, or would do so."""
-    taken: dict[DeviceLocation, int] = {}
-    for device in group:
-        location = locations.get(device)
-        other = device if location is None else taken.setdefault(location, device)
-        if other != device and location is not None:
-            raise invalid(
-                f"{name!r} lies on the virtual devices {other} and {device}, which {share} a physical one "
-                f"(device {location.ordinal} of host {location.host}): put it on the devices of one slice"
-            )
-
-
-def groups_of(body: Program) -> Iterator[tuple[int, ...]]:
-    """The devices of each array and call of a program."""
-    for spec in body.arguments:
-        yield spec.sharding.devices
-    for node in body.nodes:
-        for spec in node.outputs:
-            yield spec.sharding.devices
-        if isinstance(node, Call):
-            yield node.devices

@@ -1,6 +1,6 @@
-"""What whoever starts a cluster decides.
+"""The settings of a cluster, which are chosen when it starts.
 
-It travels whole: from the command or the client through the engine to the controller, and into its event log.
+They travel as one record: from the command or the client through the engine to the controller, and into its event log.
 """
 
 from __future__ import annotations
@@ -10,26 +10,30 @@ from enum import StrEnum
 
 import msgspec
 
-from atoll.errors import ClusterError
+from atoll.errors import SettingsError
 from atoll.processes.leases import LEASE_SECONDS
 from atoll.quantities import parse_bytes
 
 DEFAULT_ISLANDS = "1x1x8"
 DEFAULT_PLATFORM = "cpu"
+DEFAULT_ENGINE = "local"
+DEFAULT_POLICY = "first-come"
 NULL_PLATFORM = "null"  # devices that take a given time and compute nothing: `worker.null`
 
-# By which of its environment's variables a process names a setting.
+# The environment variable of each setting.
 VARIABLES = {
     "islands": "ATOLL_ISLANDS",
     "platform": "ATOLL_PLATFORM",
     "device_memory": "ATOLL_DEVICE_MEMORY",
     "dispatch": "ATOLL_DISPATCH",
+    "policy": "ATOLL_POLICY",
     "mesh": "ATOLL_TOPOLOGY",
+    "engine": "ATOLL_ENGINE",
 }
 
 
 class Dispatch(StrEnum):
-    """How launches reach their hosts: see `controller.programs.launcher`."""
+    """Whether gangs are dispatched before those ahead of them are enqueued: see `scheduling.sequential`."""
 
     PARALLEL = "parallel"
     SEQUENTIAL = "sequential"
@@ -42,10 +46,12 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     platform: str = DEFAULT_PLATFORM  # of the workers, as JAX names it
     device_memory: int = 0  # bytes of each device; 0: what the platform says
     dispatch: Dispatch = Dispatch.PARALLEL
-    lease_seconds: float = LEASE_SECONDS  # that a worker may be silent for
+    policy: str = DEFAULT_POLICY  # for scheduling: one of `scheduling.policies`, which checks the name
+    lease_seconds: float = LEASE_SECONDS  # how long a worker may be silent
     max_sessions: int = 256
     abandoned_seconds: float = 30.0  # for what a session left running on its devices to end; then its island restarts
-    mesh: str = ""  # of an island's devices, such as 4x4, where the platform tells none; "": a line
+    mesh: str = ""  # of an island's devices, such as 4x4, where the platform has none; "": a line
+    engine: str = DEFAULT_ENGINE  # that starts the hosts: `operate.engines.kinds`
 
     @property
     def sequential(self) -> bool:
@@ -55,22 +61,24 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     def from_environment(cls) -> ClusterSettings:
         """What `VARIABLES` say, and the defaults.
 
-        Raises ClusterError where ATOLL_DEVICE_MEMORY or ATOLL_DISPATCH says what cannot be.
+        Raises SettingsError where ATOLL_DEVICE_MEMORY or ATOLL_DISPATCH cannot be read.
         """
         said = {name: os.environ.get(variable, "") for name, variable in VARIABLES.items()}
         try:
             device_memory = parse_bytes(said["device_memory"] or "0")
         except ValueError as error:
-            raise ClusterError(f"ATOLL_DEVICE_MEMORY: {error}") from None
+            raise SettingsError(f"ATOLL_DEVICE_MEMORY: {error}") from None
         try:
             dispatch = Dispatch(said["dispatch"] or Dispatch.PARALLEL)
         except ValueError:
             expected = " or ".join(Dispatch)
-            raise ClusterError(f"ATOLL_DISPATCH is {said['dispatch']!r}: expected {expected}") from None
+            raise SettingsError(f"ATOLL_DISPATCH is {said['dispatch']!r}: expected {expected}") from None
         return cls(
             said["islands"] or DEFAULT_ISLANDS,
             said["platform"] or DEFAULT_PLATFORM,
             device_memory,
             dispatch,
+            said["policy"] or DEFAULT_POLICY,
             mesh=said["mesh"],
+            engine=said["engine"] or DEFAULT_ENGINE,
         )

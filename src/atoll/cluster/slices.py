@@ -1,6 +1,6 @@
 """What a client asks of the resource manager: how it is written, and what may be asked at all.
 
-The wish travels from the user's Python to its proxy as the payload of a plugin program, since that is what JAX's
+The request travels from the user's Python to its proxy as the payload of a plugin program, since that is what JAX's
 client lets through, and from there to the controller in an `AddSlice`.
 """
 
@@ -35,14 +35,14 @@ class SliceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_per_device: Annotated[int, msgspec.Meta(ge=0, le=1 << 60)] = 0
 
     def __str__(self) -> str:
-        """In words, such as "a 2x2 mesh of cpu devices with 1024 bytes free on each"."""
+        """Such as "a 2x2 mesh of cpu devices with 1024 bytes free on each"."""
         devices = f"{self.kind} device" if self.kind else "device"
         devices += "s" if self.count > 1 else ""
         text = f"a {'x'.join(map(str, self.shape))} mesh of {devices}" if self.shape else f"{self.count} {devices}"
         return text + (f" with {self.memory_per_device} bytes free on each" if self.memory_per_device else "")
 
 
-class SliceTold(msgspec.Struct, frozen=True):
+class SliceInfo(msgspec.Struct, frozen=True):
     """What the client learns of its slice beside the devices: the fingerprint of its executable, as JSON.
 
     `island` is the `slice_index` of the devices.
@@ -53,7 +53,7 @@ class SliceTold(msgspec.Struct, frozen=True):
     island: int
 
 
-def read_wish(payload: bytes) -> SliceRequest:
+def read_request(payload: bytes) -> SliceRequest:
     """Reads what follows the magic. Raises INVALID_ARGUMENT."""
     try:
         slice_request = msgspec.msgpack.decode(payload, type=SliceRequest)
@@ -64,6 +64,6 @@ def read_wish(payload: bytes) -> SliceRequest:
 
 
 def check(slice_request: SliceRequest) -> None:
-    """Raises INVALID_ARGUMENT where the wish contradicts itself."""
+    """Raises INVALID_ARGUMENT where the request contradicts itself."""
     if slice_request.shape and math.prod(slice_request.shape) != slice_request.count:
         raise invalid(f"a slice of {slice_request.count} devices cannot have the shape {slice_request.shape}")

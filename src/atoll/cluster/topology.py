@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from atoll.cluster.mesh import Shape, parse_mesh, text_of
-from atoll.errors import ClusterError
+from atoll.errors import SettingsError
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class Topology:
 
 
 def read_topology(text: str, mesh: str = "") -> Topology:
-    """The topology of a cluster. Raises ClusterError for what is none, or is not of islands with that mesh."""
+    """The topology of a cluster. Raises SettingsError for what is none, or is not of islands with that mesh."""
     try:
         topology = Topology.parse(text)
         topology.check_mesh(parse_mesh(mesh))
     except ValueError as error:
-        raise ClusterError(str(error)) from None
+        raise SettingsError(str(error)) from None
     return topology

@@ -132,8 +132,9 @@ class Admission:
         peer.hello = hello
         admit = self._roles.get(hello.role)
         if admit is None:
-            text = f"{hello.role!r} is no role: expected {', '.join(self._roles)}"
-            self._refuse(peer, Code.FAILED_PRECONDITION, text)
+            self._refuse(
+                peer, Code.FAILED_PRECONDITION, f"{hello.role!r} is no role: expected {', '.join(self._roles)}"
+            )
             return
         admit(peer, hello)
 

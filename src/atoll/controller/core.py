@@ -52,6 +52,7 @@ from atoll.controller.sessions.slices import SliceRequests
 from atoll.errors import invalid
 from atoll.processes.leases import Leases
 from atoll.protocol import messages as m
+from atoll.scheduling.policies import find_policy
 
 _NOTHING: list[AnyAction] = []
 
@@ -111,7 +112,13 @@ class Controller:
     def _make_programs(self, settings: ClusterSettings) -> None:
         """What programs need: from their registration to their ends."""
         self.launcher = Launcher(
-            self.resources, self.sessions, self._outbox, self._drop_program, self.quarantine, settings.sequential
+            self.resources,
+            self.sessions,
+            self._outbox,
+            self._drop_program,
+            self.quarantine,
+            settings.sequential,
+            find_policy(settings.policy),
         )
         self.scheduler = self.launcher.scheduler
         self.memory = self.launcher.memory.ledger

@@ -1,4 +1,4 @@
-"""What `atoll status` shows a person."""
+"""The tables of `atoll status`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from atoll.quantities import human_bytes
 _STATE_STYLES = {"ready": "green", "lost": "bold red"} | dict.fromkeys(("starting", "restarting", "draining"), "yellow")
 
 
-def status_tables(report: dict[str, Any], address: str) -> RenderableType:
+def status_tables(report: dict[str, Any], address: str, name: str = "") -> RenderableType:
     """The tables for the report of the cluster at `address`; see `atoll.controller.operators.report`.
 
     Memory is that of a host's fullest device; work in flight is in gangs, and the time that they are expected to take.
@@ -21,7 +21,7 @@ def status_tables(report: dict[str, Any], address: str) -> RenderableType:
     devices = sum(len(host["devices"]) for island in report["islands"] for host in island["hosts"])
     heading = Text.assemble(
         ("cluster ", "bold"),
-        address,
+        f"{name} at {address}" if name else address,
         f"  ({report['topology']}, {devices} devices, atoll {report['version']})",
     )
     parts: list[RenderableType] = [heading, _islands(report["islands"])]
@@ -111,7 +111,7 @@ def _state(state: str) -> Text:
 
 
 def ranges(numbers: list[int]) -> str:
-    """Ascending numbers with runs drawn together: "0-3, 6"."""
+    """Numbers in ascending order, consecutive ones as a range: "0-3, 6"."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:

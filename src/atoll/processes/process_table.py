@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -12,6 +13,14 @@ def began(pid: int) -> int | None:
     """
     fields = _stat(pid)
     return int(fields[19]) if fields else None
+
+
+def ancestors(pid: int) -> Iterator[int]:
+    """The process itself, its parent, the parent's parent, and so on, as far as this process can see."""
+    while pid > 0:
+        yield pid
+        fields = _stat(pid)
+        pid = int(fields[1]) if fields else 0
 
 
 def session_of(pid: int) -> int:

@@ -1,39 +1,67 @@
-"""What a program's gangs are made by: which hosts do what, what that needs, and how long it takes."""
+"""The specification of a program's gang: which hosts do what, what that needs, and how long it takes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from atoll.cluster.locations import MemoryRequirement
-from atoll.scheduling.scheduler import UNKNOWN_NS
+from atoll.scheduling.tickets import UNKNOWN_NS
+
+
+class MadeValue(NamedTuple):
+    """A value that a gang makes: the memory that it takes on the gang's hosts, and the values whose memory it shares.
+
+    A view has no memory of its own.
+    """
+
+    value: int
+    requirement: MemoryRequirement
+    views: frozenset[int]
+
+
+class ClientFeed(NamedTuple):
+    """Bytes that the client sends to a host: the program's feed of this number."""
+
+    host: int
+    feed: int
+
+
+class HostFeeds(NamedTuple):
+    """What other hosts send to this one, as feeds of the launch."""
+
+    host: int
+    feeds: tuple[int, ...]
 
 
 @dataclass(slots=True)
 class GangSpec:
-    """What a launch of the program does as one gang: a node, or several short ones in one turn, on one island.
+    """What one gang of each launch of a program does: a node on one island, or several short ones as one dispatch unit.
 
-    `estimate` is the time that this takes, as learnt from its runs. A gang that waits for other hosts teaches nothing:
-    how long it takes is not its own doing.
+    `estimate` is the time that this takes in nanoseconds, learnt from its runs. A gang that waits for other hosts
+    teaches nothing: how long it takes does not depend on itself.
     """
 
     island: int
     hosts: tuple[int, ...]
-    work: str  # what it does, in one word
+    kind: str  # of its last step, in one word: see `ir.plan.WORDS`
     functions: tuple[str, ...]  # that it runs
-    awaited: tuple[tuple[int, int], ...]  # the client's feeds that it takes: (host, feed)
-    incoming: tuple[tuple[int, tuple[int, ...]], ...]  # those of other hosts
-    handles: tuple[int, ...]  # of the launch, that it needs or makes; by their place
-    # What it makes here: (value, its bytes, the values whose memory it shares instead).
-    makes: tuple[tuple[int, MemoryRequirement, frozenset[int]], ...]
-    consumes: tuple[int, ...]  # values in whose place it may write
-    drops: tuple[int, ...]  # values between nodes that nothing after it needs on this island
+    awaited: tuple[ClientFeed, ...]
+    incoming: tuple[HostFeeds, ...]
+    handles: tuple[int, ...]  # that it needs or makes, by their positions in the launch
+    makes: tuple[MadeValue, ...]
+    consumes: tuple[int, ...]  # values whose memory it may write its outputs to
+    drops: tuple[int, ...]  # values between nodes that no later gang needs on this island
     scratch: MemoryRequirement  # while it runs
-    collective: bool  # its hosts compute something together: on none of them it ends without the others
+    collective: bool  # its hosts compute together: on none of them it ends without the others
+    devices: Mapping[int, tuple[int, ...]]  # by host, the ordinals of those that it keeps busy
     estimate: int = UNKNOWN_NS
     segments: int = 1  # of each of its hosts' plans
-    runs: int = 0  # that it has learnt from
+    runs: int = 0  # from which it has learnt
 
     def learn(self, nanoseconds: int) -> None:
+        """A run took so long."""
         if self.incoming:
             return
         self.runs += 1

@@ -1,13 +1,14 @@
-"""The order of gangs: one line an island, none of which contradicts another.
+"""The commit order of gangs: one line an island, none of which contradicts another.
 
 Each node of a launch is a ticket, with one gang on each of the node's islands. A session's tickets wait in lines, one
 an island; one that is at the head of all of its lines, and lacks nothing, is *ready*. When an island has room, its
-policy picks a ready ticket, and that is *committed*: at this moment its gangs get their places in the order of all of
-its islands, whether these have room now or later. So all islands start their gangs in one total order, that of
-commitment, and what a gang awaits from another island stands earlier in it: nobody can wait in a circle.
+policy (`scheduling.policy`) picks a ready ticket, and that is *committed*: at this moment its gangs get their positions
+in the order of all of its islands, whether these have room now or later. So all islands start their gangs in one total
+order, that of commitment, and what a gang awaits from another island stands earlier in it: no two gangs can wait for
+each other.
 
 Bounded, host by host: an island starts gangs while those in flight on each of their hosts keep it busy for less than
-`BUSY_NS`, at most `window` of them; one whose hosts have no room holds back what comes after it.
+`BUSY_NS`, at most `window` of them; one whose hosts have no room blocks what comes after it.
 Tickets are committed as late as that allows, so that a newcomer gets in within milliseconds, also between the nodes of
 a long program.
 
@@ -20,80 +21,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic
 
-Work = TypeVar("Work")
+from atoll.scheduling.policies.first_come import FirstComeFirstServed
+from atoll.scheduling.policy import Policy
+from atoll.scheduling.tickets import Gang, Payload, Ticket
 
 # Work in flight on a host, by what its gangs took before.
 BUSY_NS = 8_000_000
-# What a gang counts that has not run yet: enough to keep a few of them in flight, whatever they turn out to be.
-UNKNOWN_NS = 200_000
 # However long gangs take: one runs, one is enqueued behind it, and one is on its way.
 _LEAST_IN_FLIGHT = 3
-
-
-@dataclass(slots=True, eq=False)
-class Ticket(Generic[Work]):
-    """A node of a launch, in line. `number` is its age; `missing` counts what it still waits for, such as its client's
-    bytes.
-    """
-
-    number: int
-    session: int
-    missing: int = 0
-    gangs: tuple[Gang[Work], ...] = ()
-    behind: int = 0  # in how many lines it is not at the head
-    committed: bool = False
-    dropped: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Gang(Generic[Work]):
-    """A node's part on one island: what its hosts start together.
-
-    `estimate` is the time it keeps them busy, in nanoseconds; `weight` is how much of the window it takes; with
-    `exclusive`, nothing else is in flight meanwhile. `hosts` are those of the island that it runs on.
-    """
-
-    sequence: int
-    island: int
-    ticket: Ticket[Work]
-    work: Work
-    estimate: int = UNKNOWN_NS
-    exclusive: bool = False
-    weight: int = 1
-    hosts: tuple[int, ...] = (0,)
-
-
-class Policy(Protocol):
-    """Which of an island's ready tickets goes next."""
-
-    def add(self, ticket: Ticket[Any]) -> None:
-        """The ticket is ready."""
-
-    def take(self) -> Ticket[Any] | None:
-        """The next ticket, which is the policy's no more; those committed or dropped meanwhile are passed over."""
-
-
-class FirstComeFirstServed:
-    """Who has been ready for longest goes first: sessions with many launches in line take turns."""
-
-    def __init__(self) -> None:
-        self._line: deque[Ticket[Any]] = deque()
-        self._numbers: set[int] = set()  # of those in line
-
-    def add(self, ticket: Ticket[Any]) -> None:
-        if ticket.number not in self._numbers:
-            self._numbers.add(ticket.number)
-            self._line.append(ticket)
-
-    def take(self) -> Ticket[Any] | None:
-        while self._line:
-            ticket = self._line.popleft()
-            self._numbers.discard(ticket.number)
-            if not ticket.committed and not ticket.dropped:
-                return ticket
-        return None
 
 
 @dataclass(frozen=True)
@@ -117,22 +54,23 @@ class _Load:
 
 
 @dataclass(slots=True)
-class _Island(Generic[Work]):
+class _Island(Generic[Payload]):
     policy: Policy
+    window: int
     loads: dict[int, _Load] = field(default_factory=dict)  # by host, of those that have had work
     full_hosts: int = 0
-    lines: dict[int, deque[Ticket[Work]]] = field(default_factory=dict)  # by session
-    committed: deque[Gang[Work]] = field(default_factory=deque)
+    lines: dict[int, deque[Ticket[Payload]]] = field(default_factory=dict)  # by session
+    committed: deque[Gang[Payload]] = field(default_factory=deque)
     paused: bool = False
-    absent: set[int] = field(default_factory=set)  # sessions that may not start anything here
+    excluded: set[int] = field(default_factory=set)  # sessions that may not start anything here
     blocked: bool = False
-    draining: bool = False  # until nothing is in flight: for a gang that runs alone
+    draining: bool = False  # until nothing is in flight: for an exclusive gang
     in_flight: int = 0
     busy_ns: int = 0
     started: int = 0
 
 
-class Scheduler(Generic[Work]):
+class Scheduler(Generic[Payload]):
     """Decides what each island, of so many `hosts`, runs next.
 
     Once the window of a host is full, it is filled again only when it is half empty: gangs then leave in batches,
@@ -151,17 +89,27 @@ class Scheduler(Generic[Work]):
         self._hosts = hosts  # of an island
         self._busy_ns = busy_ns
         self._policy = policy
-        self._islands: list[_Island[Work]] = [_Island(policy()) for _ in range(islands)]
-        self._held: dict[int, list[Ticket[Work]]] = {}  # ready, by the paused island that they need
+        self._islands: list[_Island[Payload]] = [_Island(policy(), window) for _ in range(islands)]
+        self._held: dict[int, list[Ticket[Payload]]] = {}  # ready, by the paused island that they need
         self.touched: set[int] = set()  # islands that may have something to start now
 
     # ---- events
 
+    def use_policy(self, policy: Callable[[], Policy]) -> None:
+        """Has each island choose by a policy of its own from now on. To be called before tickets are enqueued."""
+        self._policy = policy
+        for island in self._islands:
+            island.policy = policy()
+
     def add_island(self) -> None:
         """There is one more, with the next number."""
-        self._islands.append(_Island(self._policy()))
+        self._islands.append(_Island(self._policy(), self.window))
 
-    def enqueue(self, ticket: Ticket[Work]) -> None:
+    def set_window(self, island: int, window: int) -> None:
+        """From now on at most so many gangs are in flight on each host of the island: what its devices can take."""
+        self._islands[island].window = window
+
+    def enqueue(self, ticket: Ticket[Payload]) -> None:
         """The ticket joins the ends of its session's lines. Numbers rise."""
         for gang in ticket.gangs:
             line = self._islands[gang.island].lines.setdefault(ticket.session, deque())
@@ -169,13 +117,13 @@ class Scheduler(Generic[Work]):
             line.append(ticket)
         self._offer(ticket)
 
-    def arrived(self, ticket: Ticket[Work]) -> None:
-        """One of the things that the ticket waited for is here."""
+    def arrived(self, ticket: Ticket[Payload]) -> None:
+        """One of the things that the ticket waited for has arrived."""
         ticket.missing -= 1
         self._offer(ticket)
 
-    def next(self, island: int) -> Gang[Work] | None:
-        """The next gang to start there, or None while the island is full, or paused, or nobody is ready."""
+    def next(self, island: int) -> Gang[Payload] | None:
+        """The next gang to start there, or None while the island is full, paused, or blocked, or no ticket is ready."""
         state = self._islands[island]
         while not state.draining and not state.paused and not state.blocked:
             if not state.committed:
@@ -204,30 +152,32 @@ class Scheduler(Generic[Work]):
             for load in loads:
                 load.in_flight += gang.weight
                 load.busy_ns += gang.estimate
-                load.full = load.in_flight >= self.window or (
+                load.full = load.in_flight >= state.window or (
                     load.busy_ns >= self._busy_ns and load.in_flight >= _LEAST_IN_FLIGHT
                 )
                 state.full_hosts += load.full
             return gang
         return None
 
-    def _loads(self, state: _Island[Work], gang: Gang[Work]) -> list[_Load]:
+    def _loads(self, state: _Island[Payload], gang: Gang[Payload]) -> list[_Load]:
         """Of the gang's hosts."""
         for host in gang.hosts:
             if host not in state.loads:
                 state.loads[host] = _Load()
         return [state.loads[host] for host in gang.hosts]
 
-    def finished(self, gang: Gang[Work]) -> None:
-        """A gang that was started has left its island."""
+    def finished(self, gang: Gang[Payload], nanoseconds: int = 0) -> None:
+        """A gang that `next` gave has left its island. Its session is charged the time that it took, where it ran."""
         state = self._islands[gang.island]
+        if nanoseconds:
+            state.policy.charge(gang, nanoseconds)
         state.in_flight -= gang.weight
         state.busy_ns -= gang.estimate
         for load in self._loads(state, gang):
             load.in_flight -= gang.weight
             load.busy_ns -= gang.estimate
             has_room = load.in_flight < _LEAST_IN_FLIGHT or (
-                load.in_flight <= self.window // 2 and load.busy_ns <= self._busy_ns // 2
+                load.in_flight <= state.window // 2 and load.busy_ns <= self._busy_ns // 2
             )
             if load.full and has_room:
                 load.full = False
@@ -237,10 +187,10 @@ class Scheduler(Generic[Work]):
             state.draining = False
             self.touched.add(gang.island)
 
-    def hold_back(self, gang: Gang[Work]) -> None:
+    def block(self, gang: Gang[Payload]) -> None:
         """The gang that `next` has just given cannot start: it stays at the head of its island's order.
 
-        Its island starts nothing until `go_on`.
+        Its island starts nothing until `unblock`.
         """
         state = self._islands[gang.island]
         state.committed.appendleft(gang)
@@ -255,24 +205,24 @@ class Scheduler(Generic[Work]):
             state.full_hosts -= load.full
             load.full = False
 
-    def go_on(self, island: int) -> None:
-        """What held a gang back may have changed."""
+    def unblock(self, island: int) -> None:
+        """The reason why a gang was blocked may be over: its island tries it again."""
         state = self._islands[island]
         if state.blocked:
             state.blocked = False
             self.touched.add(island)
 
-    def drop(self, ticket: Ticket[Work]) -> None:
+    def drop(self, ticket: Ticket[Payload]) -> None:
         """The ticket's gangs will not run, where they have not started yet."""
         if ticket.dropped:
             return
         ticket.dropped = True
         for gang in ticket.gangs:
-            self.go_on(gang.island)  # it may have been the one that was held back
+            self.unblock(gang.island)  # it may have been the blocked one
         if not ticket.committed:
             self._leave_lines(ticket)
 
-    def drop_session(self, session: int) -> list[Ticket[Work]]:
+    def drop_session(self, session: int) -> list[Ticket[Payload]]:
         """The session has ended; returns its tickets of which something has not started."""
         waiting = {
             ticket.number: ticket
@@ -283,10 +233,11 @@ class Scheduler(Generic[Work]):
         for ticket in waiting.values():
             ticket.dropped = True
             for gang in ticket.gangs:
-                self.go_on(gang.island)
+                self.unblock(gang.island)
         for state in self._islands:
             state.lines.pop(session, None)
-            state.absent.discard(session)
+            state.excluded.discard(session)
+            state.policy.forget(session)
         return list(waiting.values())
 
     def pause(self, island: int) -> None:
@@ -299,10 +250,10 @@ class Scheduler(Generic[Work]):
 
     def exclude(self, island: int, session: int) -> None:
         """The session starts nothing on the island until `admit`: something that it needs there is missing."""
-        self._islands[island].absent.add(session)
+        self._islands[island].excluded.add(session)
 
     def admit(self, island: int, session: int) -> None:
-        self._islands[island].absent.discard(session)
+        self._islands[island].excluded.discard(session)
         self._offer_held(island)
 
     def _offer_held(self, island: int) -> None:
@@ -312,7 +263,7 @@ class Scheduler(Generic[Work]):
 
     # ---- lines
 
-    def _offer(self, ticket: Ticket[Work]) -> None:
+    def _offer(self, ticket: Ticket[Payload]) -> None:
         if ticket.behind or ticket.missing > 0 or ticket.committed or ticket.dropped:
             return
         if self._is_held(ticket):
@@ -321,17 +272,17 @@ class Scheduler(Generic[Work]):
             self._islands[gang.island].policy.add(ticket)
             self.touched.add(gang.island)
 
-    def _is_held(self, ticket: Ticket[Work]) -> bool:
+    def _is_held(self, ticket: Ticket[Payload]) -> bool:
         """Whether one of its islands will not take it now; then it is offered again when that does."""
         for gang in ticket.gangs:
             state = self._islands[gang.island]
-            if state.paused or ticket.session in state.absent:
+            if state.paused or ticket.session in state.excluded:
                 self._held.setdefault(gang.island, []).append(ticket)
                 return True
         return False
 
-    def _commit(self, ticket: Ticket[Work]) -> None:
-        if self._is_held(ticket):
+    def _commit(self, ticket: Ticket[Payload]) -> None:
+        if ticket.committed or ticket.dropped or self._is_held(ticket):
             return
         ticket.committed = True
         for gang in ticket.gangs:
@@ -339,8 +290,8 @@ class Scheduler(Generic[Work]):
             self.touched.add(gang.island)
         self._leave_lines(ticket)
 
-    def _leave_lines(self, ticket: Ticket[Work]) -> None:
-        """Whoever stood behind the ticket moves up."""
+    def _leave_lines(self, ticket: Ticket[Payload]) -> None:
+        """The tickets behind this one move up."""
         for gang in ticket.gangs:
             lines = self._islands[gang.island].lines
             line = lines.get(ticket.session)
@@ -356,8 +307,8 @@ class Scheduler(Generic[Work]):
             line[0].behind -= 1
             self._offer(line[0])
 
-    def tickets(self, island: int) -> list[Ticket[Work]]:
-        """The tickets that wait for their turn on the island."""
+    def tickets(self, island: int) -> list[Ticket[Payload]]:
+        """The tickets that wait for the island, committed ones first."""
         state = self._islands[island]
         in_line = (ticket for line in state.lines.values() for ticket in line)
         return [*(gang.ticket for gang in state.committed), *in_line]
@@ -370,4 +321,4 @@ class Scheduler(Generic[Work]):
     def statistics(self, island: int) -> SchedulerStatistics:
         state = self._islands[island]
         waiting = sum(len(line) for line in state.lines.values()) + len(state.committed)
-        return SchedulerStatistics(waiting, state.in_flight, state.busy_ns, state.started, self.window)
+        return SchedulerStatistics(waiting, state.in_flight, state.busy_ns, state.started, state.window)

@@ -8,24 +8,26 @@ Pathways paper).
 from __future__ import annotations
 
 from collections import deque
-from typing import Generic, TypeVar
+from typing import Generic
 
-from atoll.scheduling.scheduler import Gang, Scheduler, Ticket
+from atoll.scheduling.scheduler import Scheduler
+from atoll.scheduling.tickets import Gang, Payload, Ticket
 
-Work = TypeVar("Work")
 
+class SequentialDispatch(Generic[Payload]):
+    """The ticket of each session that is dispatched now, and those that wait for it.
 
-class Turns(Generic[Work]):
-    """Whose turn it is, by session. `join` comes before the ticket is enqueued."""
+    A ticket joins before it is enqueued with the scheduler.
+    """
 
-    def __init__(self, scheduler: Scheduler[Work]) -> None:
+    def __init__(self, scheduler: Scheduler[Payload]) -> None:
         self._scheduler = scheduler
-        self._current: dict[int, Ticket[Work]] = {}
-        self._next: dict[int, deque[Ticket[Work]]] = {}
-        self._unacknowledged: dict[int, int] = {}  # hosts that have yet to say so, by sequence
+        self._current: dict[int, Ticket[Payload]] = {}
+        self._next: dict[int, deque[Ticket[Payload]]] = {}
+        self._unacknowledged: dict[int, int] = {}  # hosts that have yet to acknowledge, by sequence
         self._unstarted: dict[int, int] = {}  # gangs of the current ticket, by its number
 
-    def join(self, ticket: Ticket[Work]) -> None:
+    def join(self, ticket: Ticket[Payload]) -> None:
         """The ticket waits for all of its session that joined before it."""
         if ticket.session in self._current:
             ticket.missing += 1
@@ -33,12 +35,12 @@ class Turns(Generic[Work]):
         else:
             self._begin(ticket)
 
-    def started(self, gang: Gang[Work], hosts: int) -> None:
+    def started(self, gang: Gang[Payload], hosts: int) -> None:
         """The gang was sent to so many hosts."""
         self._unacknowledged[gang.sequence] = hosts
         self._unstarted[gang.ticket.number] -= 1
 
-    def enqueued(self, gang: Gang[Work]) -> None:
+    def enqueued(self, gang: Gang[Payload]) -> None:
         """One of its hosts has enqueued the gang."""
         left = self._unacknowledged.get(gang.sequence, 0) - 1
         if left > 0:
@@ -46,16 +48,16 @@ class Turns(Generic[Work]):
         else:
             self.ended(gang)
 
-    def ended(self, gang: Gang[Work]) -> None:
-        """Nothing more is to be heard of the gang: all of its hosts have enqueued it, or it has ended."""
+    def ended(self, gang: Gang[Payload]) -> None:
+        """All hosts of the gang have enqueued it, or it has ended: no more is reported of it."""
         self._unacknowledged.pop(gang.sequence, None)
         ticket = gang.ticket
-        is_through = not any(other.sequence in self._unacknowledged for other in ticket.gangs)
-        if is_through and self._unstarted.get(ticket.number) == 0:
-            self.over(ticket)
+        is_dispatched = not any(other.sequence in self._unacknowledged for other in ticket.gangs)
+        if is_dispatched and self._unstarted.get(ticket.number) == 0:
+            self.leave(ticket)
 
-    def over(self, ticket: Ticket[Work]) -> None:
-        """The ticket's turn is over, or it will have none."""
+    def leave(self, ticket: Ticket[Payload]) -> None:
+        """The ticket has been dispatched, or never will be: the next of its session follows."""
         if self._current.get(ticket.session) is not ticket:
             return
         del self._current[ticket.session], self._unstarted[ticket.number]
@@ -75,6 +77,6 @@ class Turns(Generic[Work]):
         if ticket is not None:
             del self._unstarted[ticket.number]
 
-    def _begin(self, ticket: Ticket[Work]) -> None:
+    def _begin(self, ticket: Ticket[Payload]) -> None:
         self._current[ticket.session] = ticket
         self._unstarted[ticket.number] = len(ticket.gangs)

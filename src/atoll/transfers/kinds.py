@@ -1,14 +1,17 @@
-"""The kinds of transfer, in the order in which a channel asks them whether they take a piece."""
+"""The kinds of transfer, in the order in which a channel asks them whether they take a piece.
+
+A kind is one file with its engine and its frames (see `transfers.engine`), and one line here.
+"""
 
 from __future__ import annotations
 
-from atoll.transfers.engine import TransferEngine
-from atoll.transfers.files import FileEngine
-from atoll.transfers.shared_memory import SharedMemoryEngine
-from atoll.transfers.sockets import SocketEngine
+from pkgutil import resolve_name
 
-KINDS: tuple[type[TransferEngine], ...] = (
-    FileEngine,
-    SharedMemoryEngine,
-    SocketEngine,
+from atoll.transfers.engine import TransferEngine
+
+_NAMES = (
+    "atoll.transfers.files:FileEngine",
+    "atoll.transfers.shared_memory:SharedMemoryEngine",
+    "atoll.transfers.sockets:SocketEngine",
 )
+KINDS: tuple[type[TransferEngine], ...] = tuple(map(resolve_name, _NAMES))

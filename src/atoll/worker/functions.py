@@ -1,4 +1,4 @@
-"""Compiled functions of a host: compiled off the message path, each once, kept for as long as somebody may use them."""
+"""Compiled functions of a host: compiled off the message path, each once, kept while a session may use them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ import msgspec
 from atoll.errors import OK, StatusError, not_found, status_of
 from atoll.protocol.messages import Compile, Compiled, FunctionSource
 from atoll.transfers.inbox import Inbox
-from atoll.worker.store import TypeKeys
-from atoll.worker.xla.backend import Backend
-from atoll.worker.xla.executable import Executable
+from atoll.worker.device import DeviceBackend, LoadedFunction
+from atoll.worker.type_keys import TypeKeys
 
 COMPILE_THREADS = 2
 # Functions that no session refers to are kept for the next script that sends the same program.
@@ -23,24 +22,24 @@ IDLE_FUNCTIONS = 512
 
 
 class Function:
-    """An executable with the types it takes and gives, as small numbers."""
+    """A loaded function with the types it takes and gives, as small numbers."""
 
-    def __init__(self, executable: Executable, keys: TypeKeys) -> None:
-        self.executable = executable
-        self.ordinals = executable.ordinals
+    def __init__(self, loaded: LoadedFunction, keys: TypeKeys) -> None:
+        self.loaded = loaded
+        self.ordinals = loaded.ordinals
         count = len(self.ordinals)
 
         def key(dtype: str, shape: tuple[int, ...], layout: tuple[int, ...] | None) -> int:
             return keys.of(dtype, (shape,) * count, self.ordinals, layout)
 
         self.input_keys = [
-            key(*each, layout) for each, layout in zip(executable.parameters, executable.parameter_layouts, strict=True)
+            key(*each, layout) for each, layout in zip(loaded.parameters, loaded.parameter_layouts, strict=True)
         ]
         self.token_positions = frozenset(
-            position for position, (dtype, _) in enumerate(executable.parameters) if dtype == "token"
+            position for position, (dtype, _) in enumerate(loaded.parameters) if dtype == "token"
         )
         self.output_keys = [
-            key(*each, layout) for each, layout in zip(executable.outputs, executable.output_layouts, strict=True)
+            key(*each, layout) for each, layout in zip(loaded.outputs, loaded.output_layouts, strict=True)
         ]
 
 
@@ -49,7 +48,7 @@ class Functions:
 
     def __init__(
         self,
-        backend: Backend,
+        backend: DeviceBackend,
         inbox: Inbox,
         keys: TypeKeys,
         report: Callable[[Compiled], None],
@@ -75,7 +74,7 @@ class Functions:
             if message.function in self._functions:
                 info = self._info[message.function]
                 self._inbox.drop(message.session, message.feed)
-                scratch = self._functions[message.function].executable.scratch_bytes
+                scratch = self._functions[message.function].loaded.scratch_bytes
                 self._report(Compiled(message.function, OK, info, 0.0, True, scratch))
                 return
             waiting = self._compiling.get(message.function)
@@ -90,9 +89,9 @@ class Functions:
         function: Function | None = None
         try:
             source = self._source(message)
-            executable, cached, seconds = self._backend.compile(source.program, source.options, message.assignment)
-            info = msgspec.msgpack.encode(executable.info())
-            function = Function(executable, self._keys)
+            loaded, cached, seconds = self._backend.compile(source.program, source.options, message.assignment)
+            info = msgspec.msgpack.encode(loaded.info())
+            function = Function(loaded, self._keys)
         except Exception as error:
             status = status_of(error)
         with self._lock:
@@ -105,7 +104,7 @@ class Functions:
                 self._make_idle(message.function)
         for other in others:
             self._inbox.drop(other.session, other.feed)
-        scratch = 0 if function is None else function.executable.scratch_bytes
+        scratch = 0 if function is None else function.loaded.scratch_bytes
         self._report(Compiled(message.function, status, info, seconds, cached, scratch))
 
     def _source(self, message: Compile) -> FunctionSource:
@@ -132,7 +131,7 @@ class Functions:
         return function
 
     def drop(self, name: str) -> None:
-        """Nobody refers to the function now; it stays until many others have been dropped after it."""
+        """No session refers to the function now; it stays until many others have been dropped after it."""
         with self._lock:
             if name in self._compiling:
                 self._dropped.add(name)
@@ -150,7 +149,7 @@ class Functions:
 
     def answer(self, what: str, name: str) -> bytes:
         """The cost analysis (JSON) or the text of a function."""
-        executable = self.get(name).executable
+        loaded = self.get(name).loaded
         if what == "cost":
-            return msgspec.json.encode(executable.cost_analysis())
-        return executable.text().encode()
+            return msgspec.json.encode(loaded.cost_analysis())
+        return loaded.text().encode()

@@ -6,39 +6,36 @@ import logging
 import os
 import sys
 import time
-from typing import Any
 
 from atoll._version import __version__
 from atoll.errors import ConnectError
 from atoll.processes.lifeline import Lease, watch_in_thread
 from atoll.processes.process import read_options, spare_collector, start_logging
 from atoll.protocol import messages as m
+from atoll.transfers.data_port import DataPort
+from atoll.transfers.inbox import Inbox
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.blocking import BlockingConnection
+from atoll.worker.device import DeviceBackend
+from atoll.worker.executor_thread import ExecutorThread
+from atoll.worker.functions import Functions
+from atoll.worker.host_network import DataPortNetwork
+from atoll.worker.kinds import kind_of, named
+from atoll.worker.message_handler import MessageHandler
 from atoll.worker.options import WorkerOptions
+from atoll.worker.step_runner import StepRunner
+from atoll.worker.type_keys import TypeKeys
 
 _log = logging.getLogger(__name__)
 
-_CONNECT_SECONDS = 60.0
+CONNECT_SECONDS = 60.0
 
 
 class Worker:
     """Carries messages between the control connection and the threads that do the work."""
 
-    def __init__(self, options: WorkerOptions, connection: BlockingConnection) -> None:
-        # JAX is imported here and not above: its environment and flags are set first.
-        from atoll.transfers.data_port import DataPort
-        from atoll.transfers.inbox import Inbox
-        from atoll.worker.conversation import Conversation
-        from atoll.worker.executor import Executor
-        from atoll.worker.functions import Functions
-        from atoll.worker.steps import Steps
-        from atoll.worker.store import TypeKeys
-        from atoll.worker.xla.backend import Backend, self_test
-
+    def __init__(self, options: WorkerOptions, connection: BlockingConnection, backend: DeviceBackend) -> None:
         self.connection = connection
-        backend = Backend()
-        self_test(backend)
         keys = TypeKeys()
         report = connection.send
         inbox = Inbox(lambda session, feed: report(m.FeedsArrived(session, (feed,))))
@@ -46,36 +43,45 @@ class Worker:
         check_may_listen(address, os.environ.get(m.DEFAULT_TOKEN_VARIABLE, ""))
         data_port = DataPort(address, inbox)
         functions = Functions(backend, inbox, keys, report)
-        steps = Steps(backend, functions, data_port, keys, options.host)
-        executor = Executor(steps, inbox, report)
+        network = DataPortNetwork(backend, data_port, options.host)
+        steps = StepRunner(backend, functions, data_port, network, keys)
+        executor = ExecutorThread(steps, inbox, report)
         lease = Lease(self._lapsed)
-        self._conversation = Conversation(backend, functions, data_port, executor.submit, lease.renew, report)
+        self._handler = MessageHandler(backend, functions, data_port, executor.submit, lease.renew, report)
         connection.send(*introduction(options.island, options.host, backend, str(data_port.address)))
 
     def run(self) -> None:
-        """Serves the controller until it says stop, or is gone."""
+        """Serves the controller until it says stop, or its connection is lost."""
         spare_collector()
         for message in self.connection.receive():
-            if not self._conversation.hear(message):
+            if not self._handler.handle(message):
                 return
-        _log.info("the controller is gone: this worker ends")
+        _log.info("the connection to the controller is lost: this worker ends")
 
     def _lapsed(self) -> None:
         _log.error("the controller is silent: this worker ends")
         os._exit(1)
 
 
-def introduction(island: int, host: int, backend: Any, data_address: str) -> tuple[m.Hello, m.WorkerReady]:
+def introduction(island: int, host: int, backend: DeviceBackend, data_address: str) -> tuple[m.Hello, m.WorkerReady]:
     """What a worker says first."""
     return (
         m.Hello(m.PROTOCOL, "worker", os.environ.get(m.DEFAULT_TOKEN_VARIABLE, ""), os.getpid(), __version__),
-        m.WorkerReady(island, host, backend.describe(), backend.platform, backend.platform_version, data_address),
+        m.WorkerReady(
+            island,
+            host,
+            backend.describe(),
+            backend.platform,
+            backend.platform_version,
+            data_address,
+            backend.max_in_flight,
+        ),
     )
 
 
 def _connect(options: WorkerOptions) -> BlockingConnection:
     """The controller starts at the same time as its workers: tries until it listens."""
-    deadline = time.monotonic() + _CONNECT_SECONDS
+    deadline = time.monotonic() + CONNECT_SECONDS
     address = parse_address(options.controller)
     while True:
         try:
@@ -86,23 +92,6 @@ def _connect(options: WorkerOptions) -> BlockingConnection:
             time.sleep(0.02)
 
 
-def _set_up_jax(options: WorkerOptions) -> None:
-    """Everything that must be set before JAX makes its backend."""
-    import jax
-
-    if os.environ.get("JAX_PLATFORMS", "") == "cpu":
-        jax.config.update("jax_num_cpu_devices", options.devices)
-    if options.cache_directory:
-        jax.config.update("jax_compilation_cache_dir", options.cache_directory)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    if options.membership is not None:
-        from atoll.worker.xla import island
-
-        member = options.membership
-        island.join(member.address, member.rank, member.hosts, member.hostname)
-
-
 def main() -> None:
     options = read_options(WorkerOptions)
     start_logging("worker")
@@ -111,8 +100,8 @@ def main() -> None:
     # Several threads share the interpreter's lock here; the default of 5 ms would be most of a launch's latency.
     sys.setswitchinterval(5e-4)
     try:
-        _set_up_jax(options)
-        Worker(options, _connect(options)).run()
+        backend: DeviceBackend = named(kind_of(options.platform).backend)(options)
+        Worker(options, _connect(options), backend).run()
     except Exception:
         _log.exception("this worker fails")
         os._exit(1)

@@ -1,4 +1,4 @@
-"""How a worker is started."""
+"""How the processes of workers are started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Membership(msgspec.Struct, frozen=True):
 
 
 class WorkerOptions(msgspec.Struct, frozen=True):
-    """How to start a worker. `parent` is the process that it must not outlive."""
+    """How to start the worker of one host. `parent` is the process that it must not outlive."""
 
     controller: str
     data_address: str
@@ -25,3 +25,19 @@ class WorkerOptions(msgspec.Struct, frozen=True):
     parent: int
     cache_directory: str = ""
     membership: Membership | None = None  # None: the island has no other host
+    platform: str = "cpu"  # names the kind of its devices: see `worker.kinds`
+
+
+class IslandOptions(msgspec.Struct, frozen=True):
+    """How to start one process for all hosts of an island, numbers `first` and on.
+
+    `data_address` has {host} for a host's number.
+    """
+
+    controller: str
+    data_address: str
+    island: int
+    first: int
+    hosts: int
+    devices: int  # of each host
+    parent: int

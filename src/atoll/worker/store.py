@@ -1,11 +1,16 @@
 """The object store: the local shards of every session's logical buffers.
 
-One record a logical buffer. Only the executor's thread adds and removes; other threads hold on to a record's
-array by an ordinary reference while they read it, so memory goes when the last reader is done.
+One record a logical buffer. Only the executor's thread adds and removes; other threads keep what they read alive by an
+ordinary reference, so memory is freed when the last reader is done.
+
+Buffers may share memory: a part and the whole that it was taken from, an array and the parts that it was assembled
+from. Memory is donated or deleted only by a buffer that is the only one to have it, with no thread reading it. One that
+shares its memory gives up its own reference instead, and the memory is freed with the last of the others.
 """
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,92 +18,99 @@ from atoll.errors import Code, Status, StatusError
 from atoll.ir.plan import LocalArray
 
 
-class Readers:
-    """How many threads still read some memory, which must be neither donated nor deleted under them.
+class ShardMemory:
+    """The memory of one shard: which buffers have it, once several do, and how many threads read it."""
 
-    Buffers that share shards share one of these: `join` makes two count as one from then on.
-    """
-
-    __slots__ = ("_count", "_joined")
+    __slots__ = ("_buffers", "readers")
 
     def __init__(self) -> None:
-        self._count = 0
-        self._joined: Readers | None = None
+        self.readers = 0
+        self._buffers: list[weakref.ref[Buffer]] = []
 
-    def _root(self) -> Readers:
-        return self if self._joined is None else self._joined._root()
+    def add(self, buffer: Buffer) -> None:
+        """The buffer has this memory, as others do."""
+        holders = [other for other in self._buffers if other() is not None]
+        if all(other() is not buffer for other in holders):
+            holders.append(weakref.ref(buffer))
+        self._buffers = holders
 
-    def add(self, change: int) -> None:
-        self._root()._count += change
-
-    @property
-    def count(self) -> int:
-        return self._root()._count
-
-    def join(self, other: Readers) -> None:
-        mine, theirs = self._root(), other._root()
-        if mine is not theirs:
-            mine._count += theirs._count
-            theirs._joined = mine
+    def is_shared_with_others(self, buffer: Buffer) -> bool:
+        for reference in self._buffers:
+            other = reference()
+            if other is not None and other is not buffer and other.shards is not None:
+                return True
+        return False
 
 
-@dataclass(slots=True)
+class Deleted:
+    """Stands for the array of a buffer that gave it up."""
+
+    nbytes = 0
+
+    def is_deleted(self) -> bool:
+        return True
+
+    def is_ready(self) -> bool:
+        return True
+
+    def delete(self) -> None:
+        return None
+
+    def block_until_ready(self) -> None:
+        return None
+
+
+_DELETED = Deleted()
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Buffer:
-    """A stacked array (see `worker.xla.arrays`) and the key of its type: equal keys may be given to the same function.
+    """A `DeviceArray` and the key of its type: equal keys may be given to the same function.
 
-    `spec` is None for the completion of a call, whose `array` is the run's token.
+    `spec` is None for the completion of a call, which has no memory. `shards` is None until somebody reads the buffer
+    or shares its memory: most are only computed with.
     """
 
     array: Any
     key: int
     spec: LocalArray | None
-    shared: Readers | None = None  # made when first needed
+    shards: tuple[ShardMemory, ...] | None = None
+
+    def shard_memory(self, count: int) -> tuple[ShardMemory, ...]:
+        """The memory of its `count` shards, in order."""
+        if self.shards is None:
+            self.shards = tuple(ShardMemory() for _ in range(count))
+        return self.shards
 
     @property
-    def readers(self) -> Readers:
-        if self.shared is None:
-            self.shared = Readers()
-        return self.shared
+    def is_exclusive(self) -> bool:
+        """Whether nobody reads its memory and no other live buffer has it, so that it may be donated or deleted."""
+        if self.shards is None:
+            return True
+        return not any(shard.readers or shard.is_shared_with_others(self) for shard in self.shards)
 
-    @property
-    def is_read(self) -> bool:
-        return self.shared is not None and self.shared.count > 0
+    def delete(self) -> None:
+        """Frees its memory, or gives up what others still have. It is deleted for its owner in either case."""
+        if self.is_exclusive:
+            self.array.delete()
+        else:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Leaves the memory to the others that have it; this buffer is as good as deleted."""
+        self.array = _DELETED
+        self.shards = None
 
 
-class TypeKeys:
-    """Small numbers for (dtype, shard shapes, devices, layout): comparing two numbers checks an argument.
-
-    A layout is major-to-minor, or None for the platform's default.
-    """
-
-    def __init__(self) -> None:
-        self._keys: dict[Any, int] = {}
-        self._types: list[Any] = []
-
-    def of(
-        self,
-        dtype: str,
-        shard_shapes: tuple[tuple[int, ...], ...],
-        devices: tuple[int, ...],
-        layout: tuple[int, ...] | None = None,
-    ) -> int:
-        description = (dtype, shard_shapes, devices, layout)
-        key = self._keys.get(description)
-        if key is None:
-            key = len(self._types)
-            self._types.append(description)
-            self._keys[description] = key  # last: other threads look here first
-        return key
-
-    def layout(self, key: int) -> tuple[int, ...] | None:
-        layout: tuple[int, ...] | None = self._types[key][3]
-        return layout
-
-    def describe(self, key: int) -> str:
-        dtype, shapes, devices, layout = self._types[key]
-        shape = shapes[0] if len(set(shapes)) == 1 else shapes
-        order = "" if layout is None else f" with dimensions in the order {list(layout)}"
-        return f"{dtype}{list(shape)}{order} on local devices {list(devices)}"
+def share(buffer: Buffer, sources: list[tuple[Buffer, int, int]]) -> None:
+    """The buffer's shards are those of `sources`: (another buffer, which of its shards, how many it has)."""
+    taken = []
+    for source, position, count in sources:
+        shard = source.shard_memory(count)[position]
+        shard.add(source)
+        shard.add(buffer)
+        taken.append(shard)
+    buffer.shards = tuple(taken)
 
 
 class Store:
@@ -120,15 +132,13 @@ class Store:
         raise StatusError(Code.NOT_FOUND, f"array {handle} is not on this host")
 
     def free(self, handle: int, delete: bool) -> None:
+        """Forgets the handle; with `delete`, deletes its memory and keeps the handle until it is freed."""
         if not delete:
             self._records.pop(handle, None)
             return
         record = self._records.get(handle)
         if isinstance(record, Buffer) and record.spec is not None:
-            if record.is_read:
-                self._records.pop(handle)
-            else:
-                record.array.delete()
+            record.delete()
 
     def __len__(self) -> int:
         return len(self._records)

@@ -1,29 +1,33 @@
-"""Virtual time: the real controller and hosts, and times that are the same in every run."""
+"""Virtual time and `atoll.testing`: the real controller and hosts, and times that are the same in every run."""
 
 from __future__ import annotations
 
+import doctest
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
+import atoll.testing
 from atoll.errors import ClusterError, StatusError
 from atoll.frontends.bare import BareClient, call, program, sharded, transfer
 from atoll.ir.program import Node
 from atoll.operate.engines.virtual.clock import VirtualClock
-from atoll.operate.engines.virtual.cluster import SimulatedCluster
+from atoll.operate.engines.virtual.cluster import VirtualCluster
 from atoll.operate.engines.virtual.costs import Costs
 from atoll.operate.engines.virtual.tasks import Future
+from atoll.worker.null.model import MODELS
 from atoll.worker.null.program import NullProgram
 
 SCALAR = ("uint8", (4,))
-# What 50 launches at once cost the controller before the first of them leaves it, and the messages' ways.
+# What 50 launches at once cost the controller before the first of them leaves it, and the messages' latencies.
 BEGINNING = 2e-3
 
 
 class Chain:
     """A client whose computations on some devices each take the result of the one before."""
 
-    def __init__(self, cluster: SimulatedCluster, client: BareClient, devices: Sequence[int], seconds: float) -> None:
+    def __init__(self, cluster: VirtualCluster, client: BareClient, devices: Sequence[int], seconds: float) -> None:
         self.cluster = cluster
         self.client = client
         spec = sharded(devices)
@@ -49,7 +53,7 @@ class Chain:
         return ready
 
 
-def test_events_happen_by_their_times_and_then_as_they_were_asked_for():
+def test_events_happen_by_their_times_and_then_as_they_were_added():
     clock, seen = VirtualClock(), list[str]()
     clock.call_at(2.0, lambda: seen.append("last"))
     clock.call_at(1.0, lambda: seen.append("first"))
@@ -61,7 +65,7 @@ def test_events_happen_by_their_times_and_then_as_they_were_asked_for():
 
 
 def test_what_never_happens_is_an_error_and_no_endless_run():
-    cluster = SimulatedCluster("1x1x1")
+    cluster = VirtualCluster("1x1x1")
 
     async def wait_in_vain() -> None:
         await Future[None]()
@@ -73,7 +77,7 @@ def test_what_never_happens_is_an_error_and_no_endless_run():
 
 @pytest.mark.parametrize("islands", ["1x1x1", "1x4x2"])
 def test_a_chain_takes_what_its_computations_take(islands: str):
-    cluster = SimulatedCluster(islands)
+    cluster = VirtualCluster(islands)
     client = cluster.client()
     chain = Chain(cluster, client, client.devices, seconds=0.01)
     before = cluster.now()
@@ -83,7 +87,7 @@ def test_a_chain_takes_what_its_computations_take(islands: str):
 
 def test_a_chain_of_short_computations_takes_what_the_busiest_process_takes():
     costs = Costs(latency=0.0, controller_gang=0.0, controller_gang_host=2e-4, host_gang=1e-5, message=0.0)
-    cluster = SimulatedCluster("1x4x1", costs=costs)
+    cluster = VirtualCluster("1x4x1", costs=costs)
     client = cluster.client()
     chain = Chain(cluster, client, client.devices, seconds=1e-6)
     before = cluster.now()
@@ -94,7 +98,7 @@ def test_a_chain_of_short_computations_takes_what_the_busiest_process_takes():
 
 def test_the_same_run_twice_gives_the_same_times():
     def times() -> list[float]:
-        cluster = SimulatedCluster("2x2x2")
+        cluster = VirtualCluster("2x2x2")
         clients = [cluster.client(str(i)) for i in range(3)]
         chains = [Chain(cluster, client, client.islands[i % 2], 3e-4 * (1 + i)) for i, client in enumerate(clients)]
         ready = cluster.run_all([chain.run(40) for chain in chains])
@@ -104,7 +108,7 @@ def test_the_same_run_twice_gives_the_same_times():
 
 
 def test_clients_share_an_island_fairly():
-    cluster = SimulatedCluster("1x2x2")
+    cluster = VirtualCluster("1x2x2")
     clients = [cluster.client(str(i)) for i in range(2)]
     chains = [Chain(cluster, client, client.devices, seconds=2e-3) for client in clients]
     for chain in chains:
@@ -119,7 +123,7 @@ def test_clients_share_an_island_fairly():
 
 def test_a_pipeline_takes_a_stage_for_each_micro_batch_and_as_many_as_it_is_long():
     stages, micro_batches, seconds = 4, 16, 0.05
-    cluster = SimulatedCluster(f"{stages}x1x2")
+    cluster = VirtualCluster(f"{stages}x1x2")
     client = cluster.client()
     specs = [sharded(devices, nbytes=1 << 20) for devices in client.islands]
     part = ("uint8", (1 << 20,))
@@ -153,8 +157,42 @@ def test_a_pipeline_takes_a_stage_for_each_micro_batch_and_as_many_as_it_is_long
     assert ideal <= cluster.run(run()) <= 1.02 * ideal
 
 
+@pytest.mark.parametrize(
+    ("costs", "seconds"),
+    [
+        (Costs(), 0.1),
+        (Costs(data_bandwidth=5e8), 0.2),
+        (Costs(data_bandwidth=1e12), 0.1),  # the network is what is slow
+        (Costs(staging_bandwidth=2e9), 0.2),  # copied twice, before it is sent and after
+    ],
+)
+def test_between_islands_a_transfer_takes_what_the_data_path_takes(costs: Costs, seconds: float):
+    model = msgspec.structs.replace(MODELS["tpu-v3"], dcn_bandwidth=1e9)
+    cluster = VirtualCluster("2x1x1", model, costs)
+    client = cluster.client()
+    here, there = (sharded(devices, nbytes=100_000_000) for devices in client.islands)
+    null = NullProgram("make", 0.0, (), (("uint8", (100_000_000,)),))
+    make = cluster.run(client.compile(null, client.islands[0]))
+    number = client.register(
+        program("send", (), [call(make, (), (here,), client.islands[0]), transfer(0, there)], (1,))
+    )
+
+    async def run() -> float:
+        before = cluster.now()
+        return await client.when_ready(await client.launch(number, (), 1)) - before
+
+    assert cluster.run(run()) == pytest.approx(seconds, rel=0.02)
+
+
+def test_a_policy_of_ones_own_decides_who_goes_first():
+    """The example of `atoll.testing`, which has one."""
+    found = doctest.testmod(atoll.testing)
+    assert found.attempted >= 5
+    assert not found.failed
+
+
 def test_a_failure_reaches_the_client():
-    cluster = SimulatedCluster("2x1x1")
+    cluster = VirtualCluster("2x1x1")
     client = cluster.client()
     with pytest.raises(StatusError, match="2 islands"):
         cluster.run(client.compile(NullProgram("over both", 1.0, (), (SCALAR,)), client.devices))

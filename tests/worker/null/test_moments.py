@@ -11,7 +11,7 @@ from atoll.worker.null.moments import Moment, Work, all_of
 
 
 class HandClock:
-    """Stands still until it is told to go on."""
+    """Stands still until a test moves it."""
 
     def __init__(self) -> None:
         self.time = 0.0
@@ -72,20 +72,20 @@ def test_what_waits_for_work_that_not_all_have_begun_is_known_with_it(clock: Han
     assert second.at == 6.0
 
 
-def test_those_who_wait_hear_of_the_end_at_its_time_whenever_they_asked(clock: HandClock) -> None:
-    heard: list[str] = []
+def test_callbacks_run_at_the_end_whenever_they_were_added(clock: HandClock) -> None:
+    called: list[str] = []
     work = Work(clock, 2.0, parts=2)
     work.join(())
-    work.when_over(lambda: heard.append("asked before it was known"))
+    work.when_over(lambda: called.append("added before it was known"))
     work.join(())
-    work.when_over(lambda: heard.append("asked after"))
+    work.when_over(lambda: called.append("added after"))
     clock.go_to(1.9)
-    assert heard == []
+    assert called == []
     clock.go_to(2.0)
-    assert heard == ["asked before it was known", "asked after"]
-    work.when_over(lambda: heard.append("asked when it was over"))
+    assert called == ["added before it was known", "added after"]
+    work.when_over(lambda: called.append("added when it was over"))
     clock.go_to(2.1)
-    assert heard[2:] == ["asked when it was over"]
+    assert called[2:] == ["added when it was over"]
 
 
 def test_all_of_several_is_over_with_the_last(clock: HandClock) -> None:

@@ -58,6 +58,7 @@ class Hosts:
     def join(self, ready: m.WorkerReady, pid: int) -> None:
         """A host's worker is up, with nothing on it. With the last of an island, the island is ready, or back."""
         host = self._resources.join(ready, pid)
+        self._launcher.scheduler.set_window(ready.island, self._resources.max_in_flight(ready.island))
         for info in ready.devices:
             self._memory.declare((host.number, info.ordinal), self._device_memory or info.memory_bytes)
         for session in self._sessions.values():

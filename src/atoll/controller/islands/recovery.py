@@ -108,11 +108,11 @@ class Recovery:
         for sequence, seconds in self._hanging.update(now, hanging).items():
             gang = hanging[sequence]
             if seconds > HALF_FAILED_SECONDS:
-                error = gang.work.failure or OK
+                error = gang.run.failure or OK
                 self._restart(
                     gang.island,
-                    f"hosts {sorted(gang.work.hosts_left)} of island {gang.island} wait for another, where "
-                    f"{gang.work.launch.program.name} failed: {error.message}",
+                    f"hosts {sorted(gang.run.hosts_left)} of island {gang.island} wait for another, where "
+                    f"{gang.run.launch.program.name} failed: {error.message}",
                 )
 
     def _restart_abandoned(self, now: float) -> None:
@@ -125,7 +125,7 @@ class Recovery:
         abandoned = {}
         busy: set[int] = set()  # hosts
         for gang in in_flight:  # in the order in which they were started
-            left = gang.work.hosts_left
+            left = gang.run.hosts_left
             if gang.ticket.session in of_closed and busy.isdisjoint(left):
                 abandoned[gang.sequence] = gang
             busy |= left
@@ -134,8 +134,8 @@ class Recovery:
             if seconds > self._abandoned_seconds:
                 self._restart(
                     gang.island,
-                    f"{gang.work.launch.program.name} of {self._closed[gang.ticket.session]} has run on hosts "
-                    f"{sorted(gang.work.hosts_left)} of island {gang.island} for more than "
+                    f"{gang.run.launch.program.name} of {self._closed[gang.ticket.session]} has run on hosts "
+                    f"{sorted(gang.run.hosts_left)} of island {gang.island} for more than "
                     f"{self._abandoned_seconds:.0f} s after its session ended",
                 )
 

@@ -32,6 +32,7 @@ class Host:
     data_address: str
     platform: str
     platform_version: str
+    max_in_flight: int
 
 
 @dataclass
@@ -58,6 +59,7 @@ class ResourceManager:
             ready.data_address,
             ready.platform,
             ready.platform_version,
+            ready.max_in_flight,
         )
         self.hosts[ready.host] = host
         self._was_complete = self._was_complete or len(self.hosts) == self.topology.host_count
@@ -71,6 +73,10 @@ class ResourceManager:
     def hosts_of(self, island: int) -> list[int]:
         """The hosts of the island that have joined."""
         return sorted(host.number for host in self.hosts.values() if host.island == island)
+
+    def max_in_flight(self, island: int) -> int:
+        """How many runs may be in flight on each of the island's hosts: what the least of them can take."""
+        return max(1, min(self.hosts[host].max_in_flight for host in self.hosts_of(island)))
 
     def addresses_of(self, island: int) -> tuple[tuple[int, str], ...]:
         """Where its hosts listen for data."""

@@ -137,7 +137,7 @@ class Directory:
         return None
 
     def release(self, handle: int) -> Entry | None:
-        """The client lets go. Returns the entry if nothing needs it any more."""
+        """The client releases the handle. Returns the entry if nothing needs it any more."""
         entry = self.entries.get(handle)
         if entry is None:
             return None
@@ -155,7 +155,7 @@ class Directory:
     def _collect(self, handle: int, entry: Entry) -> Entry | None:
         if not entry.released or entry.uses > 0:
             return None
-        if entry.waits is None:  # else `settle` forgets it, once it has told those who wait
+        if entry.waits is None:  # else `settle` forgets it, once it has ended these waits
             self._forget(handle, entry)
         return entry
 

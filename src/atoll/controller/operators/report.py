@@ -11,7 +11,7 @@ from atoll.controller.islands.lifecycle import IslandState
 from atoll.controller.islands.resources import ResourceManager
 from atoll.controller.memory.ledger import Ledger
 from atoll.controller.programs.functions import FunctionRegistry
-from atoll.controller.sessions.session import Session, Work
+from atoll.controller.sessions.session import GangRun, Session
 from atoll.scheduling.scheduler import Scheduler
 
 
@@ -23,7 +23,7 @@ class Reported(Protocol):
     @property
     def sessions(self) -> Mapping[int, Session]: ...
     @property
-    def scheduler(self) -> Scheduler[Work]: ...
+    def scheduler(self) -> Scheduler[GangRun]: ...
     @property
     def memory(self) -> Ledger: ...
     @property

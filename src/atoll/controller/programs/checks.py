@@ -1,14 +1,14 @@
-"""What is looked at before a launch joins the lines, and again when a gang of it has its turn."""
+"""What is checked before a launch joins the lines, and again before a gang of it starts."""
 
 from __future__ import annotations
 
 from atoll.controller.islands.resources import ResourceManager
 from atoll.controller.programs.quarantine import Quarantine
 from atoll.controller.programs.registered import RegisteredProgram
-from atoll.controller.sessions.session import Session, Work
+from atoll.controller.sessions.session import GangRun, Session
 from atoll.errors import Code, Status
 from atoll.protocol import messages as m
-from atoll.scheduling.scheduler import Gang
+from atoll.scheduling.tickets import Gang
 
 
 def launch_problem(
@@ -52,16 +52,16 @@ def launch_problem(
     return None
 
 
-def gang_problem(session: Session | None, gang: Gang[Work]) -> Status | None:
-    """Why a gang whose turn has come cannot run: an input that failed since its launch."""
-    launch = gang.work.launch
+def gang_problem(session: Session | None, gang: Gang[GangRun]) -> Status | None:
+    """Why a gang that is next cannot run: an input that failed since its launch."""
+    launch = gang.run.launch
     if launch.error is not None:
         return launch.error
     if session is None:
         return Status(Code.CANCELLED, "its session has ended")
     if session.has_errors:
-        for place in gang.work.template.handles:
-            entry = session.directory.entries.get(launch.handles[place])
+        for position in gang.run.spec.handles:
+            entry = session.directory.entries.get(launch.handles[position])
             if entry is not None and entry.error is not None:
                 return entry.error
     return None

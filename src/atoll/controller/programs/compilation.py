@@ -1,6 +1,6 @@
-"""Compiling: a session's wish for a function, its source's way to the hosts, their answers, and its end.
+"""Compiling: a session's request for a function, its source on its way to the hosts, their answers, and its release.
 
-The source travels from the proxy to each host as a feed; a host is told to compile once it has arrived there.
+The source travels from the proxy to each host as a feed; a host is asked to compile once it has arrived there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from atoll.controller.islands.resources import ResourceManager
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.functions import FunctionRegistry, Registration, function_name, hosts_of
 from atoll.controller.programs.quarantine import Quarantine
-from atoll.controller.sessions.session import Session, Work
+from atoll.controller.sessions.session import GangRun, Session
 from atoll.errors import OK, Status, StatusError, invalid
 from atoll.protocol import messages as m
 from atoll.scheduling.scheduler import Scheduler
@@ -27,7 +27,7 @@ class Compilation:
         sessions: dict[int, Session],
         outbox: Outbox,
         quarantine: Quarantine,
-        scheduler: Scheduler[Work],
+        scheduler: Scheduler[GangRun],
         location_of: Callable[[Session, int], DeviceLocation],
     ) -> None:
         self.functions = FunctionRegistry()
@@ -39,7 +39,7 @@ class Compilation:
         self._location_of = location_of
         self._awaiting: dict[tuple[int, int, int], m.Compile] = {}  # their source: (session, host, feed)
 
-    # ---- a session's wishes
+    # ---- a session's requests
 
     def register(self, session: Session, message: m.RegisterFunction) -> None:
         try:
@@ -66,7 +66,7 @@ class Compilation:
         self._compile(session, message.function, name, message.feed)
 
     def again(self, session: Session, message: m.CompileAgain) -> None:
-        """An island was restarted, and its hosts have nothing of what they had compiled; or the session is moved."""
+        """Compiles a function anew: its island was restarted with nothing compiled, or the session migrates."""
         name = session.migrating.get(message.function) or session.functions.get(message.function)
         if name is not None:  # else it was released meanwhile
             self._compile(session, message.function, name, message.feed)
@@ -80,7 +80,7 @@ class Compilation:
         self.functions.expect(Registration(session.number, function, name, set(hosts)))
         compile_ = m.Compile(name, session.number, feed, assignment)
         for host in sorted(hosts):
-            if session.feeds.is_here((host, feed)):
+            if session.feeds.claim((host, feed)):
                 self._outbox.to_host(host, compile_)
             else:
                 self._awaiting.setdefault((session.number, host, feed), compile_)
@@ -89,11 +89,11 @@ class Compilation:
         name = session.functions.pop(function, None)
         session.function_requests.pop(function, None)
         if name is not None:
-            self.let_go(name)
+            self.drop_reference(name)
             self._warm(session.number, name)
 
-    def let_go(self, name: str) -> None:
-        """One of those who refer to the function does so no more."""
+    def drop_reference(self, name: str) -> None:
+        """A session or program refers to the function no more; with the last reference the hosts drop it."""
         if self.functions.release(name):
             for host in self._resources.hosts:
                 self._outbox.to_host(host, m.DropFunction(name))
@@ -118,7 +118,7 @@ class Compilation:
         for key in [key for key in self._awaiting if key[0] == session.number]:
             del self._awaiting[key]
         for name in session.functions.values():
-            self.let_go(name)
+            self.drop_reference(name)
 
     # ---- the hosts' answers
 
@@ -149,7 +149,7 @@ class Compilation:
             if failure is not None and done.session in self._sessions:
                 self._sessions[done.session].functions.pop(done.function, None)
                 self._sessions[done.session].function_requests.pop(done.function, None)
-                self.let_go(name)
+                self.drop_reference(name)
             self._outbox.to_session(done.session, m.FunctionReady(done.function, failure or OK, done.info))
             self._warm(done.session, name)
 

@@ -1,4 +1,4 @@
-"""Which launches on their way fail, when hosts are lost, gangs fail on some of their hosts, or memory never comes."""
+"""Which launches on their way fail, when hosts are lost, gangs fail on some of their hosts, or memory is never free."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from atoll.controller.durations import Durations
 from atoll.controller.islands.resources import ResourceManager
 from atoll.controller.programs.checks import gang_problem
 from atoll.controller.programs.launcher import Launcher
-from atoll.controller.sessions.session import Session, Work
+from atoll.controller.sessions.session import GangRun, Session
 from atoll.errors import Status
-from atoll.scheduling.scheduler import Gang
+from atoll.scheduling.tickets import Gang
 
-# The end of a worker is known after so long.
+# Seconds after which the end of a worker is surely known.
 LOSS_KNOWN_SECONDS = 0.5
 
 
@@ -26,37 +26,37 @@ class Failures:
 
     def running(self, island: int) -> set[str]:
         """The functions in flight on the island."""
-        templates = (gang.work.template for gang in self._launcher.in_flight.values() if gang.island == island)
-        return {name for template in templates for name in template.functions}
+        specs = (gang.run.spec for gang in self._launcher.in_flight.values() if gang.island == island)
+        return {name for spec in specs for name in spec.functions}
 
-    def half_failed(self) -> list[Gang[Work]]:
-        """What failed on one host while others of its island still compute it: these may wait for it in vain."""
+    def half_failed(self) -> list[Gang[GangRun]]:
+        """What failed on one host while others of its island still compute it: they may wait for it in vain."""
         return [
             gang
             for gang in self._launcher.in_flight.values()
-            if gang.work.failure is not None and gang.work.hosts_left and gang.work.template.collective
+            if gang.run.failure is not None and gang.run.hosts_left and gang.run.spec.collective
         ]
 
     def island_lost(self, island: int, status: Status) -> None:
-        """What runs on the island, or has its place in its order, or something there, fails; the rest waits for it."""
+        """Launches that run on the island, are committed to it, or have bytes there fail; the others wait for it."""
         self._scheduler.pause(island)
         for gang in [g for g in self._launcher.in_flight.values() if g.island == island]:
-            self._launcher.fail(gang.work.launch, status.within(gang.work.launch.program.name))
+            self._launcher.fail(gang.run.launch, status.within(gang.run.launch.program.name))
             self._launcher.finish(gang)
         for gang in self._launcher.in_flight.values():
             # What was sent may be lost on its way, though the sender had done its part; or it could not be sent.
-            leans_on_it = gang.work.template.incoming or gang.work.failure is not None
-            if leans_on_it and any(other.island == island for other in gang.ticket.gangs):
-                self._launcher.fail(gang.work.launch, status.within(gang.work.launch.program.name))
+            depends_on_it = gang.run.spec.incoming or gang.run.failure is not None
+            if depends_on_it and any(other.island == island for other in gang.ticket.gangs):
+                self._launcher.fail(gang.run.launch, status.within(gang.run.launch.program.name))
         hosts = set(self._resources.hosts_of(island))
         for ticket in self._scheduler.tickets(island):
-            launch = ticket.gangs[0].work.launch
-            has_bytes_there = any(gang.island == island and gang.work.template.awaited for gang in ticket.gangs)
+            launch = ticket.gangs[0].run.launch
+            has_bytes_there = any(gang.island == island and gang.run.spec.awaited for gang in ticket.gangs)
             if ticket.committed or has_bytes_there or not hosts.isdisjoint(launch.begun):
                 self._launcher.fail(launch, status.within(launch.program.name))
 
     def fail_doomed(self) -> None:
-        """What waits in line for a turn that it could do nothing with, since an input of it is lost, fails now."""
+        """Launches in line fail now where an input of theirs is lost."""
         islands = self._resources.islands
         tickets = {ticket.number: ticket for island in islands for ticket in self._scheduler.tickets(island)}
         for _, ticket in sorted(tickets.items()):
@@ -64,15 +64,15 @@ class Failures:
             for gang in ticket.gangs:
                 problem = gang_problem(session, gang)
                 if problem is not None:
-                    self._launcher.fail(gang.work.launch, problem)
+                    self._launcher.fail(gang.run.launch, problem)
 
     def fail_waiting(self, island: int, status: Status) -> None:
         """Launches in line that need the island fail."""
         for ticket in self._scheduler.tickets(island):
-            self._launcher.fail(ticket.gangs[0].work.launch, status)
+            self._launcher.fail(ticket.gangs[0].run.launch, status)
 
     def tick(self, now: float) -> None:
-        """Once a second: what has failed by itself, or waited in vain."""
+        """Once a second: finds what has failed by itself, or waited in vain."""
         self._settle(now)
         self._fail_starving(now)
 
@@ -81,17 +81,17 @@ class Failures:
         failed = {
             gang.sequence: gang
             for gang in self._launcher.in_flight.values()
-            if gang.work.failure is not None and not (gang.work.hosts_left and gang.work.template.collective)
+            if gang.run.failure is not None and not (gang.run.hosts_left and gang.run.spec.collective)
         }
         for sequence, seconds in self._failed_for.update(now, failed).items():
             gang = failed[sequence]
-            if seconds >= LOSS_KNOWN_SECONDS and gang.work.failure is not None:
-                self._launcher.fail(gang.work.launch, gang.work.failure)
-                if not gang.work.hosts_left:
+            if seconds >= LOSS_KNOWN_SECONDS and gang.run.failure is not None:
+                self._launcher.fail(gang.run.launch, gang.run.failure)
+                if not gang.run.hosts_left:
                     self._launcher.finish(gang)
 
     def _fail_starving(self, now: float) -> None:
-        """What has waited for memory in vain fails, with the name of who holds it."""
+        """What has waited for memory in vain fails; the error names who holds it."""
         idle = {n: self._scheduler.statistics(n).in_flight == 0 for n in self._resources.islands}
         for gang, status in self._launcher.memory.starving(now, idle):
-            self._launcher.fail(gang.work.launch, status)
+            self._launcher.fail(gang.run.launch, status)

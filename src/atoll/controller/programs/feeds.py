@@ -1,4 +1,4 @@
-"""The bytes that a client sends to hosts: which have come early, which a launch awaits, which nobody wants.
+"""The bytes that a client sends to hosts: those that arrived early, those that a launch awaits, those to be dropped.
 
 Named by (host, feed). A worker reports each that is complete at its data port.
 """
@@ -20,29 +20,29 @@ class Feeds(Generic[Waiter]):
     awaited: dict[Key, Waiter] = field(default_factory=dict)
     unwanted: set[Key] = field(default_factory=set)
 
-    def is_here(self, key: Key) -> bool:
-        """Whether it has come; whoever asks takes it."""
+    def claim(self, key: Key) -> bool:
+        """Takes a feed that has arrived early; False where it has not."""
         if key in self.early:
             self.early.discard(key)
             return True
         return False
 
-    def is_unwanted(self, key: Key) -> bool:
-        """Whether what has come now is for nobody."""
+    def claim_unwanted(self, key: Key) -> bool:
+        """Whether the feed that has just arrived was refused before."""
         if key in self.unwanted:
             self.unwanted.discard(key)
             return True
         return False
 
     def refuse(self, key: Key) -> bool:
-        """Nobody will take it. True where it has come, and is to be dropped now; else it is when it comes."""
-        if self.is_here(key):
+        """No launch will take it. True where it has arrived, and is to be dropped now; else it is when it arrives."""
+        if self.claim(key):
             return True
         self.awaited.pop(key, None)
         self.unwanted.add(key)
         return False
 
     def lose(self, hosts: set[int]) -> None:
-        """What was sent to these hosts is gone."""
+        """What was sent to these hosts is lost."""
         for feeds in (self.early, self.unwanted):
             feeds.difference_update([key for key in feeds if key[0] in hosts])

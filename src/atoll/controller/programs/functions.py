@@ -1,4 +1,4 @@
-"""Compiled functions: which session uses which, under which name the workers know it.
+"""Compiled functions: which sessions use which, and the name that workers know it by.
 
 A name is made of the program's and options' hash and of the devices, so the same program is compiled once an island,
 whichever session sends it. The controller never looks inside.
@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from atoll.cluster.locations import DeviceLocation, MemoryRequirement
 from atoll.errors import Status
 
-# [replica][partition]
-Seats = tuple[tuple[DeviceLocation, ...], ...]
+# XLA's device assignment: [replica][partition].
+DeviceAssignment = tuple[tuple[DeviceLocation, ...], ...]
 
 
 @dataclass
 class Registration:
-    """One session's wish for a function: answered when all its hosts have compiled, or one has failed."""
+    """One session's request for a function: answered when all its hosts have compiled, or one has failed."""
 
     session: int
     function: int
@@ -30,10 +30,10 @@ class Registration:
 
 @dataclass
 class FunctionRegistry:
-    """Names, and who refers to them."""
+    """Names, and how many sessions and programs refer to each."""
 
     users: dict[str, int] = field(default_factory=dict)
-    locations: dict[str, Seats] = field(default_factory=dict)  # where each of them runs
+    locations: dict[str, DeviceAssignment] = field(default_factory=dict)  # where each of them runs
     scratch: dict[str, int] = field(default_factory=dict)  # bytes on each of its devices while it runs
     # Compilations under way, in the order in which each host was asked: its answers come in any order.
     waiting: dict[tuple[str, int], list[Registration]] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class FunctionRegistry:
         self.users[name] = self.users.get(name, 0) + 1
 
     def release(self, name: str) -> bool:
-        """True where nobody refers to the function any more."""
+        """Drops a reference; True where it was the last."""
         left = self.users.get(name, 0) - 1
         if left > 0:
             self.users[name] = left
@@ -83,11 +83,11 @@ class FunctionRegistry:
         return done
 
 
-def hosts_of(locations: Seats) -> set[int]:
+def hosts_of(locations: DeviceAssignment) -> set[int]:
     return {location.host for partitions in locations for location in partitions}
 
 
-def function_name(content: str, locations: Seats) -> str:
+def function_name(content: str, locations: DeviceAssignment) -> str:
     """The workers' name for a function on these physical devices."""
     places = [[(location.host, location.ordinal) for location in partitions] for partitions in locations]
     return hashlib.sha256(f"{content} {places}".encode()).hexdigest()[:32]

@@ -1,8 +1,8 @@
-"""Which program ends the workers that run it.
+"""Programs that crash the workers that run them.
 
-A worker that crashed (and was not killed) was running something. With one function in flight that was it, and it is
-refused from then on. With several, all are suspects: they run alone from then on, so that the next crash has one
-author, and a suspect that ends well is one no more.
+A worker that crashed (and was not killed) was running something. With one function in flight, that one is the cause,
+and is refused from then on. With several, all are suspects: their gangs are exclusive from then on, so that the next
+crash has one cause, and a suspect that ends well is cleared.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import signal
 
 from atoll.errors import Code, Status
 
-# How a process ends that somebody else has ended.
+# Exit statuses of a process that was killed from outside.
 _KILLED = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
 
 
@@ -24,14 +24,14 @@ class Quarantine:
         self._compiling: set[str] = set()  # when a worker crashed last
 
     def crashed(self, status: int, text: str, running: set[str], compiling: set[str]) -> None:
-        """A worker ended with exit `status`, in words `text`, while it ran and compiled these."""
+        """A worker ended with exit `status`, which `text` describes, while it ran and compiled these."""
         if status in _KILLED or status == 0:
             return
         if len(running | compiling) == 1:
             self._refuse(next(iter(running | compiling)), text)
             return
         self.suspects |= running
-        # What is compiled cannot be had alone, but what was compiled at two crashes is hardly there by chance.
+        # Compilations cannot be made exclusive, but one that was under way at two crashes is hardly there by chance.
         for name in self._compiling & compiling:
             self._refuse(name, text)
         self._compiling = compiling

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -10,12 +10,12 @@ import msgspec
 from atoll.cluster.locations import MemoryRequirement, Placement
 from atoll.errors import invalid
 from atoll.ir import plan as p
-from atoll.ir.lowered import Lowered, LoweredGang
+from atoll.ir.lowered import Lowered, LoweredGang, LoweredValue
 from atoll.ir.lowering import lower
-from atoll.ir.program import Program, value_specs
+from atoll.ir.program import Call, Program, value_specs
 from atoll.ir.types import ArraySpec
-from atoll.scheduling.dispatch_units import UnitBuilder
-from atoll.scheduling.gangs import GangSpec
+from atoll.scheduling.dispatch_units import Unit, UnitBuilder
+from atoll.scheduling.gangs import ClientFeed, GangSpec, HostFeeds, MadeValue
 
 # A worker ends over a control frame of 64 MiB. A launch's message has a number of up to 9 bytes for each feed.
 MAX_PLAN_BYTES = 48 << 20
@@ -24,18 +24,18 @@ _FEED_BYTES = 9
 
 @dataclass(slots=True)
 class HostPlan:
-    """A host's plan under its number; which handles a run of it takes and gives, by their place in the launch's."""
+    """A host's plan under its number; which handles a run of it takes and gives, by their positions in the launch's."""
 
     host: int
     number: int
-    body: p.Plan
+    plan: p.Plan
     arguments: tuple[int, ...]
     results: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class MadeValue:
-    """A value that a launch makes. `result` is its place among the results, or -1 for one between nodes."""
+class ProgramValue:
+    """A value that a launch makes. `result` is its position among the results, or -1 for one between nodes."""
 
     hosts: tuple[int, ...]
     nbytes: int
@@ -51,14 +51,14 @@ class RegisteredProgram:
     results: int
     feeds: int  # the client's
     all_feeds: int  # and those between hosts
-    nodes: tuple[tuple[GangSpec, ...], ...]  # the gangs of each node
+    nodes: tuple[Unit, ...]  # the gangs of each node
     plans: dict[int, HostPlan]  # by host
-    values: tuple[MadeValue, ...]  # those after the arguments
+    values: tuple[ProgramValue, ...]  # those after the arguments
     result_specs: tuple[ArraySpec | None, ...]  # None: a completion
     donated: frozenset[int]
     functions: tuple[str, ...]
     islands: tuple[int, ...]
-    turns: UnitBuilder  # what its launches do
+    units: UnitBuilder  # of its launches
     # Gangs that have not started still need the plans, also of a program that its session has released.
     waiting: int = 0
     released: bool = False
@@ -69,7 +69,7 @@ class RegisteredProgram:
 
 
 def register(
-    body: Program,
+    program: Program,
     placement: Placement,
     functions: Mapping[int, str],
     keep_plan: Callable[[int, p.Plan], int],
@@ -81,30 +81,30 @@ def register(
 
     Raises INVALID_ARGUMENT or UNIMPLEMENTED where the program cannot run.
     """
-    lowered = lower(body, placement, functions)
+    lowered = lower(program, placement, functions)
     largest = max((len(msgspec.msgpack.encode(plan)) for plan in lowered.plans.values()), default=0)
     if max(largest, lowered.feeds * _FEED_BYTES) > MAX_PLAN_BYTES:
-        raise invalid(f"program {body.name!r} is too large for one message to a host: make it of several")
-    count = len(body.arguments)
-    place_of = {value: count + i for i, value in enumerate(lowered.results)}
-    if len(place_of) != len(lowered.results) or any(value < count for value in place_of):
-        raise invalid(f"program {body.name!r} returns a value twice, or an argument")
-    place_of.update((value, value) for value in range(count))
+        raise invalid(f"program {program.name!r} is too large for one message to a host: make it of several")
+    count = len(program.arguments)
+    position_of = {value: count + i for i, value in enumerate(lowered.results)}
+    if len(position_of) != len(lowered.results) or any(value < count for value in position_of):
+        raise invalid(f"program {program.name!r} returns a value twice, or an argument")
+    position_of.update((value, value) for value in range(count))
     segments_of: list[dict[int, p.Segment]] = [{} for _ in lowered.gangs]
     for host, plan in lowered.plans.items():
         for segment in plan.segments:
             segments_of[segment.gang][host] = segment
-    specs = value_specs(body)
+    specs = value_specs(program)
     nodes: dict[int, list[GangSpec]] = {}
     for gang, segments in zip(lowered.gangs, segments_of, strict=True):
         scratch = _on(gang.hosts, scratch_of(gang.function)) if gang.function else ()
-        nodes.setdefault(gang.node, []).append(_template(gang, segments, lowered, place_of, body.feeds, scratch))
+        nodes.setdefault(gang.node, []).append(_spec(gang, segments, lowered, position_of, program.feeds, scratch))
     gangs = tuple(tuple(each) for each in nodes.values())
     return RegisteredProgram(
-        body.name,
+        program.name,
         count,
         len(lowered.results),
-        body.feeds,
+        program.feeds,
         lowered.feeds,
         gangs,
         {
@@ -112,16 +112,16 @@ def register(
                 host,
                 keep_plan(host, plan),
                 plan,
-                tuple(place_of[value] for value in plan.arguments),
-                tuple(place_of[value] for value in plan.results),
+                tuple(position_of[value] for value in plan.arguments),
+                tuple(position_of[value] for value in plan.results),
             )
             for host, plan in lowered.plans.items()
         },
         tuple(
-            MadeValue(made.hosts, made.nbytes, place_of.get(value, count - 1) - count)
+            ProgramValue(made.hosts, made.nbytes, position_of.get(value, count - 1) - count)
             for value, made in enumerate(lowered.values[count:], start=count)
         ),
-        tuple(specs[value] for value in body.results),
+        tuple(specs[value] for value in program.results),
         lowered.donated,
         tuple({gang.function: None for gang in lowered.gangs if gang.function}),
         tuple(sorted({gang.island for gang in lowered.gangs})),
@@ -129,11 +129,11 @@ def register(
     )
 
 
-def _template(
+def _spec(
     gang: LoweredGang,
     segments: Mapping[int, p.Segment],
     lowered: Lowered,
-    place_of: Mapping[int, int],
+    position_of: Mapping[int, int],
     client_feeds: int,
     scratch: MemoryRequirement,
 ) -> GangSpec:
@@ -145,21 +145,54 @@ def _template(
         gang.hosts,
         p.STEP_KINDS[type(steps[-1])],
         (gang.function,) if gang.function else (),
-        tuple((host, feed) for host, segment in segments.items() for feed in segment.awaited if feed < client_feeds),
         tuple(
-            (host, feeds)
+            ClientFeed(host, feed)
+            for host, segment in segments.items()
+            for feed in segment.awaited
+            if feed < client_feeds
+        ),
+        tuple(
+            HostFeeds(host, feeds)
             for host, segment in segments.items()
             if (feeds := tuple(feed for feed in segment.awaited if feed >= client_feeds))
         ),
-        tuple(sorted({place_of[value] for value in uses.union(gang.makes) if value in place_of})),
-        tuple((value, _on(gang.hosts, values[value].memory), values[value].views) for value in gang.makes),
+        tuple(sorted({position_of[value] for value in uses.union(gang.makes) if value in position_of})),
+        tuple(MadeValue(value, _on(gang.hosts, values[value].memory), values[value].views) for value in gang.makes),
         tuple({value: None for step in steps for value in p.consumes(step)}),
         gang.drops,
         scratch,
         gang.collective,
+        _devices(gang.hosts, uses.union(gang.makes), values),
     )
 
 
-def _on(hosts: tuple[int, ...], needs: MemoryRequirement) -> MemoryRequirement:
+def _devices(
+    hosts: tuple[int, ...], values: Iterable[int], lowered: Sequence[LoweredValue]
+) -> dict[int, tuple[int, ...]]:
+    """The devices on these hosts that the values lie on, as ordinals by host."""
+    found: dict[int, set[int]] = {host: set() for host in hosts}
+    left, seen = list(values), set(values)
+    while left:
+        value = lowered[left.pop()]
+        for (host, ordinal), _ in value.memory:
+            if host in found:
+                found[host].add(ordinal)
+        left.extend(value.views - seen)  # whose memory it shares
+        seen |= value.views
+    return {host: tuple(sorted(ordinals)) for host, ordinals in found.items()}
+
+
+def _on(hosts: tuple[int, ...], requirement: MemoryRequirement) -> MemoryRequirement:
     """The part of it that lies on these hosts."""
-    return tuple(need for need in needs if need[0][0] in hosts and need[1])
+    return tuple(each for each in requirement if each[0][0] in hosts and each[1])
+
+
+def device_groups(program: Program) -> Iterator[tuple[int, ...]]:
+    """The devices of each array and each call of a program."""
+    for spec in program.arguments:
+        yield spec.sharding.devices
+    for node in program.nodes:
+        for spec in node.outputs:
+            yield spec.sharding.devices
+        if isinstance(node, Call):
+            yield node.devices

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from atoll.cluster.locations import Placement
-from atoll.cluster.placement import groups_of
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.compilation import Compilation
-from atoll.controller.programs.registered import RegisteredProgram, register
+from atoll.controller.programs.registered import RegisteredProgram, device_groups, register
 from atoll.controller.sessions.session import Session
 from atoll.errors import StatusError
 from atoll.ir.plan import Plan
@@ -29,7 +28,7 @@ class ProgramRegistry:
         """A program of the session. Where it cannot be lowered, its launches fail with the reason."""
         session.definitions[number] = definition
         try:
-            session.devices.use(definition.name, groups_of(definition))
+            session.devices.use(definition.name, device_groups(definition))
             session.programs[number] = self.lower(definition, session.devices.locations, session.functions)
         except StatusError as error:
             session.programs[number] = error.status
@@ -58,7 +57,7 @@ class ProgramRegistry:
             del self.plans[plan.number]
             self._outbox.to_host(plan.host, m.DropPlan(plan.number))
         for name in program.functions:
-            self._compilation.let_go(name)
+            self._compilation.drop_reference(name)
 
     def session_closed(self, session: Session) -> None:
         for program in session.programs.values():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from atoll.cluster.locations import DeviceLocation, MemoryRequirement
-from atoll.cluster.placement import check_apart, groups_of
+from atoll.cluster.locations import DeviceLocation, MemoryRequirement, total
+from atoll.cluster.virtual_devices import check_apart
 from atoll.controller.islands.lifecycle import IslandState
 from atoll.controller.islands.resources import ResourceManager
 from atoll.controller.memory.directory import Entry
-from atoll.controller.memory.ledger import Ledger, total
-from atoll.controller.programs.registered import RegisteredProgram
+from atoll.controller.memory.ledger import Ledger
+from atoll.controller.programs.registered import RegisteredProgram, device_groups
 from atoll.controller.sessions.session import Session
 from atoll.errors import Code, StatusError, unimplemented
 from atoll.ir import program as ir
@@ -39,7 +39,7 @@ def check_changes(session: Session, wanted: Changes, resources: ResourceManager)
             raise StatusError(Code.FAILED_PRECONDITION, f"island {island} {reason}")
     after = {**locations, **changes}
     for definition in session.definitions.values():
-        for group in groups_of(definition):
+        for group in device_groups(definition):
             if not changes.keys().isdisjoint(group):
                 check_apart(definition.name, after, group, "would share")
         for node in definition.nodes:
@@ -76,7 +76,7 @@ def check_memory(session: Session, programs: Iterable[int], ledger: Ledger) -> N
         program = session.programs[number]
         assert isinstance(program, RegisteredProgram)
         for gang in program.gangs:
-            requirements.extend(each for _, each, _ in gang.makes)
+            requirements.extend(each.requirement for each in gang.makes)
             requirements.append(gang.scratch)
     wanted = total(requirements)
     lacking = ledger.lacking(wanted)

@@ -21,16 +21,15 @@ from enum import Enum
 import msgspec
 
 from atoll.cluster.locations import Placement
-from atoll.cluster.placement import groups_of
 from atoll.controller.durations import Durations
 from atoll.controller.islands.lifecycle import IslandLost
 from atoll.controller.islands.resources import ResourceManager
 from atoll.controller.memory.directory import Entry
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.compilation import Compilation
-from atoll.controller.programs.functions import Seats, function_name, hosts_of
+from atoll.controller.programs.functions import DeviceAssignment, function_name, hosts_of
 from atoll.controller.programs.launcher import Launcher
-from atoll.controller.programs.registered import RegisteredProgram
+from atoll.controller.programs.registered import RegisteredProgram, device_groups
 from atoll.controller.programs.registry import ProgramRegistry
 from atoll.controller.sessions.migration_rules import Changes, check_changes, check_memory, is_affected
 from atoll.controller.sessions.queries import Queries
@@ -172,7 +171,7 @@ class Migrations:
         migration = self.under_way.pop(number, None)
         if migration is not None:
             for name in migration.functions.values():
-                self._compilation.let_go(name)
+                self._compilation.drop_reference(name)
             migration.then(Status(Code.CANCELLED, f"{migration.session.name} has ended"))
 
     # ---- stages
@@ -202,7 +201,7 @@ class Migrations:
         for function, request in session.function_requests.items():
             if function not in session.functions:
                 continue
-            locations: Seats = tuple(tuple(after[device] for device in row) for row in request.assignment)
+            locations: DeviceAssignment = tuple(tuple(after[device] for device in row) for row in request.assignment)
             name = function_name(request.content, locations)
             if name == session.functions[function]:
                 continue
@@ -264,14 +263,14 @@ class Migrations:
                 kept[handle] = entry
                 self._launcher.release(session, (handle,), delete=False)
         self._outbox.flush_frees()  # what lies there under the old handle goes before the new comes
-        session.devices.reseat(migration.changes)
+        session.devices.relocate(migration.changes)
         for function, name in migration.functions.items():
             old = session.functions.get(function)
             if old is None:
-                self._compilation.let_go(name)
+                self._compilation.drop_reference(name)
                 continue
             session.functions[function] = name
-            self._compilation.let_go(old)
+            self._compilation.drop_reference(old)
         views: dict[ArraySpec, int] = {}
         for handle, entry in kept.items():
             spec = entry.spec
@@ -292,7 +291,7 @@ class Migrations:
 
     def _lower_again(self, session: Session, changes: Changes) -> None:
         for number, definition in session.definitions.items():
-            if all(changes.keys().isdisjoint(group) for group in groups_of(definition)):
+            if all(changes.keys().isdisjoint(group) for group in device_groups(definition)):
                 continue
             old = session.programs.get(number)
             try:
@@ -313,7 +312,7 @@ class Migrations:
         session.migration_failure = None
         for name in migration.functions.values():
             self._compilation.forget(session, name)
-            self._compilation.let_go(name)
+            self._compilation.drop_reference(name)
         self._launcher.release(session, tuple(migration.copies.values()), delete=False)
         for number in migration.programs.values():
             self._drop_own(session, number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from atoll.cluster.placement import SessionDevices
+from atoll.cluster.virtual_devices import SessionDevices
 from atoll.controller.memory.directory import Directory, Entry
 from atoll.controller.memory.ledger import Block
 from atoll.controller.programs.feeds import Feeds
@@ -13,7 +13,7 @@ from atoll.errors import Status
 from atoll.ir.program import Program
 from atoll.protocol import messages as m
 from atoll.scheduling.gangs import GangSpec
-from atoll.scheduling.scheduler import Ticket
+from atoll.scheduling.tickets import Ticket
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +30,7 @@ class Launch:
     results: tuple[int, ...]
     feeds: tuple[int, ...]
     entries: list[Entry]
-    tickets: list[Ticket[Work]] = field(default_factory=list)
+    tickets: list[Ticket[GangRun]] = field(default_factory=list)
     begun: dict[int, int] = field(default_factory=dict)
     pending: int = 0
     error: Status | None = None
@@ -42,11 +42,11 @@ class Launch:
 
 
 @dataclass(slots=True, eq=False)
-class Work:
-    """What a gang does."""
+class GangRun:
+    """One execution of a program's gang: the payload of the scheduler's `Gang`."""
 
     launch: Launch
-    template: GangSpec
+    spec: GangSpec
     hosts_left: set[int]
     started: bool = False
     failure: Status | None = None  # on some of several hosts
@@ -72,7 +72,7 @@ class Session:
     # As they came, for migrations.
     definitions: dict[int, Program] = field(default_factory=dict)  # of programs
     function_requests: dict[int, m.RegisterFunction] = field(default_factory=dict)  # for functions
-    feeds: Feeds[Ticket[Work]] = field(default_factory=Feeds)  # that its client sends
+    feeds: Feeds[Ticket[GangRun]] = field(default_factory=Feeds)  # that its client sends
     cold: dict[int, set[str]] = field(default_factory=dict)  # by island: functions to be compiled again there
     # By island: why it was lost, until the proxy knows that what it has sent there is lost.
     unseen: dict[int, Status] = field(default_factory=dict)

@@ -157,7 +157,7 @@ class Sessions:
         for feed in message.feeds:
             if self._compilation.source_arrived(number, host, feed):
                 continue
-            if session.feeds.is_unwanted((host, feed)):
+            if session.feeds.claim_unwanted((host, feed)):
                 self._outbox.to_host(host, m.DropFeed(number, feed))
             elif not self._launcher.feed_arrived(session, host, feed):
                 session.feeds.early.add((host, feed))

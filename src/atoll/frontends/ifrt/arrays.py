@@ -1,6 +1,6 @@
-"""The arrays of a session as its proxy knows them: type, state, and whether their memory is gone.
+"""The arrays of a session as its proxy knows them: type, state, and whether they are deleted.
 
-The cluster holds the contents; this is what must be answered without asking it.
+The cluster holds the contents. Here is what the proxy must answer without the cluster.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from atoll.ir.types import ArraySpec
 class Memory:
     """What arrays share when one is a part, or a view, of another. `parents` hold this memory as a part of theirs."""
 
-    __slots__ = ("gone", "parents", "torn")
+    __slots__ = ("deleted", "parents", "partly_deleted")
 
     def __init__(self, parents: tuple[Memory, ...] = ()) -> None:
-        self.gone = False  # deleted or donated as a whole
-        self.torn = False  # a part is gone
+        self.deleted = False  # deleted or donated as a whole
+        self.partly_deleted = False  # a part was deleted or donated
         self.parents = parents
 
     @property
     def is_deleted(self) -> bool:
-        return self.gone or self.torn or any(parent.gone for parent in self.parents)
+        return self.deleted or self.partly_deleted or any(parent.deleted for parent in self.parents)
 
     def delete(self) -> None:
-        self.gone = True
+        self.deleted = True
         for parent in self.parents:
-            parent.torn = True
+            parent.partly_deleted = True
 
 
 class Origin:
-    """The Python stack of the request that made some arrays; the client keeps it until told that they are gone."""
+    """The Python stack of the request that made some arrays; the client keeps it until they are deleted."""
 
     __slots__ = ("context", "users")
 
@@ -54,10 +54,10 @@ class ArrayRecord:
 
 @dataclass
 class Arrays:
-    """The session's table of handles, and the stacks that nothing refers to any more."""
+    """The session's table of handles. Stacks to which no array refers any more are added to `ended_contexts`."""
 
+    ended_contexts: list[int]
     records: dict[int, ArrayRecord] = field(default_factory=dict)
-    ended_origins: list[int] = field(default_factory=list)
 
     def get(self, handle: int) -> ArrayRecord:
         """The record; raises the array's own error, or NOT_FOUND."""
@@ -79,5 +79,5 @@ class Arrays:
             origin = record.origin
             origin.users -= 1
             if origin.users == 0:
-                self.ended_origins.append(origin.context)
+                self.ended_contexts.append(origin.context)
         return record

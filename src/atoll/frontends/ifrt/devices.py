@@ -1,8 +1,7 @@
-"""What a client is told of the cluster's devices: the answer to its first request."""
+"""The cluster's devices as a client sees them: the reply to its first request."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from atoll._version import __version__
@@ -77,13 +76,6 @@ def _set(attributes: Any, name: str, value: bool | int | str | list[int]) -> Non
         entry.string_value = value.encode()
     else:
         entry.int64_list_value.elements.extend(value)
-
-
-def cost_attributes(payload: bytes, reply: Any) -> None:
-    """Fills a cost analysis reply from a worker's JSON."""
-    reply.attributes.SetInParent()  # also where XLA knows no costs
-    for name, value in json.loads(payload).items():
-        reply.attributes.attributes[name].float_value = float(value)
 
 
 def platform_id(name: str) -> int:

@@ -1,164 +1,26 @@
-"""Executables: from a compile request to what JAX asks about one, and the program that runs it."""
+"""Compiled functions as executables."""
 
 from __future__ import annotations
 
-import abc
 import hashlib
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from atoll.errors import Code, Status, invalid, unimplemented
-from atoll.frontends.ifrt import codec
+from atoll.errors import invalid
 from atoll.frontends.ifrt.arrays import ArrayRecord
-from atoll.frontends.ifrt.devices import cost_attributes
-from atoll.frontends.session.link import Link
+from atoll.frontends.ifrt.compile_requests import CompileJob
+from atoll.frontends.ifrt.loaded import MPMD_ERROR, NO_LAYOUTS, Loaded
+from atoll.frontends.session.session import ClusterSession
 from atoll.ir.program import Call, Program, single
 from atoll.ir.types import ArraySpec, Even, Replicated, Sharding, Tiled
-from atoll.protocol.ifrt import compile_pb2, executables_pb2, xla_pb2
-from atoll.protocol.messages import FunctionInfo, FunctionSource, OutputInfo
-
-XLA_PROGRAM = "xla::ifrt::XlaProgram"
-PLUGIN_PROGRAM = "xla::ifrt::PluginProgram"
-_PLUGIN_PREFIX = b"__serialized_plugin_program "
-CALLBACK_ADVICE = (
-    "this program calls back into the client's Python (jax.pure_callback, io_callback, debug.print or debug.callback), "
-    "which jaxlib's IFRT proxy client cannot serve; return the values and use them outside of jit, or run that part on "
-    "a local CPU device (JAX_PLATFORMS=atoll,cpu)"
-)
-NO_LAYOUTS = Status(Code.UNIMPLEMENTED, "XLA tells no layouts where there are tokens among the arrays")
-MPMD_ERROR = Status(Code.INVALID_ARGUMENT, "this executable runs on one mesh: it is no MPMD executable")
-
-
-@dataclass(frozen=True)
-class CompileJob:
-    """What a compile request asks for, checked."""
-
-    source: bytes  # a FunctionSource
-    content: str  # its hash, with the devices left out
-    assignment: tuple[tuple[int, ...], ...]
-
-    @property
-    def devices(self) -> tuple[int, ...]:
-        return tuple(device for partitions in self.assignment for device in partitions)
-
-
-def plugin_payload(program: Any) -> bytes:
-    """What a client has put into a plugin program; empty for programs of other kinds."""
-    return program.data.removeprefix(_PLUGIN_PREFIX) if program.type_name == PLUGIN_PROGRAM else b""
-
-
-def compile_job(request: Any, device_count: int) -> CompileJob:
-    """Reads a Compile request. Raises INVALID_ARGUMENT or UNIMPLEMENTED."""
-    kind = request.program.type_name
-    if kind == PLUGIN_PROGRAM:
-        text = plugin_payload(request.program).decode(errors="replace")
-        raise invalid(f"unknown plugin program {text[:200]!r}: this server runs XLA programs")
-    if kind != XLA_PROGRAM:
-        raise unimplemented(f"programs of kind {kind[:100]!r} are not supported; this server runs XLA programs")
-    if request.host_callbacks:
-        raise unimplemented(CALLBACK_ADVICE)
-    options = codec.parse(compile_pb2.XlaCompileOptions, request.compile_options.data)
-    build = options.compile_options.executable_build_options
-    replicas, partitions = max(1, build.num_replicas), max(1, build.num_partitions)
-    if build.HasField("device_assignment"):
-        assignment = _assignment(build.device_assignment)
-    else:
-        assignment = default_assignment(replicas, partitions, device_count)
-    if (len(assignment), len(assignment[0])) != (replicas, partitions):
-        raise invalid(f"a device assignment of {len(assignment)} replicas for a program of {replicas}")
-    flat = [device for row in assignment for device in row]
-    if len(set(flat)) != len(flat) or not all(0 <= device < device_count for device in flat):
-        raise invalid(f"a device assignment names a device twice, or one of {flat} does not exist")
-    build.ClearField("device_assignment")
-    source = FunctionSource(request.program.data, options.compile_options.SerializeToString(deterministic=True))
-    encoded = msgspec.msgpack.encode(source)
-    return CompileJob(encoded, hashlib.sha256(encoded).hexdigest(), assignment)
-
-
-def _assignment(proto: Any) -> tuple[tuple[int, ...], ...]:
-    replicas, partitions = proto.replica_count, proto.computation_count
-    rows = proto.computation_devices
-    agree = len(rows) == partitions and all(len(row.replica_device_ids) == replicas for row in rows)
-    if min(replicas, partitions) < 1 or not agree:
-        raise invalid("a device assignment whose counts do not agree")
-    return tuple(tuple(int(rows[p].replica_device_ids[r]) for p in range(partitions)) for r in range(replicas))
-
-
-def default_assignment(replicas: int, partitions: int, device_count: int) -> tuple[tuple[int, ...], ...]:
-    """The first devices in order: [replica][partition]."""
-    if not 0 < replicas * partitions <= device_count:
-        raise invalid(f"{replicas} replicas of {partitions} partitions do not fit {device_count} devices")
-    return tuple(tuple(r * partitions + p for p in range(partitions)) for r in range(replicas))
-
-
-class Loaded(abc.ABC):
-    """What a session can run by a handle: a compiled function, or a program of several.
-
-    `functions` are those that the session keeps for as long as it has this, each once. Results of a run that are no
-    arrays, and tell only that parts of it have ended, come after `outputs`.
-    """
-
-    name: str
-    devices: tuple[int, ...]
-    fingerprint: bytes  # names it to programs of the same session
-    functions: tuple[int, ...]
-    outputs: tuple[ArraySpec, ...]
-    donated: frozenset[int]
-
-    def __init__(self) -> None:
-        # The registered programs that run it and how many completions they give, by what the caller keeps and whether
-        # it asks for the run's status.
-        self.programs: dict[tuple[frozenset[int], bool], tuple[int, int]] = {}
-        self.room = 1  # that a run takes in the session's window
-
-    def unloaded(self, link: Link) -> None:
-        """It is no more, for its session."""
-        return None
-
-    def gather(self, staged: list[int], arguments: list[int]) -> list[int] | None:
-        """The handles of all arguments of a run, of which some may be staged; None where this was staging only."""
-        return arguments
-
-    @abc.abstractmethod
-    def check(self, arguments: Sequence[ArrayRecord]) -> None:
-        """Raises INVALID_ARGUMENT where it cannot be run on these."""
-
-    @abc.abstractmethod
-    def program(self, preserved: frozenset[int], completion: bool) -> Program:
-        """The program that runs it; the caller keeps the `preserved` of `donated`."""
-
-    def awaited(self, handles: Sequence[int], completions: Sequence[int]) -> tuple[int, ...]:
-        """Which of a run's results tell, together, that it has ended."""
-        return tuple(completions)
-
-    @abc.abstractmethod
-    def metadata_reply(self) -> Any: ...
-
-    @abc.abstractmethod
-    def output_replies(self, handles: list[int]) -> list[Any]:
-        """The outputs as the first run describes them."""
-
-    @abc.abstractmethod
-    async def cost(self, link: Link, reply: Any) -> None:
-        """Fills in XLA's estimates. Raises StatusError."""
-
-    @abc.abstractmethod
-    async def text(self, link: Link) -> str:
-        """What it looks like, for people. Raises StatusError."""
-
-    def compile_reply(self, handle: int, ready_future: int) -> Any:
-        return executables_pb2.CompileReply(
-            executable=handle,
-            name=self.name,
-            num_devices=len(self.devices),
-            device_ids=self.devices,
-            addressable_device_ids=self.devices,
-            fingerprint_value=self.fingerprint,
-            ready_future_handle=ready_future,
-        )
+from atoll.protocol.ifrt import executables_pb2, xla_pb2
+from atoll.protocol.messages import FunctionInfo, OutputInfo
+from atoll.protocol.translation import codec
+from atoll.protocol.translation.array_specs import layout_proto_from_text, order_of_layout
+from atoll.protocol.translation.shardings import sharding_to, tiling_from
 
 
 def _fingerprint(info: FunctionInfo, job: CompileJob) -> bytes:
@@ -166,7 +28,7 @@ def _fingerprint(info: FunctionInfo, job: CompileJob) -> bytes:
 
     XLA's own leaves out the devices, and how the shards make up an array.
     """
-    told = (
+    identity = (
         info.fingerprint or job.content,
         job.assignment,
         info.parameters,
@@ -174,7 +36,7 @@ def _fingerprint(info: FunctionInfo, job: CompileJob) -> bytes:
         info.outputs,
         info.donated,
     )
-    return hashlib.sha256(msgspec.msgpack.encode(told)).hexdigest().encode()
+    return hashlib.sha256(msgspec.msgpack.encode(identity)).hexdigest().encode()
 
 
 class Executable(Loaded):
@@ -197,12 +59,12 @@ class Executable(Loaded):
         tiling: Any = Replicated()
         if count > 1:
             if output.op_sharding is not None:
-                tiling = codec.tiling_from(xla_pb2.OpSharding.FromString(output.op_sharding), count, output.shape)
+                tiling = tiling_from(xla_pb2.OpSharding.FromString(output.op_sharding), count, output.shape)
             else:
                 tiling = Even(output.shape)
             if isinstance(tiling, Tiled):
                 shape = tuple(size * parts for size, parts in zip(output.shape, tiling.dims, strict=False))
-        layout = codec.order_of_layout(output.layout.decode()) if output.layout else None
+        layout = order_of_layout(output.layout.decode()) if output.layout else None
         return ArraySpec(output.dtype, shape, Sharding(self.devices, tiling, output.memory_kind), layout)
 
     def check(self, arguments: Sequence[ArrayRecord]) -> None:
@@ -227,11 +89,11 @@ class Executable(Loaded):
 
     # ---- what JAX asks
 
-    async def cost(self, link: Link, reply: Any) -> None:
-        cost_attributes(await link.inquire("cost", self.devices[0], self.function), reply)
+    async def cost(self, cluster: ClusterSession, reply: Any) -> None:
+        _fill_costs(await cluster.inquire("cost", self.devices[0], self.function), reply)
 
-    async def text(self, link: Link) -> str:
-        return (await link.inquire("text", self.devices[0], self.function)).decode()
+    async def text(self, cluster: ClusterSession) -> str:
+        return (await cluster.inquire("text", self.devices[0], self.function)).decode()
 
     def metadata_reply(self) -> Any:
         info = self.info
@@ -247,13 +109,13 @@ class Executable(Loaded):
         if len(info.parameter_layouts) == len(info.parameters):
             reply.parameter_layouts_list.SetInParent()
             for text in info.parameter_layouts:
-                reply.parameter_layouts_list.layouts.append(codec.layout_proto_from_text(text.decode()))
+                reply.parameter_layouts_list.layouts.append(layout_proto_from_text(text.decode()))
         else:
             reply.parameter_layouts_error.CopyFrom(codec.status_to(NO_LAYOUTS))
         if all(output.layout for output in info.outputs):
             reply.output_layouts_list.SetInParent()
             for output in info.outputs:
-                reply.output_layouts_list.layouts.append(codec.layout_proto_from_text(output.layout.decode()))
+                reply.output_layouts_list.layouts.append(layout_proto_from_text(output.layout.decode()))
         else:
             reply.output_layouts_error.CopyFrom(codec.status_to(NO_LAYOUTS))
         kinds = reply.output_memory_kinds.memory_kind_lists.add()
@@ -272,8 +134,15 @@ class Executable(Loaded):
             executables_pb2.ExecuteReply.Output(
                 dtype=codec.dtype_to(spec.dtype),
                 shape={"dims": spec.shape},
-                sharding=codec.sharding_to(spec.sharding, spec.shape, output.op_sharding),
+                sharding=sharding_to(spec.sharding, spec.shape, output.op_sharding),
                 array=handle,
             )
             for spec, output, handle in zip(self.outputs, self.info.outputs, handles, strict=True)
         ]
+
+
+def _fill_costs(payload: bytes, reply: Any) -> None:
+    """Fills a cost analysis reply from a worker's JSON."""
+    reply.attributes.SetInParent()  # also where XLA knows no costs
+    for name, value in json.loads(payload).items():
+        reply.attributes.attributes[name].float_value = float(value)

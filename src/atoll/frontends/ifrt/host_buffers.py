@@ -1,7 +1,7 @@
 """The host buffer store: bytes on their way between the client and the workers.
 
-Buffers may come before or after the request that uses them. A request says where its buffer is to go; whichever
-of the two comes second sends it on, so that a slow buffer delays nobody but its own array.
+A buffer may come before or after the request that uses it, and is sent on when both are there. So a slow buffer delays
+only its own array.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The proxy process: one beside a client, or one that listens for clients of its own accord (`atoll proxy`)."""
+"""The proxy process: one beside a client, or one that listens for any client (`atoll proxy`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import shutil
 from atoll.errors import AtollError
 from atoll.frontends.ifrt.options import ProxyOptions, Ready
 from atoll.frontends.ifrt.service import Service
-from atoll.frontends.session.link import Link, open_link
+from atoll.frontends.ifrt.session import FIRST_MINTED_HANDLE
+from atoll.frontends.session.opening import open_session
+from atoll.frontends.session.session import ClusterSession
 from atoll.processes.lifeline import watch_in_loop
 from atoll.processes.process import read_options, run_loop, spare_collector, start_logging, write_ready
 from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
@@ -22,18 +24,21 @@ async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:
     token = os.environ.get(DEFAULT_TOKEN_VARIABLE, "")
     controller = parse_address(options.controller)
     address = parse_address(options.listen)
-    first: list[Link] = []
+    first: list[ClusterSession] = []
 
-    async def link() -> Link:
+    async def open_one() -> ClusterSession:
         if first:
             return first.pop()
-        opened = await open_link(controller, token, options.label, options.client or os.getpid(), options.patience)
+        client = options.client or os.getpid()
+        session = await open_session(
+            controller, token, options.label, client, options.patience, first_handle=FIRST_MINTED_HANDLE
+        )
         if options.losses:
-            opened.on_hosts_lost = lambda: _note(options.losses)
-        return opened
+            session.on_hosts_lost = lambda: _note(options.losses)
+        return session
 
     service = Service(
-        link,
+        open_one,
         token="" if address.is_local else token,
         transfer_directory=options.transfer_directory,
         on_session_end=stop.set if options.client else lambda: None,
@@ -43,7 +48,7 @@ async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:
     try:
         check_may_listen(address, token)
         if options.client:
-            first.append(await link())
+            first.append(await open_one())
         if address.is_unix:
             await server.listen_unix(address.path)
             where = str(address)

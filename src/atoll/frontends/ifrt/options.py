@@ -8,8 +8,8 @@ import msgspec
 class ProxyOptions(msgspec.Struct, frozen=True):
     """How to start a proxy. `parent` is the process that it must not outlive.
 
-    With `client` (a pid) it serves that client alone: it opens the session at once, tells over `ready_fd` what came of
-    it, and ends when the client's session does.
+    With `client` (a pid) it serves that client alone: it opens the session at once, reports over `ready_fd`
+    whether that worked, and ends with the client's session.
     """
 
     listen: str

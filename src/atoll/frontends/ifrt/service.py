@@ -1,4 +1,4 @@
-"""The RPCs of the IFRT proxy service: the version handshake, the stream of a session, and host buffers beside it."""
+"""The RPCs of the IFRT proxy service: the version handshake and the stream of a session."""
 
 from __future__ import annotations
 
@@ -6,66 +6,55 @@ import asyncio
 import contextlib
 import hmac
 import logging
-import os
 import secrets
-import stat
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from atoll.errors import AccessError, AtollError, Code, Status, StatusError, invalid, not_found, status_of
-from atoll.frontends.ifrt import codec
-from atoll.frontends.ifrt.host_buffers import Stored
-from atoll.frontends.ifrt.requests import HANDLERS
-from atoll.frontends.ifrt.session import Session
-from atoll.frontends.session.link import Link
+from atoll.errors import OK, AccessError, AtollError, Code, Status, StatusError, not_found
+from atoll.frontends.ifrt.buffer_service import BufferService
+from atoll.frontends.ifrt.host_buffers import HostBuffers
+from atoll.frontends.ifrt.requests import handle_request
+from atoll.frontends.ifrt.session import IfrtSession
+from atoll.frontends.ifrt.unary import unary
+from atoll.frontends.session.session import ClusterSession
 from atoll.protocol.ifrt import session_pb2, transport_pb2
-from atoll.transfers.host_memory import aligned
+from atoll.protocol.translation import codec
 from atoll.wire.grpc import Call
 
 _log = logging.getLogger(__name__)
 
 SERVICE = "/xla.ifrt.proxy.GrpcIfrtService/"
 SESSION_HEADER = "ifrt-proxy-grpc-ifrt-session-metadata-bin"
-STORE_HEADER = "ifrt-proxy-grpc-host-buffer-store-metadata-bin"
 # What this server speaks: requests as of these protocol versions, serialized values up to this version.
 MIN_PROTOCOL, MAX_PROTOCOL = 16, 25
 MAX_SERDES = 6
-# Host buffers go back to the client in messages of this size.
-_CHUNK = 1 << 20
-MAX_HOST_BUFFER = 1 << 38
 # How long a client that may not open a session has for the request that is answered so.
 _REFUSAL_SECONDS = 5.0
 
 
 class Service:
-    """Serves clients; `open_link()` opens a session with the cluster for each."""
+    """Serves clients; `open_session()` opens a session with the cluster for each."""
 
     def __init__(
         self,
-        open_link: Callable[[], Awaitable[Link]],
+        open_session: Callable[[], Awaitable[ClusterSession]],
         *,
         token: str = "",
         transfer_directory: str = "",
         on_session_end: Callable[[], None] = lambda: None,
     ) -> None:
-        self._open_link = open_link
+        self._open_session = open_session
         self._token = token
-        self._directory = Path(transfer_directory) if transfer_directory else None
+        self._buffers = BufferService(self._buffers_of, transfer_directory)
         self._on_session_end = on_session_end
-        self._sessions: dict[int, Session] = {}
-        self._tasks: set[Any] = set()
+        self._sessions: dict[int, IfrtSession] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def methods(self) -> dict[str, Callable[[Call], None]]:
         return {
-            SERVICE + "GetVersion": self._unary(transport_pb2.GetVersion, self._get_version),
+            SERVICE + "GetVersion": unary(transport_pb2.GetVersion, self._get_version),
             SERVICE + "IfrtSession": self._session,
-            SERVICE + "HostBufferStore": self._store,
-            SERVICE + "HostBufferLookup": self._lookup,
-            SERVICE + "HostBufferDelete": self._unary(transport_pb2.HostBufferDelete, self._delete),
-            SERVICE + "HostBufferReadFromDisk": self._unary(transport_pb2.HostBufferReadFromDisk, self._read_from_disk),
+            **{SERVICE + name: method for name, method in self._buffers.methods().items()},
         }
 
     def close(self) -> None:
@@ -108,53 +97,47 @@ class Service:
         except StatusError as error:
             _refuse(call, error.status)
             return
+        call.on_half_close = call.finish
         call.pause()
-        state: dict[str, Session] = {}
+        task = asyncio.get_running_loop().create_task(self._serve(call))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-        def ended() -> None:
-            session = state.pop("session", None)
-            if session is not None:
-                self._end(session)
+    async def _serve(self, call: Call) -> None:
+        """Opens a session for a stream whose requests are held back, and has them handled."""
+        try:
+            cluster = await self._open_session()
+        except AtollError as error:
+            code = Code.UNAUTHENTICATED if isinstance(error, AccessError) else Code.UNAVAILABLE
+            _refuse(call, Status(int(code), str(error)))
+            call.resume()
+            return
+        if call.ended:
+            cluster.close()
+            return
+        if cluster.lost is not None:  # it was opened before its client came
+            _refuse(call, cluster.lost)
+            call.resume()
+            return
+        session = IfrtSession(cluster, secrets.randbits(62), call.send, call.pause, call.resume)
 
-        def finished() -> None:
-            call.finish()
-            ended()
+        def end(status: Status) -> None:
+            call.finish(status.code, status.message)
+            self._end(session)
 
         def on_message(data: bytes | memoryview) -> None:
             try:
-                state["session"].on_request(data)
+                handle_request(session, data)
             except StatusError as error:
                 _log.warning("a session ends: %s", error)
-                call.finish(error.status.code, error.status.message)
-                ended()
+                end(error.status)
 
         call.on_message = on_message
-        call.on_closed = ended
-        call.on_half_close = finished
-
-        async def open_session() -> None:
-            try:
-                link = await self._open_link()
-            except AtollError as error:
-                code = Code.UNAUTHENTICATED if isinstance(error, AccessError) else Code.UNAVAILABLE
-                _refuse(call, Status(int(code), str(error)))
-                call.resume()
-                return
-            if call.ended:
-                link.close()
-                return
-            session = Session(link, HANDLERS, secrets.randbits(62), call.send, call.pause, call.resume)
-
-            def lost(status: Status) -> None:
-                call.finish(status.code, status.message)
-                ended()
-
-            link.on_lost = lost
-            state["session"] = self._sessions[session.number] = session
-            if not session.is_held:
-                call.resume()
-
-        self._spawn(open_session())
+        call.on_half_close = lambda: end(OK)
+        call.on_closed = lambda: self._end(session)
+        cluster.on_lost = end
+        self._sessions[session.number] = session
+        session.start()
 
     def _check_token(self, data: Any) -> None:
         if not self._token:
@@ -163,124 +146,16 @@ class Service:
         if not hmac.compare_digest(given, self._token.encode()):
             raise StatusError(Code.UNAUTHENTICATED, "this proxy asks for a token: set ATOLL_TOKEN to the cluster's")
 
-    def _end(self, session: Session) -> None:
+    def _end(self, session: IfrtSession) -> None:
         if self._sessions.pop(session.number, None) is not None:
             session.close()
             self._on_session_end()
 
-    def _get_session(self, number: int) -> Session:
+    def _buffers_of(self, number: int) -> HostBuffers:
         session = self._sessions.get(number)
         if session is None:
             raise not_found("no such session")
-        return session
-
-    # ---- host buffers
-
-    def _store(self, call: Call) -> None:
-        try:
-            metadata = codec.parse(transport_pb2.HostBufferStoreMetadata, call.metadata.get(STORE_HEADER, b""))
-            session = self._get_session(metadata.session_id)
-            size = metadata.buffer_size
-            if not 0 <= size <= MAX_HOST_BUFFER:
-                raise invalid(f"a host buffer of {size} bytes")
-        except StatusError as error:
-            call.finish(error.status.code, error.status.message)
-            return
-        # Memory is taken as bytes come: a client that announces more than it sends costs nothing.
-        parts: list[Any] = []
-        received = 0
-
-        def on_message(data: bytes | memoryview) -> None:
-            nonlocal received
-            try:
-                part = _field_one(data)
-            except StatusError as error:
-                call.finish(error.status.code, error.status.message)
-                return
-            received += len(part)
-            if received > size:
-                call.finish(int(Code.INVALID_ARGUMENT), f"over {size} bytes came for a buffer of that size")
-                return
-            copy = aligned(len(part))
-            copy[:] = np.frombuffer(part, np.uint8)
-            parts.append(copy)
-
-        def on_half_close() -> None:
-            if received != size:
-                call.finish(int(Code.INVALID_ARGUMENT), f"{received} of {size} bytes came")
-                return
-            try:
-                session.buffers.put(metadata.handle, Stored(parts, size))
-            except StatusError as error:
-                call.finish(error.status.code, error.status.message)
-                return
-            call.send(transport_pb2.HostBufferStoreReply().SerializeToString())
-            call.finish()
-
-        call.on_message = on_message
-        call.on_half_close = on_half_close
-
-    def _lookup(self, call: Call) -> None:
-        def on_message(data: bytes | memoryview) -> None:
-            try:
-                request = codec.parse(transport_pb2.HostBufferLookup, bytes(data))
-                session = self._get_session(request.session_id)
-                stored = session.buffers.read(request.handle)
-                if stored.descriptor >= 0:
-                    stored = Stored([os.pread(stored.descriptor, stored.nbytes, 0)], stored.nbytes)
-            except StatusError as error:
-                call.finish(error.status.code, error.status.message)
-                return
-            self._spawn(_send_chunks(call, stored))
-
-        call.on_message = on_message
-
-    def _delete(self, request: Any) -> Any:
-        self._get_session(request.session_id).buffers.delete(request.handle)
-        return transport_pb2.HostBufferDeleteReply()
-
-    def _read_from_disk(self, request: Any) -> Any:
-        metadata = request.metadata
-        session = self._get_session(metadata.session_id)
-        if self._directory is None:
-            raise StatusError(Code.FAILED_PRECONDITION, "this proxy shares no folder with its client")
-        # The client names its files by the handle, as a C++ int.
-        handle = (metadata.handle + 2**31) % 2**32 - 2**31
-        path = self._directory / f"lt_{handle}"
-        try:  # without blocking, should somebody have put a pipe there
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError as error:
-            raise StatusError(Code.NOT_FOUND, f"no host buffer in the shared folder: {error.strerror}") from None
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_size != metadata.buffer_size:
-            os.close(descriptor)
-            raise invalid("a file in the shared folder is none, or has not the size that was announced")
-        path.unlink(missing_ok=True)
-        session.buffers.put(metadata.handle, Stored((), metadata.buffer_size, descriptor))
-        return transport_pb2.HostBufferReadFromDiskReply()
-
-    # ---- small things
-
-    def _unary(self, kind: Any, handle: Callable[[Any], Any]) -> Callable[[Call], None]:
-        def method(call: Call) -> None:
-            def on_message(data: bytes | memoryview) -> None:
-                try:
-                    reply = handle(codec.parse(kind, bytes(data)))
-                except Exception as error:
-                    status = status_of(error)
-                    call.finish(status.code, status.message)
-                    return
-                call.send(reply.SerializeToString())
-                call.finish()
-
-            call.on_message = on_message
-
-        return method
-
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        return session.buffers
 
 
 def _refuse(call: Call, status: Status) -> None:
@@ -304,54 +179,3 @@ def _refuse(call: Call, status: Status) -> None:
     call.on_message = on_message
     call.on_half_close = finish
     asyncio.get_running_loop().call_later(_REFUSAL_SECONDS, finish)
-
-
-async def _send_chunks(call: Call, stored: Stored) -> None:
-    """Sends a buffer's parts as they come."""
-    index = 0
-    try:
-        while (part := await stored.part(index)) is not None:
-            index += 1
-            view = memoryview(part).cast("B")
-            for start in range(0, view.nbytes, _CHUNK):
-                chunk = view[start : start + _CHUNK]
-                call.send((b"\x0a" + _varint(chunk.nbytes), chunk))
-                await call.drained()
-                if call.ended:
-                    return
-    except StatusError as error:
-        call.finish(error.status.code, error.status.message)
-        return
-    call.finish()
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _field_one(data: bytes | memoryview) -> memoryview:
-    """The bytes of field 1 in a message that has no other, without copying them."""
-    view = memoryview(data)
-    if not view.nbytes:
-        return view
-    if view[0] != 0x0A:
-        raise invalid("no host buffer contents")
-    size = shift = 0
-    position = 1
-    while True:
-        if position >= view.nbytes or shift > 63:
-            raise invalid("no host buffer contents")
-        byte = view[position]
-        position += 1
-        size |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            break
-    if position + size != view.nbytes:
-        raise invalid("no host buffer contents")
-    return view[position:]

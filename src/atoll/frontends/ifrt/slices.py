@@ -7,32 +7,32 @@ from typing import Any
 
 import msgspec
 
-from atoll.cluster.slices import MAGIC, SliceTold, read_wish
+from atoll.cluster.slices import MAGIC, SliceInfo, read_request
 from atoll.errors import OK, StatusError, invalid
 from atoll.frontends.ifrt.arrays import ArrayRecord
-from atoll.frontends.ifrt.executables import Loaded
-from atoll.frontends.ifrt.session import Exchange
-from atoll.frontends.session.link import Link
+from atoll.frontends.ifrt.loaded import Loaded
+from atoll.frontends.ifrt.pending_request import PendingRequest
+from atoll.frontends.session.session import ClusterSession
 from atoll.ir.program import Program
 from atoll.protocol import messages as m
 from atoll.protocol.ifrt import executables_pb2
 
 
 class SliceExecutable(Loaded):
-    """Stands for a slice: its devices are those of the slice, and its fingerprint tells the rest."""
+    """Stands for a slice: its devices are those of the slice, and its fingerprint carries the rest."""
 
     def __init__(self, added: m.SliceAdded, island: int) -> None:
         super().__init__()
         self.slice = added.slice
         self.name = f"slice {added.slice}"
         self.devices = added.devices
-        self.fingerprint = msgspec.json.encode(SliceTold(added.slice, added.shape, island))
+        self.fingerprint = msgspec.json.encode(SliceInfo(added.slice, added.shape, island))
         self.functions = ()
         self.outputs = ()
         self.donated = frozenset()
 
-    def unloaded(self, link: Link) -> None:
-        link.send(m.ReleaseSlice(self.slice))
+    def unloaded(self, cluster: ClusterSession) -> None:
+        cluster.send(m.ReleaseSlice(self.slice))
 
     def check(self, arguments: Sequence[ArrayRecord]) -> None:
         raise _not_run()
@@ -40,10 +40,10 @@ class SliceExecutable(Loaded):
     def program(self, preserved: frozenset[int], completion: bool) -> Program:
         raise _not_run()
 
-    async def cost(self, link: Link, reply: Any) -> None:
+    async def cost(self, cluster: ClusterSession, reply: Any) -> None:
         raise _not_run()
 
-    async def text(self, link: Link) -> str:
+    async def text(self, cluster: ClusterSession) -> str:
         raise _not_run()
 
     def metadata_reply(self) -> Any:
@@ -67,26 +67,23 @@ def _not_run() -> StatusError:
     return invalid("a slice is no program: it cannot be run")
 
 
-def is_wish(payload: bytes) -> bool:
-    """Whether a plugin program asks something of the resource manager."""
+def is_slice_request(payload: bytes) -> bool:
+    """Whether a plugin program asks the resource manager for a slice."""
     return payload.startswith(MAGIC)
 
 
-def add(exchange: Exchange, payload: bytes) -> None:
-    """Answers with the executable of a new slice. Raises INVALID_ARGUMENT for what is no wish."""
-    session = exchange.session
-    slice_request = read_wish(bytes(payload[len(MAGIC) :]))
-    session.hold()
+def add(pending: PendingRequest, payload: bytes) -> None:
+    """Answers with the executable of a new slice. Raises INVALID_ARGUMENT for what is no request."""
+    session = pending.session
+    slice_request = read_request(bytes(payload[len(MAGIC) :]))
+    reply = session.cluster.add_slice(slice_request)  # from here on the client is held back
 
     async def work() -> Any:
-        try:
-            added = await session.link.add_slice(slice_request)
-        finally:
-            session.go_on()
-        island = session.link.welcome.devices[added.devices[0]].island
+        added = await reply
+        island = session.cluster.welcome.devices[added.devices[0]].island
         loaded = SliceExecutable(added, island)
-        response = exchange.response()
+        response = pending.response()
         response.compile.CopyFrom(loaded.compile_reply(session.load(loaded), session.add_future(OK)))
         return response
 
-    exchange.later(work(), placed=False)
+    pending.reply_later(work(), with_stack=False)

@@ -1,7 +1,7 @@
 """The command line: `atoll --help`.
 
-What a command is asked for goes to standard output (an address, a table, JSON), everything else to standard
-error. An error is one line there; the exit status is then 1, or 2 where the command line itself is wrong.
+The result of a command (an address, a table, JSON) goes to standard output, everything else to standard error. An error
+is one line there; the exit status is then 1, or 2 where the command line itself is wrong.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from atoll.errors import AtollError
 from atoll.operate.command import clusters, operators, scripts
 from atoll.operate.command.terminal import fail
 
-# The commands import what they need: the engine and all below it would double the time of `atoll --help`.
+# Each command imports what it needs when it runs: all imports here would double the time of `atoll --help`.
 
 app = typer.Typer(
     name="atoll",
@@ -41,27 +41,27 @@ def atoll(
         typer.Option("--version", help="Print the version, and end.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Atoll runs unmodified JAX programs on devices that live in other processes, under one controller.
+    """Atoll runs unmodified JAX programs on the devices of a cluster, under one controller.
 
-    Without any command, `JAX_PLATFORMS=atoll python train.py` starts an embedded cluster with the script, and
-    ends it with it.
+    Without any of these commands, `JAX_PLATFORMS=atoll python train.py` starts an embedded cluster, which ends with
+    the script.
 
     For a cluster that stays: `atoll up`, then `JAX_PLATFORMS=atoll ATOLL_ADDRESS=... python train.py` as
-    often as you like, `atoll status` to look, `atoll down` to end it.
+    often as you like, `atoll status` to see what it does, `atoll down` to end it.
 
     **Environment.**
 
-    - `ATOLL_ADDRESS`: where a cluster listens, for scripts and for status, down and proxy.
+    - `ATOLL_ADDRESS`: where a cluster listens, for scripts and for all commands but up.
 
-    - `ATOLL_ISLANDS`, `ATOLL_TOPOLOGY`, `ATOLL_PLATFORM`, `ATOLL_DEVICE_MEMORY`, `ATOLL_DISPATCH`: what an embedded
-    cluster has. All but the first count for `atoll up`, too.
+    - `ATOLL_ISLANDS`, `ATOLL_TOPOLOGY`, `ATOLL_PLATFORM`, `ATOLL_DEVICE_MEMORY`, `ATOLL_DISPATCH`, `ATOLL_POLICY`,
+    `ATOLL_ENGINE`: what an embedded cluster has. All but the first count for `atoll up`, too.
 
-    - `ATOLL_TOKEN`: a cluster that is started with it serves only those who bring the same. What listens on
-    anything but loopback or a unix socket must have it.
+    - `ATOLL_TOKEN`: a cluster that is started with it serves only clients that bring the same. A cluster that listens
+    on anything but loopback or a unix socket needs one.
 
     - `ATOLL_CACHE_DIR`: where compiled programs are kept; "off" keeps none.
 
-    - `ATOLL_LOG`: debug or info makes the processes tell more.
+    - `ATOLL_LOG`: debug or info makes the processes log more.
     """
 
 
@@ -86,7 +86,7 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         fail("interrupted", 130)
     except Exception as error:
-        # What typer says of a wrong command line; its class has moved between typer's versions.
+        # Typer's error for a wrong command line; its class has moved between typer's versions.
         if not hasattr(error, "format_message"):
             raise
         _end_of_usage(error)

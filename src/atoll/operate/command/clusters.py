@@ -17,14 +17,16 @@ from atoll.operate.command.options import (
     ClusterName,
     DeviceMemory,
     DispatchMode,
+    EngineName,
     Islands,
     MeshShape,
     Platform,
+    PolicyName,
     settings_of,
     token,
 )
-from atoll.operate.command.terminal import end_on_signals, tell, terminal
-from atoll.operate.registrations import DEFAULT_NAME
+from atoll.operate.command.terminal import end_on_signals, say, terminal
+from atoll.operate.registry import DEFAULT_NAME
 
 _TABLE_WIDTH = 140  # where there is no terminal to ask
 
@@ -42,8 +44,10 @@ def up(
     platform: Platform = None,
     device_memory: DeviceMemory = None,
     dispatch: DispatchMode = None,
+    policy: PolicyName = None,
     topology: MeshShape = None,
-    name: Annotated[str, typer.Option(help="Its name, for status and down.")] = DEFAULT_NAME,
+    engine: EngineName = None,
+    name: Annotated[str, typer.Option(help="A name for it, for the other commands.")] = DEFAULT_NAME,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay in the foreground; Ctrl-C ends the cluster.")
     ] = False,
@@ -51,16 +55,22 @@ def up(
     """Start a cluster that stays, and print its address.
 
     The address alone goes to standard output: `export ATOLL_ADDRESS=$(atoll up --islands 1x1x8)`. The cluster
-    runs until `atoll down`, whoever comes and goes; its messages are in the file `log` of its folder.
+    runs until `atoll down`, whichever scripts come and go; its messages are in the file `log` of its folder.
     """
-    from atoll.operate.clusters import NewCluster
+    from atoll.operate.standing import StandingCluster
     from atoll.processes.child import wait_for_any
     from atoll.wire.address import parse_address
 
     settings = settings_of(
-        islands=islands, platform=platform, device_memory=device_memory, dispatch=dispatch, mesh=topology
+        islands=islands,
+        platform=platform,
+        device_memory=device_memory,
+        dispatch=dispatch,
+        policy=policy,
+        mesh=topology,
+        engine=engine,
     )
-    cluster = NewCluster(
+    cluster = StandingCluster(
         name=name, settings=settings, listen=listen, token=token(), parent=os.getpid() if foreground else 0
     )
     try:
@@ -71,24 +81,24 @@ def up(
         if messages:
             print(messages, file=sys.stderr)
         raise
-    address = cluster.registration.address
+    address = cluster.record.address
     print(address, flush=True)
-    tell(f"cluster {name} is up: {islands} on {settings.platform}")
-    tell(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={address} python train.py")
+    say(f"cluster {name} is up: {islands} on {settings.platform}")
+    say(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={address} python train.py")
     if not parse_address(address).is_local:
-        tell("         (elsewhere: with this machine's name in the address, and the same ATOLL_TOKEN)")
+        say("         (elsewhere: with this machine's name in the address, and the same ATOLL_TOKEN)")
     if not foreground:
         chosen = "" if name == DEFAULT_NAME else f" --name {name}"
-        tell(f"  look:  atoll status{chosen}")
-        tell(f"  end:   atoll down{chosen}")
-        cluster.child.leave()
+        say(f"  look:  atoll status{chosen}")
+        say(f"  end:   atoll down{chosen}")
+        cluster.engine.leave()
         return
-    tell("  end:   Ctrl-C")
+    say("  end:   Ctrl-C")
     end_on_signals()
     try:
-        wait_for_any([cluster.child])
+        wait_for_any([cluster.engine])
     except KeyboardInterrupt:
-        tell("ending")
+        say("ending")
     finally:
         cluster.end()
 
@@ -100,13 +110,14 @@ def status(
 ) -> None:
     """Show a cluster: its islands, hosts and devices, the sessions that are open, and the memory they hold.
 
-    Which cluster: --address, --name, ATOLL_ADDRESS, the one named "default", or the only one that is up; the
-    first of these that applies.
+    Which cluster: --address, --name, ATOLL_ADDRESS, the embedded one of the script that runs this command, the one
+    named "default", or the only one that is up; the first of these that applies. The embedded cluster of process 123
+    has the name embedded-123.
 
     The JSON is `{"islands": [{"id", "state", "hosts": [{"id", "pid", "state", "devices": [...]}]}],
     "sessions": [...]}` and more. States are "starting", "ready", "restarting", "draining", "drained" and "lost".
     """
-    from atoll.operate.clusters import find, report_of
+    from atoll.operate.clusters import find, other_clusters, report_of
     from atoll.operate.tables import status_tables
 
     target = find(address, name)
@@ -115,19 +126,25 @@ def status(
         print(json.dumps(report, indent=1))
     else:
         width = None if sys.stdout.isatty() else _TABLE_WIDTH
-        Console(width=width, highlight=False).print(status_tables(report, str(target.address)))
+        title = target.record.title if target.record else ""
+        Console(width=width, highlight=False).print(status_tables(report, str(target.address), title))
+        others = other_clusters(target)
+        if others:
+            print("also up:", ", ".join(f"--name {each.name}" + each.title[len(each.name) :] for each in others))
 
 
 def down(address: ClusterAddress = "", name: ClusterName = "") -> None:
     """End a cluster, and return when nothing is left of it: no process, no socket, no folder.
 
-    Sessions that are open end with an error. A process that does not go within 10 seconds is ended by force,
-    where it is yours and on this machine. Which cluster: as for `atoll status`.
+    Sessions that are open end with an error. A process that does not end within 10 seconds is ended by force,
+    where it is yours and on this machine. Which cluster: as for `atoll status`, but an embedded one only by its name
+    or address.
     """
-    from atoll.operate.clusters import find, stop
+    from atoll.operate.clusters import find
+    from atoll.operate.standing import stop
 
-    target = find(address, name)
-    label = f"cluster {target.registration.name}" if target.registration else "the cluster"
+    target = find(address, name, embedded=False)
+    label = f"cluster {target.record.name}" if target.record else "the cluster"
     with terminal.status(f"ending {label} ..."):
         ended = stop(target, token())
     text = f"{label} at {target.address} has ended"

@@ -1,4 +1,4 @@
-"""What is done to a cluster that is up, and asked of it, while programs run."""
+"""What an operator does to a cluster, and reads from it, while programs run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from atoll.operate.command.options import ClusterAddress, ClusterName, token
-from atoll.operate.command.terminal import terminal
+from atoll.operate.command.terminal import fail, terminal
 
 _MOST_DEVICES = 1 << 16  # of a slice
 
@@ -30,18 +30,18 @@ def remap(
 ) -> None:
     """Move a slice to other devices of the same shape, while its program runs.
 
-    All that is on the slice moves with it: arrays are copied, functions compiled anew. The program waits meanwhile, and
+    Everything on the slice moves with it: arrays are copied, functions compiled again. The program waits meanwhile, and
     notices nothing else. A move that cannot be made leaves everything as it was, and says why.
 
     Which cluster: as for `atoll status`.
     """
-    from atoll.operate.clusters import change, find
+    from atoll.operate.clusters import find, operate
     from atoll.protocol.messages import RemapRequest
 
-    island, devices = _place(to)
-    question = RemapRequest(session, slice_number, island, devices)
+    island, devices = _target(to)
+    request = RemapRequest(session, slice_number, island, devices)
     with terminal.status(f"moving slice {slice_number} of session {session} ..."):
-        done = change(find(address, name), token(), question)
+        done = operate(find(address, name), token(), request)
     print(done)
 
 
@@ -52,11 +52,11 @@ def add_island(address: ClusterAddress = "", name: ClusterName = "") -> None:
 
     Which cluster: as for `atoll status`.
     """
-    from atoll.operate.clusters import change, find
+    from atoll.operate.clusters import find, operate
     from atoll.protocol.messages import AddIslandRequest
 
     with terminal.status("starting an island ..."):
-        done = change(find(address, name), token(), AddIslandRequest())
+        done = operate(find(address, name), token(), AddIslandRequest())
     print(done)
 
 
@@ -65,23 +65,23 @@ def drain(
     address: ClusterAddress = "",
     name: ClusterName = "",
 ) -> None:
-    """Move all that is on an island to others like it, while programs run, and end its workers.
+    """Move everything on an island to others like it, while programs run, and end its workers.
 
     Slices, arrays and functions of all sessions move; their programs notice nothing. Where something cannot be moved,
     the island stays, and the error says what is in the way.
 
     Which cluster: as for `atoll status`.
     """
-    from atoll.operate.clusters import change, find
+    from atoll.operate.clusters import find, operate
     from atoll.protocol.messages import DrainRequest
 
     with terminal.status(f"draining island {island} ..."):
-        done = change(find(address, name), token(), DrainRequest(island))
+        done = operate(find(address, name), token(), DrainRequest(island))
     print(done)
 
 
-def _place(text: str) -> tuple[int, tuple[int, ...]]:
-    """Reads 1, 1:4,5 or 1:4-7."""
+def _target(text: str) -> tuple[int, tuple[int, ...]]:
+    """An island and devices of it, from 1, 1:4,5 or 1:4-7."""
     island, _, rest = text.partition(":")
     devices: list[int] = []
     try:
@@ -95,7 +95,7 @@ def _place(text: str) -> tuple[int, tuple[int, ...]]:
             raise ValueError
     except ValueError:
         raise typer.BadParameter(
-            f"{text!r} is no place: expected an island and perhaps devices of it, such as 1, 1:4,5 or 1:4-7"
+            f"{text!r} names no devices: expected an island and perhaps devices of it, such as 1, 1:4,5 or 1:4-7"
         ) from None
     return int(island), tuple(devices)
 
@@ -105,14 +105,16 @@ def dump(
     address: ClusterAddress = "",
     name: ClusterName = "",
 ) -> None:
-    """Write the controller's event log: all that it was told, in order, a line of JSON each.
+    """Write the controller's event log: every event, in order, a line of JSON each.
 
-    From a log that begins at the start of the cluster (it keeps the last 50,000 events) the controller's decisions
-    replay: see `atoll.controller.events.replay`. Which cluster: as for `atoll status`.
+    A log that begins at the start of the cluster (it keeps the last 50,000 events) replays the controller's decisions:
+    see `atoll.controller.events.replay`. Which cluster: as for `atoll status`.
     """
     from atoll.operate.clusters import dump_of, find
 
-    _write(dump_of(find(address, name), token()), output)
+    target = find(address, name)
+    _check_writable(output)
+    _write(dump_of(target, token()), output)
 
 
 def trace(
@@ -127,11 +129,24 @@ def trace(
     """
     from atoll.operate.clusters import find, trace_of
 
-    _write(trace_of(find(address, name), token()), output)
+    target = find(address, name)
+    _check_writable(output)
+    _write(trace_of(target, token()), output)
+
+
+def _check_writable(output: Path | None) -> None:
+    """Ends the command where there is no folder for the file: before the cluster is asked for what goes into it."""
+    if output is not None and not output.absolute().parent.is_dir():
+        fail(f"cannot write {output}: there is no folder {output.absolute().parent}")
 
 
 def _write(body: bytes, output: Path | None) -> None:
+    from atoll.operate.files import write_whole
+
     if output is None:
         sys.stdout.buffer.write(body)
-    else:
-        output.write_bytes(body)
+        return
+    try:
+        write_whole(output, body)
+    except OSError as error:
+        fail(f"cannot write {output}: {error.strerror}")

@@ -1,14 +1,22 @@
-"""What several commands take, and how it is read."""
+"""Options that several commands have, and how their values are read."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from atoll.cluster.settings import DEFAULT_ISLANDS, DEFAULT_PLATFORM, ClusterSettings, Dispatch
+from atoll.cluster.settings import (
+    DEFAULT_ENGINE,
+    DEFAULT_ISLANDS,
+    DEFAULT_PLATFORM,
+    DEFAULT_POLICY,
+    ClusterSettings,
+    Dispatch,
+)
 from atoll.errors import AtollError
 from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
 from atoll.quantities import parse_bytes
@@ -17,12 +25,40 @@ from atoll.quantities import parse_bytes
 def _check_islands(text: str | None) -> str | None:
     from atoll.cluster.topology import read_topology
 
+    return _checked(read_topology, text)
+
+
+def _check_platform(text: str | None) -> str | None:
+    from atoll.operate.platforms import check_platform
+
+    return _checked(check_platform, text)
+
+
+def _check_engine(text: str | None) -> str | None:
+    from atoll.operate.engines.kinds import check_engine
+
+    return _checked(check_engine, text)
+
+
+def _checked(check: Callable[[str], object], text: str | None) -> str | None:
+    """The text, if there is one; ends the command where `check` raises."""
     if text is not None:
         try:
-            read_topology(text)
+            check(text)
         except AtollError as error:
             raise typer.BadParameter(str(error)) from None
     return text
+
+
+def _check_policy(name: str | None) -> str | None:
+    from atoll.scheduling.policies import find_policy
+
+    if name is not None:
+        try:
+            find_policy(name)
+        except AtollError as error:
+            raise typer.BadParameter(str(error)) from None
+    return name
 
 
 def _memory(text: str) -> int:
@@ -37,21 +73,26 @@ _ISLANDS_HELP = (
     "2 slices (`slice_index`) of 4 devices."
 )
 _MEMORY_HELP = (
-    "The memory of each device, such as 16GiB, where the platform does not tell (cpu) or tells too much. What does not "
-    "fit waits, and what cannot fit fails. ATOLL_DEVICE_MEMORY if not given."
+    "The memory of each device, such as 16GiB, where the platform does not report it (cpu) or reports too much. What "
+    "does not fit waits, and what can never fit fails. ATOLL_DEVICE_MEMORY if not given."
 )
 _PLATFORM_HELP = (
-    "What the workers compute on: cpu, cuda or tpu, as JAX names it. ATOLL_PLATFORM if not given, else "
-    f"{DEFAULT_PLATFORM}."
+    "What the workers compute on: cpu, cuda, rocm or tpu, as JAX names it, or null for devices that compute nothing. "
+    f"ATOLL_PLATFORM if not given, else {DEFAULT_PLATFORM}."
 )
 _DISPATCH_HELP = (
-    "Whether a launch is sent off at once, or waits until the one before it is enqueued. ATOLL_DISPATCH if not given, "
+    "Whether a launch is dispatched at once, or when the one before it is enqueued. ATOLL_DISPATCH if not given, "
     f"else {Dispatch.PARALLEL}."
 )
-_TOPOLOGY_HELP = (
-    "The mesh in which the devices of an island stand, such as 4x4 or 2x2x2, where the platform does not tell (cpu): "
-    "slices of a shape are parts of it. ATOLL_TOPOLOGY if not given, else a line."
+_POLICY_HELP = (
+    "The scheduling policy: which session's gang an island starts next. ATOLL_POLICY if not given, else "
+    f"{DEFAULT_POLICY}."
 )
+_TOPOLOGY_HELP = (
+    "The mesh that the devices of an island form, such as 4x4 or 2x2x2, where the platform does not report it (cpu): "
+    "slices with a shape are parts of it. ATOLL_TOPOLOGY if not given, else a line."
+)
+_ENGINE_HELP = f"What starts the hosts of the cluster. ATOLL_ENGINE if not given, else {DEFAULT_ENGINE}."
 
 Islands = Annotated[str, typer.Option(help=_ISLANDS_HELP, callback=_check_islands, metavar="IxHxD")]
 EmbeddedIslands = Annotated[
@@ -62,27 +103,33 @@ EmbeddedIslands = Annotated[
         metavar="IxHxD",
     ),
 ]
-Platform = Annotated[str | None, typer.Option(help=_PLATFORM_HELP)]
+Platform = Annotated[str | None, typer.Option(help=_PLATFORM_HELP, callback=_check_platform)]
+EngineName = Annotated[str | None, typer.Option("--engine", help=_ENGINE_HELP, callback=_check_engine)]
 DeviceMemory = Annotated[
     int | None, typer.Option("--device-memory", help=_MEMORY_HELP, parser=_memory, metavar="AMOUNT")
 ]
 MeshShape = Annotated[str | None, typer.Option("--topology", help=_TOPOLOGY_HELP, metavar="MESH")]
 DispatchMode = Annotated[Dispatch | None, typer.Option("--dispatch", help=_DISPATCH_HELP)]
+PolicyName = Annotated[str | None, typer.Option("--policy", help=_POLICY_HELP, callback=_check_policy, metavar="NAME")]
 ClusterAddress = Annotated[
     str,
     typer.Option(
         "--address", help="The cluster at this address (unix:/path or HOST:PORT). ATOLL_ADDRESS if not given."
     ),
 ]
-ClusterName = Annotated[str, typer.Option("--name", help="The cluster that `atoll up --name` started.")]
+ClusterName = Annotated[
+    str, typer.Option("--name", help="The cluster of this name: of `atoll up --name`, or embedded-PID for a script's.")
+]
 
 
 def check_one_of(islands: str | None, address: str) -> None:
+    """Ends the command where both are given."""
     if islands is not None and address:
         raise typer.BadParameter("--islands is for an embedded cluster, --address for one that is up: give one")
 
 
 def given(**options: Any) -> dict[str, Any]:
+    """Those that the user gave."""
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -92,4 +139,5 @@ def settings_of(**options: Any) -> ClusterSettings:
 
 
 def token() -> str:
+    """The token of the environment, or ""."""
     return os.environ.get(DEFAULT_TOKEN_VARIABLE, "")

@@ -1,4 +1,4 @@
-"""Scripts on a cluster: `atoll run` for those of this machine, `atoll proxy` for those of Google's client."""
+"""Scripts on a cluster: `atoll run` for any on this machine, `atoll proxy` for those that use Google's client."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from atoll.operate.command.options import (
     DeviceMemory,
     DispatchMode,
     EmbeddedIslands,
+    EngineName,
     MeshShape,
     Platform,
+    PolicyName,
     check_one_of,
     given,
     settings_of,
     token,
 )
-from atoll.operate.command.terminal import end_on_signals, fail, tell
+from atoll.operate.command.terminal import end_on_signals, fail, say
 
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127  # exit statuses, as of a shell
 
@@ -31,7 +33,9 @@ def run(
     platform: Platform = None,
     device_memory: DeviceMemory = None,
     dispatch: DispatchMode = None,
+    policy: PolicyName = None,
     topology: MeshShape = None,
+    engine: EngineName = None,
     address: Annotated[str, typer.Option(help="Run on the cluster at this address instead.")] = "",
 ) -> None:
     """Run a command with JAX on Atoll.
@@ -40,7 +44,8 @@ def run(
 
     The command takes the place of this process, so signals and the exit status are its own. It gets an
     embedded cluster of these islands, which ends with it; without --islands, the cluster of ATOLL_ADDRESS if
-    that is set, else an embedded one.
+    that is set, else an embedded one. `atoll status` shows that cluster, too: without options from within the script,
+    with `--name embedded-PID` from elsewhere.
 
     JAX_PLATFORMS becomes "atoll", unless it names atoll already ("atoll,cpu").
     """
@@ -52,7 +57,15 @@ def run(
         env.pop("ATOLL_ADDRESS", None)
     if address:
         env["ATOLL_ADDRESS"] = address
-    options = given(islands=islands, platform=platform, device_memory=device_memory, dispatch=dispatch, mesh=topology)
+    options = given(
+        islands=islands,
+        platform=platform,
+        device_memory=device_memory,
+        dispatch=dispatch,
+        policy=policy,
+        mesh=topology,
+        engine=engine,
+    )
     env.update({VARIABLES[name]: str(value) for name, value in options.items()})
     try:
         os.execvpe(command[0], command, env)
@@ -72,7 +85,9 @@ def proxy(
     platform: Platform = None,
     device_memory: DeviceMemory = None,
     dispatch: DispatchMode = None,
+    policy: PolicyName = None,
     topology: MeshShape = None,
+    engine: EngineName = None,
 ) -> None:
     """Serve clients that know nothing of Atoll: those that start with Google's `pathwaysutils`.
 
@@ -83,33 +98,39 @@ def proxy(
     `IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS=true JAX_PLATFORMS=proxy
     JAX_BACKEND_TARGET=grpc://127.0.0.1:29000 python train.py`
 
-    On an address that is not loopback, a client must bring the token, which `pathwaysutils` cannot pass on: it makes
-    its own client, with `ClientConnectionOptions.initialization_data = {"token": b"..."}`.
+    On an address that is not loopback, a client must bring the token, which `pathwaysutils` cannot pass on: such a
+    script makes its own client, with `ClientConnectionOptions.initialization_data = {"token": b"..."}`.
     """
     from atoll.operate.clusters import Target, report_of
-    from atoll.operate.serving import serve_proxy
+    from atoll.operate.standalone_proxy import run_proxy
     from atoll.wire.address import Address, check_may_listen, parse_address
 
     check_one_of(islands, address)
     listen = Address(host=host.removeprefix("[").removesuffix("]"), port=port)
     check_may_listen(listen, token())
     settings = settings_of(
-        islands=islands, platform=platform, device_memory=device_memory, dispatch=dispatch, mesh=topology
+        islands=islands,
+        platform=platform,
+        device_memory=device_memory,
+        dispatch=dispatch,
+        policy=policy,
+        mesh=topology,
+        engine=engine,
     )
     cluster = "" if islands is not None else address or os.environ.get("ATOLL_ADDRESS", "")
     if cluster:
-        report_of(Target(parse_address(cluster)), token())  # where it does not answer, say so at once
+        report_of(Target(parse_address(cluster)), token())  # raises at once where nobody listens
 
     def announce(where: str) -> None:
         print(f"grpc://{where}", flush=True)
-        tell(
+        say(
             "  run:   IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS=true JAX_PLATFORMS=proxy "
             f"JAX_BACKEND_TARGET=grpc://{where} python train.py"
         )
-        tell("  end:   Ctrl-C")
+        say("  end:   Ctrl-C")
 
     end_on_signals()
     try:
-        serve_proxy(listen, cluster, settings, announce)
+        run_proxy(listen, cluster, settings, announce)
     except KeyboardInterrupt:
-        tell("the proxy has ended")
+        say("the proxy has ended")

@@ -1,4 +1,4 @@
-"""What commands say to whoever runs them, and how they end."""
+"""What commands say to a person, and how they end."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from rich.console import Console
 terminal = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def tell(text: str) -> None:
+def say(text: str) -> None:
+    """Writes a line for a person: to standard error, since standard output is for results."""
     print(text, file=sys.stderr, flush=True)
 
 
 def fail(message: str, status: int = 1) -> NoReturn:
-    tell(f"atoll: {message}")
+    """Ends the command with one line of explanation and an exit status."""
+    say(f"atoll: {message}")
     sys.exit(status)
 
 

@@ -1,1 +1,1 @@
-"""Engines start and watch Atoll's processes, and nothing else."""
+"""What starts, watches and ends the processes of a cluster. The seam for new engines is `engine`."""

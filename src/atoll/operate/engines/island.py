@@ -1,116 +1,134 @@
-"""The processes of one island: started together, and started anew together once one of them has ended."""
+"""The worker processes of one island: started together, and restarted together once one of them has ended.
+
+XLA's collectives do not survive the loss of a process, so an island lives and dies as a whole (`docs/design.md`,
+"Failures"). Invariant: no process of an island is started while one of an earlier incarnation runs.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import enum
 import logging
-import signal
-import subprocess
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import msgspec
-
-from atoll.processes.lifeline import watch_in_loop
-from atoll.processes.process import command, end
+from atoll.operate.engines.engine import Engine, HostProcess, HostStart, Reports
+from atoll.operate.engines.local_process import describe_exit
+from atoll.operate.engines.restarts import RestartPolicy
 
 _log = logging.getLogger(__name__)
 
-# Some restarts in a while are bad luck; more of them will not get better by trying.
-_MAX_RESTARTS = 8
-_RESTART_SPAN_SECONDS = 60.0
 
+class State(enum.Enum):
+    """What an island's processes do."""
 
-def start(
-    module: str, options: msgspec.Struct, env: dict[str, str], descriptors: tuple[int, ...] = ()
-) -> subprocess.Popen[bytes]:
-    """Starts a process of Atoll's own. What libraries print in it is not for the user of a script."""
-    return subprocess.Popen(
-        command(module, options), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=env, pass_fds=descriptors
-    )
+    RUNNING = enum.auto()
+    STOPPING = enum.auto()  # they are being killed, and are started again when the last has ended
+    ENDING = enum.auto()
+    STOPPED = enum.auto()  # nothing runs: not started yet, ended, or given up
 
 
 class Island:
-    """Keeps an island's workers running.
+    """Keeps an island's worker processes running. All methods are called on the event loop, and none blocks.
 
-    `processes_of(incarnation)` gives its workers' processes: the host of each, or the first of several, its module and
-    its options; the number rises with each start.
-    `on_end(host, pid, status)` hears of each worker that ended by itself, with its exit status (negative: the signal),
-    before any other is started in its place; `on_given_up(text)` that the island is not started again.
+    `starts(incarnation)` gives the processes of one start of the island. With `restarts` False, as before the cluster
+    is up for the first time, an island whose worker ends is not started again.
     """
 
     def __init__(
         self,
-        hosts: Sequence[int],
-        processes_of: Callable[[int], Sequence[tuple[int, str, msgspec.Struct]]],
-        env: dict[str, str],
-        on_end: Callable[[int, int, int], None],
-        on_given_up: Callable[[str], None],
+        number: int,
+        starts: Callable[[int], Sequence[HostStart]],
+        engine: Engine,
+        reports: Reports,
+        *,
+        restarts: bool = False,
     ) -> None:
-        self.hosts = tuple(hosts)
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self._processes_of = processes_of
-        self._env = env
-        self._on_end = on_end
-        self._on_given_up = on_given_up
+        self.number = number
+        self.restarts = restarts
+        self.state = State.STOPPED
+        self._starts = starts
+        self._engine = engine
+        self._reports = reports
+        self._policy = RestartPolicy()
         self._incarnation = 0
-        self._restarts: deque[float] = deque(maxlen=_MAX_RESTARTS)
-        self.restarts_itself = False  # from the day on which it was up for the first time
-        self._ending = False
+        self._processes: dict[int, HostProcess] = {}  # those that run, by host
+        self._first_end: tuple[int, int, int] | None = None  # of this incarnation: host, pid, status
+        self._nothing_runs = asyncio.Event()
 
     def start(self) -> None:
+        """Starts all its processes. Raises OSError where one cannot be started; `end` then ends the others."""
+        self.state = State.RUNNING
         self._incarnation += 1
-        for host, module, options in self._processes_of(self._incarnation):
-            process = start(module, options, self._env)
-            self.processes.append(process)
-            watch_in_loop(process.pid, partial(self._ended, host, process))
+        self._first_end = None
+        self._nothing_runs.clear()
+        for start in self._starts(self._incarnation):
+            self._processes[start.host] = self._engine.start_host(start, partial(self._process_ended, start.host))
 
     def restart(self) -> None:
-        """Kills what runs, and starts all anew."""
-        self._kill()
-        self._start_again()
-
-    def end(self, seconds: float) -> None:
-        """Ends the workers, by force where they do not go; they are not started again."""
-        self._ending = True
-        for process in self.processes:
-            end(process, seconds)
-
-    def _ended(self, host: int, process: subprocess.Popen[bytes]) -> None:
-        if self._ending or process not in self.processes:
-            return
-        status = process.wait()
-        _log.warning("the worker of host %d has ended: %s", host, describe(status))
-        self._kill()
-        self._on_end(host, process.pid, status)
-        if self.restarts_itself:
+        """Kills the processes that run, and starts all again when they have ended. Does nothing while it ends."""
+        if self.state is State.RUNNING:
+            self._stop()
+        elif self.state is State.STOPPED:
             self._start_again()
 
+    async def end(self, seconds: float) -> None:
+        """Ends the processes, by force after `seconds`; returns when none runs. They are not started again."""
+        if not self._processes:
+            self.state = State.STOPPED
+            self.restarts = False
+            return
+        self.state = State.ENDING
+        for process in self._processes.values():
+            process.terminate()
+        force = asyncio.get_running_loop().call_later(seconds, self._kill)
+        try:
+            await self._nothing_runs.wait()
+        finally:
+            force.cancel()
+
+    def _process_ended(self, host: int, status: int) -> None:
+        process = self._processes.pop(host)
+        if self.state is State.RUNNING:
+            _log.warning("the worker of host %d has ended: %s", host, describe_exit(status))
+            self._first_end = host, process.pid, status
+            self._stop()
+        elif not self._processes:
+            self._all_ended()
+
+    def _stop(self) -> None:
+        self.state = State.STOPPING
+        self._kill()
+        if not self._processes:
+            self._all_ended()
+
     def _kill(self) -> None:
-        processes, self.processes = self.processes, []
-        for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-        for process in processes:
-            process.wait()
+        for process in self._processes.values():
+            process.kill()
+
+    def _all_ended(self) -> None:
+        stopping, self.state = self.state is State.STOPPING, State.STOPPED
+        self._nothing_runs.set()
+        if not stopping:
+            return
+        if self._first_end is not None:
+            self._reports.worker_ended(*self._first_end)
+        if self.restarts:
+            self._start_again()
 
     def _start_again(self) -> None:
-        now = asyncio.get_running_loop().time()
-        if len(self._restarts) == _MAX_RESTARTS and now - self._restarts[0] < _RESTART_SPAN_SECONDS:
-            text = f"its workers ended {_MAX_RESTARTS + 1} times within {_RESTART_SPAN_SECONDS:.0f} s"
-            _log.error("hosts %s are not started again: %s", self.hosts, text)
-            self._on_given_up(text)
+        if not self.restarts:
             return
-        self._restarts.append(now)
-        self.start()
+        if not self._policy.allow(asyncio.get_running_loop().time()):
+            self._give_up(self._policy.reason)
+            return
+        try:
+            self.start()
+        except OSError as error:
+            self.state = State.ENDING if self._processes else State.STOPPED
+            self._kill()
+            self._give_up(f"its workers cannot be started: {error}")
 
-
-def describe(status: int) -> str:
-    """An exit status in words."""
-    if status >= 0:
-        return f"exit status {status}"
-    with contextlib.suppress(ValueError):
-        return f"killed by {signal.Signals(-status).name}"
-    return f"killed by signal {-status}"
+    def _give_up(self, reason: str) -> None:
+        _log.error("island %d is not started again: %s", self.number, reason)
+        self._reports.island_given_up(self.number, reason)

@@ -12,7 +12,7 @@ from atoll.cluster.settings import ClusterSettings
 
 
 class EngineOptions(msgspec.Struct, frozen=True):
-    """How to start a cluster. `parent` 0: it stays until it is told to end."""
+    """How to start a cluster. `parent` is the process that it must not outlive; 0 for a cluster that stays."""
 
     settings: ClusterSettings
     directory: str

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from atoll.cluster.devices import DeviceInfo as DeviceInfo
+from atoll.cluster.devices import VirtualDevice as VirtualDevice
 from atoll.errors import Status
 
 # Raised whenever a message changes its meaning: two processes speak together only with equal numbers.
@@ -35,26 +37,3 @@ class Refused(Message, frozen=True, tag=2):
     """The answer to a Hello that is not let in; the connection then closes."""
 
     status: Status
-
-
-class DeviceInfo(msgspec.Struct, frozen=True, array_like=True):
-    """A physical device as its worker describes it. `memories` are (kind, ...) with the default first."""
-
-    ordinal: int
-    kind: str
-    platform: str
-    memories: tuple[str, ...]
-    default_memory: str
-    coords: tuple[int, ...]
-    core_on_chip: int
-    local_hardware_id: int
-    memory_bytes: int
-
-
-class VirtualDevice(msgspec.Struct, frozen=True, array_like=True):
-    """A device as a session sees it."""
-
-    id: int
-    island: int
-    host: int
-    info: DeviceInfo

@@ -10,7 +10,7 @@ from atoll.protocol.messages.opening import DeviceInfo, Message, Refused
 
 
 class WorkerReady(Message, frozen=True, tag=10):
-    """A worker's devices, and where its data port listens."""
+    """A worker's devices, where its data port listens, and how many runs may be in flight on it."""
 
     island: int
     host: int
@@ -18,6 +18,7 @@ class WorkerReady(Message, frozen=True, tag=10):
     platform: str
     platform_version: str
     data_address: str
+    max_in_flight: int
 
 
 class Compiled(Message, frozen=True, tag=11):

@@ -1,4 +1,4 @@
-"""Null arrays: shapes, dtypes, and the moment from which they are there. Whoever reads one gets zeros."""
+"""Null arrays: shapes, dtypes, and the moment from which they are there. A reader gets zeros."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from atoll.ir.types import DTYPE_BITS
+from atoll.worker.dtypes import numpy_dtype
 from atoll.worker.null.moments import Moment
-from atoll.worker.xla.arrays import numpy_dtype
 
 _POLL_SECONDS = 2e-4
 
@@ -37,7 +37,7 @@ class NullShard:
 
 
 class NullArray:
-    """What stands for a jax array in a worker: see `worker.xla.arrays`."""
+    """A `worker.device.DeviceArray`, without contents."""
 
     __slots__ = ("_is_deleted", "dtype_name", "moment", "shapes")
 
@@ -48,7 +48,7 @@ class NullArray:
         self._is_deleted = False
 
     @property
-    def _arrays(self) -> list[NullShard]:
+    def shards(self) -> list[NullShard]:
         return [NullShard(self.dtype_name, shape, self.moment) for shape in self.shapes]
 
     @property

@@ -1,4 +1,4 @@
-"""A host's null devices, in the place of `worker.xla.backend`."""
+"""A host's null devices: a `worker.device.DeviceBackend` that keeps time."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ import numpy as np
 
 from atoll.ir.plan import LocalArray
 from atoll.protocol.messages import DeviceInfo, FunctionInfo, OutputInfo
+from atoll.worker.device import Assignment, Layout
 from atoll.worker.null.arrays import NullArray, NullShard, bytes_of
 from atoll.worker.null.model import NullModel
 from atoll.worker.null.moments import Clock, Moment, Work, all_of
 from atoll.worker.null.program import NullProgram, read_program
 
-Assignment = tuple[tuple[tuple[int, int], ...], ...]
-
 
 class Collectives:
-    """Work over several hosts that not all have begun yet: of the hosts of one process, as those of an island are."""
+    """Work over several hosts of a process, such as an island's, that not all of them have begun yet."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[Any, ...], tuple[Work, int]] = {}
 
     def join(self, key: tuple[Any, ...], clock: Clock, seconds: float, parts: int) -> Work:
-        """The work of that key, for one of the hosts that have part in it."""
+        """The work of that key, for one of the hosts that take part in it."""
         work, left = self._open.get(key) or (Work(clock, seconds, parts), parts)
         if left > 1:
             self._open[key] = work, left - 1
@@ -52,6 +51,7 @@ class NullBackend:
 
     platform = "null"
     platform_version = "null devices"
+    max_in_flight = 24  # as XLA's, whose devices these stand for
 
     def __init__(self, host: int, devices: int, model: NullModel, clock: Clock, collectives: Collectives) -> None:
         self.host = host  # among those of its island
@@ -59,7 +59,7 @@ class NullBackend:
         self.collectives = collectives
         self.model = model
         self.lines: list[Moment] = [Moment(clock, 0.0)] * devices
-        self._turn = (-1, 0)  # the last that was begun, and how often
+        self._last_run = (-1, 0)  # the dispatch unit that began one last, and how many it began before
 
     def describe(self) -> tuple[DeviceInfo, ...]:
         return tuple(
@@ -77,11 +77,11 @@ class NullBackend:
             for ordinal in range(len(self.lines))
         )
 
-    def compile(self, program: bytes, options: bytes, assignment: Assignment) -> tuple[NullExecutable, bool, float]:
-        """As `Backend.compile`; for the sources of `null.program`."""
-        places = [place for row in assignment for place in row]
-        ordinals = tuple(ordinal for host, ordinal in places if host == self.host)
-        return NullExecutable(self, read_program(program), ordinals, len({host for host, _ in places})), False, 0.0
+    def compile(self, program: bytes, options: bytes, assignment: Assignment) -> tuple[NullFunction, bool, float]:
+        """For the sources of `null.program`."""
+        devices = [device for row in assignment for device in row]
+        ordinals = tuple(ordinal for host, ordinal in devices if host == self.host)
+        return NullFunction(self, read_program(program), ordinals, len({host for host, _ in devices})), False, 0.0
 
     def begin(self, ordinals: tuple[int, ...], work: Work, after: Sequence[Moment]) -> None:
         """Work on these devices, after what they do now and after these."""
@@ -90,16 +90,19 @@ class NullBackend:
             self.lines[ordinal] = work
         work.join((*lines.values(), *after))
 
-    def turn(self, sequence: int) -> tuple[int, int]:
-        """Names a run: turns may have several, which each host begins one after the other."""
-        last, count = self._turn
-        self._turn = (sequence, count + 1 if last == sequence else 0)
-        return self._turn
+    def run_key(self, sequence: int) -> tuple[int, int]:
+        """Names a run: a dispatch unit may have several, which each host begins one after the other."""
+        last, count = self._last_run
+        self._last_run = (sequence, count + 1 if last == sequence else 0)
+        return self._last_run
 
     # ---- arrays
 
     def put(self, array: LocalArray, contents: Sequence[np.ndarray[Any, Any]]) -> NullArray:
         return NullArray(array.dtype, array.shard_shapes, Moment(self.clock, self.clock.now()))
+
+    def shards(self, array: NullArray) -> list[NullShard]:
+        return array.shards
 
     def stack(self, array: LocalArray, shards: Sequence[NullShard]) -> NullArray:
         return NullArray(array.dtype, array.shard_shapes, all_of(self.clock, [shard.moment for shard in shards]))
@@ -123,8 +126,8 @@ class NullBackend:
         return "{" + ",".join(str(i) for i in reversed(range(len(shape)))) + "}"
 
 
-class NullExecutable:
-    """A null program on this host's part of its devices: see `worker.xla.executable`."""
+class NullFunction:
+    """A null program on this host's part of its devices: a `worker.device.LoadedFunction`."""
 
     def __init__(self, backend: NullBackend, program: NullProgram, ordinals: tuple[int, ...], hosts: int) -> None:
         self._backend = backend
@@ -133,8 +136,8 @@ class NullExecutable:
         self.ordinals = ordinals
         self.parameters = program.parameters
         self.outputs = program.outputs
-        self.parameter_layouts: tuple[None, ...] = (None,) * len(program.parameters)
-        self.output_layouts: tuple[None, ...] = (None,) * len(program.outputs)
+        self.parameter_layouts: tuple[Layout, ...] = (None,) * len(program.parameters)
+        self.output_layouts: tuple[Layout, ...] = (None,) * len(program.outputs)
         self.donated = program.donated
         self.scratch_bytes = program.scratch_bytes
         self._shapes = [(dtype, (shape,) * len(ordinals)) for dtype, shape in program.outputs]
@@ -144,7 +147,7 @@ class NullExecutable:
         if self._hosts == 1:
             work = Work(backend.clock, program.seconds)
         else:
-            key = backend.turn(sequence)
+            key = backend.run_key(sequence)
             work = backend.collectives.join(key, backend.clock, program.seconds, self._hosts)
         backend.begin(self.ordinals, work, [array.moment for array in arguments])
         for position in program.donated:

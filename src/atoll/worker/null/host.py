@@ -9,15 +9,17 @@ from typing import Any
 
 from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox
-from atoll.worker.conversation import Conversation
-from atoll.worker.ends import ArrayEnd, ReadEnd, RunEnd, Wait
+from atoll.worker.completions import ArrayCompletion, Completion, ReadCompletion, RunCompletion
 from atoll.worker.functions import Functions
-from atoll.worker.null.backend import Collectives, NullBackend
+from atoll.worker.message_handler import MessageHandler
+from atoll.worker.null.arrays import NullArray
+from atoll.worker.null.backend import Collectives, NullBackend, NullToken
 from atoll.worker.null.model import NullModel
 from atoll.worker.null.moments import Clock
-from atoll.worker.null.steps import NullSteps
-from atoll.worker.store import TypeKeys
-from atoll.worker.walks import PlanExecutor
+from atoll.worker.null.network import NullNetwork
+from atoll.worker.plan_executor import PlanExecutor
+from atoll.worker.step_runner import StepRunner
+from atoll.worker.type_keys import TypeKeys
 
 
 class AtOnce(Pool):
@@ -32,15 +34,15 @@ class AtOnce(Pool):
         return future
 
 
-class NullEnds:
-    """Ends, told by the clock: see `worker.ends.Ends`. Times are the model's, so that durations are learnt from it."""
+class ClockWatcher:
+    """A `Watcher` that the clock tells. Times are the model's, so that durations are learnt from it."""
 
     def __init__(self, clock: Clock, report: Callable[..., None]) -> None:
         self._clock = clock
         self._report = report
 
-    def expect(self, device: int, sequence: int, started: int, waits: Sequence[Wait]) -> None:
-        left = len(waits)
+    def watch(self, device: int, sequence: int, started: int, completions: Sequence[Completion]) -> None:
+        left = len(completions)
 
         def over() -> None:
             nonlocal left
@@ -48,21 +50,23 @@ class NullEnds:
             if not left:
                 self._report(m.Done(((sequence, started, int(1e9 * self._clock.now())),)))
 
-        for wait in waits:
-            if isinstance(wait, RunEnd):
-                wait.token.moment.when_over(over)
-            elif isinstance(wait, ArrayEnd):
-                wait.array.moment.when_over(over)
+        for completion in completions:
+            if isinstance(completion, RunCompletion):
+                assert isinstance(completion.token, NullToken)
+                completion.token.moment.when_over(over)
+            elif isinstance(completion, ArrayCompletion):
+                assert isinstance(completion.array, NullArray)
+                completion.array.moment.when_over(over)
             else:
-                assert isinstance(wait, ReadEnd)
-                wait.when_done(lambda: self._clock.call_at(0.0, over))
+                assert isinstance(completion, ReadCompletion)
+                completion.when_done(lambda: self._clock.call_at(0.0, over))
 
 
 class NullHost:
-    """`hear` takes the controller's messages; `report` sends answers, from any thread.
+    """`handle` takes the controller's messages; `report` sends answers, from any thread.
 
     `neighbours` are the inboxes of the island's hosts: this one's is added. `make_port(inbox)` gives the data port.
-    `call_soon` has something done on the thread of `hear`, from any other.
+    `call_soon` has something done on the thread of `handle`, from any other.
     """
 
     def __init__(
@@ -84,26 +88,26 @@ class NullHost:
         keys = TypeKeys()
         inbox = neighbours[host] = Inbox(lambda session, feed: report(m.FeedsArrived(session, (feed,))))
         self.port = make_port(inbox)
-        backend: Any = self.backend
-        functions = Functions(backend, inbox, keys, report, AtOnce())
-        steps = NullSteps(self.backend, functions, self.port, keys, host, neighbours)
-        self.walks = PlanExecutor(
+        functions = Functions(self.backend, inbox, keys, report, AtOnce())
+        network = NullNetwork(self.backend, self.port, host, neighbours)
+        steps = StepRunner(self.backend, functions, self.port, network, keys)
+        self._executor = PlanExecutor(
             steps,
             inbox,
             report,
-            NullEnds(clock, report),
+            ClockWatcher(clock, report),
             readers,
-            lambda: call_soon(self._go_on),
+            lambda: call_soon(self._resume_parked),
             lambda: int(1e9 * clock.now()),
         )
-        self._conversation = Conversation(backend, functions, self.port, self.walks.hear, renew, report)
+        self._handler = MessageHandler(self.backend, functions, self.port, self._executor.handle, renew, report)
 
-    def hear(self, message: Any) -> bool:
-        """As `Conversation.hear`."""
-        goes_on = self._conversation.hear(message)
-        self.walks.tell_ended()
+    def handle(self, message: Any) -> bool:
+        """As `MessageHandler.handle`."""
+        goes_on = self._handler.handle(message)
+        self._executor.report_completed()
         return goes_on
 
-    def _go_on(self) -> None:
-        self.walks.go_on()
-        self.walks.tell_ended()
+    def _resume_parked(self) -> None:
+        self._executor.resume_parked()
+        self._executor.report_completed()

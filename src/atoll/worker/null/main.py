@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+from atoll.errors import ConnectError
 from atoll.processes.lifeline import Lease, watch_in_thread
 from atoll.processes.process import read_options, run_loop, spare_collector, start_logging
 from atoll.protocol import messages as m
@@ -19,13 +20,13 @@ from atoll.transfers.data_port import DataPort
 from atoll.transfers.inbox import Inbox
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.connection import Connection, connect
-from atoll.worker.executor import READ_THREADS
-from atoll.worker.main import introduction
+from atoll.worker.executor_thread import READ_THREADS
+from atoll.worker.main import CONNECT_SECONDS, introduction
 from atoll.worker.null.backend import Collectives
 from atoll.worker.null.clock import FineClock
 from atoll.worker.null.host import NullHost
 from atoll.worker.null.model import chosen_model
-from atoll.worker.null.options import NullIslandOptions
+from atoll.worker.options import IslandOptions
 
 _log = logging.getLogger(__name__)
 
@@ -34,9 +35,12 @@ _STACK_BYTES = 256 * 1024
 
 
 class NullIsland:
-    """Connects all hosts, and carries their messages. `stop` is set where the controller ends one or is gone."""
+    """Connects all hosts, and carries their messages.
 
-    def __init__(self, options: NullIslandOptions, stop: asyncio.Event) -> None:
+    `stop` is set where the controller ends a host, or the connection to it is lost.
+    """
+
+    def __init__(self, options: IslandOptions, stop: asyncio.Event) -> None:
         self._options = options
         self._stop = stop
         self._loop = asyncio.get_running_loop()
@@ -57,14 +61,12 @@ class NullIsland:
         number = options.first + rank
         host: NullHost | None = None
 
-        def hear(message: Any) -> None:
+        def handle(message: Any) -> None:
             assert host is not None
-            if not host.hear(message):
+            if not host.handle(message):
                 self._stop.set()
 
-        connection = await connect(
-            parse_address(options.controller), m.ToWorker, hear, lambda _: self._stop.set(), name="the controller"
-        )
+        connection = await self._connect(handle)
         address = parse_address(options.data_address.format(host=number))
         check_may_listen(address, os.environ.get(m.DEFAULT_TOKEN_VARIABLE, ""))
         host = NullHost(
@@ -84,6 +86,18 @@ class NullIsland:
         for message in introduction(options.island, number, host.backend, str(host.port.address)):
             connection.send(message)
 
+    async def _connect(self, handle: Callable[[Any], None]) -> Connection:
+        """The controller starts at the same time as this process: tries until it listens."""
+        deadline = self._loop.time() + CONNECT_SECONDS
+        address = parse_address(self._options.controller)
+        while True:
+            try:
+                return await connect(address, m.ToWorker, handle, lambda _: self._stop.set(), name="the controller")
+            except ConnectError:
+                if self._loop.time() > deadline:
+                    raise
+                await asyncio.sleep(0.02)
+
     def _call_soon(self, call: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(call)
 
@@ -102,14 +116,14 @@ class NullIsland:
         os._exit(1)
 
 
-async def serve(options: NullIslandOptions, stop: asyncio.Event) -> None:
+async def serve(options: IslandOptions, stop: asyncio.Event) -> None:
     await NullIsland(options, stop).start()
     spare_collector()
     await stop.wait()
 
 
 def main() -> None:
-    options = read_options(NullIslandOptions)
+    options = read_options(IslandOptions)
     start_logging("null island")
     watch_in_thread(options.parent, lambda: os._exit(0))
     threading.stack_size(_STACK_BYTES)

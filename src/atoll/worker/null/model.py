@@ -6,7 +6,7 @@ import os
 
 import msgspec
 
-from atoll.errors import ClusterError
+from atoll.errors import SettingsError
 
 VARIABLE = "ATOLL_NULL_MODEL"
 DEFAULT = "tpu-v3"
@@ -50,9 +50,9 @@ MODELS = {
 
 
 def chosen_model() -> NullModel:
-    """The one that ATOLL_NULL_MODEL names. Raises ClusterError for a name that there is not."""
+    """The one that ATOLL_NULL_MODEL names. Raises SettingsError for a name that there is not."""
     name = os.environ.get(VARIABLE, "") or DEFAULT
     model = MODELS.get(name)
     if model is None:
-        raise ClusterError(f"{VARIABLE} is {name!r}: known are {', '.join(MODELS)}")
+        raise SettingsError(f"{VARIABLE} is {name!r}: known are {', '.join(MODELS)}")
     return model

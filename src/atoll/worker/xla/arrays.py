@@ -10,12 +10,11 @@ from functools import lru_cache
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax._src.lib import _jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from atoll.errors import invalid
+from atoll.worker.dtypes import numpy_dtype
 
 
 class Uneven:
@@ -75,13 +74,3 @@ def stacked_handler(dtype: str, shape: tuple[int, ...], devices: tuple[Any, ...]
         return _jax.array_result_handler(aval, sharding, committed=True, _skip_checks=True)
     except TypeError:  # jaxlib >= 0.12 checks nothing to begin with
         return _jax.array_result_handler(aval, sharding, committed=True)
-
-
-# XLA's names for the dtypes that NumPy has no name for are ml_dtypes' own.
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy dtype of an IR dtype name; raises INVALID_ARGUMENT for one that no array can have."""
-    if name in ("token", "opaque"):
-        raise invalid(f"arrays of dtype {name} hold no data")
-    if name == "string":
-        return np.dtypes.StringDType()
-    return np.dtype(getattr(jnp, name, name))

@@ -15,30 +15,17 @@ from jax._src.interpreters import mlir
 from jax._src.layout import Format, Layout
 from jax._src.lib import _jax, lapack
 from jax._src.lib import xla_client as xc
+from jax._src.lib.mlir import ir
 from jax.sharding import SingleDeviceSharding
 
-from atoll.errors import unimplemented
 from atoll.ir.plan import LocalArray
 from atoll.protocol.messages import DeviceInfo
-from atoll.worker.xla import island
-from atoll.worker.xla.arrays import Uneven, numpy_dtype, shards_of, stacked_handler, stacked_type
+from atoll.worker.device import Assignment
+from atoll.worker.dtypes import numpy_dtype
+from atoll.worker.xla import client_callbacks, island
+from atoll.worker.xla.arrays import Uneven, shards_of, stacked_handler, stacked_type
+from atoll.worker.xla.batch_threads import batch_threads
 from atoll.worker.xla.executable import Executable
-from atoll.worker.xla.threads import threads_that_wait_their_turn
-
-# Custom calls that run Python of the client's process: their pointers mean nothing here.
-_CALLBACK_TARGETS = (
-    b"xla_ffi_python_cpu_callback",
-    b"xla_ffi_partitioned_python_cpu_callback",
-    b"xla_python_cpu_callback",
-    b"xla_ffi_python_gpu_callback",
-    b"xla_ffi_partitioned_python_gpu_callback",
-    b"xla_python_gpu_callback",
-)
-CALLBACK_ADVICE = (
-    "this program calls back into the client's Python (jax.pure_callback, io_callback or debug.print/callback), which "
-    "jaxlib's IFRT proxy client cannot serve; return the values and use them outside of jit, or run that part on a "
-    "local CPU device (JAX_PLATFORMS=atoll,cpu and jax.default_device(jax.local_devices(backend='cpu')[0]))"
-)
 
 _cache_hit = threading.local()
 
@@ -48,11 +35,14 @@ def _note_event(event: str, **_: Any) -> None:
         _cache_hit.seen = True
 
 
-class Backend:
-    """This host's devices, and what can be done with arrays on them."""
+class XlaBackend:
+    """XLA's devices of this host: see `worker.device.DeviceBackend`."""
+
+    # XLA's CPU client can deadlock its thread pool with more than 32; the other platforms' clients wait beyond that.
+    max_in_flight = 24
 
     def __init__(self) -> None:
-        with threads_that_wait_their_turn():
+        with batch_threads():
             self.devices: tuple[Any, ...] = tuple(jax.local_devices())
         self._island = island.devices_by_host()
         self.client = self.devices[0].client
@@ -80,16 +70,12 @@ class Backend:
 
     # ---- compiled functions
 
-    def compile(
-        self, program: bytes, options: bytes, assignment: tuple[tuple[tuple[int, int], ...], ...]
-    ) -> tuple[Executable, bool, float]:
+    def compile(self, program: bytes, options: bytes, assignment: Assignment) -> tuple[Executable, bool, float]:
         """Compiles a portable StableHLO artifact for `assignment[replica][partition]` = (host, ordinal).
 
         Returns the executable, whether it came out of the persistent cache, and the seconds it took. Raises what
         XLA raises, with the text that stock JAX shows.
         """
-        if any(target in program for target in _CALLBACK_TARGETS):
-            raise unimplemented(CALLBACK_ADVICE)
         started = time.monotonic()
         parsed = xc.CompileOptions.ParseFromString(options)
         grid = np.array([[self._island[host][ordinal] for host, ordinal in row] for row in assignment], dtype=object)
@@ -100,6 +86,9 @@ class Backend:
         context = mlir.make_ir_context()
         with context:
             module = _jax.mlir.deserialize_portable_artifact(program, context)
+            client_callbacks.check(program, module)
+            if "sym_name" not in module.operation.attributes:  # JAX asks for it
+                module.operation.attributes["sym_name"] = ir.StringAttr.get("program")
             _cache_hit.seen = False
             loaded = compiler.compile_or_get_cached(self.client, module, grid, parsed, [], xc.DeviceList(flat))
         here = tuple(device for device in flat if device.client.process_index() == device.process_index)
@@ -142,6 +131,9 @@ class Backend:
             jax.device_put(content, Format(layout, self._single(device, array.memory_kind)))
             for content, device in zip(contents, devices, strict=True)
         ]
+
+    def shards(self, array: Any) -> Sequence[Any]:
+        return shards_of(array)
 
     def stack(self, array: LocalArray, shards: Sequence[Any]) -> Any:
         """One stacked array out of single-device arrays that are already in place; nothing is copied."""
@@ -209,7 +201,7 @@ def _bitcast(shard: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
     return jax.jit(reinterpret, out_shardings=shard.sharding)(shard)
 
 
-def self_test(backend: Backend) -> None:
+def self_test(backend: XlaBackend) -> None:
     """Runs one tiny program through every private call; raises where this jaxlib no longer offers them."""
     ordinals = tuple(range(min(2, len(backend.devices))))
     array = LocalArray("float32", (len(ordinals),), ((1,),) * len(ordinals), ordinals, ordinals)

@@ -9,13 +9,12 @@ import numpy as np
 from jax._src.lib import xla_client as xc
 
 from atoll.protocol.messages import FunctionInfo, OutputInfo
-from atoll.worker.xla.arrays import numpy_dtype, stacked_handler
+from atoll.worker.dtypes import numpy_dtype
+from atoll.worker.xla.arrays import stacked_handler
 
 
 class Executable:
-    """A compiled function. `devices` are the local ones, `ordinals` their places among the host's; in the order of its
-    assignment, in which it takes and gives shards.
-    """
+    """See `worker.device.LoadedFunction`. `devices` are the local ones, in the order of the function's assignment."""
 
     def __init__(self, loaded: Any, devices: tuple[Any, ...], ordinals: tuple[int, ...]) -> None:
         self._loaded = loaded
@@ -107,7 +106,7 @@ def _dtype_and_shape(shape: Any) -> tuple[str, tuple[int, ...]]:
 def _layouts(get: Any) -> tuple[bytes, ...]:
     try:
         return tuple(str(layout).encode() for layout in get())
-    except jax.errors.JaxRuntimeError:  # XLA tells none where there are tokens among the arrays
+    except jax.errors.JaxRuntimeError:  # XLA gives none where there are tokens among the arrays
         return ()
 
 

@@ -1,7 +1,7 @@
 """An island of several hosts: their processes join one XLA mesh before any of them makes its backend.
 
 The process of the island's first host runs the coordination service. It need not outlive the others: an island that has
-lost a host is started anew as a whole, since its broken collectives stay broken.
+lost a host is restarted as a whole, since its broken collectives stay broken.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import jax
 from jax._src import distributed, xla_bridge
 from jax._src.lib import _jax
 
-from atoll.worker.xla.threads import threads_that_wait_their_turn
+from atoll.worker.xla.batch_threads import batch_threads
 
 JOIN_SECONDS = 100
 # XLA's own idea of a lost process: a last resort. The engine sees a death, and the controller a silence, long before.
@@ -35,7 +35,7 @@ def join(address: str, rank: int, hosts: int, hostname: str) -> None:
     )
     state.client.connect()
     state.process_id, state.num_processes = rank, hosts
-    with threads_that_wait_their_turn():
+    with batch_threads():
         collectives = _jax.make_gloo_tcp_collectives(distributed_client=state.client, hostname=hostname)
     xla_bridge.register_backend_factory(
         "cpu", partial(xla_bridge.make_cpu_client, collectives), priority=0, fail_quietly=False

@@ -6,16 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from atoll.errors import invalid
-from atoll.frontends.ifrt import codec
 from atoll.frontends.ifrt.arrays import Memory
-from atoll.frontends.ifrt.session import Exchange, Handler
+from atoll.frontends.ifrt.pending_request import Handler, PendingRequest
 from atoll.ir.program import Mapping, Rearrange, single
 from atoll.ir.types import ArraySpec, Replicated, Sharding, nbytes, shard_shape
 from atoll.protocol.ifrt import arrays_pb2
+from atoll.protocol.translation import codec
+from atoll.protocol.translation.array_specs import spec_from
+from atoll.protocol.translation.shardings import sharding_from
 
 
 def _rearrange(
-    exchange: Exchange,
+    pending: PendingRequest,
     name: str,
     inputs: Sequence[int],
     specs: Sequence[ArraySpec],
@@ -25,36 +27,36 @@ def _rearrange(
     donate: bool = False,
     bitcast: bool = False,
 ) -> None:
-    session = exchange.session
+    session = pending.session
     sources = tuple(session.arrays.spec(handle) for handle in inputs)
     for mapping in mappings:
         if not (0 <= mapping.input < len(inputs) and 0 <= mapping.output < len(specs)):
             raise invalid("a mapping names an array that is not there")
     node = Rearrange(tuple(range(len(sources))), tuple(specs), tuple(mappings), donate, bitcast)
-    program = session.program((name, sources, node), lambda: single(name, sources, node))
+    program = session.cluster.programs.number((name, sources, node), lambda: single(name, sources, node))
     memories = [session.arrays.get(handle).memory for handle in inputs]
     session.launch(program, inputs, handles)
     if donate:
         for memory in memories:
             memory.delete()
-        session.define(handles, specs, exchange.context)
+        session.define(handles, specs, pending.context)
         return
     shared = [
         Memory(tuple({id(memories[x.input]): memories[x.input] for x in mappings if x.output == i}.values()))
         for i in range(len(specs))
     ]
-    session.define(handles, specs, exchange.context, shared)
+    session.define(handles, specs, pending.context, shared)
 
 
-def _assemble(exchange: Exchange, request: Any) -> None:
-    session = exchange.session
+def _assemble(pending: PendingRequest, request: Any) -> None:
+    session = pending.session
     given = [request.result] if request.result else []
-    with exchange.defining(given):
+    with pending.making(given):
         inputs = list(request.arrays)
         if not inputs:
             raise invalid("an array is assembled of one shard at least")
         shape = codec.shape_from(request.shape)
-        sharding = codec.sharding_from(request.sharding, shape)
+        sharding = sharding_from(request.sharding, shape)
         known = request.HasField("dtype")
         dtype = codec.dtype_from(request.dtype) if known else session.arrays.spec(inputs[0]).dtype
         handles = session.handles(given, 1)
@@ -65,7 +67,7 @@ def _assemble(exchange: Exchange, request: Any) -> None:
             mappings.append(Mapping(i, 0, (0, count, 1), (position, position + count, 1)))
             position += count
         _rearrange(
-            exchange,
+            pending,
             "assemble",
             inputs,
             [ArraySpec(dtype, shape, sharding)],
@@ -73,38 +75,38 @@ def _assemble(exchange: Exchange, request: Any) -> None:
             handles,
             donate=request.copy_semantics == arrays_pb2.DONATE_INPUT,
         )
-    exchange.made("assemble_array_from_single_device_arrays", handles, one=True)
+    pending.reply_arrays("assemble_array_from_single_device_arrays", handles, one=True)
 
 
-def _disassemble(exchange: Exchange, request: Any) -> None:
-    session = exchange.session
+def _disassemble(pending: PendingRequest, request: Any) -> None:
+    session = pending.session
     given = list(request.results)
-    with exchange.defining(given):
+    with pending.making(given):
         spec = session.arrays.spec(request.array)
         count = len(spec.sharding.devices)
         handles = session.handles(given, count)
         specs = [_shard_spec(spec, i) for i in range(count)]
         mappings = [Mapping(0, i, (i, i + 1, 1), (0, 1, 1)) for i in range(count)]
-        _rearrange(exchange, "disassemble", [request.array], specs, mappings, handles)
-    exchange.made("disassemble_into_single_device_arrays", handles)
+        _rearrange(pending, "disassemble", [request.array], specs, mappings, handles)
+    pending.reply_arrays("disassemble_into_single_device_arrays", handles)
 
 
-def _fully_replicated_shard(exchange: Exchange, request: Any) -> None:
-    session = exchange.session
+def _fully_replicated_shard(pending: PendingRequest, request: Any) -> None:
+    session = pending.session
     given = [request.result] if request.result else []
-    with exchange.defining(given):
+    with pending.making(given):
         spec = session.arrays.spec(request.array)
         handles = session.handles(given, 1)
         mapping = Mapping(0, 0, (0, 1, 1), (0, 1, 1))
-        _rearrange(exchange, "take one shard", [request.array], [_shard_spec(spec, 0)], [mapping], handles)
-    exchange.made("fully_replicated_shard", handles, one=True)
+        _rearrange(pending, "take one shard", [request.array], [_shard_spec(spec, 0)], [mapping], handles)
+    pending.reply_arrays("fully_replicated_shard", handles, one=True)
 
 
-def _remap(exchange: Exchange, request: Any) -> None:
-    session = exchange.session
+def _remap(pending: PendingRequest, request: Any) -> None:
+    session = pending.session
     given = list(request.results)
-    with exchange.defining(given):
-        specs = [codec.spec_from(each) for each in request.plan.output_specs]
+    with pending.making(given):
+        specs = [spec_from(each) for each in request.plan.output_specs]
         handles = session.handles(given, len(specs))
         mappings = []
         for each in request.plan.mappings:
@@ -116,7 +118,7 @@ def _remap(exchange: Exchange, request: Any) -> None:
             for a, b, c, d, e, f in zip(*columns, strict=True):
                 mappings.append(Mapping(each.in_array, each.out_array, (a, b, c), (d, e, f)))
         _rearrange(
-            exchange,
+            pending,
             "remap",
             list(request.arrays),
             specs,
@@ -124,15 +126,15 @@ def _remap(exchange: Exchange, request: Any) -> None:
             handles,
             donate=request.copy_semantics == arrays_pb2.DONATE_INPUT,
         )
-    exchange.made("remap_arrays", handles)
+    pending.reply_arrays("remap_arrays", handles)
 
 
-def _bitcast(exchange: Exchange, request: Any) -> None:
-    session = exchange.session
+def _bitcast(pending: PendingRequest, request: Any) -> None:
+    session = pending.session
     given = list(request.results)
-    with exchange.defining(given):
+    with pending.making(given):
         inputs = list(request.arrays)
-        specs = [codec.spec_from(each) for each in request.specs]
+        specs = [spec_from(each) for each in request.specs]
         if len(specs) != len(inputs):
             raise invalid(f"{len(specs)} types for {len(inputs)} arrays")
         handles = session.handles(given, len(specs))
@@ -144,8 +146,8 @@ def _bitcast(exchange: Exchange, request: Any) -> None:
             count = len(spec.sharding.devices)
             mappings.append(Mapping(i, i, (0, count, 1), (0, count, 1)))
         donate = request.copy_semantics == arrays_pb2.DONATE_INPUT
-        _rearrange(exchange, "bitcast", inputs, specs, mappings, handles, donate=donate, bitcast=True)
-    exchange.made("bitcast_arrays", handles)
+        _rearrange(pending, "bitcast", inputs, specs, mappings, handles, donate=donate, bitcast=True)
+    pending.reply_arrays("bitcast_arrays", handles)
 
 
 def _shard_spec(spec: ArraySpec, position: int) -> ArraySpec:

@@ -1,4 +1,4 @@
-"""Executables: compiled, asked about, run, dropped. Running one is the hot path of a session."""
+"""Executables: compiled, queried, run, released. Running one is the hot path of a session."""
 
 from __future__ import annotations
 
@@ -8,90 +8,86 @@ from typing import Any
 import msgspec
 
 from atoll.errors import OK, Code, Status, StatusError, invalid, unimplemented
-from atoll.frontends.ifrt import codec, slices
-from atoll.frontends.ifrt.executables import (
-    CALLBACK_ADVICE,
-    MPMD_ERROR,
-    Executable,
-    Loaded,
-    compile_job,
-    plugin_payload,
-)
+from atoll.frontends.ifrt import slices
+from atoll.frontends.ifrt.compile_requests import compile_job, plugin_payload
+from atoll.frontends.ifrt.executables import Executable
+from atoll.frontends.ifrt.loaded import MPMD_ERROR, Loaded
+from atoll.frontends.ifrt.pending_request import Handler, PendingRequest
 from atoll.frontends.ifrt.program_executables import read
-from atoll.frontends.ifrt.session import Exchange, Handler
 from atoll.ir.submission import is_submission
-from atoll.protocol import messages as m
+from atoll.protocol.advice import CALLBACK_ADVICE
 from atoll.protocol.messages import FunctionInfo
+from atoll.protocol.translation import codec
 
 _NOTHING_KEPT: frozenset[int] = frozenset()
 
 
-def _compile(exchange: Exchange, request: Any) -> None:
-    session = exchange.session
+def _compile(pending: PendingRequest, request: Any) -> None:
+    session = pending.session
     payload = plugin_payload(request.program)
-    if slices.is_wish(payload):
-        slices.add(exchange, payload)
+    if slices.is_slice_request(payload):
+        slices.add(pending, payload)
         return
     if is_submission(payload):
-        exchange.reply(_loaded(exchange, read(payload, list(session.executables.values()), session.link)))
+        pending.reply(_loaded(pending, read(payload, list(session.executables.values()), session.cluster)))
         return
 
     async def work() -> Any:
-        job = compile_job(request, len(session.link.welcome.devices))
-        number, encoded = await session.link.register_function(job.source, job.content, job.assignment)
-        return _loaded(exchange, Executable(number, msgspec.msgpack.decode(encoded, type=FunctionInfo), job))
+        job = compile_job(request, len(session.cluster.welcome.devices))
+        number, encoded = await session.cluster.register_function(job.source, job.content, job.assignment)
+        return _loaded(pending, Executable(number, msgspec.msgpack.decode(encoded, type=FunctionInfo), job))
 
-    # JAX raises this error from the very call that it belongs to: it reads as in stock JAX without its place.
-    exchange.later(work(), placed=False)
+    # JAX raises this error from the very call that failed: without a stack it reads as in stock JAX.
+    pending.reply_later(work(), with_stack=False)
 
 
-def _loaded(exchange: Exchange, loaded: Loaded) -> Any:
-    session = exchange.session
-    response = exchange.response()
+def _loaded(pending: PendingRequest, loaded: Loaded) -> Any:
+    session = pending.session
+    response = pending.response()
     response.compile.CopyFrom(loaded.compile_reply(session.load(loaded), session.add_future(OK)))
     return response
 
 
-def _metadata(exchange: Exchange, request: Any) -> None:
-    response = exchange.response()
-    response.executable_metadata.CopyFrom(exchange.session.executable(request.executable).metadata_reply())
-    exchange.reply(response)
+def _metadata(pending: PendingRequest, request: Any) -> None:
+    response = pending.response()
+    response.executable_metadata.CopyFrom(pending.session.executable(request.executable).metadata_reply())
+    pending.reply(response)
 
 
-def _mpmd_metadata(exchange: Exchange, request: Any) -> None:
-    exchange.session.executable(request.executable)
-    response = exchange.response()
+def _mpmd_metadata(pending: PendingRequest, request: Any) -> None:
+    pending.session.executable(request.executable)
+    response = pending.response()
     reply = response.executable_mpmd_metadata
     reply.mpmd_compiled_memory_stats_error.CopyFrom(codec.status_to(MPMD_ERROR))
-    exchange.reply(response)
+    pending.reply(response)
 
 
-def _mpmd_cost_analysis(exchange: Exchange, request: Any) -> None:
-    exchange.session.executable(request.executable)
-    response = exchange.response()
+def _mpmd_cost_analysis(pending: PendingRequest, request: Any) -> None:
+    pending.session.executable(request.executable)
+    response = pending.response()
     response.executable_mpmd_cost_analysis.status.CopyFrom(codec.status_to(MPMD_ERROR))
-    exchange.reply(response)
+    pending.reply(response)
 
 
-def _cost_analysis(exchange: Exchange, request: Any) -> None:
-    response = exchange.response()
+def _cost_analysis(pending: PendingRequest, request: Any) -> None:
+    response = pending.response()
     reply = response.executable_cost_analysis
-    executable = exchange.session.executable(request.executable)
-    _inquire(exchange, response, reply, executable.cost(exchange.session.link, reply))
+    executable = pending.session.executable(request.executable)
+    _inquire(pending, response, reply, executable.cost(pending.session.cluster, reply))
 
 
-def _program_text(exchange: Exchange, request: Any) -> None:
-    response = exchange.response()
+def _program_text(pending: PendingRequest, request: Any) -> None:
+    response = pending.response()
     reply = response.executable_program_text
-    executable = exchange.session.executable(request.executable)
+    executable = pending.session.executable(request.executable)
 
     async def fill() -> None:
-        reply.human_readable_program_text = await executable.text(exchange.session.link)
+        reply.human_readable_program_text = await executable.text(pending.session.cluster)
 
-    _inquire(exchange, response, reply, fill())
+    _inquire(pending, response, reply, fill())
 
 
-def _inquire(exchange: Exchange, response: Any, reply: Any, fill: Coroutine[Any, Any, None]) -> None:
+def _inquire(pending: PendingRequest, response: Any, reply: Any, fill: Coroutine[Any, Any, None]) -> None:
     """Answers when `reply` is filled; both kinds of reply have a `status` of their own for a failure."""
 
     async def work() -> Any:
@@ -101,55 +97,53 @@ def _inquire(exchange: Exchange, response: Any, reply: Any, fill: Coroutine[Any,
             reply.status.CopyFrom(codec.status_to(error.status))
         return response
 
-    exchange.later(work())
+    pending.reply_later(work())
 
 
-def _delete(exchange: Exchange, request: Any) -> None:
-    exchange.session.executable(request.executable)
-    response = exchange.response()
+def _delete(pending: PendingRequest, request: Any) -> None:
+    pending.session.executable(request.executable)
+    response = pending.response()
     unsupported = Status(Code.UNIMPLEMENTED, "executables are destructed, not deleted")
-    response.executable_delete.future = exchange.session.add_future(unsupported)
-    exchange.reply(response)
+    response.executable_delete.future = pending.session.add_future(unsupported)
+    pending.reply(response)
 
 
-def _is_deleted(exchange: Exchange, request: Any) -> None:
-    exchange.session.executable(request.executable)
-    response = exchange.response()
+def _is_deleted(pending: PendingRequest, request: Any) -> None:
+    pending.session.executable(request.executable)
+    response = pending.response()
     response.executable_is_deleted.is_deleted = False
-    exchange.reply(response)
+    pending.reply(response)
 
 
-def _destruct(exchange: Exchange, request: Any) -> None:
-    session = exchange.session
-    session.executable(request.executable)
-    session.unload(request.executable)
-    response = exchange.response()
+def _destruct(pending: PendingRequest, request: Any) -> None:
+    pending.session.unload(request.executable)
+    response = pending.response()
     response.executable_destruct.SetInParent()
-    exchange.reply(response)
+    pending.reply(response)
 
 
-def _execute(exchange: Exchange, request: Any) -> None:
-    session = exchange.session
+def _execute(pending: PendingRequest, request: Any) -> None:
+    session = pending.session
     given = list(request.results)
     try:
-        handles, status_handle, executable = _run(exchange, request, given)
+        handles, status_handle, executable = _run(pending, request, given)
     except StatusError as error:
-        exchange.undefined(given, error)
+        pending.set_error(given, error)
         if request.status_handle:
             session.add_future(error.status, request.status_handle)
         raise
-    response = exchange.response()
+    response = pending.response()
     reply = response.execute
     reply.SetInParent()
     if status_handle:
         reply.status_handle = status_handle
     if not given:
         reply.outputs.extend(executable.output_replies(handles))
-    session.send(response, 0 if handles else exchange.context)
+    session.responses.send(response, 0 if handles else pending.context)
 
 
-def _run(exchange: Exchange, request: Any, given: list[int]) -> tuple[list[int], int, Loaded]:
-    session = exchange.session
+def _run(pending: PendingRequest, request: Any, given: list[int]) -> tuple[list[int], int, Loaded]:
+    session = pending.session
     executable = session.executable(request.executable)
     arguments = executable.gather(session.staged, list(request.arguments))
     if arguments is None:
@@ -165,32 +159,32 @@ def _run(exchange: Exchange, request: Any, given: list[int]) -> tuple[list[int],
     key = (preserved, options.fill_status)
     registered = executable.programs.get(key)
     if registered is None:
-        body = executable.program(*key)
-        registered = executable.programs[key] = session.link.number(), len(body.results) - len(executable.outputs)
-        session.link.send(m.RegisterProgram(registered[0], body))
+        definition = executable.program(*key)
+        completions = len(definition.results) - len(executable.outputs)
+        registered = executable.programs[key] = session.cluster.register_program(definition), completions
     program, completions = registered
     handles = session.handles(given, len(executable.outputs))
     status_handle = 0
     if options.fill_status:
         status_handle = session.add_future(handle=request.status_handle)
-        ends = [session.mint() for _ in range(completions)]
-        session.launch(program, arguments, (*handles, *ends), context=exchange.context, room=executable.room)
-        session.link.wait(executable.awaited(handles, ends), session.resolver(status_handle))
-        session.link.send(m.Release(tuple(ends)))
+        ended = [session.cluster.mint() for _ in range(completions)]
+        session.launch(program, arguments, (*handles, *ended), context=pending.context, credits=executable.credits)
+        session.cluster.wait(executable.awaited(handles, ended), session.resolver(status_handle))
+        session.cluster.release(ended)
     else:
-        session.launch(program, arguments, handles, context=exchange.context, room=executable.room)
+        session.launch(program, arguments, handles, context=pending.context, credits=executable.credits)
     for position in executable.donated:
         if position not in preserved:
             records[position].memory.delete()
-    session.define(handles, executable.outputs, exchange.context)
+    session.define(handles, executable.outputs, pending.context)
     return handles, status_handle, executable
 
 
-def _fetch_execute_result(exchange: Exchange, request: Any) -> None:
-    exchange.outcome("fetch_execute_result", request.status_handle)
+def _fetch_execute_result(pending: PendingRequest, request: Any) -> None:
+    pending.reply_outcome("fetch_execute_result", request.status_handle)
 
 
-def _host_callback(exchange: Exchange, request: Any) -> None:
+def _host_callback(pending: PendingRequest, request: Any) -> None:
     raise unimplemented(CALLBACK_ADVICE)
 
 

@@ -8,13 +8,16 @@ from typing import Any, NamedTuple
 import msgspec
 
 from atoll.errors import Code, Status, StatusError, invalid, unimplemented
-from atoll.frontends.ifrt import codec
 from atoll.frontends.ifrt.host_buffers import MAX_STORED_BYTES, Stored
-from atoll.frontends.ifrt.session import Exchange, Handler, Session
+from atoll.frontends.ifrt.pending_request import Handler, PendingRequest
+from atoll.frontends.ifrt.session import IfrtSession
 from atoll.ir.program import DeviceToHost, HostBuffer, HostToDevice, single
 from atoll.ir.types import ArraySpec, Shape, nbytes
 from atoll.protocol import messages as m
 from atoll.protocol.ifrt import values_pb2
+from atoll.protocol.translation import codec
+from atoll.protocol.translation.array_specs import layout_from, spec_from
+from atoll.protocol.translation.shardings import sharding_from
 
 
 class _Source(NamedTuple):
@@ -26,45 +29,45 @@ class _Source(NamedTuple):
     positions: tuple[int, ...] | None
 
 
-def _make_array(exchange: Exchange, request: Any) -> None:
-    session = exchange.session
+def _make_array(pending: PendingRequest, request: Any) -> None:
+    session = pending.session
     given = [request.array] if request.HasField("array") else []
     try:
         shape = codec.shape_from(request.shape)
-        layout = codec.layout_from(request.layout) if request.HasField("layout") else None
-        sharding = codec.sharding_from(request.sharding, shape)
+        layout = layout_from(request.layout) if request.HasField("layout") else None
+        sharding = sharding_from(request.sharding, shape)
         spec = ArraySpec(codec.dtype_from(request.dtype), shape, sharding, layout)
         handles = session.handles(given, 1)
         source = _Source(request.host_buffer, shape, codec.strides_from(request), None)
-        _put(exchange, spec, handles[0], [source])
+        _put(pending, spec, handles[0], [source])
     except StatusError as error:
-        exchange.undefined(given, error)
+        pending.set_error(given, error)
         session.buffers.consume(request.host_buffer, Stored.drop)
         raise
-    session.define(handles, [spec], exchange.context)
+    session.define(handles, [spec], pending.context)
     session.arrays.records[handles[0]].ready = True  # what comes from the client fails with the request, or not at all
-    exchange.made("make_array_from_host_buffer", handles, one=True)
+    pending.reply_arrays("make_array_from_host_buffer", handles, one=True)
 
 
-def _make_arrays(exchange: Exchange, request: Any) -> None:
-    session = exchange.session
+def _make_arrays(pending: PendingRequest, request: Any) -> None:
+    session = pending.session
     given = list(request.arrays)
     try:
-        specs = [codec.spec_from(each.array_spec) for each in request.specs]
+        specs = [spec_from(each.array_spec) for each in request.specs]
         sources = [_sources(each) for each in request.specs]
         handles = session.handles(given, len(specs))
         for spec in specs:  # all before the first is launched: the request succeeds or fails as a whole
             _check(session, spec)
         for spec, handle, buffers in zip(specs, handles, sources, strict=True):
-            _put(exchange, spec, handle, buffers)
+            _put(pending, spec, handle, buffers)
     except StatusError as error:
-        exchange.undefined(given, error)
+        pending.set_error(given, error)
         for each in request.specs:
             for buffer in each.host_buffers:
                 session.buffers.consume(buffer.host_buffer, Stored.drop)
         raise
-    session.define(handles, specs, exchange.context)
-    exchange.made("make_arrays_from_host_buffer_shards", handles)
+    session.define(handles, specs, pending.context)
+    pending.reply_arrays("make_arrays_from_host_buffer_shards", handles)
 
 
 def _sources(spec: Any) -> list[_Source]:
@@ -81,50 +84,54 @@ def _sources(spec: Any) -> list[_Source]:
     ]
 
 
-def _put(exchange: Exchange, spec: ArraySpec, handle: int, sources: Sequence[_Source]) -> None:
+def _put(pending: PendingRequest, spec: ArraySpec, handle: int, sources: Sequence[_Source]) -> None:
     """Launches the transfer; its buffers go to the hosts when they come."""
-    session = exchange.session
+    session = pending.session
     hosts = _check(session, spec)
     node = HostToDevice(tuple(HostBuffer(i, s.shape, s.strides, s.positions) for i, s in enumerate(sources)), (spec,))
-    program = session.program(("put", node), lambda: single("device_put", (), node, feeds=len(node.buffers)))
-    feeds = [session.link.number() for _ in sources]
+    program = session.cluster.programs.number(
+        ("put", node), lambda: single("device_put", (), node, feeds=len(node.buffers))
+    )
+    feeds = [session.cluster.number() for _ in sources]
     for source, feed in zip(sources, feeds, strict=True):
         session.buffers.consume(source.handle, _uploader(session, feed, hosts, spec.dtype))
-    session.launch(program, (), (handle,), feeds, exchange.context)
+    session.launch(program, (), (handle,), feeds, pending.context)
 
 
-def _check(session: Session, spec: ArraySpec) -> list[int]:
+def _check(session: IfrtSession, spec: ArraySpec) -> list[int]:
     """The hosts of such an array. Raises where it cannot be made from data."""
     if spec.dtype in ("token", "opaque"):
         raise unimplemented(f"arrays of dtype {spec.dtype} cannot be made from data")
-    return session.link.hosts_of(spec.sharding.devices)
+    return session.cluster.hosts_of(spec.sharding.devices)
 
 
-def _uploader(session: Session, feed: int, hosts: Sequence[int], dtype: str) -> Callable[[Stored], None]:
+def _uploader(session: IfrtSession, feed: int, hosts: Sequence[int], dtype: str) -> Callable[[Stored], None]:
     def upload(stored: Stored) -> None:
         if stored.descriptor >= 0:
-            session.link.upload_file(hosts, feed, stored.nbytes, stored.descriptor)
+            session.cluster.upload_file(hosts, feed, stored.nbytes, stored.descriptor)
             return
         contents = stored.contents
         if dtype == "string":
             data = b"".join(bytes(part) for part in contents)
             texts = codec.parse(values_pb2.StringArrayContents, data)
             contents = [msgspec.msgpack.encode(list(texts.strings))]
-        session.link.upload(hosts, feed, contents)
+        session.cluster.upload(hosts, feed, contents)
 
     return upload
 
 
-def _copy_to_host_buffer(exchange: Exchange, request: Any) -> None:
-    session = exchange.session
+def _copy_to_host_buffer(pending: PendingRequest, request: Any) -> None:
+    session = pending.session
     spec = session.arrays.spec(request.array)
     strides = codec.strides_from(request)
     if strides is not None:
         _check_strides(spec, strides)
     node = DeviceToHost((0,), 0, strides)
-    program = session.program(("get", spec, node), lambda: single("copy to host", (spec,), node, feeds=1))
-    feed = session.link.number()
-    completion = session.mint()
+    program = session.cluster.programs.number(
+        ("get", spec, node), lambda: single("copy to host", (spec,), node, feeds=1)
+    )
+    feed = session.cluster.number()
+    completion = session.cluster.mint()
     stored = Stored((), nbytes(spec), complete=False)
     answered = False
 
@@ -133,9 +140,9 @@ def _copy_to_host_buffer(exchange: Exchange, request: Any) -> None:
         if not answered:
             answered = True
             session.buffers.put(request.host_buffer, stored)
-            response = exchange.response()
+            response = pending.response()
             response.copy_to_host_buffer.SetInParent()
-            exchange.reply(response)
+            pending.reply(response)
 
     def arrived(content: Any, more: bool, done: Callable[[], None]) -> None:
         if spec.dtype == "string":
@@ -147,21 +154,21 @@ def _copy_to_host_buffer(exchange: Exchange, request: Any) -> None:
         try:
             answer()
         except StatusError as error:  # the session holds too much
-            exchange.fail(error.status)
+            pending.fail(error.status)
 
-    def ended(status: Status) -> None:
-        # On success the contents have come, or will; a failure is told once, by whichever answer is still open.
-        if not status.ok and session.link.forget(feed):
+    def completed(status: Status) -> None:
+        # On success the contents have come, or will; a failure is reported once: as the answer, or by the buffer.
+        if not status.ok and session.cluster.forget(feed):
             stored.finish(status)
             if not answered:
-                exchange.fail(status)
+                pending.fail(status)
 
     if session.arrays.get(request.array).ready:
-        answer()  # nothing but the reading can fail now: the client may come for the contents while they travel
-    session.link.expect(feed, arrived)
+        answer()  # nothing but the reading can fail now: the client may fetch the contents while they travel
+    session.cluster.expect(feed, arrived)
     session.launch(program, (request.array,), (completion,), (feed,))
-    session.link.wait((completion,), ended)
-    session.link.send(m.Release((completion,)))
+    session.cluster.wait((completion,), completed)
+    session.cluster.release((completion,))
 
 
 def _check_strides(spec: ArraySpec, strides: tuple[int, ...]) -> None:
@@ -173,16 +180,16 @@ def _check_strides(spec: ArraySpec, strides: tuple[int, ...]) -> None:
         raise invalid(f"byte strides that reach over {reach} bytes")
 
 
-def _make_error_arrays(exchange: Exchange, request: Any) -> None:
-    session = exchange.session
-    specs = [codec.spec_from(each) for each in request.specs]
+def _make_error_arrays(pending: PendingRequest, request: Any) -> None:
+    session = pending.session
+    specs = [spec_from(each) for each in request.specs]
     handles = session.handles(list(request.arrays), len(specs))
     error = codec.status_from(request.error)
     if not Code.OK < error.code <= max(Code):
         raise invalid(f"{error.code} is no error's code")
-    session.link.send(m.MakeError(tuple(handles), error))
-    session.define(handles, specs, exchange.context)
-    exchange.made("make_error_arrays", handles)
+    session.cluster.send(m.MakeError(tuple(handles), error))
+    session.define(handles, specs, pending.context)
+    pending.reply_arrays("make_error_arrays", handles)
 
 
 HANDLERS: dict[str, Handler] = {

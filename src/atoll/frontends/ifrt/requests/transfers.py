@@ -7,17 +7,17 @@ from typing import Any
 import msgspec
 
 from atoll.errors import invalid
-from atoll.frontends.ifrt import codec
-from atoll.frontends.ifrt.session import Exchange, Handler
+from atoll.frontends.ifrt.pending_request import Handler, PendingRequest
 from atoll.ir.program import Transfer, single
 from atoll.ir.types import ArraySpec, Sharding
 from atoll.protocol.ifrt import arrays_pb2
+from atoll.protocol.translation.array_specs import spec_from
 
 
-def _copy_arrays(exchange: Exchange, request: Any) -> None:
-    session = exchange.session
+def _copy_arrays(pending: PendingRequest, request: Any) -> None:
+    session = pending.session
     given = list(request.results)
-    with exchange.defining(given):
+    with pending.making(given):
         handles = session.handles(given, len(request.arrays))
         targets = []
         for handle in request.arrays:
@@ -30,23 +30,23 @@ def _copy_arrays(exchange: Exchange, request: Any) -> None:
             kind = request.memory_kind if request.HasField("memory_kind") else source.sharding.memory_kind
             sharding = Sharding(devices, source.sharding.tiling, kind)
             targets.append(msgspec.structs.replace(source, sharding=sharding))
-        _transfer(exchange, "device_put", list(request.arrays), targets, handles, request.copy_semantics, False)
-    exchange.made("copy_arrays", handles)
+        _transfer(pending, "device_put", list(request.arrays), targets, handles, request.copy_semantics, False)
+    pending.reply_arrays("copy_arrays", handles)
 
 
-def _reshard(exchange: Exchange, request: Any) -> None:
+def _reshard(pending: PendingRequest, request: Any) -> None:
     given = list(request.results)
-    with exchange.defining(given):
-        handles = exchange.session.handles(given, len(request.arrays))
-        targets = [codec.spec_from(each) for each in request.specs]
+    with pending.making(given):
+        handles = pending.session.handles(given, len(request.arrays))
+        targets = [spec_from(each) for each in request.specs]
         if len(targets) != len(request.arrays):
             raise invalid(f"{len(targets)} shardings for {len(request.arrays)} arrays")
-        _transfer(exchange, "reshard", list(request.arrays), targets, handles, request.copy_semantics, True)
-    exchange.made("reshard_arrays", handles)
+        _transfer(pending, "reshard", list(request.arrays), targets, handles, request.copy_semantics, True)
+    pending.reply_arrays("reshard_arrays", handles)
 
 
 def _transfer(
-    exchange: Exchange,
+    pending: PendingRequest,
     name: str,
     inputs: list[int],
     targets: list[ArraySpec],
@@ -54,17 +54,17 @@ def _transfer(
     semantics: int,
     reshard: bool,
 ) -> None:
-    session = exchange.session
+    session = pending.session
     donate = semantics == arrays_pb2.DONATE_INPUT
-    session.link.hosts_of([device for target in targets for device in target.sharding.devices])
+    session.cluster.hosts_of([device for target in targets for device in target.sharding.devices])
     sources = tuple(session.arrays.spec(handle) for handle in inputs)
     node = Transfer(tuple(range(len(inputs))), tuple(targets), donate, reshard)
-    program = session.program((name, sources, node), lambda: single(name, sources, node))
-    session.launch(program, inputs, handles, context=exchange.context)
+    program = session.cluster.programs.number((name, sources, node), lambda: single(name, sources, node))
+    session.launch(program, inputs, handles, context=pending.context)
     if donate:
         for handle in inputs:
             session.arrays.get(handle).memory.delete()
-    session.define(handles, targets, exchange.context)
+    session.define(handles, targets, pending.context)
 
 
 HANDLERS: dict[str, Handler] = {

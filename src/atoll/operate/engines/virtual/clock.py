@@ -9,7 +9,7 @@ from atoll.errors import ClusterError
 
 
 class VirtualClock:
-    """As `worker.null.moments.Clock`. Events of the same time happen in the order in which they were asked for."""
+    """As `worker.null.moments.Clock`. Events of the same time happen in the order in which they were added."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -21,7 +21,7 @@ class VirtualClock:
         return self._now
 
     def call_at(self, when: float, call: Callable[[], None]) -> None:
-        """Calls it at that time, and never from within; a time that has passed is now."""
+        """Calls it at that time, never from within this call; a time in the past means now."""
         heapq.heappush(self._events, (max(when, self._now), self._number, call))
         self._number += 1
 
@@ -32,7 +32,7 @@ class VirtualClock:
         self.call_at(self._now + seconds, call)
 
     def run_until(self, is_over: Callable[[], bool], deadline: float) -> None:
-        """Lets time pass until it is over. Raises ClusterError where that is not so by the `deadline`."""
+        """Lets time pass until `is_over()`. Raises ClusterError if that is not so by the `deadline`, in seconds."""
         while not is_over():
             if not self._events or self._events[0][0] > deadline:
                 raise ClusterError(f"after {self._now:.6f} s of virtual time, what was waited for has not happened")

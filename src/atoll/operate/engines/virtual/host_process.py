@@ -1,4 +1,4 @@
-"""A host's process in virtual time: what `worker.null.main` is with sockets."""
+"""A host's process in virtual time: what `worker.null.main` is with sockets. One thread, which takes its time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from atoll.worker.null.model import NullModel
 
 
 class Port:
-    """Stands for a data port: what the steps send, they send when the model says that it has arrived."""
+    """In place of a data port. Steps send when the model has contents arrive, so they are there at once."""
 
     def __init__(self, inbox: Inbox, inboxes: Mapping[int, Inbox]) -> None:
         self.inbox = inbox
@@ -26,10 +26,10 @@ class Port:
         return _Channel(self._inboxes[host])
 
     def open_session(self, session: int, secret: str) -> None:
-        """Nobody has to be let in."""
+        """All sessions are served."""
 
     def close_session(self, session: int) -> None:
-        """As `open_session`."""
+        """Its contents are dropped by the host."""
 
     def set_peers(self, hosts: tuple[tuple[int, str], ...], secret: str) -> None:
         """All inboxes are known."""
@@ -44,9 +44,10 @@ class _Channel:
 
 
 class HostProcess:
-    """One thread: does one thing after another, and each takes its time.
+    """Handles one message after another; each takes its time, by `costs`.
 
-    `inboxes` are those of all hosts, `neighbours` those of the island: this host's is added to both.
+    `send(message)` has a message reach the controller. `inboxes` are those of all hosts, `neighbours` those of the
+    island: this host's is added to both.
     """
 
     def __init__(
@@ -88,15 +89,15 @@ class HostProcess:
 
     def handle(self, message: Any) -> None:
         """A message of the controller has arrived."""
-        turns = 0
+        gangs = 0
         if isinstance(message, m.Run):
-            turns = 1
+            gangs = 1
         elif isinstance(message, m.Dispatch):
-            turns = len(message.turns)
-        self._do(turns * self._costs.host_gang or self._costs.message, partial(self._handle, message))
+            gangs = len(message.turns)
+        self._do(gangs * self._costs.host_gang or self._costs.message, partial(self._handle, message))
 
     def _handle(self, message: Any) -> None:
-        self.host.hear(message)
+        self.host.handle(message)
 
     def _do(self, seconds: float, call: Callable[[], None]) -> None:
         self._free_at = max(self._free_at, self._clock.now()) + seconds

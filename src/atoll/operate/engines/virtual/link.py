@@ -1,61 +1,51 @@
-"""A session's link to a simulated cluster: of `proxy.link`, what a bare client uses."""
+"""A session's ways to a simulated cluster: its control connection and its data channels, in virtual time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from atoll.errors import ClusterError, Status
-from atoll.operate.engines.virtual.tasks import Future
-from atoll.protocol import messages as m
+from atoll.frontends.session.connection import Unreached
 from atoll.transfers.inbox import Inbox
 
 
-class SimulatedLink:
-    """`send` has the session's messages reach the controller; `handle` takes the replies. `inboxes` are the hosts'."""
+class VirtualConnection:
+    """`send(message)` has a message reach the controller; contents are in the hosts' `inboxes` at once.
+
+    Both seams of `frontends.session.connection`, for the session of this number.
+    """
 
     def __init__(
-        self, welcome: m.Welcome, send: Callable[[Any], None], inboxes: dict[int, Inbox], on_close: Callable[[], None]
+        self,
+        session: int,
+        send: Callable[[Any], None],
+        inboxes: Mapping[int, Inbox],
+        on_close: Callable[[], None],
     ) -> None:
-        self.welcome = welcome
         self.send = send
-        self.close = on_close
-        self.on_credit_returned: Callable[[int], None] = lambda count: None
+        self._session = session
         self._inboxes = inboxes
-        self._hosts = {device.id: device.host for device in welcome.devices}
-        self._waits: dict[int, Callable[[Status], None]] = {}
-        self._functions: dict[int, Future[m.FunctionReady]] = {}
-        self._next = 1
+        self._on_close: Callable[[], None] | None = on_close
 
-    def number(self) -> int:
-        self._next += 1
-        return self._next
+    def connect(self, hosts: Sequence[tuple[int, str]], then: Callable[[Unreached], None]) -> None:
+        """All hosts are reached at once."""
+        then({})
 
-    def wait(self, handles: Sequence[int], then: Callable[[Status], None]) -> None:
-        number = self.number()
-        self._waits[number] = then
-        self.send(m.Await(number, tuple(handles)))
+    def disconnect(self, hosts: Sequence[int]) -> None:
+        """Inboxes outlive losses."""
 
-    async def register_function(
-        self, source: bytes, content: str, assignment: tuple[tuple[int, ...], ...]
-    ) -> tuple[int, bytes]:
-        """As `Link.register_function`. The source is at its hosts at once."""
-        number, feed = self.number(), self.number()
-        future = self._functions[number] = Future()
-        for host in sorted({self._hosts[device] for partitions in assignment for device in partitions}):
-            self._inboxes[host].put(self.welcome.session, feed, source)
-        self.send(m.RegisterFunction(number, content, feed, assignment))
-        ready = await future
-        ready.status.raise_if_error()
-        return number, ready.info
+    def upload(self, hosts: Sequence[int], feed: int, contents: Sequence[Any]) -> None:
+        for host in hosts:
+            self._inboxes[host].put(self._session, feed, b"".join(contents))
 
-    def handle(self, message: Any) -> None:
-        match message:
-            case m.CreditReturned(launches=launches):
-                self.on_credit_returned(launches)
-            case m.Awaited(wait=wait, status=status):
-                self._waits.pop(wait)(status)
-            case m.FunctionReady(function=function):
-                self._functions.pop(function).set_result(message)
-            case m.Closing(status=status):
-                raise ClusterError(f"the controller has closed session {self.welcome.session}: {status}")
+    def upload_file(self, hosts: Sequence[int], feed: int, nbytes: int, descriptor: int) -> None:
+        contents = os.pread(descriptor, nbytes, 0)
+        os.close(descriptor)
+        self.upload(hosts, feed, [contents])
+
+    def close(self) -> None:
+        """Once, whichever of the two closes first."""
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close()

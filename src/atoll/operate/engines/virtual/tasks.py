@@ -1,4 +1,4 @@
-"""Coroutines in virtual time: what a client's program is written as, so that it also runs on an asyncio loop."""
+"""Coroutines in virtual time: a client's program is one, so that it also runs on an asyncio loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 class Future(Generic[Result]):
-    """What will be known later; of `asyncio.Future`, the part that clients use."""
+    """A value that comes later: the part of `asyncio.Future` that clients use."""
 
     def __init__(self) -> None:
         self._result: Result
@@ -40,9 +40,9 @@ class Future(Generic[Result]):
 
 
 class Task(Future[Result]):
-    """A coroutine that goes on, by the clock, as soon as what it awaits is there.
+    """Runs a coroutine, which goes on as soon as the future that it awaits has its result.
 
-    It may await futures of this module only. What it raises comes out of the clock's `run_until`.
+    It may await futures of this module only. The clock's `run_until` raises what it raises.
     """
 
     def __init__(self, clock: VirtualClock, work: Coroutine[Any, Any, Result]) -> None:
@@ -52,7 +52,7 @@ class Task(Future[Result]):
         clock.call_soon(self._step)
 
     def result(self) -> Result:
-        """Of a task that is done."""
+        """The coroutine's result; only of a task that is done."""
         return self._result
 
     def _step(self) -> None:

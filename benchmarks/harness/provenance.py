@@ -1,0 +1,51 @@
+"""Of which code a result is, and whether the code has changed since."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from benchmarks.harness.backends import ROOT
+
+# What a result depends on, as git's pathspecs: not what is written of results.
+CODE = ("src/atoll", "benchmarks", "examples", ":!benchmarks/results", ":!*.md")
+DIRTY = "+"  # at the end of a commit: with changes that were not committed
+
+
+def current_commit(root: Path = ROOT) -> str | None:
+    """The commit of the code here, with DIRTY where the code differs from it; None where git does not know."""
+    commit = _git(root, "rev-parse", "HEAD")
+    changed = _git(root, "status", "--porcelain", "--", *CODE)
+    return None if commit is None or changed is None else commit + (DIRTY if changed else "")
+
+
+def describe_commit(commit: str | None) -> str:
+    """Of a result, for a page."""
+    if commit is None:
+        return "of an unknown commit"
+    changes = " with changes that were not committed" if commit.endswith(DIRTY) else ""
+    return f"commit {commit.removesuffix(DIRTY)[:9]}{changes}"
+
+
+def age(commit: str | None, root: Path = ROOT) -> str:
+    """A sentence where a result of this commit may be older than the code here; empty where it is not."""
+    if commit is None:
+        return "Whether it is older than the code is unknown."
+    count = _git(root, "rev-list", "--count", f"{commit.removesuffix(DIRTY)}..HEAD", "--", *CODE)
+    if count is None:
+        return "Whether it is older than the code is unknown: git is not here, or does not have that commit."
+    if int(count):
+        return f"It is older than the code that it measures: {_commits(int(count))} changed that since."
+    return ""
+
+
+def _commits(count: int) -> str:
+    return "one commit has" if count == 1 else f"{count} commits have"
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    command = ("git", "-C", str(root), *arguments)
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

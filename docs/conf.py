@@ -1,0 +1,25 @@
+"""How Sphinx builds this site: `make docs`."""
+
+from atoll._version import __version__
+
+project = "Atoll"
+author = "the Atoll authors"
+release = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["_build"]
+root_doc = "index"
+
+myst_enable_extensions = ["deflist", "fieldlist"]
+myst_heading_anchors = 4
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+napoleon_google_docstring = True
+
+html_theme = "furo"
+html_title = f"Atoll {release}"
+html_copy_source = False
+html_show_sphinx = False

@@ -1,0 +1,272 @@
+"""Draws the pictures of this site: `python docs/pictures/draw.py` writes them beside this file.
+
+The pictures are data here, so that a test can check that every file they name exists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+HERE = Path(__file__).resolve().parent
+_LINE = 17
+_FONT = 'font-family="Helvetica, Arial, sans-serif"'
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle with a title and lines of text below it; lines that end in .py are set as code."""
+
+    x: int
+    y: int
+    width: int
+    title: str
+    lines: tuple[str, ...] = ()
+    fill: str = "#eef3fb"
+
+    @property
+    def height(self) -> int:
+        return 16 + _LINE * (1 + len(self.lines))
+
+    def svg(self) -> str:
+        text = [
+            f'<rect x="{self.x}" y="{self.y}" width="{self.width}" height="{self.height}" rx="6" fill="{self.fill}" '
+            'stroke="#41618f"/>',
+            f'<text x="{self.x + 10}" y="{self.y + 20}" font-size="14" font-weight="bold" {_FONT}>'
+            f"{escape(self.title)}</text>",
+        ]
+        for i, line in enumerate(self.lines):
+            font = 'font-family="monospace"' if line.endswith(".py") else _FONT
+            text.append(
+                f'<text x="{self.x + 10}" y="{self.y + 20 + _LINE * (i + 1)}" font-size="12" fill="#333" {font}>'
+                f"{escape(line)}</text>"
+            )
+        return "\n".join(text)
+
+
+@dataclass(frozen=True)
+class Arrow:
+    """From point to point, with words beside its middle."""
+
+    start: tuple[int, int]
+    end: tuple[int, int]
+    words: str = ""
+    both: bool = False
+
+    def svg(self) -> str:
+        (x1, y1), (x2, y2) = self.start, self.end
+        marks = 'marker-end="url(#tip)"' + (' marker-start="url(#tip)"' if self.both else "")
+        line = f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="#555" stroke-width="1.4" {marks}/>'
+        if not self.words:
+            return line
+        x, y = (x1 + x2) // 2 + 6, (y1 + y2) // 2 - 5
+        return line + f'\n<text x="{x}" y="{y}" font-size="12" fill="#555" {_FONT}>{escape(self.words)}</text>'
+
+
+Picture = tuple[int, int, tuple[Box | Arrow, ...]]
+
+GREEN, ORANGE, GREY = "#eaf6ec", "#fdf1e0", "#f4f4f4"
+
+PROCESSES: Picture = (
+    860,
+    420,
+    (
+        Box(
+            20,
+            20,
+            240,
+            "your Python process",
+            ("JAX and jaxlib's IFRT proxy client", "client/plugin.py"),
+        ),
+        Box(
+            20,
+            160,
+            240,
+            "proxy: one a client",
+            ("frontends/ifrt/main.py", "IFRT requests to programs, launches"),
+            GREEN,
+        ),
+        Box(
+            20, 300, 240, "engine: one a cluster", ("operate/engines/local.py", "starts, watches, restarts hosts"), GREY
+        ),
+        Box(380, 160, 210, "controller: one a cluster", ("controller/main.py (shell)", "controller/core.py"), ORANGE),
+        Box(640, 60, 200, "worker: one a host", ("worker/main.py", "compiles, stores, runs plans"), GREEN),
+        Box(
+            640,
+            240,
+            200,
+            "worker: one a host",
+            ("worker/main.py", "its devices: one XLA mesh", "with the island's other hosts"),
+            GREEN,
+        ),
+        Arrow((140, 87), (140, 160), "gRPC; large arrays in shared memory", both=True),
+        Arrow((260, 190), (380, 190), "control", both=True),
+        Arrow((590, 175), (640, 110), "control", both=True),
+        Arrow((590, 205), (640, 260), "control", both=True),
+        Arrow((260, 170), (640, 75), "bulk data", both=True),
+        Arrow((740, 127), (740, 240), "bulk data", both=True),
+        Arrow((260, 320), (400, 227), "control", both=True),
+        Arrow((260, 345), (640, 300), "starts, watches"),
+    ),
+)
+
+LAUNCH: Picture = (
+    900,
+    800,
+    (
+        Box(
+            20,
+            20,
+            400,
+            "1  request",
+            (
+                "jaxlib's client sends Execute and numbers the results",
+                "frontends/ifrt/service.py",
+                "frontends/ifrt/requests/executables.py",
+            ),
+            GREEN,
+        ),
+        Box(20, 135, 400, "2  launch", ("one message: program, handles, feeds", "frontends/session/session.py"), GREEN),
+        Box(
+            20,
+            235,
+            400,
+            "3  check",
+            ("arguments, memory, lost islands", "controller/programs/launcher.py", "controller/programs/checks.py"),
+            ORANGE,
+        ),
+        Box(
+            20,
+            350,
+            400,
+            "4  put in line",
+            ("a ticket for each node, one line an island", "scheduling/scheduler.py"),
+            ORANGE,
+        ),
+        Box(
+            20,
+            450,
+            400,
+            "5  policy: which ready ticket is committed next",
+            ("chosen by name in the settings", "scheduling/policies/__init__.py"),
+            ORANGE,
+        ),
+        Box(20, 550, 400, "6  reserve memory, in order", ("controller/memory/reservations.py",), ORANGE),
+        Box(
+            20,
+            635,
+            400,
+            "7  dispatch",
+            ("one message a host: Run, later Dispatch", "controller/programs/launcher.py"),
+            ORANGE,
+        ),
+        Box(
+            480,
+            635,
+            400,
+            "8  run the plan",
+            ("segment by segment; parked while bytes are missing", "worker/plan_executor.py", "worker/steps.py"),
+            GREEN,
+        ),
+        Box(480, 520, 400, "9  completion", ("reported many in one message", "worker/completions.py"), GREEN),
+        Box(480, 420, 400, "10  results are ready, waits are answered", ("controller/memory/directory.py",), ORANGE),
+        Box(
+            480,
+            300,
+            400,
+            "11  a shard is freed",
+            (
+                "decided once released and no gang needs it:",
+                "controller/memory/directory.py",
+                "done on the host: worker/store.py",
+            ),
+            ORANGE,
+        ),
+        Box(
+            480,
+            135,
+            400,
+            "if an island is lost",
+            (
+                "decided: controller/islands/recovery.py",
+                "states: controller/islands/lifecycle.py",
+                "restarted: operate/engines/island.py",
+                "what fails: controller/programs/failures.py",
+            ),
+            GREY,
+        ),
+        Arrow((220, 103), (220, 135)),
+        Arrow((220, 202), (220, 235)),
+        Arrow((220, 319), (220, 350)),
+        Arrow((220, 417), (220, 450)),
+        Arrow((220, 517), (220, 550)),
+        Arrow((220, 600), (220, 635)),
+        Arrow((420, 665), (480, 665)),
+        Arrow((680, 635), (680, 587)),
+        Arrow((680, 520), (680, 470)),
+        Arrow((680, 420), (680, 384)),
+    ),
+)
+
+
+def rooms_picture() -> Picture:
+    """The rooms by layers, from the table that the tests hold (tests/test_layers.py)."""
+    import sys
+
+    sys.path.insert(0, str(HERE.parent.parent))
+    from tests.test_layers import LAYERS
+
+    words = {
+        "client": "in the user's process: plug-in, connect, slices, programs",
+        "operate": "the command `atoll`; engines",
+        "frontends": "IFRT; what any front end needs",
+        "controller": "all decisions of a cluster",
+        "worker": "one a host: plans, stores, devices",
+        "scheduling": "order, policies, placement",
+        "transfers": "the data plane",
+        "protocol": "messages",
+        "ir": "programs, dialect, passes, plans",
+        "cluster": "settings, topology, meshes",
+        "processes": "children, lifelines, leases",
+        "wire": "framing, HTTP/2, gRPC",
+        "testing": "clusters in virtual time",
+    }
+    boxes: list[Box | Arrow] = []
+    y = 20
+    for layer in reversed(LAYERS):
+        shown = [room for room in layer if room in words]
+        if not shown:
+            continue
+        width = (860 - 20 * (len(shown) - 1)) // len(shown)
+        for i, room in enumerate(shown):
+            boxes.append(Box(20 + i * (width + 20), y, width, room, (words[room],), GREEN if i % 2 else "#eef3fb"))
+        y += 75
+    return 900, y, tuple(boxes)
+
+
+def svg(picture: Picture) -> str:
+    width, height, parts = picture
+    arrows = [part.svg() for part in parts if isinstance(part, Arrow)]
+    boxes = [part.svg() for part in parts if isinstance(part, Box)]
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+            f'height="{height}">',
+            '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
+            'orient="auto-start-reverse"><path d="M0,0 L8,4 L0,8 z" fill="#555"/></marker></defs>',
+            f'<rect width="{width}" height="{height}" rx="8" fill="white"/>',
+            *boxes,
+            *arrows,
+            "</svg>\n",
+        ]
+    )
+
+
+def pictures() -> dict[str, Picture]:
+    return {"processes.svg": PROCESSES, "launch.svg": LAUNCH, "rooms.svg": rooms_picture()}
+
+
+if __name__ == "__main__":
+    for name, picture in pictures().items():
+        (HERE / name).write_text(svg(picture))

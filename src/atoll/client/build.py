@@ -1,0 +1,177 @@
+"""From a recording to a program: values are numbered, nodes that nothing needs are dropped, arguments are donated."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from atoll.client import jax_internals as internals
+from atoll.client.functions import Function
+from atoll.client.plugin_programs import is_atoll
+from atoll.client.tracing import CallNode, Recording, TransferNode
+from atoll.client.values import Value
+from atoll.ir.program import Call, Node, Program, Transfer
+
+internals.leave_out_of_tracebacks(__file__)
+
+
+@dataclass(frozen=True)
+class Built:
+    """A program, the functions that its calls number, and what its arguments and results are to the user.
+
+    `arguments` and `made` are what the program takes and returns, `given` are the user's arguments.
+    """
+
+    program: Program
+    functions: tuple[Function, ...]
+    arguments: tuple[Value, ...]
+    given: tuple[Value, ...]
+    made: tuple[Value, ...]
+    results: tuple[Result, ...]
+
+    @property
+    def plain(self) -> bool:
+        """Whether the user's results are the program's."""
+        return self.results == tuple(Result("made", i) for i in range(len(self.made)))
+
+    def returned(self, made: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+        """The user's results, of the program's and of the user's arguments."""
+        results = []
+        for each in self.results:
+            if each.source == "made":
+                results.append(made[each.number])
+            else:
+                results.append(_unchanged(leaves[each.number], each) if each.source else each.constant)
+        return results
+
+    def described(self) -> list[Any]:
+        """A value for each of the user's results, or an array."""
+        values = {"made": self.made, "given": self.given}
+        return [values[each.source][each.number] if each.source else each.constant for each in self.results]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One of the user's results: which of the program's ("made") or the user's arguments ("given"); else an array.
+
+    An argument is returned with another sharding than it came with, where the function has put it there.
+    """
+
+    source: str
+    number: int = 0
+    constant: Any = None
+    sharding: Any = None
+
+
+def _unchanged(leaf: Any, result: Result) -> Any:
+    if result.sharding is not None:
+        return jax.device_put(leaf, result.sharding)
+    return leaf if hasattr(leaf, "sharding") else jax.numpy.asarray(leaf)
+
+
+def build(recording: Recording, donated: frozenset[int]) -> Built:
+    """Numbers a recording's values. `donated` are those of its arguments that the user donates.
+
+    Waits for XLA where it is XLA that chooses a sharding. Raises ProgramError.
+    """
+    nodes = _needed(recording)
+    _donate(recording, nodes, [recording.arguments[i].root for i in sorted(donated)])
+    made = {id(value.root) for node in nodes for value in node.outputs}
+    used = list({id(v.root): v.root for node in nodes for v in node.inputs if id(v.root) not in made}.values())
+    counts = Counter(len(value.spec.sharding.devices) for value in used)
+    arguments = sorted(used, key=lambda value: (counts[n := len(value.spec.sharding.devices)], n))
+    numbers = {id(value): i for i, value in enumerate(arguments)}
+    functions: dict[int, int] = {}
+    compiled: list[Function] = []
+    body: list[Node] = []
+    for node in nodes:
+        inputs = tuple(numbers[id(value.root)] for value in node.inputs)
+        outputs = tuple(value.spec for value in node.outputs)
+        for value in node.outputs:
+            numbers[id(value)] = len(numbers)
+        if isinstance(node, TransferNode):
+            body.append(Transfer(inputs, outputs, node.donated, reshard=True))
+            continue
+        if id(node.function) not in functions:
+            functions[id(node.function)] = len(compiled)
+            compiled.append(node.function)
+        devices = tuple(device.id for device in node.function.devices)
+        body.append(Call(functions[id(node.function)], inputs, outputs, devices, node.donated))
+    leaves = {id(value.root): i for i, value in enumerate(recording.arguments)}
+    returned: dict[int, Value] = {}
+    results = []
+    for each in recording.results:
+        if not isinstance(each, Value):
+            results.append(Result("", constant=each))
+        elif id(each.root) in leaves:
+            put = each.view_of is not None
+            results.append(Result("given", leaves[id(each.root)], sharding=each.sharding if put else None))
+        elif each.root.constant is not None:
+            results.append(Result("", constant=each.root.constant))
+        else:
+            returned.setdefault(id(each.root), each)
+            results.append(Result("made", list(returned).index(id(each.root))))
+    program = Program(
+        recording.name,
+        tuple(value.spec for value in arguments),
+        tuple(body),
+        tuple(numbers[root] for root in returned),
+    )
+    return Built(
+        program,
+        tuple(compiled),
+        tuple(arguments),
+        tuple(recording.arguments),
+        tuple(returned.values()),
+        tuple(results),
+    )
+
+
+def _needed(recording: Recording) -> list[CallNode | TransferNode]:
+    """The nodes on which a result depends, and those that consume something of the user's."""
+    wanted = {id(each.root) for each in recording.results if isinstance(each, Value)}
+    users = {id(value.root) for value in recording.arguments}
+    nodes = []
+    for node in reversed(recording.nodes):
+        consumes = node.inputs if isinstance(node, TransferNode) and node.donated else []
+        if isinstance(node, CallNode):
+            consumes = [node.inputs[i] for i in node.donated]
+        if any(id(value.root) in wanted for value in node.outputs) or any(
+            id(value.root) in users or value.root.constant is not None for value in consumes
+        ):
+            wanted.update(id(value.root) for value in node.inputs)
+            nodes.append(node)
+    return nodes[::-1]
+
+
+def _donate(recording: Recording, nodes: list[CallNode | TransferNode], arguments: Sequence[Value]) -> None:
+    """Has the last node that uses a donated argument consume it, unless the argument itself is a result."""
+    returned = {id(each.root) for each in recording.results if isinstance(each, Value)}
+    for value in arguments:
+        users = [node for node in nodes if any(each.root is value for each in node.inputs)]
+        if value.donated or not users or id(value) in returned:
+            continue
+        last = users[-1]
+        positions = {i for i, each in enumerate(last.inputs) if each.root is value}
+        if len(positions) > 1:
+            continue
+        if isinstance(last, TransferNode):
+            last.donated = True
+        else:
+            last.donated = tuple(sorted({*last.donated, *positions}))
+            last.function = recording.functions.donating(last.function, positions)
+
+
+def devices(built: Built) -> set[Any]:
+    """All devices on which it stores or computes anything."""
+    values = [*built.arguments, *built.made]
+    found = {device for value in values for device in internals.devices_of(value.sharding) or ()}
+    return found.union(*(function.devices for function in built.functions))
+
+
+def on_atoll(built: Built) -> bool:
+    return all(is_atoll(device.client) for device in devices(built))

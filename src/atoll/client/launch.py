@@ -1,0 +1,106 @@
+"""A program that a cluster knows, and the path of every call of it.
+
+One call is one Execute. Only arguments whose number of shards is not that of the others go ahead of it, in messages of
+their own (`atoll.ir.submission`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from atoll.client import jax_internals as internals
+from atoll.client.build import Built, devices
+from atoll.client.plugin_programs import submit
+from atoll.client.values import Value
+from atoll.errors import ProgramError
+from atoll.ir.program import Program
+from atoll.ir.submission import Staging, Submission, encode
+
+internals.leave_out_of_tracebacks(__file__)
+
+# No other thread's messages may come between what is staged and the launch that takes it.
+_staging = threading.Lock()
+
+
+class Launch:
+    """A program that a cluster knows. `call` is the path of every call."""
+
+    def __init__(self, built: Built) -> None:
+        program = built.program
+        self._name = program.name
+        self._functions = built.functions  # the session must not drop them
+        self._constants: list[Any] = [None] * len(built.arguments)
+        self._leaves: list[tuple[int, int]] = []  # (slot of the program's argument, leaf of the user's)
+        hosts: list[tuple[int, Any]] = []
+        leaf_of = {id(value.root): i for i, value in enumerate(built.given)}
+        shared: list[tuple[int, Value]] = []
+        for slot, value in enumerate(built.arguments):
+            if id(value) in leaf_of:
+                self._leaves.append((slot, leaf_of[id(value)]))
+                if value.host:
+                    hosts.append((slot, value.sharding))
+            elif value.host:
+                shared.append((slot, value))
+            else:
+                self._constants[slot] = internals.buffer(value.constant)
+        if shared:
+            arrays = internals.put([v.constant for _, v in shared], [v.sharding for _, v in shared])
+            for (slot, _), array in zip(shared, arrays, strict=True):
+                self._constants[slot] = internals.buffer(array)
+        self._hosts = [slot for slot, _ in hosts]
+        self._host_shardings = [sharding for _, sharding in hosts]
+        client = _client(built)
+        self._stages, self._first = _stages(program, client)
+        submission = Submission(program, tuple(function.fingerprint for function in built.functions))
+        self._execute = submit(client, encode(submission)).execute_sharded
+        self._handlers = [internals.result_handler(v.aval, v.sharding, v.committed) for v in built.made]
+
+    def call(self, leaves: Sequence[Any]) -> list[Any]:
+        """The program's results, for the user's flat arguments."""
+        buffers = self._constants.copy()
+        for slot, leaf in self._leaves:
+            buffers[slot] = internals.buffer(leaves[leaf])
+        if self._hosts:
+            put = internals.put([buffers[slot] for slot in self._hosts], self._host_shardings)
+            for slot, array in zip(self._hosts, put, strict=True):
+                buffers[slot] = internals.buffer(array)
+        try:
+            results: list[Any] = self._launched(buffers).consume_with_handlers(self._handlers)
+        except Exception:
+            internals.check_deleted(buffers)
+            raise
+        if internals.needs_check_special():
+            internals.check_special(self._name, results)
+        return results
+
+    def _launched(self, buffers: list[Any]) -> Any:
+        if not self._stages:
+            return self._execute(buffers)
+        with _staging:
+            for stage, first, stop in self._stages:
+                stage(buffers[first:stop])
+            return self._execute(buffers[self._first :])
+
+
+def _stages(program: Program, client: Any) -> tuple[list[tuple[Any, int, int]], int]:
+    """What goes ahead of the launch: (how, from this argument, to this one); and where its own begin."""
+    counts = [len(spec.sharding.devices) for spec in program.arguments]
+    stages = []
+    first = 0
+    for stop in range(1, len(counts)):
+        if counts[stop] != counts[first]:
+            staging = Staging(program.arguments[first].sharding.devices)
+            stages.append((submit(client, encode(staging)).execute_sharded, first, stop))
+            first = stop
+    return stages, first
+
+
+def _client(built: Built) -> Any:
+    clients = {device.client for device in devices(built)}
+    if len(clients) != 1:
+        raise ProgramError(
+            f"program {built.program.name!r} uses devices of {len(clients)} backends; a program runs on one cluster"
+        )
+    return clients.pop()

@@ -1,0 +1,63 @@
+"""Filters standard error: jaxlib's client logs ordinary events as if they were errors.
+
+Its C++ half writes to file descriptor 2 at log levels that JAX leaves on: that a local channel is not encrypted, and
+that the connection has ended, with a stack trace, also when this process has ended it. Inside `filtered_stderr`, those
+messages are left out and all others pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator
+
+_ORDINARY = re.compile(
+    rb"grpc_credentials_possibly_insecure_wrapper"
+    rb"|IFRT proxy server disconnected"
+    rb"|Connection to IFRT proxy server was terminated"
+    rb"|Failed to destroy `LoadedExecutable`"
+    rb"|Failed to delete host buffer: UNAVAILABLE"
+    rb"|Batched response from ifrt proxy server"
+)
+_TRACE_ENDS = b"*** End stack trace ***"
+
+
+@contextlib.contextmanager
+def filtered_stderr() -> Iterator[None]:
+    """Filters what this process writes to descriptor 2 until the block ends."""
+    try:
+        sys.stderr.flush()
+        original = os.dup(2)
+    except (OSError, AttributeError, ValueError):  # no standard error, or one that is no file
+        yield
+        return
+    readable, writable = os.pipe()
+    os.dup2(writable, 2)
+    os.close(writable)
+    pump = threading.Thread(target=_pump, args=(readable, original), daemon=True)
+    pump.start()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.flush()
+        os.dup2(original, 2)
+        pump.join(5.0)
+        os.close(original)
+
+
+def _pump(readable: int, original: int) -> None:
+    tracing = dropped = False
+    with open(readable, "rb") as lines:
+        for line in lines:
+            if tracing:
+                tracing = _TRACE_ENDS not in line
+            elif _ORDINARY.search(line):
+                tracing = b"*** Begin stack trace" in line
+                dropped = True
+            elif not (dropped and line == b"\n"):  # the end of the message that was dropped
+                dropped = False
+                os.write(original, line)

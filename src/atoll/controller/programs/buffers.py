@@ -1,0 +1,60 @@
+"""When the memory of a buffer is freed, and when waits for it are answered.
+
+A buffer's memory may be freed once the client has released it and the last gang that needs it has started: messages to
+a host arrive in order, so a `Free` that is sent then comes after the last use.
+"""
+
+from __future__ import annotations
+
+from atoll.controller.memory.directory import Entry
+from atoll.controller.memory.reservations import Reservations
+from atoll.controller.outbox import Outbox
+from atoll.controller.sessions.session import GangRun, Session
+from atoll.errors import Status
+from atoll.protocol import messages as m
+from atoll.scheduling.tickets import Gang
+
+
+class Buffers:
+    """Releases, deletes, and settles the buffers of sessions."""
+
+    def __init__(self, memory: Reservations, outbox: Outbox) -> None:
+        self._memory = memory
+        self._outbox = outbox
+
+    def release(self, session: Session, handles: tuple[int, ...], delete: bool) -> None:
+        """The client needs the handles no more; with `delete`, nobody may use their memory either."""
+        for handle in handles:
+            if delete:
+                entry = session.directory.entries.get(handle)
+                if entry is not None:
+                    entry.consumed = entry.delete = True
+                    if entry.uses <= 0:
+                        self._free(session, handle, entry, delete=True)
+                continue
+            entry = session.directory.release(handle)
+            if entry is not None:
+                self._free(session, handle, entry)
+
+    def drop_uses(self, session: Session, gang: Gang[GangRun]) -> None:
+        """The gang has started, or never will: it keeps none of its buffers from being freed any more."""
+        handles = gang.run.launch.handles
+        for position in gang.run.spec.handles:
+            handle = handles[position]
+            entry = session.directory.entries.get(handle)
+            if entry is None:
+                continue
+            unneeded = session.directory.used(handle) is not None
+            if entry.delete and entry.uses <= 0:
+                self._free(session, handle, entry, delete=True)
+            if unneeded:
+                self._free(session, handle, entry)
+
+    def settle(self, session: Session, handle: int, error: Status | None) -> None:
+        """The buffer is ready, or an error: answers the waits that this ends."""
+        for wait, status in session.directory.settle(handle, error):
+            self._outbox.to_session(session.number, m.Awaited(wait, status))
+
+    def _free(self, session: Session, handle: int, entry: Entry, delete: bool = False) -> None:
+        self._memory.release(entry)
+        self._outbox.free(entry.hosts, session.number, (handle,), delete=delete)

@@ -1,0 +1,232 @@
+"""How launches end: hosts report the ends of gangs, and launches fail.
+
+A gang leaves its island when all of its hosts have ended their parts, and a launch is done when all of its gangs have
+left. Where one fails, those of its launch that have not started fail with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from atoll.controller.islands.resources import ResourceManager
+from atoll.controller.memory.reservations import Reservations
+from atoll.controller.operators.trace import Trace
+from atoll.controller.outbox import Outbox
+from atoll.controller.programs.buffers import Buffers
+from atoll.controller.programs.feeds import Key
+from atoll.controller.programs.quarantine import Quarantine
+from atoll.controller.programs.registered import RegisteredProgram
+from atoll.controller.sessions.session import GangRun, Launch, Session
+from atoll.errors import Code, Status
+from atoll.protocol import messages as m
+from atoll.protocol.spans import Span
+from atoll.scheduling.gangs import GangSpec
+from atoll.scheduling.scheduler import Scheduler
+from atoll.scheduling.sequential import SequentialDispatch
+from atoll.scheduling.tickets import Gang
+
+
+class Endings:
+    """The gangs that are in flight, until they end; and the launches that fail.
+
+    `on_program_idle(program)` is called when the last gang of a released program has started, or will not. `sequential`
+    is None where gangs are dispatched in parallel.
+    """
+
+    def __init__(
+        self,
+        resources: ResourceManager,
+        sessions: dict[int, Session],
+        outbox: Outbox,
+        scheduler: Scheduler[GangRun],
+        memory: Reservations,
+        buffers: Buffers,
+        quarantine: Quarantine,
+        on_program_idle: Callable[[RegisteredProgram], None],
+        sequential: SequentialDispatch[GangRun] | None,
+    ) -> None:
+        self.in_flight: dict[int, Gang[GangRun]] = {}  # by sequence
+        self.trace = Trace()
+        self._resources = resources
+        self._sessions = sessions
+        self._outbox = outbox
+        self._scheduler = scheduler
+        self._memory = memory
+        self._buffers = buffers
+        self._quarantine = quarantine
+        self._on_program_idle = on_program_idle
+        self._sequential = sequential
+        self._last_end: dict[int, int] = {}  # by host: when its last run ended, by its own clock
+
+    # ---- gangs
+
+    def run_ended(
+        self, host: int, sequence: int, failure: Status | None = None, times: tuple[int, int] = (0, 0)
+    ) -> None:
+        """A host has ended its part of a gang.
+
+        `times` are its dispatch there and its end, in nanoseconds of the host's clock; not known of a failure.
+        """
+        gang = self.in_flight.get(sequence)
+        if gang is None or host not in gang.run.hosts_left:
+            return
+        run = gang.run
+        launch, spec = run.launch, run.spec
+        if failure is None:
+            dispatched, ended = times
+            self.trace.record(
+                Span(
+                    gang.island,
+                    host,
+                    launch.session,
+                    launch.program.name,
+                    spec.kind,
+                    sequence,
+                    dispatched,
+                    ended,
+                    spec.segments,
+                    spec.devices[host],
+                )
+            )
+            # Gangs that run at once on several devices of a host share its time, as their ends are reported.
+            last_end = self._last_end.get(host, 0)
+            if ended > last_end:
+                self._last_end[host] = ended
+                run.duration = max(run.duration, ended - max(dispatched, last_end))
+        run.hosts_left.discard(host)
+        if failure is not None and self._may_be_of_another_host(gang, failure):
+            # The loss of that host is reported soon, and names the cause.
+            run.failure = run.failure or failure
+        elif failure is not None:
+            self.fail(launch, failure)
+        if not run.hosts_left and (run.failure is None or launch.error is not None):
+            if launch.error is None:
+                spec.learn(run.duration)
+                if gang.exclusive:
+                    for name in spec.functions:
+                        self._quarantine.ended_well(name)
+            self.finish(gang)
+
+    def _may_be_of_another_host(self, gang: Gang[GangRun], failure: Status) -> bool:
+        """Whether the loss of another host may be what failed a gang on this one."""
+        if gang.run.spec.collective or failure.code == Code.UNAVAILABLE:
+            return True
+        launch = gang.run.launch
+        # What it reads may be made together with others, and be broken before that is known to be.
+        reads_unready = any(not entry.ready for entry in launch.entries[: len(launch.arguments)])
+        return len(self._resources.hosts_of(gang.island)) > 1 and (reads_unready or len(launch.tickets) > 1)
+
+    def finish(self, gang: Gang[GangRun]) -> None:
+        """A gang that was started has left its island, with or without success; its session is charged for it."""
+        self.in_flight.pop(gang.sequence, None)
+        if self._sequential is not None:
+            self._sequential.ended(gang)
+        self._memory.ended(gang)
+        launch = gang.run.launch
+        # A session that has ended pays no more: its policy has forgotten it.
+        self._scheduler.finished(gang, gang.run.duration if launch.session in self._sessions else 0)
+        self._gang_ended(launch)
+
+    def gang_left(self, program: RegisteredProgram) -> None:
+        """A gang has started, or never will."""
+        program.waiting -= 1
+        if program.released and not program.waiting:
+            self._on_program_idle(program)
+
+    def island_back(self, island: int) -> None:
+        """The island's hosts have started anew, and so have their clocks."""
+        for host in self._resources.hosts_of(island):
+            self._last_end.pop(host, None)
+
+    # ---- launches
+
+    def _gang_ended(self, launch: Launch) -> None:
+        launch.pending -= 1
+        if not launch.pending:
+            self.launch_done(launch)
+
+    def launch_done(self, launch: Launch) -> None:
+        """All gangs of the launch have ended: its results are ready, or errors."""
+        session = self._sessions.get(launch.session)
+        for made, entry in zip(launch.program.values, launch.entries[launch.program.arguments :], strict=True):
+            if made.result < 0 or launch.error is not None or session is None:
+                self._memory.release(entry)
+        if session is None:
+            return
+        for handle in launch.results:
+            self._buffers.settle(session, handle, launch.error)
+        session.in_flight -= 1
+        self._outbox.return_credits(launch.session, launch.credits)
+
+    def fail(self, launch: Launch, status: Status) -> None:
+        """A launch fails: what of it has not started will not, and nothing new may use its results."""
+        if launch.error is not None:
+            return
+        launch.error = status
+        session = self._sessions.get(launch.session)
+        if session is not None:
+            session.has_errors = True
+            session.directory.fail(launch.results, status)
+        gangs = [gang for ticket in launch.tickets for gang in ticket.gangs]
+        for ticket in launch.tickets:
+            self._scheduler.drop(ticket)
+        unstarted = [gang for gang in gangs if not gang.run.started]
+        for gang in gangs:
+            self._fail_incoming(gang, status)
+        for host in {host for gang in unstarted for host in gang.run.spec.hosts}:
+            if host in launch.begun and not self._resources.is_lost(host):
+                self._outbox.to_host(host, m.DropRun(launch.session, launch.begun[host]))
+        for gang in unstarted:
+            gang.run.started = True
+            self.gang_left(launch.program)
+            if session is not None:
+                self.refuse_feeds(session, [gang.run.spec], launch.feeds, taken=True)
+                self._buffers.drop_uses(session, gang)
+        if self._sequential is not None:
+            for ticket in launch.tickets:
+                self._sequential.leave(ticket)
+        for _ in unstarted:
+            self._gang_ended(launch)
+
+    def session_closed(self, session: Session) -> None:
+        """Gangs of the session that have not started will not, and its memory goes."""
+        for entry in session.directory.entries.values():
+            self._memory.release(entry)
+        if self._sequential is not None:
+            self._sequential.forget(session.number)
+        ended = Status(Code.CANCELLED, f"session {session.number} has ended")
+        for ticket in self._scheduler.drop_session(session.number):
+            for gang in ticket.gangs:
+                if gang.run.started:
+                    self._fail_incoming(gang, ended)  # from the parts that will not start
+                else:
+                    gang.run.started = True
+                    self.gang_left(gang.run.launch.program)
+                    self._gang_ended(gang.run.launch)
+
+    # ---- bytes on their way
+
+    def _fail_incoming(self, gang: Gang[GangRun], status: Status) -> None:
+        """Its hosts must not wait for what others would have sent them, nor keep what arrives all the same."""
+        if gang.run.started and not gang.run.hosts_left:
+            return
+        for host, incoming in gang.run.spec.incoming:
+            if not self._resources.is_lost(host):
+                feeds = tuple(gang.run.launch.feeds[feed] for feed in incoming)
+                self._outbox.to_host(host, m.FailFeeds(gang.ticket.session, feeds, status))
+
+    def refuse_feeds(
+        self, session: Session, gangs: Sequence[GangSpec], feeds: tuple[int, ...], taken: bool = False
+    ) -> None:
+        """Drops the client's bytes for gangs that will not run: those that have arrived, and those on their way.
+
+        With `taken`, the launch has noted which it still awaits.
+        """
+        for gang in gangs:
+            for host, feed in gang.awaited:
+                if feed >= len(feeds):
+                    continue
+                key: Key = (host, feeds[feed])
+                has_arrived = taken and key not in session.feeds.awaited
+                if has_arrived or session.feeds.refuse(key):
+                    self._outbox.to_host(host, m.DropFeed(session.number, key[1]))

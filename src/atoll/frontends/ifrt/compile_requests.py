@@ -1,0 +1,81 @@
+"""Compile requests: what a client asks to be compiled, checked, and for which devices."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from atoll.errors import invalid, unimplemented
+from atoll.protocol.advice import CALLBACK_ADVICE
+from atoll.protocol.ifrt import compile_pb2
+from atoll.protocol.messages import FunctionSource
+from atoll.protocol.translation import codec
+
+XLA_PROGRAM = "xla::ifrt::XlaProgram"
+PLUGIN_PROGRAM = "xla::ifrt::PluginProgram"
+_PLUGIN_PREFIX = b"__serialized_plugin_program "
+
+
+@dataclass(frozen=True)
+class CompileJob:
+    """What a compile request asks for, checked."""
+
+    source: bytes  # a FunctionSource
+    content: str  # its hash, with the devices left out
+    assignment: tuple[tuple[int, ...], ...]
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        return tuple(device for partitions in self.assignment for device in partitions)
+
+
+def plugin_payload(program: Any) -> bytes:
+    """What a client has put into a plugin program; empty for programs of other kinds."""
+    return program.data.removeprefix(_PLUGIN_PREFIX) if program.type_name == PLUGIN_PROGRAM else b""
+
+
+def compile_job(request: Any, device_count: int) -> CompileJob:
+    """Reads a Compile request. Raises INVALID_ARGUMENT or UNIMPLEMENTED."""
+    kind = request.program.type_name
+    if kind == PLUGIN_PROGRAM:
+        text = plugin_payload(request.program).decode(errors="replace")
+        raise invalid(f"unknown plugin program {text[:200]!r}: this server runs XLA programs")
+    if kind != XLA_PROGRAM:
+        raise unimplemented(f"programs of kind {kind[:100]!r} are not supported; this server runs XLA programs")
+    if request.host_callbacks:
+        raise unimplemented(CALLBACK_ADVICE)
+    options = codec.parse(compile_pb2.XlaCompileOptions, request.compile_options.data)
+    build = options.compile_options.executable_build_options
+    replicas, partitions = max(1, build.num_replicas), max(1, build.num_partitions)
+    if build.HasField("device_assignment"):
+        assignment = _assignment(build.device_assignment)
+    else:
+        assignment = default_assignment(replicas, partitions, device_count)
+    if (len(assignment), len(assignment[0])) != (replicas, partitions):
+        raise invalid(f"a device assignment of {len(assignment)} replicas for a program of {replicas}")
+    flat = [device for row in assignment for device in row]
+    if len(set(flat)) != len(flat) or not all(0 <= device < device_count for device in flat):
+        raise invalid(f"a device assignment names a device twice, or one of {flat} does not exist")
+    build.ClearField("device_assignment")
+    source = FunctionSource(request.program.data, options.compile_options.SerializeToString(deterministic=True))
+    encoded = msgspec.msgpack.encode(source)
+    return CompileJob(encoded, hashlib.sha256(encoded).hexdigest(), assignment)
+
+
+def _assignment(proto: Any) -> tuple[tuple[int, ...], ...]:
+    replicas, partitions = proto.replica_count, proto.computation_count
+    rows = proto.computation_devices
+    agree = len(rows) == partitions and all(len(row.replica_device_ids) == replicas for row in rows)
+    if min(replicas, partitions) < 1 or not agree:
+        raise invalid("a device assignment whose counts do not agree")
+    return tuple(tuple(int(rows[p].replica_device_ids[r]) for p in range(partitions)) for r in range(replicas))
+
+
+def default_assignment(replicas: int, partitions: int, device_count: int) -> tuple[tuple[int, ...], ...]:
+    """The first devices in order: [replica][partition]."""
+    if not 0 < replicas * partitions <= device_count:
+        raise invalid(f"{replicas} replicas of {partitions} partitions do not fit {device_count} devices")
+    return tuple(tuple(r * partitions + p for p in range(partitions)) for r in range(replicas))

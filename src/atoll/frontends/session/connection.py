@@ -1,0 +1,53 @@
+"""The seams between a session and the cluster: its control connection, its data channels, its futures.
+
+Over sockets they are `wire.connection.Connection`, `channels.Channels` and `asyncio.Future`. Virtual time and unit
+tests have their own. A session calls all methods on one thread; none of them may block or raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from atoll.errors import ConnectError, Status
+
+# The feed, a part of its contents, whether more will follow, and what to call when the part has been read.
+OnFeed = Callable[[int, Any, bool, Callable[[], None]], None]
+# Data channels no longer work although the controller reports no loss: the session is over.
+OnBroken = Callable[[Status], None]
+# The hosts that could not be reached, each with the reason.
+Unreached = Mapping[int, ConnectError]
+
+
+class ControlConnection(Protocol):
+    """Carries messages to the controller, in order."""
+
+    def send(self, message: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class DataChannels(Protocol):
+    """Carries contents to and from hosts. What is uploaded to a host without a channel waits for one."""
+
+    def connect(self, hosts: Sequence[tuple[int, str]], then: Callable[[Unreached], None]) -> None:
+        """Opens a channel to each (host, data address), and calls `then` once all were tried."""
+
+    def disconnect(self, hosts: Sequence[int]) -> None:
+        """The controller reports these hosts lost."""
+
+    def upload(self, hosts: Sequence[int], feed: int, contents: Sequence[Any]) -> None:
+        """Sends buffers, one after the other, as one feed. They must not change any more."""
+
+    def upload_file(self, hosts: Sequence[int], feed: int, nbytes: int, descriptor: int) -> None:
+        """Sends the first `nbytes` of a file as one feed, and closes the descriptor."""
+
+    def close(self) -> None: ...
+
+
+class ReplyFuture(Awaitable[Any], Protocol):
+    """Of `asyncio.Future`, what sessions and their clients use."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, result: Any, /) -> None: ...

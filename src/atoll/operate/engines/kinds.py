@@ -1,0 +1,26 @@
+"""The engines that there are: the name that `--engine` and ATOLL_ENGINE take, and the class behind it."""
+
+from __future__ import annotations
+
+import pkgutil
+
+from atoll.errors import SettingsError
+from atoll.operate.engines.engine import Engine
+from atoll.operate.engines.options import EngineOptions
+
+ENGINES = {
+    "local": "atoll.operate.engines.local:LocalEngine",
+}
+
+
+def check_engine(name: str) -> None:
+    """Raises SettingsError for a name that no engine has."""
+    if name not in ENGINES:
+        raise SettingsError(f"there is no engine {name!r}; the known ones are: {', '.join(sorted(ENGINES))}")
+
+
+def make_engine(options: EngineOptions) -> Engine:
+    """The engine that the settings choose. Raises SettingsError, and ClusterError where it cannot serve the cluster."""
+    check_engine(options.settings.engine)
+    engine: Engine = pkgutil.resolve_name(ENGINES[options.settings.engine])(options)
+    return engine

@@ -1,0 +1,97 @@
+"""An operator's request to a controller, and the reply."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from atoll._version import __version__
+from atoll.errors import ConnectError, refusal
+from atoll.protocol import messages as m
+from atoll.protocol.spans import Span
+from atoll.wire.address import Address
+from atoll.wire.connection import connect
+
+REPLY_SECONDS = 10.0
+OPERATION_SECONDS = 900.0  # longer than the controller tries
+
+Operation = m.RemapRequest | m.AddIslandRequest | m.DrainRequest
+
+
+def request_report(address: Address, token: str) -> bytes:
+    """What the cluster at `address` has and does, as JSON. Raises ConnectError and its kin."""
+    reply = _run(_request(address, token, m.StatusRequest()))
+    assert isinstance(reply, m.StatusReply)
+    return reply.content
+
+
+def request_dump(address: Address, token: str) -> bytes:
+    """The event log of the controller at `address`; see `atoll.controller.log`. Raises ConnectError and its kin."""
+    reply = _run(_request(address, token, m.DumpRequest()))
+    assert isinstance(reply, m.DumpReply)
+    return reply.content
+
+
+def request_trace(address: Address, token: str, since: int = 0) -> list[Span]:
+    """What ran on the cluster's hosts and ended after `since`. Raises ConnectError and its kin."""
+    reply = _run(_request(address, token, m.TraceRequest(since)))
+    assert isinstance(reply, m.TraceReply)
+    return msgspec.msgpack.decode(reply.content, type=list[Span])
+
+
+def request_stop(address: Address, token: str) -> None:
+    """Returns once the controller has agreed to end its cluster. Raises ConnectError and its kin."""
+    _run(_request(address, token, m.StopRequest()))
+
+
+def request_operation(address: Address, token: str, operation: Operation) -> str:
+    """Returns once the operation is done, with a sentence that says so.
+
+    Raises StatusError where it cannot be done, ConnectError and its kin where nobody answers.
+    """
+    reply = _run(_request(address, token, operation, OPERATION_SECONDS))
+    assert isinstance(reply, m.OperationReply)
+    reply.status.raise_if_error()
+    return reply.text
+
+
+def _run(request: Coroutine[Any, Any, Any]) -> Any:
+    """The reply. Blocks, also where this thread runs an event loop already, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(request)
+    with ThreadPoolExecutor(1, "atoll-request") as pool:
+        return pool.submit(asyncio.run, request).result()
+
+
+async def _request(address: Address, token: str, request: m.Message, seconds: float = REPLY_SECONDS) -> Any:
+    reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def on_message(message: Any) -> None:
+        if reply.done():
+            return
+        if isinstance(message, m.Refused):
+            reply.set_exception(refusal(message.status, f"the cluster at {address} refuses the connection: "))
+        else:
+            reply.set_result(message)
+
+    def on_lost(reason: str) -> None:
+        if not reply.done():
+            reply.set_exception(ConnectError(f"no reply from {address}: {reason}"))
+
+    connection = await connect(address, m.ToOperator, on_message, on_lost, name="the Atoll controller")
+    connection.send(m.Hello(m.PROTOCOL, "operator", token, os.getpid(), __version__, "atoll"))
+    connection.send(request)
+    try:
+        async with asyncio.timeout(seconds):
+            return await reply
+    except TimeoutError:
+        raise ConnectError(f"the controller at {address} did not reply within {seconds:.0f} s") from None
+    finally:
+        connection.close()

@@ -1,0 +1,64 @@
+"""A proxy for clients that know nothing of Atoll: those of Google's `pathwaysutils`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from atoll.cluster.settings import ClusterSettings
+from atoll.errors import AtollError, ClusterError, error_kind
+from atoll.frontends.ifrt.options import ProxyOptions, Ready
+from atoll.operate.engines.options import EngineOptions, default_cache_directory, make_directory
+from atoll.operate.engines.start import EngineProcess
+from atoll.operate.registry import register_embedded
+from atoll.processes.child import Child, wait_for_any
+from atoll.wire.address import Address
+
+LABEL = "atoll proxy"
+
+
+def run_proxy(listen: Address, cluster: str, settings: ClusterSettings, on_up: Callable[[str], None]) -> None:
+    """Runs a proxy until it ends, or a signal raises an exception in this call; ends what it started.
+
+    `cluster` "" starts a cluster of these `settings`, which ends with the proxy. `on_up(address)` is called once the
+    proxy listens. Raises AtollError where something does not start, or ends early.
+    """
+    children: list[Child] = []
+    directory: Path | None = None
+    try:
+        if not cluster:
+            directory = make_directory("proxy")
+            options = EngineOptions(
+                settings, str(directory), parent=os.getpid(), cache_directory=default_cache_directory()
+            )
+            engine = EngineProcess(options, "the embedded cluster")
+            children.append(engine)
+            register_embedded(directory, engine.address, settings.islands, settings.platform, engine.process.pid, LABEL)
+            engine.wait_until_up()
+            cluster = engine.address
+        proxy = Child(
+            "atoll.frontends.ifrt.main",
+            ProxyOptions(str(listen), cluster, os.getpid(), label=LABEL, patience=5.0),
+            "the proxy",
+        )
+        children.append(proxy)
+        ready = proxy.read(Ready)
+        if ready.error:
+            raise _error(ready, listen)
+        on_up(ready.address)
+        ended = wait_for_any(children)
+        raise ClusterError(f"{ended.who} has ended; its messages are above")
+    finally:
+        for child in reversed(children):
+            child.end()
+        if directory is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _error(ready: Ready, listen: Address) -> AtollError:
+    kind = error_kind(ready.error)
+    if kind is not None:
+        return kind(ready.message)
+    return ClusterError(f"the proxy cannot listen at {listen}: {ready.message}")

@@ -1,0 +1,166 @@
+"""Clusters that stay: how one is started, and ended."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from atoll.cluster.settings import ClusterSettings
+from atoll.errors import AccessError, AddressError, AtollError, ClusterError
+from atoll.operate.clusters import Target, explained
+from atoll.operate.engines.options import EngineOptions, default_cache_directory, sockets_base
+from atoll.operate.engines.start import EngineProcess, check_settings
+from atoll.operate.registry import ClusterRegistry
+from atoll.operate.requests import request_stop
+from atoll.processes.client_folders import sweep
+from atoll.wire.address import Address, check_may_listen, parse_address
+
+END_SECONDS = 10.0
+_FORCE_SECONDS = 2.0
+_POLL_SECONDS = 0.02
+_LOG_LINES = 20
+
+
+class StandingCluster:
+    """A cluster that is being started. Raises AtollError from the constructor where it may not be.
+
+    `parent`: the process that it must not outlive, or 0. Its messages go to `log` in its folder; with a
+    parent to standard error.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        settings: ClusterSettings,
+        listen: str,
+        token: str,
+        parent: int = 0,
+    ) -> None:
+        check_settings(settings)
+        registry = ClusterRegistry()
+        self._directory = registry.directory(name)
+        address = _listening_address(listen or registry.address(name), token)
+        self._log: BinaryIO | None = None
+        with registry.locked():
+            for each in registry.live():
+                if each.name == name:
+                    raise ClusterError(
+                        f"a cluster named {name} is up already, at {each.address}: use it, end it with "
+                        "`atoll down`, or give the new one another --name"
+                    )
+            self._directory.mkdir(mode=0o700)
+            if not parent:
+                # Held open: where the start fails, its folder no longer exists when the log is to be read.
+                self._log = open(self._directory / "log", "a+b")  # noqa: SIM115
+            options = EngineOptions(
+                settings,
+                str(self._directory),
+                listen=str(address),
+                parent=parent,
+                cache_directory=default_cache_directory(),
+            )
+            self.engine = EngineProcess(options, output=self._log.fileno() if self._log else 2)
+            pid = self.engine.process.pid
+            try:
+                self.record = registry.register(name, str(address), settings.islands, settings.platform, pid)
+            except BaseException:
+                self.engine.end()
+                shutil.rmtree(self._directory, ignore_errors=True)
+                raise
+
+    def wait(self) -> None:
+        """Returns once the cluster is up. Raises ClusterError where it does not start, with nothing left of it."""
+        try:
+            self.engine.wait_until_up()
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """Ends the cluster, by force where it does not go, and removes its folder."""
+        self.engine.end()
+        self.record.kill()
+
+    def last_messages(self) -> str:
+        """The last lines that its processes wrote to the log; "" where they wrote to standard error."""
+        if self._log is None:
+            return ""
+        self._log.seek(0)
+        return "\n".join(self._log.read().decode(errors="replace").splitlines()[-_LOG_LINES:])
+
+
+def _listening_address(text: str, token: str) -> Address:
+    address = parse_address(text)
+    if not address.is_unix and address.port == 0:
+        raise AddressError(f"{text}: a cluster listens on a port that its clients know: name one")
+    check_may_listen(address, token)
+    return address
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What `stop` ended: how many processes, and how many of them by force."""
+
+    processes: int  # -1: they are not ours to count
+    forced: int = 0
+
+
+def stop(target: Target, token: str) -> Ended:
+    """Ends a cluster, and returns when nothing of it is left, nor of its clients that were killed.
+
+    Asks the controller. What is ours and has not ended in time is ended by force. Raises ConnectError and its
+    kin, or ClusterError where a cluster that is not ours stays.
+    """
+    try:
+        return _stop(target, token)
+    finally:
+        sweep(sockets_base())
+
+
+def _stop(target: Target, token: str) -> Ended:
+    record = target.record
+    if record is None:
+        with explained():
+            request_stop(target.address, token)
+        if not _until(lambda: not _listens(target.address), END_SECONDS):
+            raise ClusterError(
+                f"the cluster at {target.address} agreed to end, but still listens after {END_SECONDS:.0f} s"
+            )
+        return Ended(-1)
+    processes = len(record.pids())
+    agreed = True
+    try:
+        request_stop(target.address, token)
+    except AccessError:
+        raise
+    except AtollError:
+        agreed = False  # its controller hangs, or has ended
+    directory = Path(record.directory)
+    if agreed and _until(lambda: not directory.exists() and not record.pids(), END_SECONDS):
+        return Ended(processes)
+    forced = record.kill()
+    if not _until(lambda: not record.pids(), _FORCE_SECONDS):
+        raise ClusterError(f"cluster {record.name}: processes {record.pids()} do not end")
+    shutil.rmtree(directory, ignore_errors=True)
+    return Ended(processes, len(forced))
+
+
+def _until(holds: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
+def _listens(address: Address) -> bool:
+    with socket.socket(address.family, socket.SOCK_STREAM) as sock:
+        sock.settimeout(1.0)
+        return sock.connect_ex(address.sockaddr) == 0

@@ -1,0 +1,52 @@
+"""The seam for scheduling policies: which of an island's ready tickets is committed next.
+
+A policy decides fairness; it cannot break the order. Sessions' own lines, the commit order over all islands, and the
+bounds of what is in flight are the scheduler's, whatever a policy returns.
+
+A new policy is one file in `atoll.scheduling.policies`, and one line in the table there. `first_come` is the example.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from atoll.scheduling.tickets import Gang, Ticket
+
+
+class Policy(Protocol):
+    """Chooses among the ready tickets of one island.
+
+    The scheduler makes one policy for each island, and is the only one that calls it, from the controller's one thread.
+    All methods are pure: no I/O, clock, or randomness, no iteration over unordered sets, so that the event log replays;
+    and they return at once, since they are on the path of each gang. They raise nothing.
+
+    To subclass it is to inherit `charge` and `forget`, which do nothing here.
+    """
+
+    def add(self, ticket: Ticket[Any]) -> None:
+        """The ticket is ready: it heads the lines of its session on all of its islands, and waits for no bytes.
+
+        A ticket with gangs on several islands is added to the policy of each. It may be added a second time, after an
+        island was paused: the scheduler skips the copy that `take` returns later.
+        """
+
+    def take(self) -> Ticket[Any] | None:
+        """Removes and returns the ticket to commit next on this island; None where there is none.
+
+        Called when the island has room, so as late as possible. A ticket that another island has committed meanwhile,
+        or that was dropped, may be returned: the scheduler skips it and calls again. A policy must return each ticket
+        that was added, sooner or later: one that keeps a ticket back keeps back its session on all of its islands.
+        """
+
+    def charge(self, gang: Gang[Any], nanoseconds: int) -> None:
+        """The gang has ended on all of its hosts here, and took so long, as measured on the slowest of them.
+
+        Called once for each gang that ran. Time is a host's: what ran at once on several of its devices shares it.
+        `gang.ticket.session` is who pays; `gang.hosts` are the hosts that it kept.
+        """
+
+    def forget(self, session: int) -> None:
+        """The session has ended: nothing more of it is added or charged, and what is kept of it must go.
+
+        Its tickets that were added and not taken are dropped ones from now on.
+        """

@@ -1,0 +1,49 @@
+"""A run of a plan on this host, and the units in which the controller dispatches its segments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from atoll.errors import Status
+from atoll.ir import plan as p
+from atoll.protocol import messages as m
+from atoll.worker.completions import Completion
+from atoll.worker.store import Buffer
+
+
+@dataclass(slots=True)
+class Read:
+    """What a thread is to read and send off; `at_once()` tells whether that would block on nothing."""
+
+    read: Callable[[], None]
+    at_once: Callable[[], bool]
+
+
+@dataclass(slots=True)
+class PlanRun:
+    """One run of a plan. `segments` counts those that have been dispatched."""
+
+    run: m.Run
+    plan: p.Plan
+    segments: int = 0
+    failure: Status | None = None
+    values: dict[int, Buffer] | None = None  # from its first step on
+
+
+@dataclass(slots=True, eq=False)
+class DispatchUnit:
+    """Segments of a run that are dispatched together, from `segment` up to `stop`; and how far it has come.
+
+    `completions` are those of what it has enqueued; `reads` what threads are yet to read for it.
+    """
+
+    plan_run: PlanRun
+    segment: int
+    stop: int
+    sequence: int
+    collective: bool
+    position: int = 0  # among the segment's steps
+    started: int = 0  # in nanoseconds
+    completions: list[Completion] = field(default_factory=list)
+    reads: list[Read] = field(default_factory=list)

@@ -1,0 +1,62 @@
+"""The executor's thread, which runs plans (see `plan_executor`).
+
+One thread enqueues; nothing in it waits for data. Small programs may run inside the call that enqueues them, and
+may wait there for a peer: that is why this thread reads no messages. Other threads learn from XLA when runs have
+completed, and a pool of threads reads results for clients and other hosts.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from atoll.transfers.inbox import Inbox
+from atoll.worker.completions import CompletionWatcher
+from atoll.worker.plan_executor import PlanExecutor
+from atoll.worker.step_runner import StepRunner
+
+_log = logging.getLogger(__name__)
+
+# Each may wait for a client that does not read; there are enough for the others.
+READ_THREADS = 64
+# Units that this thread sees complete are reported once it has nothing else to do, and not later than after so many:
+# the controller's window must not run empty.
+_COMPLETED_AT_A_TIME = 6
+
+
+class _Wake:
+    """Bytes that a parked unit awaited are here."""
+
+
+class ExecutorThread:
+    """Passes messages from the control thread to its own; `report` sends back what came of them, from any thread."""
+
+    def __init__(self, steps: StepRunner, inbox: Inbox, report: Callable[..., None]) -> None:
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        readers = ThreadPoolExecutor(READ_THREADS, "atoll-read")
+        watcher = CompletionWatcher(report)
+        self.plan_executor = PlanExecutor(steps, inbox, report, watcher, readers, lambda: self._queue.put(_Wake()))
+        threading.Thread(target=self._work, name="atoll-executor", daemon=True).start()
+
+    def submit(self, message: Any) -> None:
+        """Takes what `PlanExecutor.handle` takes."""
+        self._queue.put(message)
+
+    def _work(self) -> None:
+        executor = self.plan_executor
+        while True:
+            if executor.completed and (len(executor.completed) >= _COMPLETED_AT_A_TIME or self._queue.empty()):
+                executor.report_completed()
+            message = self._queue.get()
+            if type(message) is _Wake:
+                try:
+                    executor.resume_parked()
+                except Exception:
+                    _log.exception("the executor failed to resume what was parked")
+            else:
+                executor.handle(message)
+            del message  # or the last run's arguments live until the next message

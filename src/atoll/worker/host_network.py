@@ -1,0 +1,116 @@
+"""The seam between hosts: how the contents of shards get from one host of the cluster to another.
+
+`StepRunner` gives Send and Receive steps to a `HostNetwork`. `DataPortNetwork` sends bytes over the data plane; null
+hosts have a network of their own, which takes the time that a model says (`worker.null.network`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from atoll.errors import Code, StatusError
+from atoll.ir import plan as p
+from atoll.protocol import messages as m
+from atoll.transfers.data_port import DataPort
+from atoll.worker import host_data
+from atoll.worker.device import DeviceArray, DeviceBackend
+from atoll.worker.dispatch_unit import DispatchUnit, Read
+from atoll.worker.dtypes import numpy_dtype
+
+# Up to here a read is done on the executor's own thread, where nothing would block.
+SMALL_BYTES = 16 * 1024
+
+
+class HostNetwork(Protocol):
+    """Both methods are called on the executor's thread, and must not block."""
+
+    def send(self, step: p.Send, unit: DispatchUnit, array: DeviceArray, release: Callable[[], None]) -> None:
+        """Has the pieces of `step` sent to their hosts' inboxes, under the run's feed numbers.
+
+        Adds what remains to be done to `unit.reads`, or a completion to `unit.completions`; the unit completes with it.
+        `release` is to be called once, on any thread, when `array` is read no more; not if this raises.
+        """
+
+    def receive(self, step: p.Receive, run: m.Run) -> DeviceArray:
+        """The array that is made of pieces which have arrived in this host's inbox, all of them.
+
+        Raises StatusError where one was failed instead.
+        """
+
+
+def is_small_and_ready(array: DeviceArray) -> bool:
+    return array.nbytes <= SMALL_BYTES and array.is_ready()
+
+
+def bytes_of(array: np.ndarray[Any, Any]) -> Any:
+    """The contents of a contiguous array, without a copy."""
+    return array.reshape(-1).view(np.uint8).data if array.size else b""
+
+
+class DataPortNetwork:
+    """Sends bytes from reader threads, by the data port of `host`."""
+
+    def __init__(self, backend: DeviceBackend, data_port: DataPort, host: int) -> None:
+        self._backend = backend
+        self._data_port = data_port
+        self._inbox = data_port.inbox
+        self._host = host
+
+    def send(self, step: p.Send, unit: DispatchUnit, array: DeviceArray, release: Callable[[], None]) -> None:
+        run = unit.plan_run.run
+        shards = self._backend.shards(array)
+
+        def read() -> None:
+            try:
+                for piece in step.pieces:
+                    part = np.ascontiguousarray(host_data.cut(np.asarray(shards[piece.shard]), piece.box))
+                    feed = run.feeds[piece.feed]
+                    content = host_data.encode_strings(part) if part.dtype.kind == "T" else bytes_of(part)
+                    if piece.host == self._host:
+                        self._inbox.put(run.session, feed, np.array(np.frombuffer(content, np.uint8)))
+                    else:
+                        send_to_host(self._data_port, piece.host, run.session, feed, content)
+            finally:
+                release()
+
+        hosts = {piece.host for piece in step.pieces} - {self._host}
+
+        def at_once() -> bool:
+            return is_small_and_ready(array) and all(
+                self._data_port.host_takes_at_once(host, SMALL_BYTES) for host in hosts
+            )
+
+        unit.reads.append(Read(read, at_once))
+
+    def receive(self, step: p.Receive, run: m.Run) -> DeviceArray:
+        array = step.array
+        dtype = numpy_dtype(array.dtype)
+        shards = [host_data.empty(shape, dtype) for shape in array.shard_shapes]
+        for piece in step.pieces:
+            content, done = self._inbox.take(run.session, run.feeds[piece.feed])
+            shape = tuple(stop - start for start, stop in piece.box)
+            try:
+                shards[piece.shard][tuple(slice(a, b) for a, b in piece.box)] = host_data.view(
+                    content, array.dtype, shape, None
+                )
+            finally:
+                done()
+        received: DeviceArray = self._backend.put(array, shards)
+        return received
+
+
+class Port(Protocol):
+    """What reaches other hosts, such as a `DataPort`."""
+
+    def to_host(self, host: int) -> Any: ...
+
+
+def send_to_host(port: Port, host: int, session: int, feed: int, content: Any) -> None:
+    """Raises UNAVAILABLE where the host cannot be reached: the controller then finds out why."""
+    try:
+        port.to_host(host).send(session, feed, [content])
+    except OSError as error:  # as ConnectError is, too
+        raise StatusError(Code.UNAVAILABLE, f"host {host} cannot be reached: {error}") from error

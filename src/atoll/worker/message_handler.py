@@ -1,0 +1,83 @@
+"""What a worker does with each message of the controller."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from atoll.errors import Status, status_of
+from atoll.protocol import messages as m
+from atoll.transfers.data_port import DataPort
+from atoll.worker.device import DeviceBackend
+from atoll.worker.functions import Functions
+
+_log = logging.getLogger(__name__)
+
+
+class MessageHandler:
+    """`execute` takes what is for the plan executor; `renew(seconds)` renews the worker's lease at each Ping."""
+
+    def __init__(
+        self,
+        backend: DeviceBackend,
+        functions: Functions,
+        data_port: DataPort,
+        execute: Callable[[Any], None],
+        renew: Callable[[float], None],
+        report: Callable[..., None],
+    ) -> None:
+        self._backend = backend
+        self._functions = functions
+        self._data_port = data_port
+        self._execute = execute
+        self._renew = renew
+        self._report = report
+        self._answers = ThreadPoolExecutor(2, "atoll-answer")
+
+    def handle(self, message: Any) -> bool:
+        """Takes one message, in order; False where it was the last. Does not block."""
+        match message:
+            case m.Run() | m.Dispatch() | m.DropRun() | m.Free() | m.RegisterPlan() | m.DropPlan():
+                self._execute(message)
+            case m.OpenStore():
+                self._execute(message)
+                self._data_port.open_session(message.session, message.secret)
+            case m.CloseStore():
+                self._execute(message)
+                self._data_port.close_session(message.session)
+            case m.FailFeeds(session=session, feeds=feeds, status=status):
+                self._data_port.inbox.fail(session, feeds, status)
+            case m.Ping(lease=lease):
+                self._renew(lease)
+                self._report(m.Pong())
+            case m.DropFeed(session=session, feed=feed):
+                self._data_port.inbox.drop(session, feed)
+            case m.Compile():
+                self._functions.compile(message)
+            case m.DropFunction(function=function):
+                self._functions.drop(function)
+            case m.WorkerQuery():
+                self._answers.submit(self._answer, message)
+            case m.Peers(hosts=hosts, secret=secret):
+                self._data_port.set_peers(hosts, secret)
+            case m.Stop():
+                return False
+            case m.Refused(status=status):
+                _log.error("the controller refused this worker: %s", status)
+                return False
+        return True
+
+    def _answer(self, query: m.WorkerQuery) -> None:
+        try:
+            if query.what == "layout":
+                dtype, shape, ordinal = msgspec.msgpack.decode(query.payload, type=tuple[str, tuple[int, ...], int])
+                payload = self._backend.default_layout(dtype, shape, ordinal).encode()
+            else:
+                payload = self._functions.answer(query.what, query.subject)
+            self._report(m.WorkerAnswer(query.session, query.query, Status(), payload))
+        except Exception as error:
+            self._report(m.WorkerAnswer(query.session, query.query, status_of(error), b""))

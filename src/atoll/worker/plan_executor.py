@@ -1,0 +1,288 @@
+"""Runs plans, one dispatch unit after another, in the order in which the controller sent them.
+
+A unit that awaits bytes of another host is *parked* with all that its session has sent after it; other sessions
+proceed. Collectives keep their order on all hosts of an island, though: one does not overtake another that is parked.
+
+All of this runs on one thread, which waits for nothing but for the devices to take what is enqueued.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor as Pool
+from contextlib import nullcontext
+from typing import Any
+
+from atoll.errors import Code, Status, status_of
+from atoll.ir import plan as p
+from atoll.protocol import messages as m
+from atoll.transfers.inbox import Inbox
+from atoll.worker.completions import ReadCompletion, Watcher, are_complete, wait_for
+from atoll.worker.dispatch_unit import DispatchUnit, PlanRun
+from atoll.worker.step_runner import StepRunner
+from atoll.worker.store import Store
+
+_log = logging.getLogger(__name__)
+
+# What a session has sent that is done in order.
+_Item = DispatchUnit | m.DropRun | m.Free | m.CloseStore
+
+
+class PlanExecutor:
+    """Owns the stores. `handle` takes messages in order; `report` sends back what came of them.
+
+    `wake` is called on any thread once bytes that a parked unit awaited are here: `resume_parked` is to be called then.
+    `now` is the clock, in nanoseconds.
+    """
+
+    def __init__(
+        self,
+        steps: StepRunner,
+        inbox: Inbox,
+        report: Callable[..., None],
+        watcher: Watcher,
+        readers: Pool,
+        wake: Callable[[], None],
+        now: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._steps = steps
+        self._inbox = inbox
+        self._report = report
+        self._watcher = watcher
+        self._readers = readers
+        self._wake = wake
+        self._now = now
+        self._stores: dict[int, Store] = {}
+        self._plans: dict[int, p.Plan] = {}
+        self._plan_runs: dict[int, PlanRun] = {}  # those with segments to come, by the sequence number of their first
+        self._parked: dict[int, deque[_Item]] = {}  # by session
+        self._parked_collectives: deque[DispatchUnit] = deque()
+        self.completed: list[tuple[int, int, int]] = []  # units that completed at once: see `report_completed`
+
+    def handle(self, message: Any) -> None:
+        """Takes one of Run, Dispatch, DropRun, Free, RegisterPlan, DropPlan, OpenStore, CloseStore.
+
+        What belongs to a session is done in order.
+        """
+        try:
+            if type(message) is m.Run:
+                self._run(message)
+            elif type(message) is m.Dispatch:
+                self._dispatch(message)
+            elif type(message) in (m.Free, m.DropRun, m.CloseStore):
+                self._do_in_order(message.session, message)
+            elif type(message) is m.RegisterPlan:
+                self._plans[message.plan] = message.definition
+            elif type(message) is m.DropPlan:
+                self._plans.pop(message.plan, None)
+            elif type(message) is m.OpenStore:
+                self._stores.setdefault(message.session, Store())
+        except Exception:
+            _log.exception("the executor failed at %s", type(message).__name__)
+
+    def report_completed(self) -> None:
+        """Reports the units that completed while they were started, together: a message each would cost more."""
+        if self.completed:
+            self._report(m.Done(tuple(self.completed)))
+            self.completed.clear()
+
+    def _run(self, run: m.Run) -> None:
+        plan = self._plans.get(run.plan)
+        if plan is None:
+            if run.session not in self._stores:
+                self._report_dropped(run.sequence)
+                return
+            self._report(m.Failed(run.sequence, Status(Code.INTERNAL, f"plan {run.plan} is not on this host")))
+            return
+        plan_run = PlanRun(run, plan)
+        if len(plan.segments) > 1:
+            self._plan_runs[run.sequence] = plan_run
+        self._add_unit(plan_run, run.sequence, run.segments)
+
+    def _dispatch(self, dispatch: m.Dispatch) -> None:
+        for sequence, segments in dispatch.turns:
+            plan_run = self._plan_runs.get(dispatch.run)
+            if plan_run is None:  # its session has ended
+                self._report_dropped(sequence)
+            else:
+                self._add_unit(plan_run, sequence, segments)
+
+    def _add_unit(self, plan_run: PlanRun, sequence: int, segments: int) -> None:
+        first, plan_run.segments = plan_run.segments, plan_run.segments + segments
+        collective = any(segment.collective for segment in plan_run.plan.segments[first : plan_run.segments])
+        unit = DispatchUnit(plan_run, first, plan_run.segments, sequence, collective)
+        self._do_in_order(plan_run.run.session, unit)
+
+    def _do_in_order(self, session: int, item: _Item) -> None:
+        """Does it, unless something before it in its session is parked."""
+        parked = self._parked.get(session)
+        if parked is None and self._do(item):
+            return
+        if parked is None:
+            parked = self._parked[session] = deque()
+        parked.append(item)
+        if type(item) is DispatchUnit and item.collective:
+            self._parked_collectives.append(item)
+
+    def resume_parked(self) -> None:
+        """Does all that is parked and can be done now."""
+        progress = True
+        while progress:
+            progress = False
+            for session, parked in list(self._parked.items()):
+                while parked and self._do(parked[0]):
+                    item = parked.popleft()
+                    if type(item) is DispatchUnit and item.collective:
+                        self._parked_collectives.remove(item)  # not always the first: one that is dropped need not wait
+                    progress = True
+                if not parked:
+                    del self._parked[session]
+
+    def _report_dropped(self, sequence: int) -> None:
+        """The session has ended, or the run has failed: the unit counts as completed, without a result."""
+        now = self._now()
+        self._report(m.Done(((sequence, now, now),)))
+
+    def _do(self, item: _Item) -> bool:
+        """True where it is done; False where it has to wait."""
+        match item:
+            case DispatchUnit():
+                return self._advance(item)
+            case m.Free(session=session, handles=handles, delete=delete):
+                store = self._stores.get(session)
+                if store is not None:
+                    with self._steps.deletions.lock if delete else nullcontext():
+                        for handle in handles:
+                            store.free(handle, delete)
+            case m.DropRun(run=run):
+                self._plan_runs.pop(run, None)
+            case m.CloseStore(session=session):
+                # This is done in order, too: a collective must not be dropped on this host alone.
+                self._stores.pop(session, None)
+                self._inbox.drop_session(session)
+                for run in [run for run, each in self._plan_runs.items() if each.run.session == session]:
+                    del self._plan_runs[run]
+        return True
+
+    def _advance(self, unit: DispatchUnit) -> bool:
+        """Runs as many steps of the unit as it can; True where that was the last one, or the plan has failed."""
+        plan_run = unit.plan_run
+        run, plan = plan_run.run, plan_run.plan
+        store = self._stores.get(run.session)
+        if store is None:
+            self._report_dropped(unit.sequence)
+            return True
+        if plan_run.failure is not None:
+            self._leave_out(unit, plan_run.failure)
+            return True
+        if unit.collective and self._parked_collectives and self._parked_collectives[0] is not unit:
+            return False
+        try:
+            if not unit.started:
+                unit.started = self._now()
+            if plan_run.values is None:
+                plan_run.values = {
+                    value: store.get(handle) for value, handle in zip(plan.arguments, run.arguments, strict=True)
+                }
+            while unit.segment < unit.stop:
+                segment = plan.segments[unit.segment]
+                while unit.position < len(segment.steps):
+                    step = segment.steps[unit.position]
+                    if type(step) is p.Receive and not self._is_here(step, unit):
+                        unit.started = 0  # it takes no time of its own until then
+                        return False
+                    self._steps.run(step, unit)
+                    unit.position += 1
+                if segment.results:
+                    handles = dict(zip(plan.results, run.results, strict=True))
+                    for value in segment.results:
+                        store.set(handles[value], plan_run.values[value])
+                for value in segment.drops:
+                    plan_run.values.pop(value, None)
+                unit.segment += 1
+                unit.position = 0
+        except Exception as error:
+            self._fail(unit, store, status_of(error).within(plan.name))
+            return True
+        if unit.stop == len(plan.segments):
+            self._plan_runs.pop(run.sequence, None)
+        if run.acknowledge:
+            self._report(m.Enqueued(unit.sequence))
+        self._watch(unit)
+        return True
+
+    def _fail(self, unit: DispatchUnit, store: Store, status: Status) -> None:
+        run, plan = unit.plan_run.run, unit.plan_run.plan
+        unmade = {
+            value for segment in plan.segments[unit.segment :] for value in segment.results
+        }  # others may be freed already
+        for value, handle in zip(plan.results, run.results, strict=True):
+            if value in unmade:
+                store.set(handle, status)
+        unit.plan_run.failure = status
+        unit.plan_run.values = None
+        self._leave(unit)
+        self._start_reads(unit)  # they hold what they read
+        self._report(m.Failed(unit.sequence, status))
+
+    def _leave_out(self, unit: DispatchUnit, failure: Status) -> None:
+        """The run has failed before. A collective is reported as failed: other hosts would wait for this one."""
+        self._leave(unit)
+        if unit.collective:
+            self._report(m.Failed(unit.sequence, failure))
+        else:
+            self._report_dropped(unit.sequence)
+
+    def _leave(self, unit: DispatchUnit) -> None:
+        """A run that has failed is forgotten with its last unit, or when it is dropped."""
+        if unit.stop == len(unit.plan_run.plan.segments):
+            self._plan_runs.pop(unit.plan_run.run.sequence, None)
+
+    def _is_here(self, step: p.Receive, unit: DispatchUnit) -> bool:
+        run = unit.plan_run.run
+        feeds = [run.feeds[piece.feed] for piece in step.pieces]
+        if self._inbox.await_all(run.session, feeds, self._wake):
+            return True
+        self._start_reads(unit)  # the other hosts may wait for them
+        return False
+
+    def _start_reads(self, unit: DispatchUnit) -> None:
+        unit.completions.extend(ReadCompletion(self._readers.submit(each.read)) for each in unit.reads)
+        unit.reads.clear()
+
+    def _watch(self, unit: DispatchUnit) -> None:
+        """Has the unit's completion reported: from here where it is complete already, which is faster than to pass it
+        to another thread.
+        """
+        if unit.reads and (unit.completions or len(unit.reads) > 1):
+            self._start_reads(unit)
+        if unit.reads:
+            (each,) = unit.reads
+            if each.at_once():
+                self._read(unit, each.read, self.completed.append)
+            else:
+                self._readers.submit(self._read, unit, each.read, lambda span: self._report(m.Done((span,))))
+            return
+        if not are_complete(unit.completions):
+            last = unit.plan_run.plan.segments[unit.stop - 1]
+            self._watcher.watch(self._steps.device_of(last), unit.sequence, unit.started, unit.completions)
+            return
+        failure = wait_for(unit.completions)
+        if failure is not None:
+            self._report(m.Failed(unit.sequence, failure))
+        else:
+            self.completed.append((unit.sequence, unit.started, self._now()))
+
+    def _read(
+        self, unit: DispatchUnit, read: Callable[[], None], on_completed: Callable[[tuple[int, int, int]], None]
+    ) -> None:
+        started = self._now()
+        try:
+            read()
+        except Exception as error:
+            self._report(m.Failed(unit.sequence, status_of(error).within(unit.plan_run.plan.name)))
+        else:
+            on_completed((unit.sequence, started, self._now()))

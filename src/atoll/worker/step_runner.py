@@ -1,0 +1,294 @@
+"""What each step of a plan does on this host's devices. Nothing here waits for data but the threads that read it.
+
+Every argument is checked here before a device sees it, since XLA ends the process over a bad one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+
+from atoll.errors import invalid
+from atoll.ir import plan as p
+from atoll.protocol import messages as m
+from atoll.transfers.data_port import DataPort
+from atoll.worker import host_data
+from atoll.worker.completions import ArrayCompletion, DeletionGuard, RunCompletion
+from atoll.worker.device import DeviceBackend
+from atoll.worker.dispatch_unit import DispatchUnit, Read
+from atoll.worker.functions import Function, Functions
+from atoll.worker.host_network import SMALL_BYTES, HostNetwork, bytes_of, is_small_and_ready
+from atoll.worker.store import Buffer, Deleted, ShardMemory, share
+from atoll.worker.type_keys import TypeKeys
+
+
+class StepRunner:
+    """Runs steps, on the executor's thread."""
+
+    def __init__(
+        self,
+        backend: DeviceBackend,
+        functions: Functions,
+        data_port: DataPort,
+        network: HostNetwork,
+        keys: TypeKeys,
+    ) -> None:
+        self._backend = backend
+        self._functions = functions
+        self._data_port = data_port
+        self._network = network
+        self._inbox = data_port.inbox
+        self._keys = keys
+        self.deletions = DeletionGuard()
+        self._readers_lock = threading.Lock()
+
+    def run(self, step: p.Step, unit: DispatchUnit) -> None:
+        """Runs one step: reads and writes the run's values, and notes what the unit's completion depends on."""
+        values, run = unit.plan_run.values, unit.plan_run.run
+        assert values is not None
+        if type(step) is p.Execute:
+            self._execute(step, unit, values)
+        elif type(step) is p.Put:
+            values[step.output] = self._put(step, run)
+            unit.completions.append(ArrayCompletion(values[step.output].array, self.deletions))
+        elif type(step) is p.Get:
+            unit.reads.append(self._get(step, run, values))
+        elif type(step) is p.Move:
+            for source, target, array in zip(step.inputs, step.outputs, step.arrays, strict=True):
+                values[target] = self._move(values[source], array, step.donate)
+                unit.completions.append(ArrayCompletion(values[target].array, self.deletions))
+        elif type(step) is p.Select:
+            values[step.output] = self._select(step, values)
+        elif type(step) is p.Send:
+            self._send(step, unit, values)
+        elif type(step) is p.Receive:
+            received = self._network.receive(step, run)
+            values[step.output] = self._buffer(received, step.array, _unusual_layout(step.array))
+            unit.completions.append(ArrayCompletion(received, self.deletions))
+
+    def device_of(self, segment: p.Segment) -> int:
+        """A device that the segment's last step keeps busy: its completion is watched with that device's others."""
+        step = segment.steps[-1]
+        if type(step) is p.Execute:
+            return self._functions.get(step.function).ordinals[0]
+        if type(step) is p.Move:
+            return step.arrays[0].devices[0]
+        return step.array.devices[0] if isinstance(step, p.Put | p.Receive | p.Select) else 0
+
+    # ---- compute
+
+    def _execute(self, step: p.Execute, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
+        function = self._functions.get(step.function)
+        buffers = [values[value] for value in step.inputs]
+        if [buffer.key for buffer in buffers] != function.input_keys:
+            self._check_arguments(function, buffers)
+        arguments = [buffer.array for buffer in buffers]
+        for array in arguments:
+            if array.is_deleted():
+                raise invalid("an argument has been deleted or donated")
+        for position in step.preserved:
+            arguments[position] = self._backend.copy(arguments[position])
+        if step.donated:
+            copied = self._copy_what_others_have(step.donated, buffers, arguments)
+            with self.deletions.lock:
+                outputs, token = function.loaded.execute(arguments, unit.sequence)
+            for buffer in copied:
+                buffer.give_up()
+        else:
+            outputs, token = function.loaded.execute(arguments, unit.sequence)
+        value = step.first_output
+        for array, key in zip(outputs, function.output_keys, strict=True):
+            values[value] = Buffer(array, key, _COMPUTED)
+            value += 1
+        if step.completion:
+            values[value] = Buffer(_NO_ARRAY, -1, None)
+        completions = unit.completions
+        if completions:
+            last = completions[-1]
+            if type(last) is RunCompletion and last.is_implied_by(arguments, function.ordinals):
+                completions.pop()
+        completions.append(RunCompletion(token, outputs, self.deletions, function.ordinals))
+
+    def _copy_what_others_have(
+        self, donated: tuple[int, ...], buffers: list[Buffer], arguments: list[Any]
+    ) -> list[Buffer]:
+        """Replaces donated arguments whose memory is read, or is another buffer's too; returns their buffers.
+
+        Raises INVALID_ARGUMENT where one is passed a second time.
+        """
+        copied = []
+        for position in donated:
+            buffer = buffers[position]
+            if sum(other is buffer for other in buffers) > 1:
+                raise invalid(f"argument {position} is donated and also passed a second time to the same call")
+            if not buffer.is_exclusive:
+                arguments[position] = self._backend.copy(arguments[position])
+                copied.append(buffer)
+        return copied
+
+    def _check_arguments(self, function: Function, buffers: list[Buffer]) -> None:
+        """Raises INVALID_ARGUMENT that says which argument is wrong, unless all differ in tokens alone."""
+        wanted = function.input_keys
+        if len(wanted) != len(buffers):
+            raise invalid(f"expected {len(wanted)} arguments, got {len(buffers)}")
+        for position, (key, buffer) in enumerate(zip(wanted, buffers, strict=True)):
+            if position in function.token_positions and buffer.key >= 0:
+                continue  # JAX stands an empty array in for a token
+            if key != buffer.key:
+                got = "no array" if buffer.key < 0 else self._keys.describe(buffer.key)
+                raise invalid(f"argument {position}: expected {self._keys.describe(key)}, got {got}")
+
+    # ---- data in
+
+    def _put(self, step: p.Put, run: m.Run) -> Buffer:
+        contents: dict[int, tuple[Any, Callable[[], None]]] = {}
+        try:
+            for piece in step.pieces:
+                if piece.feed not in contents:
+                    contents[piece.feed] = self._inbox.take(run.session, run.feeds[piece.feed])
+            array = self._backend.put(step.array, self._host_shards(step, contents))
+        finally:
+            for _, done in contents.values():
+                done()
+        return self._buffer(array, step.array, _unusual_layout(step.array))
+
+    def _host_shards(
+        self, step: p.Put, contents: dict[int, tuple[Any, Callable[[], None]]]
+    ) -> list[np.ndarray[Any, Any]]:
+        """What each local shard is to hold. Raises INVALID_ARGUMENT where the bytes do not fit."""
+        shards = []
+        for piece in step.pieces:
+            content, _ = contents[piece.feed]
+            whole = host_data.view(content, step.array.dtype, piece.shape, piece.strides)
+            shards.append(host_data.cut(whole, piece.box))
+        for shard, shape in zip(shards, step.array.shard_shapes, strict=True):
+            if shard.shape != shape:
+                raise invalid(f"a shard of shape {list(shape)} was given contents of shape {list(shard.shape)}")
+        if any(isinstance(content, memoryview) for content, _ in contents.values()):
+            shards = [host_data.copied(shard) for shard in shards]  # the sender takes its memory back
+        return shards
+
+    # ---- from device to device
+
+    def _move(self, buffer: Buffer, array: p.LocalArray, donate: bool) -> Buffer:
+        source = _alive(buffer)
+        consume = donate and buffer.is_exclusive
+        with self.deletions.lock if consume else nullcontext():
+            moved = self._backend.move(source, array, consume)
+        if donate and not consume:
+            buffer.give_up()
+        return self._buffer(moved, array, self._keys.layout(buffer.key))
+
+    def _select(self, step: p.Select, values: dict[int, Buffer]) -> Buffer:
+        shards, sources = [], []
+        for i, take in enumerate(step.takes):
+            source = values[step.inputs[take.input]]
+            available = self._backend.shards(_alive(source))
+            shard = available[take.shard]
+            sources.append((source, take.shard, len(available)))
+            if step.bitcast:
+                shard = self._backend.bitcast(shard, step.array.dtype, step.array.shard_shapes[i])
+            elif shard.shape != step.array.shard_shapes[i]:
+                raise invalid(f"a shard of shape {list(shard.shape)} cannot be one of {step.array.shard_shapes[i]}")
+            shards.append(shard)
+        array = self._backend.stack(step.array, shards)
+        if step.bitcast:  # a copy, in the default layout
+            return self._buffer(array, step.array)
+        layouts = {self._keys.layout(source.key) for source, _, _ in sources}
+        if len(layouts) > 1:
+            raise invalid("shards of different layouts cannot be one array")
+        buffer = self._buffer(array, step.array, layouts.pop())
+        share(buffer, sources)
+        return buffer
+
+    def _buffer(self, array: Any, spec: p.LocalArray, layout: tuple[int, ...] | None = None) -> Buffer:
+        return Buffer(array, self._keys.of(spec.dtype, spec.shard_shapes, spec.devices, layout), spec)
+
+    # ---- data out
+
+    def _get(self, step: p.Get, run: m.Run, values: dict[int, Buffer]) -> Read:
+        buffer = values[step.input]
+        array = _alive(buffer)
+        shards = self._backend.shards(array)
+        release = self._hold(buffer, len(shards))
+        values[step.completion] = Buffer(_NO_ARRAY, -1, None)
+        feed = run.feeds[step.feed]
+
+        def read() -> None:
+            try:
+                channel = self._data_port.to_proxy(run.session)
+                arrays = [np.asarray(shards[i]) for i in step.shards]
+                dtype = arrays[0].dtype
+                if dtype.kind == "T":
+                    channel.send(run.session, feed, [host_data.encode_strings(arrays[0])])
+                    return
+                whole = tuple((0, size) for size in step.shape)
+                if step.strides is None and step.boxes == (whole,) and arrays[0].flags.c_contiguous:
+                    channel.send_in_parts(run.session, feed, bytes_of(arrays[0]))
+                    return
+                size, _ = host_data.region_bytes(dtype.itemsize, step.shape, step.strides)
+                channel.send_filled(
+                    run.session,
+                    feed,
+                    size,
+                    lambda target: host_data.fill(target, dtype, step.shape, step.strides, step.boxes, arrays),
+                )
+            finally:
+                release()
+
+        def at_once() -> bool:
+            return is_small_and_ready(array) and self._data_port.takes_at_once(run.session, SMALL_BYTES)
+
+        return Read(read, at_once)
+
+    def _send(self, step: p.Send, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
+        buffer = values[step.input]
+        array = _alive(buffer)
+        release = self._hold(buffer, len(self._backend.shards(array)))
+        try:
+            self._network.send(step, unit, array, release)
+        except Exception:
+            release()
+            raise
+
+    def _hold(self, buffer: Buffer, count: int) -> Callable[[], None]:
+        """Its memory is neither donated nor deleted until the result is called, on any thread."""
+        shards = buffer.shard_memory(count)
+        self._count_reader(shards, 1)
+        return lambda: self._count_reader(shards, -1)
+
+    def _count_reader(self, shards: tuple[ShardMemory, ...], change: int) -> None:
+        with self._readers_lock:
+            for shard in shards:
+                shard.readers += change
+
+
+class _NoArray(Deleted):
+    """The completion of a call or of a read, for a caller that asked for its status, is a value without an array."""
+
+    def is_deleted(self) -> bool:
+        return False
+
+
+_NO_ARRAY = _NoArray()
+
+# What a computed buffer is made of is known to its function, not kept with each buffer.
+_COMPUTED = p.LocalArray("", (), (), (), ())
+
+
+def _unusual_layout(array: p.LocalArray) -> tuple[int, ...] | None:
+    """The layout that `DeviceBackend.put` makes the array with; None for the default."""
+    layout = array.layout
+    return None if layout is None or layout == tuple(range(len(layout))) else layout
+
+
+def _alive(buffer: Buffer) -> Any:
+    if buffer.spec is None:
+        raise invalid("a call's completion is no array")
+    if buffer.array.is_deleted():
+        raise invalid("the array has been deleted or donated")
+    return buffer.array

@@ -1,0 +1,18 @@
+"""Benchmarks stand on Atoll, and Atoll does not know of them: they are not in the wheel."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import atoll
+
+
+def test_no_module_of_atoll_imports_benchmarks():
+    modules = list(Path(atoll.__file__).parent.rglob("*.py"))
+    assert len(modules) > 100
+    for module in modules:
+        for node in ast.walk(ast.parse(module.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert not any(name.partition(".")[0] in ("benchmarks", "tests", "examples") for name in names), module

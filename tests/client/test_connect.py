@@ -1,0 +1,88 @@
+"""`atoll.connect` as a notebook uses it: over several cells, and again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from atoll.errors import SettingsError
+from atoll.operate import requests
+from tests.conftest import RunScript
+
+
+def test_a_cluster_stays_connected_over_many_cells_until_it_is_closed(run_script: RunScript) -> None:
+    result = run_script(
+        """
+        import asyncio
+        import jax, jax.numpy as jnp
+        import atoll
+
+        async def cells():  # a notebook runs its cells in an event loop
+            first = atoll.connect(islands="1x1x2")
+            print(len(first.devices), first.devices == jax.devices("atoll"), float(jnp.ones(3).sum()))
+            with atoll.trace() as spans:
+                jax.block_until_ready(jax.jit(lambda x: x + 1)(jnp.ones(3)))
+            print("call" in [span.work for span in spans])
+            second = atoll.connect(islands="1x1x1")  # the first cell once more
+            print(first.is_closed, second.is_closed, len(jax.devices("atoll")), repr(first)[-7:])
+            first.close()
+            print(second.is_closed, float(jnp.ones(4).sum()))
+            second.close()
+            second.close()
+            print(jax.devices()[0].platform, jax.config.jax_platforms, float(jnp.ones(5).sum()))
+
+        asyncio.run(cells())
+        """,
+        env={"JAX_PLATFORMS": "cpu"},
+    ).check()
+    assert result.stdout.splitlines() == [
+        "2 True 3.0",
+        "True",
+        "True False 1 closed)",
+        "False 4.0",
+        "cpu cpu 5.0",
+    ]
+    assert result.stderr == ""
+
+
+def test_a_cluster_that_cannot_be_reached_is_an_error_of_atolls_and_leaves_jax_as_it_was(run_script: RunScript) -> None:
+    result = run_script(
+        """
+        import jax, jax.numpy as jnp
+        import atoll
+
+        for arguments in ({"address": "unix:/nope/x"}, {"address": "nonsense"}, {"islands": "8"}):
+            try:
+                atoll.connect(**arguments)
+            except atoll.AtollError as error:
+                print(type(error).__name__, isinstance(error, ValueError))
+        print(jax.devices()[0].platform, float(jnp.ones(5).sum()))
+        """,
+        env={"JAX_PLATFORMS": "cpu"},
+    ).check()
+    assert result.stdout.splitlines() == [
+        "ConnectError False",
+        "AddressError True",
+        "SettingsError True",
+        "cpu 5.0",
+    ]
+
+
+def test_islands_that_cannot_be_are_refused_before_jax_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jax.extend.backend.clear_backends", None)
+    import atoll
+
+    with pytest.raises(SettingsError, match="expected ISLANDSxHOSTSxDEVICES"):
+        atoll.connect(islands="8")
+
+
+def test_requests_are_made_inside_a_running_event_loop_too() -> None:
+    async def reply() -> str:
+        return "reply"
+
+    async def cell() -> Any:
+        return requests._run(reply())
+
+    assert asyncio.run(cell()) == requests._run(reply()) == "reply"

@@ -1,0 +1,40 @@
+"""What `import atoll` offers: every name, and every error in one tree."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import atoll
+from atoll import errors
+
+
+def kinds(kind: type[Exception]) -> list[type[Exception]]:
+    return [kind, *(each for below in kind.__subclasses__() for each in kinds(below))]
+
+
+@pytest.mark.parametrize("name", atoll.__all__)
+def test_every_public_name_is_there_and_documented(name: str) -> None:
+    public: Any = getattr(atoll, name)
+    assert name.startswith("__") or public.__doc__
+
+
+@pytest.mark.parametrize("kind", kinds(atoll.AtollError))
+def test_every_error_is_public_and_drawn_in_the_tree(kind: type[Exception]) -> None:
+    assert kind.__name__ in atoll.__all__
+    assert errors.__doc__ is not None
+    assert f"{kind.__name__}" in errors.__doc__
+    assert getattr(atoll, kind.__name__) is kind is errors.error_kind(kind.__name__)
+
+
+def test_errors_slices_and_connect_need_neither_jax_nor_the_controller() -> None:
+    code = """
+import sys, atoll
+atoll.ProgramError, atoll.Slice, atoll.VirtualDeviceSet, atoll.connect, atoll.trace, atoll.Span
+print([name for name in ("jax", "xdsl", "atoll.controller", "atoll.ir") if name in sys.modules])
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (ended.stdout, ended.stderr) == ("[]\n", "")

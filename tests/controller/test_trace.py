@@ -1,0 +1,92 @@
+"""What the controller keeps of the gangs that ran, from what hosts report in any order."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.controller.operators.trace import Span, Trace
+from atoll.ir.program import Call, single
+from atoll.protocol import messages as m
+from tests.controller.play import Play, on
+
+
+def span(sequence: int, started: int, ended: int, *devices: int, host: int = 0) -> Span:
+    return Span(0, host, 1, "f", "call", sequence, started, ended, 1, devices)
+
+
+def times(trace: Trace) -> dict[int, tuple[int, int]]:
+    return {each.sequence: (each.started, each.ended) for each in trace.spans()}
+
+
+def test_a_span_begins_when_the_one_before_it_on_the_device_has_ended():
+    trace = Trace()
+    trace.record(span(1, 0, 10, 0))
+    trace.record(span(2, 0, 15, 0))
+    trace.record(span(3, 20, 25, 0))
+    assert times(trace) == {1: (0, 10), 2: (10, 15), 3: (20, 25)}
+
+
+def test_gangs_on_other_devices_and_hosts_run_at_once():
+    trace = Trace()
+    trace.record(span(1, 0, 10, 0))
+    trace.record(span(2, 2, 5, 1))
+    trace.record(span(3, 1, 6, 0, host=1))
+    assert times(trace) == {1: (0, 10), 2: (2, 5), 3: (1, 6)}
+
+
+def test_a_gang_on_several_devices_begins_when_all_are_free():
+    trace = Trace()
+    for each in (span(1, 0, 10, 0), span(2, 0, 3, 1), span(3, 0, 12, 0, 1)):
+        trace.record(each)
+    assert times(trace) == {1: (0, 10), 2: (0, 3), 3: (10, 12)}
+
+
+def test_only_what_ended_since_then_is_given():
+    trace = Trace()
+    for sequence in range(4):
+        trace.record(span(sequence, 0, sequence * 10 + 5, 0))
+    assert [(each.sequence, each.started) for each in trace.spans(since=25)] == [(2, 15), (3, 25)]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(0, 1), st.sets(st.integers(0, 3))), max_size=30
+    ),
+    st.randoms(),
+)
+def test_in_whatever_order_ends_are_reported_no_span_is_negative_and_none_overlap_on_a_device(given_spans, random):
+    trace = Trace()
+    spans = [
+        span(sequence, min(a, b), max(a, b), *sorted(devices), host=host)
+        for sequence, (a, b, host, devices) in enumerate(given_spans)
+    ]
+    random.shuffle(spans)
+    for each in spans:
+        trace.record(each)
+    found = trace.spans()
+    assert {each.sequence: each.ended for each in found} == {each.sequence: each.ended for each in spans}
+    for host in range(2):
+        for device in range(4):
+            there = [each for each in found if each.host == host and device in (each.devices or (0,))]
+            assert all(each.started <= each.ended for each in there)
+            assert all(first.ended <= second.started for first, second in pairwise(there))
+
+
+def test_ends_that_a_host_reports_out_of_order_make_a_trace_that_runs_forward():
+    """Each device of a host reports on its own: a later end may come first."""
+    play = Play("1x1x2")
+    play.with_function(1, (0,))
+    play.with_function(2, (1,))
+    for function, device in ((1, 0), (2, 1)):
+        call = Call(function, (), (on(device),), (device,))
+        play.say(m.RegisterProgram(function, single(f"on {device}", (), call)))
+    sequences = [play.say(m.Launch(program, (), (10 + program,), ()))[0].sequence for program in (1, 2)]
+    play.hear(0, m.Done(((sequences[0], 0, 9_000),)))
+    play.hear(0, m.Done(((sequences[1], 1_000, 4_000),)))
+    spans = {each.sequence: each for each in play.controller.trace.spans()}
+    first, second = (spans[sequence] for sequence in sequences)
+    assert (first.devices, first.started, first.ended) == ((0,), 0, 9_000)
+    assert (second.devices, second.started, second.ended) == ((1,), 1_000, 4_000)

@@ -1,0 +1,85 @@
+"""The guides' extensions, made as they say: one new file, its test, and one line, in a copy of the source tree."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+GUIDES = ROOT / "docs" / "guides"
+EXTENSIONS = ("policy", "engine", "transfer-kind", "device-kind", "pass")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a guide whose first line, a comment, names a file."""
+
+    language: str
+    path: str
+    text: str
+
+
+def blocks(guide: str) -> list[Block]:
+    page = (GUIDES / f"{guide}.md").read_text()
+    found = re.findall(r"^```(python|diff)\n# (\S+\.py)\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    return [Block(language, path, text.lstrip("\n")) for language, path, text in found]
+
+
+def patched(source: str, diff: str) -> str:
+    """The file with the diff's added lines, after the lines that stand before them there."""
+    before = "".join(line[1:] for line in diff.splitlines(keepends=True) if line.startswith(" "))
+    after = "".join(line[1:] for line in diff.splitlines(keepends=True) if line[:1] in " +")
+    assert source.count(before) == 1, f"the lines of the guide's diff are not in the file once:\n{before}"
+    return source.replace(before, after)
+
+
+@pytest.mark.parametrize("guide", EXTENSIONS)
+def test_an_extension_is_one_file_its_test_and_one_line(guide: str) -> None:
+    new = [block.path for block in blocks(guide) if block.language == "python"]
+    changed = [block for block in blocks(guide) if block.language == "diff"]
+    assert len([path for path in new if path.startswith("src/")]) == 1
+    assert len([path for path in new if path.startswith("tests/")]) == 1
+    assert [line for block in changed for line in block.text.splitlines() if line.startswith("-")] == []
+    assert len([line for block in changed for line in block.text.splitlines() if line.startswith("+")]) == 1
+    assert [path for path in new if (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("guide", EXTENSIONS)
+def test_the_extension_of_a_guide_works(guide: str, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for block in blocks(guide):
+        target = tmp_path / block.path
+        target.write_text(block.text if block.language == "python" else patched(target.read_text(), block.text))
+    (test,) = [block.path for block in blocks(guide) if block.path.startswith("tests/")]
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", test],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path / "src"), str(tmp_path)))},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert ran.returncode == 0, ran.stdout[-4000:]
+
+
+@pytest.mark.parametrize("guide", EXTENSIONS)
+def test_the_extension_of_a_guide_is_clean(guide: str) -> None:
+    for block in blocks(guide):
+        if block.language == "python":
+            checked = subprocess.run(
+                [sys.executable, "-m", "ruff", "check", "--config", str(ROOT / "pyproject.toml"), "--ignore", "I", "-"],
+                input=block.text,
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+            assert checked.returncode == 0, checked.stdout

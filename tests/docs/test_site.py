@@ -1,0 +1,80 @@
+"""The documentation: it builds without a warning, its pictures are those that are drawn, the files it names exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from atoll.operate.command import app
+from docs.pictures.draw import Box, pictures, svg
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [page for page in PAGES if "_build" not in page.parts]
+MOST_WORDS_OF_THE_GLOSSARY = 60
+
+
+def test_the_site_builds_offline_without_a_warning(tmp_path: Path) -> None:
+    built = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", str(DOCS), str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert (built.returncode, built.stderr) == (0, "")
+    assert (tmp_path / "how-it-works" / "life-of-a-launch.html").exists()
+
+
+@pytest.mark.parametrize("name", sorted(pictures()))
+def test_a_picture_is_the_one_that_is_drawn(name: str) -> None:
+    assert (DOCS / "pictures" / name).read_text() == svg(pictures()[name]), "run python docs/pictures/draw.py"
+
+
+def test_the_pictures_name_files_that_exist() -> None:
+    lines = {
+        line for _, _, parts in pictures().values() for part in parts if isinstance(part, Box) for line in part.lines
+    }
+    names = {name for line in lines for name in re.findall(r"[\w/]+\.py", line)}
+    assert {name for name in names if not (ROOT / "src" / "atoll" / name).exists()} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_names_files_that_exist(page: Path) -> None:
+    names = set(re.findall(r"`([\w./-]+/[\w./-]*|[\w-]+\.(?:py|md|toml))`", page.read_text()))
+    bases = (ROOT, ROOT / "src" / "atoll", ROOT / "src" / "atoll" / "worker", page.parent)
+    # Paths of the machine and of users, and files that a reader is told to write.
+    ours = {name for name in names if not name.startswith(("/", "~", ".", "unix:")) and "NAME" not in name}
+    assert {name for name in ours if not any((base / name).exists() for base in bases)} - _TO_BE_WRITTEN == set()
+
+
+# Files that the guides have their readers write.
+_TO_BE_WRITTEN: set[str] = set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_to_files_of_the_repository_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text())
+    local = [link for link in links if "://" not in link]
+    assert [link for link in local if not (page.parent / link).exists()] == []
+
+
+def test_the_glossary_is_short_and_says_what_others_say() -> None:
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in (DOCS / "reference" / "glossary.md").read_text().splitlines()
+        if line.startswith("| ") and not line.startswith("| word")
+    ]
+    assert 0 < len(rows) <= MOST_WORDS_OF_THE_GLOSSARY
+    assert [row[0] for row in rows if len(row) != 3 or not row[1]] == []
+
+
+def test_every_command_is_in_the_reference() -> None:
+    page = (DOCS / "reference" / "commands.md").read_text()
+    names = [command.name or command.callback.__name__ for command in app.registered_commands]
+    assert [name for name in names if f"`atoll {name}" not in page] == []

@@ -1,0 +1,45 @@
+"""A client that calls for a long time holds no more memory than one that calls for a short time."""
+
+from __future__ import annotations
+
+from tests.conftest import RunScript
+
+# Measured on two cores: 20 bytes a call. Where jaxlib's client keeps the stacks of its requests, it is 500.
+BYTES_A_CALL = 100
+
+SCRIPT = """
+import resource
+import jax, jax.numpy as jnp
+import numpy as np
+
+step = jax.jit(lambda x: x + 1)
+
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def run(calls):
+    x = jnp.zeros(4)
+    for i in range(calls):
+        x = step(x)
+        if i % 20 == 0:
+            x.block_until_ready()  # jaxlib's client starts a thread for each call that it waits for
+        if i % 100 == 0:
+            y = jax.device_put(np.ones(4), jax.devices()[-1])
+            np.asarray(y)
+            y.delete()
+    x.block_until_ready()
+
+
+run(3000)
+before = resident()
+run(12000)
+print((resident() - before) // 12000)
+"""
+
+
+def test_a_client_does_not_grow_with_its_calls(run_script: RunScript) -> None:
+    grown = int(run_script(SCRIPT, islands="1x1x2").check().stdout)
+    assert grown < BYTES_A_CALL

@@ -1,0 +1,3 @@
+from tests.frontends.ifrt.rig import rig
+
+__all__ = ["rig"]

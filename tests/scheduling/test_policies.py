@@ -1,0 +1,178 @@
+"""Policies: chosen by name, they order gangs, and are charged for what gangs took."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from atoll.controller.programs.launcher import GANG_WINDOW
+from atoll.errors import ClusterError
+from atoll.ir.program import Call, HostBuffer, HostToDevice, Transfer, single
+from atoll.ir.types import ArraySpec, Sharding, Tiled
+from atoll.protocol import messages as m
+from atoll.scheduling.policies import POLICIES, find_policy
+from atoll.scheduling.policy import Policy
+from atoll.scheduling.scheduler import Scheduler
+from atoll.scheduling.tickets import Gang, Ticket
+from tests.controller.play import Play, on, runs
+
+
+class LastComeFirstServed(Policy):
+    """The ticket that became ready last goes first; remembers what it was called with."""
+
+    made: list[LastComeFirstServed]
+
+    def __init__(self) -> None:
+        self.ready: list[Ticket[Any]] = []
+        self.charged: list[tuple[int, int, int]] = []  # (island, session, nanoseconds)
+        self.forgotten: list[int] = []
+        self.made.append(self)
+
+    def add(self, ticket: Ticket[Any]) -> None:
+        self.ready.append(ticket)
+
+    def take(self) -> Ticket[Any] | None:
+        return self.ready.pop() if self.ready else None
+
+    def charge(self, gang: Gang[Any], nanoseconds: int) -> None:
+        self.charged.append((gang.island, gang.ticket.session, nanoseconds))
+
+    def forget(self, session: int) -> None:
+        self.forgotten.append(session)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[LastComeFirstServed]:
+    """The policies that were made, by island; there is one more to choose, named "lifo"."""
+    monkeypatch.setattr("atoll.scheduling.policies.POLICIES", {**POLICIES, "lifo": f"{__name__}:LastComeFirstServed"})
+    LastComeFirstServed.made = []
+    return LastComeFirstServed.made
+
+
+def launch(number: int, session: int, islands: tuple[int, ...] = (0,)) -> Ticket[str]:
+    ticket = Ticket[str](number, session)
+    ticket.gangs = tuple(Gang(10 * number + island, island, ticket, "") for island in islands)
+    return ticket
+
+
+def started(scheduler: Scheduler[str], island: int = 0) -> list[Gang[str]]:
+    found = []
+    while (gang := scheduler.next(island)) is not None:
+        found.append(gang)
+    return found
+
+
+def test_a_policy_decides_which_ready_ticket_is_committed(made: list[LastComeFirstServed]) -> None:
+    scheduler = Scheduler[str](1, 8, find_policy("lifo"))
+    for number, session in enumerate((1, 2, 3)):
+        scheduler.enqueue(launch(number, session))
+    assert [gang.ticket.session for gang in started(scheduler)] == [3, 2, 1]
+
+
+def test_whatever_a_policy_takes_islands_agree_on_one_order(made: list[LastComeFirstServed]) -> None:
+    scheduler = Scheduler[str](2, 8, find_policy("lifo"))
+    for number, session in enumerate((1, 2, 3)):
+        scheduler.enqueue(launch(number, session, islands=(0, 1)))
+    assert len(made) == 2
+    first = [gang.ticket.session for gang in started(scheduler, 1)]
+    assert first == [gang.ticket.session for gang in started(scheduler, 0)] == [3, 2, 1]
+
+
+def test_a_ticket_that_is_added_again_after_a_pause_starts_once() -> None:
+    scheduler = Scheduler[str](2, 8)
+    scheduler.enqueue(launch(1, 1, islands=(0, 1)))
+    scheduler.pause(0)
+    assert started(scheduler, 1) == []  # its policy has given the ticket away, that of island 0 has not
+    scheduler.resume(0)
+    assert [len(started(scheduler, island)) for island in (0, 1)] == [1, 1]
+
+
+def test_a_dropped_ticket_that_a_policy_takes_is_skipped() -> None:
+    scheduler = Scheduler[str](1, 8)
+    tickets = [launch(1, 1), launch(2, 2)]
+    for ticket in tickets:
+        scheduler.enqueue(ticket)
+    scheduler.drop(tickets[0])
+    assert [gang.ticket.number for gang in started(scheduler)] == [2]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_in_the_table_serves_all_tickets(name: str) -> None:
+    scheduler = Scheduler[str](1, 8, find_policy(name))
+    for number in range(1, 7):
+        scheduler.enqueue(launch(number, session=number % 3))
+    assert sorted(gang.ticket.number for gang in started(scheduler)) == list(range(1, 7))
+
+
+def test_an_unknown_policy_is_named_with_those_that_there_are(made: list[LastComeFirstServed]) -> None:
+    with pytest.raises(ClusterError, match=r"there is no scheduling policy 'fair': expected first-come or .*lifo"):
+        find_policy("fair")
+    with pytest.raises(ClusterError, match="'fair'"):
+        Play("1x1x1", policy="fair")
+
+
+# ---- in the controller
+
+
+def order_of_sessions(policy: str) -> list[int]:
+    """The first session fills the island, three others come; in which order do these start?"""
+    play = Play("1x1x1", policy=policy)
+    others = [play.open().number for _ in range(3)]
+    buffer = HostToDevice((HostBuffer(0, (2,), None, None),), (on(0),))
+    for session in (play.session, *others):
+        play.proxy(session, m.RegisterProgram(2, single("put", (), buffer, feeds=1)))
+        play.worker(0, m.FeedsArrived(session, tuple(range(GANG_WINDOW))))
+    play.flush()
+    for i in range(GANG_WINDOW):
+        play.proxy(play.session, m.Launch(2, (), (100 + i,), (i,)))
+    busy = [run.sequence for run in runs(play.outbox())]
+    for session in others:
+        play.proxy(session, m.Launch(2, (), (100,), (0,)))
+    assert runs(play.outbox()) == []
+    return [run.session - others[0] for run in runs(play.done(*busy))]
+
+
+def test_the_policy_of_the_settings_orders_the_gangs_of_sessions(made: list[LastComeFirstServed]) -> None:
+    assert order_of_sessions("first-come") == [0, 1, 2]
+    assert order_of_sessions("lifo") == [2, 1, 0]
+
+
+def test_each_island_charges_the_session_what_its_gang_took_there(made: list[LastComeFirstServed]) -> None:
+    play = Play("2x1x1", policy="lifo")
+    play.array(10)
+    for policy in made:
+        policy.charged.clear()
+    play.say(m.RegisterProgram(5, single("copy", (on(0),), Transfer((0,), (on(1),)))))
+    send, receive = runs(play.say(m.Launch(5, (10,), (11,), ())))
+    play.hear(0, m.Done(((send.sequence, 1_000, 4_000),)))
+    assert [policy.charged for policy in made] == [[(0, play.session, 3_000)], []]
+    play.hear(1, m.Done(((receive.sequence, 2_000, 9_000),)))
+    assert [policy.charged for policy in made] == [[(0, play.session, 3_000)], [(1, play.session, 7_000)]]
+
+
+def test_a_gang_of_several_hosts_is_charged_once_for_the_slowest(made: list[LastComeFirstServed]) -> None:
+    play = Play("1x2x1", policy="lifo")
+    play.with_function(devices=(0, 1))
+    spec = ArraySpec("float32", (2,), Sharding((0, 1), Tiled((2,), (0, 1))))
+    play.say(m.RegisterProgram(5, single("f", (), Call(1, (), (spec,), (0, 1)))))
+    sequence = runs(play.say(m.Launch(5, (), (11,), ())))[0].sequence
+    play.hear(0, m.Done(((sequence, 1_000, 4_000),)))
+    assert made[0].charged == []
+    play.hear(1, m.Done(((sequence, 70_000, 78_000),)))
+    assert made[0].charged == [(0, play.session, 8_000)]
+
+
+def test_a_session_that_has_ended_is_forgotten_and_charged_no_more(made: list[LastComeFirstServed]) -> None:
+    play = Play("1x1x1", policy="lifo")
+    play.with_call(arguments=0)
+    (run,) = runs(play.say(m.Launch(1, (), (11,), ())))
+    play.close(play.session)
+    play.hear(0, m.Done(((run.sequence, 0, 5_000),)))
+    assert (made[0].forgotten, made[0].charged) == ([play.session], [])
+
+
+def test_islands_that_join_later_have_the_same_policy(made: list[LastComeFirstServed]) -> None:
+    play = Play("1x1x1", policy="lifo")
+    play.operator(m.AddIslandRequest())
+    assert len(made) == 2

@@ -1,0 +1,125 @@
+"""Which programs XLA is given, and which are refused because they hold pointers of the client's process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atoll.errors import Code
+from tests.worker.rig import Behaviours, Rig, says, spec
+
+BEHAVIOURS = Behaviours("tests.worker.test_compile")
+
+
+def refuses(rig: Rig, call: Any, *words: str, devices: tuple[int, ...] = (0, 1)) -> None:
+    _, status = rig.compile(rig.lower(call, spec(), devices=devices), devices)
+    says(status, Code.UNIMPLEMENTED, *words)
+
+
+@BEHAVIOURS.add
+def it_refuses_to_inspect_shardings(rig: Rig) -> None:
+    import jax
+
+    def inspect(x: Any) -> Any:
+        jax.debug.inspect_array_sharding(x, callback=lambda sharding: None)
+        return x + 1
+
+    refuses(rig, inspect, "inspect_array_sharding", "visualize_array_sharding")
+
+
+@BEHAVIOURS.add
+def it_refuses_callbacks(rig: Rig) -> None:
+    import jax
+    from jax.experimental import io_callback
+
+    def pure(x: Any) -> Any:
+        return jax.pure_callback(lambda y: np.asarray(y), x, x, vmap_method="sequential")
+
+    def io(x: Any) -> Any:
+        return io_callback(lambda y: np.asarray(y), x, x)
+
+    def printed(x: Any) -> Any:
+        jax.debug.print("{}", x)
+        return x
+
+    for call in (pure, io, printed):
+        refuses(rig, call, "calls back into the client's Python", "jax.pure_callback", devices=(0,))
+
+
+@BEHAVIOURS.add
+def it_refuses_buffer_callbacks(rig: Rig) -> None:
+    from jax.experimental import buffer_callback
+
+    def call(x: Any) -> Any:
+        return buffer_callback.buffer_callback(lambda *_: None, x)(x)
+
+    refuses(rig, call, "calls back into the client's Python", devices=(0,))
+
+
+@BEHAVIOURS.add
+def it_compiles_programs_that_only_bear_the_name_of_such_a_call(rig: Rig) -> None:
+    def InspectSharding(x: Any) -> Any:
+        return x + 1
+
+    def xla_ffi_python_cpu_callback(x: Any) -> Any:
+        return x + 1
+
+    for call in (InspectSharding, xla_ffi_python_cpu_callback):
+        rig.function(call, spec(), devices=(0, 1))
+
+
+@BEHAVIOURS.add
+def it_compiles_constrained_and_partitioned_programs(rig: Rig) -> None:
+    import jax
+    from jax.experimental.custom_partitioning import custom_partitioning
+    from jax.experimental.shard_alike import shard_alike
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    mesh = Mesh(np.array(rig.backend.devices[:2]), ("x",))
+
+    @custom_partitioning
+    def doubled(x: Any) -> Any:
+        return x * 2
+
+    doubled.def_partition(
+        partition=lambda mesh, arguments, result: (
+            mesh,
+            lambda x: x * 2,
+            arguments[0].sharding,
+            (arguments[0].sharding,),
+        ),
+        sharding_rule="i -> i",
+    )
+
+    def call(x: Any) -> Any:
+        y = jax.lax.with_sharding_constraint(x * 3, NamedSharding(mesh, PartitionSpec()))
+        _, y = shard_alike(x, y)
+        return doubled(y)
+
+    rig.function(call, spec(), devices=(0, 1))
+
+
+@BEHAVIOURS.add
+def it_compiles_a_module_without_a_name(rig: Rig) -> None:
+    module = rig.lower(lambda x: x + 1, spec())
+    del module.operation.attributes["sym_name"]
+    name, status = rig.compile(module)
+    assert status.ok, status
+    report, (result,) = rig.call(name, rig.ones())
+    assert rig.shard(result).tolist() == [2, 2, 2, 2], report
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, str]:
+    return BEHAVIOURS.outcomes()
+
+
+@pytest.mark.parametrize("name", BEHAVIOURS.names)
+def test_compilation(name: str, outcomes: dict[str, str]) -> None:
+    assert outcomes.get(name, outcomes[""]) == "ok"
+
+
+if __name__ == "__main__":
+    BEHAVIOURS.play()

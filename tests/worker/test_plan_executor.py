@@ -1,0 +1,166 @@
+"""How plans are run: segment by segment, in order, parked while bytes are awaited, dropped with their session."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+import numpy as np
+import pytest
+
+from atoll.errors import Code, Status
+from atoll.ir import plan as p
+from atoll.protocol import messages as m
+from tests.worker.rig import SECONDS, Behaviours, Rig, add, local, says, spec
+
+BEHAVIOURS = Behaviours("tests.worker.test_plan_executor")
+
+
+def start_segments(
+    rig: Rig, segments: tuple[p.Segment, ...], argument: int, results: int = 1
+) -> tuple[int, tuple[int, ...]]:
+    """Dispatches the first segment; its sequence number, and the results' handles."""
+    plan, sequence = rig.fresh(), rig.fresh()
+    body = p.Plan("train_step", (0,), segments, tuple(value for segment in segments for value in segment.results))
+    handles = tuple(rig.fresh() for _ in range(results))
+    rig.executor.submit(m.RegisterPlan(plan, body))
+    rig.executor.submit(m.Run(sequence, rig.session, plan, (argument,), handles, ()))
+    return sequence, handles
+
+
+def doubling_segments(name: str) -> tuple[p.Segment, ...]:
+    """Value 1 is twice value 0, value 2 is twice that, and so on; the last one is the result."""
+    calls = [p.Execute(name, (i, i), i + 1, (), (), False) for i in range(3)]
+    return tuple(p.Segment(i, (call,), (3,) if i == 2 else (), drops=(i,)) for i, call in enumerate(calls))
+
+
+@BEHAVIOURS.add
+def it_runs_a_plan_segment_by_segment_as_they_are_dispatched(rig: Rig) -> None:
+    name = rig.function(add, spec(), spec())
+    first, (result,) = start_segments(rig, doubling_segments(name), rig.ones())
+    assert rig.reports.get(timeout=SECONDS).runs[0][0] == first
+    # Others get in between.
+    _, (other,) = rig.call(name, rig.ones(), rig.ones())
+    assert rig.shard(other)[0] == 2
+    rig.executor.submit(m.Dispatch(rig.session, first, ((first + 101, 1), (first + 102, 1))))
+    ended = [run[0] for run in rig.reports.get(timeout=SECONDS).runs]
+    while len(ended) < 2:
+        ended += [run[0] for run in rig.reports.get(timeout=SECONDS).runs]
+    assert ended == [first + 101, first + 102]
+    assert rig.shard(result)[0] == 8
+
+
+@BEHAVIOURS.add
+def it_runs_several_segments_in_one_dispatch_unit(rig: Rig) -> None:
+    name = rig.function(add, spec(), spec())
+    first, (result,) = start_segments(rig, doubling_segments(name), rig.ones())
+    assert rig.reports.get(timeout=SECONDS).runs[0][0] == first
+    rig.executor.submit(m.Dispatch(rig.session, first, ((first + 101, 2),)))
+    assert [run[0] for run in rig.reports.get(timeout=SECONDS).runs] == [first + 101]
+    assert rig.shard(result)[0] == 8
+    assert rig.executor.plan_executor._plan_runs == {}
+
+
+@BEHAVIOURS.add
+def it_runs_no_segment_after_one_that_failed(rig: Rig) -> None:
+    name = rig.function(add, spec(), spec())
+    segments = list(doubling_segments(name))
+    segments[1] = p.Segment(1, (p.Execute("no such", (1, 1), 2, (), (), False),), drops=(1,))
+    first, (result,) = start_segments(rig, tuple(segments), rig.ones())
+    rig.reports.get(timeout=SECONDS)
+    rig.executor.submit(m.Dispatch(rig.session, first, ((first + 101, 1), (first + 102, 1))))
+    failed = rig.reports.get(timeout=SECONDS)
+    assert (failed.sequence, failed.status.code) == (first + 101, Code.NOT_FOUND)
+    assert rig.reports.get(timeout=SECONDS).runs[0][0] == first + 102
+    says(rig.failure(rig.call(name, result, result)), Code.NOT_FOUND, "no such")
+
+
+@BEHAVIOURS.add
+def it_reports_a_collective_that_it_left_out_as_failed(rig: Rig) -> None:
+    name = rig.function(add, spec(), spec())
+    _, *others = doubling_segments(name)
+    bad = p.Segment(0, (p.Execute("no such", (0, 0), 1, (), (), False),), drops=(0,))
+    collective = msgspec.structs.replace(others[0], collective=True)
+    sequence, _ = start_segments(rig, (bad, collective, others[1]), rig.ones())
+    assert rig.reports.get(timeout=SECONDS).sequence == sequence
+    rig.executor.submit(m.Dispatch(rig.session, sequence, ((sequence + 101, 1), (sequence + 102, 1))))
+    failed = rig.reports.get(timeout=SECONDS)
+    assert (failed.sequence, failed.status.code) == (sequence + 101, Code.NOT_FOUND)
+    assert rig.reports.get(timeout=SECONDS).runs[0][0] == sequence + 102
+    assert rig.executor.plan_executor._plan_runs == {}
+
+
+@BEHAVIOURS.add
+def it_does_not_wait_for_a_collective_that_it_left_out(rig: Rig) -> None:
+    name = rig.function(add, spec(), spec())
+    a = rig.ones()
+    parked = []
+    for _ in range(2):  # sessions, each with something to compute together behind bytes that are awaited
+        feed, plan, sequence = rig.fresh(), rig.fresh(), rig.fresh()
+        receive = p.Segment(0, (p.Receive(0, local(0), (p.ReceivePiece(0, ((0, 4),), 0),)),))
+        call = p.Segment(1, (p.Execute(name, (0, 0), 1, (), (), False),), (1,), (0,), collective=True)
+        rig.executor.submit(m.OpenStore(rig.session + 1000 * len(parked), "secret"))
+        session = rig.session + 1000 * len(parked)
+        rig.executor.submit(m.RegisterPlan(plan, p.Plan("train_step", (), (receive, call), (1,))))
+        rig.executor.submit(m.Run(sequence, session, plan, (), (rig.fresh(),), (feed,)))
+        rig.executor.submit(m.Dispatch(session, sequence, ((sequence + 500, 1),)))
+        parked.append((session, feed, sequence))
+    while len(rig.executor.plan_executor._parked_collectives) < 2:
+        time.sleep(0.001)
+    (_, feed, first), (other, failing, second) = parked
+    rig.inbox.fail(other, (failing,), Status(Code.DATA_LOSS, "gone"))
+    failed = [rig.reports.get(timeout=SECONDS).sequence for _ in range(2)]
+    assert failed == [second, second + 500]
+    rig.inbox.put(rig.session, feed, np.ones(16, np.uint8))
+    ended: list[int] = []
+    while len(ended) < 2:
+        ended += [run[0] for run in rig.reports.get(timeout=SECONDS).runs]
+    assert ended == [first, first + 500]
+    report, _ = rig.call(name, a, a)
+    assert isinstance(report, m.Done)
+    assert not rig.executor.plan_executor._parked_collectives
+
+
+@BEHAVIOURS.add
+def it_forgets_a_run_that_is_dropped(rig: Rig) -> None:
+    name = rig.function(add, spec(), spec())
+    first, _ = start_segments(rig, doubling_segments(name), rig.ones())
+    rig.reports.get(timeout=SECONDS)
+    rig.executor.submit(m.DropRun(rig.session, first))
+    rig.executor.submit(m.Dispatch(rig.session, first, ((first + 101, 1),)))
+    assert rig.reports.get(timeout=SECONDS).runs[0][0] == first + 101
+    assert rig.executor.plan_executor._plan_runs == {}
+
+
+@BEHAVIOURS.add
+def it_does_nothing_for_a_session_that_has_ended(rig: Rig) -> None:
+    rig.executor.submit(m.Run(78, 999_999, 1, (), (), ()))
+    assert rig.reports.get(timeout=SECONDS).runs[0][0] == 78
+
+
+@BEHAVIOURS.add
+def it_fails_a_run_whose_plan_it_does_not_have(rig: Rig) -> None:
+    rig.executor.submit(m.Run(77, rig.session, 999_999, (), (), ()))
+    report = rig.reports.get(timeout=SECONDS)
+    assert (report.sequence, report.status.code) == (77, Code.INTERNAL)
+
+
+@BEHAVIOURS.add
+def it_passes_an_error_on_to_what_is_made_of_it(rig: Rig) -> None:
+    name = rig.function(add, spec(), spec())
+    _, (bad,) = rig.call(name, 999_999, 999_999, name="first")
+    says(rig.failure(rig.call(name, bad, rig.ones())), Code.NOT_FOUND, "array 999999", "first")
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, str]:
+    return BEHAVIOURS.outcomes()
+
+
+@pytest.mark.parametrize("name", BEHAVIOURS.names)
+def test_the_plan_executor(name: str, outcomes: dict[str, str]) -> None:
+    assert outcomes.get(name, outcomes[""]) == "ok"
+
+
+if __name__ == "__main__":
+    BEHAVIOURS.play()

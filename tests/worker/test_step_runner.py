@@ -1,0 +1,199 @@
+"""Steps on real devices: what is wrong with one is its run's error, and never the end of the process."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from atoll.errors import Code
+from atoll.ir import plan as p
+from atoll.protocol import messages as m
+from tests.worker.rig import SECONDS, Behaviours, Rig, add, local, says, spec
+
+BEHAVIOURS = Behaviours("tests.worker.test_step_runner")
+
+
+@BEHAVIOURS.add
+def it_runs_a_function_over_four_devices(rig: Rig) -> None:
+    name = rig.function(add, spec(), spec(), devices=(0, 1, 2, 3))
+    a = rig.put(local(0, 1, 2, 3), *[np.full((4,), i, np.float32) for i in range(4)])
+    report, (result,) = rig.call(name, a, rig.ones(0, 1, 2, 3))
+    assert isinstance(report, m.Done)
+    assert [rig.shard(result, i)[0] for i in range(4)] == [1, 2, 3, 4]
+
+
+@BEHAVIOURS.add
+def it_runs_on_devices_in_another_order(rig: Rig) -> None:
+    name = rig.function(add, spec(), spec(), devices=(2, 0))
+    _, (result,) = rig.call(name, rig.ones(2, 0), rig.ones(2, 0))
+    assert rig.shard(result, 1).tolist() == [2, 2, 2, 2]
+
+
+@BEHAVIOURS.add
+def it_moves_shards_to_other_devices(rig: Rig) -> None:
+    a = rig.put(local(0, 1), np.full((4,), 5, np.float32), np.full((4,), 6, np.float32))
+    move = p.Move((0,), (1,), (local(3, 2),), False)
+    _, (moved,) = rig.run([move], [a])
+    assert [rig.shard(moved, i)[0] for i in range(2)] == [5, 6]
+    assert rig.shard(a)[0] == 5
+
+
+@BEHAVIOURS.add
+def it_keeps_shards_of_different_shapes(rig: Rig) -> None:
+    uneven = p.LocalArray("float32", (3,), ((1,), (2,)), (0, 1), (0, 1))
+    a = rig.put(uneven, np.ones((1,), np.float32), np.full((2,), 2, np.float32))
+    target = p.LocalArray("float32", (3,), ((1,), (2,)), (2, 3), (0, 1))
+    _, (moved,) = rig.run([p.Move((0,), (1,), (target,), False)], [a])
+    assert [rig.shard(moved, i).tolist() for i in range(2)] == [[1], [2, 2]]
+    name = rig.function(add, spec(), spec(), devices=(0, 1))
+    says(rig.failure(rig.call(name, a, a)), Code.INVALID_ARGUMENT, "argument 0")
+
+
+@BEHAVIOURS.add
+def it_hands_an_array_to_itself_through_the_inbox(rig: Rig) -> None:
+    a = rig.put(local(0), np.arange(4, dtype=np.float32))
+    feed = rig.fresh()
+    rig.run([p.Send(0, (p.SendPiece(0, ((1, 3),), 0, 0),))], [a], 0, [feed])
+    pieces = (p.ReceivePiece(0, ((0, 2),), 0),)
+    report, (b,) = rig.run([p.Receive(0, local(2, shape=(2,)), pieces)], feeds=[feed])
+    assert isinstance(report, m.Done), report
+    assert rig.shard(b).tolist() == [1, 2]
+    assert rig.inbox.nbytes == 0
+
+
+@BEHAVIOURS.add
+def it_puts_and_reads_every_stride_the_client_likes(rig: Rig) -> None:
+    content = np.arange(6, dtype=np.float32).reshape(2, 3)
+    piece = p.HostPiece(0, 0, (3, 2), (-4, 12), ((1, 3), (0, 2)))
+    feed = rig.feed(content.tobytes())
+    report, (a,) = rig.run([p.Put(0, local(1, shape=(2, 2)), (piece,))], feeds=[feed])
+    assert isinstance(report, m.Done), report
+    assert rig.shard(a).tolist() == content.T[::-1][1:].tolist()
+
+
+@BEHAVIOURS.add
+def it_names_a_wrong_number_of_arguments(rig: Rig) -> None:
+    name = rig.function(add, spec(), spec(), devices=(0, 1))
+    a = rig.ones(0, 1)
+    for arguments in ((), (a,), (a, a, a)):
+        status = rig.failure(rig.call(name, *arguments))
+        says(status, Code.INVALID_ARGUMENT, "expected 2 arguments", f"got {len(arguments)}", "train_step")
+
+
+@BEHAVIOURS.add
+def it_names_an_argument_of_another_type(rig: Rig) -> None:
+    name = rig.function(add, spec(), spec(), devices=(0, 1))
+    right = rig.ones(0, 1)
+    wrong = {
+        "int32[4]": rig.ones(0, 1, dtype="int32"),
+        "float32[5]": rig.ones(0, 1, shape=(5,)),
+        "float32[4, 1]": rig.ones(0, 1, shape=(4, 1)),
+        "[1, 0]": rig.ones(1, 0),
+        "[0, 1, 2]": rig.ones(0, 1, 2),
+        "[0]": rig.ones(0),
+        "[2, 3]": rig.ones(2, 3),
+    }
+    for text, handle in wrong.items():
+        status = rig.failure(rig.call(name, right, handle))
+        says(status, Code.INVALID_ARGUMENT, "argument 1: expected float32[4] on local devices [0, 1]", text)
+
+
+@BEHAVIOURS.add
+def it_names_a_function_that_is_not_there(rig: Rig) -> None:
+    says(rig.failure(rig.call("no such", rig.ones())), Code.NOT_FOUND, "no such", "train_step")
+
+
+@BEHAVIOURS.add
+def it_names_an_array_that_is_not_there(rig: Rig) -> None:
+    name = rig.function(add, spec(), spec())
+    says(rig.failure(rig.call(name, rig.ones(), 999_999)), Code.NOT_FOUND, "array 999999 is not on this host")
+
+
+@BEHAVIOURS.add
+def it_refuses_a_calls_completion_as_an_array(rig: Rig) -> None:
+    name = rig.function(add, spec(), spec())
+    step = p.Execute(name, (0, 1), 2, (), (), True)
+    report, (_, completion) = rig.run([step], [rig.ones(), rig.ones()], results=2)
+    assert isinstance(report, m.Done), report
+    says(rig.failure(rig.call(name, completion, rig.ones())), Code.INVALID_ARGUMENT, "no array")
+    says(rig.failure(rig.run([p.Move((0,), (1,), (local(1),), False)], [completion])), Code.INVALID_ARGUMENT)
+
+
+@BEHAVIOURS.add
+def it_refuses_contents_of_the_wrong_size(rig: Rig) -> None:
+    piece = p.HostPiece(0, 0, (4,), None, None)
+    for size in (0, 15, 17):
+        outcome = rig.run([p.Put(0, local(0), (piece,))], feeds=[rig.feed(bytes(size))])
+        says(rig.failure(outcome), Code.INVALID_ARGUMENT, f"{size} bytes for float32[4]", "16")
+    small = p.HostPiece(0, 0, (2,), None, None)
+    outcome = rig.run([p.Put(0, local(0), (small,))], feeds=[rig.feed(bytes(8))])
+    says(rig.failure(outcome), Code.INVALID_ARGUMENT, "[2]", "[4]")
+
+
+@BEHAVIOURS.add
+def it_gives_shared_memory_back_also_where_its_contents_are_wrong(rig: Rig) -> None:
+    given_back = threading.Event()
+    feed = rig.fresh()
+    rig.inbox.put(rig.session, feed, memoryview(bytes(7)), given_back.set)
+    rig.failure(rig.run([p.Put(0, local(0), (p.HostPiece(0, 0, (4,), None, None),))], feeds=[feed]))
+    assert given_back.is_set()
+    given_back.clear()
+    rig.inbox.put(rig.session, feed, memoryview(bytes(7)), given_back.set)
+    rig.failure(rig.run([p.Receive(0, local(0), (p.ReceivePiece(0, ((0, 4),), 0),))], feeds=[feed]))
+    assert given_back.is_set()
+
+
+@BEHAVIOURS.add
+def it_names_a_feed_that_is_not_there(rig: Rig) -> None:
+    outcome = rig.run([p.Put(0, local(0), (p.HostPiece(0, 0, (4,), None, None),))], feeds=[999_999])
+    says(rig.failure(outcome), Code.INTERNAL, "feed 999999", "train_step")
+
+
+@BEHAVIOURS.add
+def it_refuses_a_layout_that_the_function_does_not_expect(rig: Rig) -> None:
+    name = rig.function(lambda x: x * 2, spec((2, 3)))
+    content = np.arange(6, dtype=np.float32).reshape(2, 3)
+    a = rig.put(local(0, shape=(2, 3), layout=(1, 0)), content)
+    assert rig.shard(a).tolist() == content.tolist()
+    says(rig.failure(rig.call(name, a)), Code.INVALID_ARGUMENT, "argument 0", "order [1, 0]")
+    _, (moved,) = rig.run([p.Move((0,), (1,), (local(1, shape=(2, 3)),), False)], [a])
+    _, (again,) = rig.run([p.Select((0,), 1, local(1, shape=(2, 3)), (p.Take(0, 0),), False)], [moved])
+    there = rig.function(lambda x: x * 2, spec((2, 3)), devices=(1,))
+    for handle in (moved, again):
+        assert rig.shard(handle).tolist() == content.tolist()
+        says(rig.failure(rig.call(there, handle)), Code.INVALID_ARGUMENT, "order [1, 0]")
+
+
+@BEHAVIOURS.add
+def it_survives_a_memory_that_the_function_does_not_expect(rig: Rig) -> None:
+    for devices in ((0,), (0, 1)):
+        name = rig.function(add, spec(), spec(), devices=devices)
+        a = rig.put(local(*devices, memory_kind="pinned_host"), *[np.ones((4,), np.float32)] * len(devices))
+        report, handles = rig.call(name, a, rig.ones(*devices))
+        if isinstance(report, m.Done):
+            assert rig.shard(handles[0]).tolist() == [2, 2, 2, 2]
+
+
+@BEHAVIOURS.add
+def it_goes_on_after_a_program_of_garbage(rig: Rig) -> None:
+    feed = rig.feed(b"\x00 no program")
+    rig.functions.compile(m.Compile("garbage", rig.session, feed, (((0, 0),),)))
+    compiled = rig.reports.get(timeout=SECONDS)
+    assert not compiled.status.ok
+    assert rig.inbox.nbytes == 0
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, str]:
+    return BEHAVIOURS.outcomes()
+
+
+@pytest.mark.parametrize("name", BEHAVIOURS.names)
+def test_the_step_runner(name: str, outcomes: dict[str, str]) -> None:
+    assert outcomes.get(name, outcomes[""]) == "ok"
+
+
+if __name__ == "__main__":
+    BEHAVIOURS.play()
