@@ -190,7 +190,7 @@ LAUNCH: Picture = (
             "if an island is lost",
             (
                 "decided: controller/islands/recovery.py",
-                "states: controller/islands/lifecycle.py",
+                "states: cluster/lifecycle.py",
                 "restarted: operate/engines/island.py",
                 "what fails: controller/programs/failures.py",
             ),

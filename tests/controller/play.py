@@ -9,8 +9,6 @@ import msgspec
 
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
-from atoll.controller import actions as a
-from atoll.controller import events as e
 from atoll.controller.core import Controller
 from atoll.controller.programs.launcher import GANG_WINDOW
 from atoll.controller.sessions.session import Session
@@ -23,6 +21,8 @@ from atoll.ir.program import (
     single,
 )
 from atoll.ir.types import ArraySpec, Sharding
+from atoll.protocol import actions as a
+from atoll.protocol import events as e
 from atoll.protocol import messages as m
 
 BROKEN = Status(Code.INTERNAL, "division by zero")

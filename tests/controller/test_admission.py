@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from atoll.controller import actions as a
-from atoll.controller import events as e
 from atoll.controller.admission import ENGINE_SAYS_SECONDS, HELLO_SECONDS
 from atoll.errors import Code
+from atoll.protocol import actions as a
+from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from tests.controller.play import Cluster, joined, ready
 

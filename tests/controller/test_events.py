@@ -12,12 +12,12 @@ import msgspec
 import pytest
 
 from atoll.cluster.settings import Dispatch
-from atoll.controller import actions as a
-from atoll.controller import events as e
 from atoll.controller.replay import replay
 from atoll.errors import OK
 from atoll.ir.program import Call, HostBuffer, HostToDevice, single
 from atoll.ir.types import ArraySpec, Sharding
+from atoll.protocol import actions as a
+from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from tests.controller.migrating_world import MigratingWorld
 from tests.controller.play import Cluster, Play, joined

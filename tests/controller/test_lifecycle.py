@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from atoll.controller.islands.lifecycle import (
+from atoll.cluster.lifecycle import (
     TRANSITIONS,
     IllegalTransition,
     Island,

@@ -12,12 +12,12 @@ import pytest
 
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
-from atoll.controller.actions import AnyAction
 from atoll.controller.main import ControllerShell, serve
 from atoll.controller.options import ControllerOptions
 from atoll.controller.replay import replay
 from atoll.errors import Code
 from atoll.protocol import messages as m
+from atoll.protocol.actions import AnyAction
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection, connect
 from tests.controller.play import ready

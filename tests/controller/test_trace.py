@@ -7,10 +7,10 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.controller.operators.trace import Trace
 from atoll.ir.program import Call, single
 from atoll.protocol import messages as m
 from atoll.protocol.spans import Span
+from atoll.scheduling.trace import Trace
 from tests.controller.play import Play, on
 
 

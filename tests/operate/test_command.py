@@ -17,11 +17,11 @@ import typer
 
 from atoll import __version__
 from atoll.cluster.settings import VARIABLES, ClusterSettings, Dispatch
-from atoll.controller.actions import Send
 from atoll.controller.replay import replay
 from atoll.operate import clusters, standalone_proxy, standing
 from atoll.operate import command as cli
 from atoll.operate.command import operators, scripts
+from atoll.protocol.actions import Send
 from atoll.protocol.messages import Run
 from tests.cluster_process import User, eventually, finish, first_line, free_port
 

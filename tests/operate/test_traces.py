@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from atoll.controller.operators.trace import Trace
 from atoll.operate.traces import chrome_trace
 from atoll.protocol.spans import Span
+from atoll.scheduling.trace import Trace
 
 
 def test_a_span_is_an_event_in_its_hosts_row_and_times_begin_with_the_first():

@@ -8,19 +8,19 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable
 
+from atoll.cluster.lifecycle import HostState
+from atoll.cluster.resources import ResourceManager
 from atoll.cluster.settings import ClusterSettings
-from atoll.controller.actions import Name, ReportReady, SetTimer
 from atoll.controller.connections import Connections, Peer
-from atoll.controller.events import ConnectionLost, ConnectionOpened, Received, Started, TimerEnded
 from atoll.controller.islands.hosts import Hosts
-from atoll.controller.islands.lifecycle import HostState
 from atoll.controller.islands.recovery import Recovery
-from atoll.controller.islands.resources import ResourceManager
 from atoll.controller.outbox import Outbox
 from atoll.controller.sessions.sessions import Sessions
 from atoll.errors import Code, Status, StatusError
 from atoll.processes.leases import Leases
 from atoll.protocol import messages as m
+from atoll.protocol.actions import Name, ReportReady, SetTimer
+from atoll.protocol.events import ConnectionLost, ConnectionOpened, Received, Started, TimerEnded
 
 # For a connection's Hello to come.
 HELLO_SECONDS = 10.0

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.controller.events import Received
 from atoll.protocol import messages as m
+from atoll.protocol.events import Received
 
 
 @dataclass(slots=True, eq=False)

@@ -14,17 +14,7 @@ from typing import Any
 import msgspec
 
 from atoll._version import __version__
-from atoll.cluster.locations import DeviceLocation
-from atoll.cluster.mesh import parse_mesh
-from atoll.cluster.placement import Slices
-from atoll.cluster.settings import ClusterSettings
-from atoll.cluster.topology import Topology
-from atoll.controller import events as e
-from atoll.controller.actions import AnyAction, End
-from atoll.controller.admission import Admission
-from atoll.controller.connections import Connections, Peer
-from atoll.controller.islands.hosts import Hosts
-from atoll.controller.islands.lifecycle import (
+from atoll.cluster.lifecycle import (
     IslandBack,
     IslandDrained,
     IslandGivenUp,
@@ -32,8 +22,16 @@ from atoll.controller.islands.lifecycle import (
     IslandReady,
     Lifecycle,
 )
+from atoll.cluster.locations import DeviceLocation
+from atoll.cluster.mesh import parse_mesh
+from atoll.cluster.placement import Slices
+from atoll.cluster.resources import ResourceManager
+from atoll.cluster.settings import ClusterSettings
+from atoll.cluster.topology import Topology
+from atoll.controller.admission import Admission
+from atoll.controller.connections import Connections, Peer
+from atoll.controller.islands.hosts import Hosts
 from atoll.controller.islands.recovery import Recovery
-from atoll.controller.islands.resources import ResourceManager
 from atoll.controller.log import EventLog
 from atoll.controller.operators.report import report
 from atoll.controller.operators.requests import Operators
@@ -41,8 +39,6 @@ from atoll.controller.outbox import Outbox
 from atoll.controller.programs.compilation import Compilation
 from atoll.controller.programs.failures import Failures
 from atoll.controller.programs.launcher import Launcher
-from atoll.controller.programs.quarantine import Quarantine
-from atoll.controller.programs.registered import RegisteredProgram
 from atoll.controller.programs.registry import ProgramRegistry
 from atoll.controller.sessions.migrations import Migrations
 from atoll.controller.sessions.queries import Queries
@@ -51,8 +47,12 @@ from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.sessions.slices import SliceRequests
 from atoll.errors import invalid
 from atoll.processes.leases import Leases
+from atoll.protocol import events as e
 from atoll.protocol import messages as m
+from atoll.protocol.actions import AnyAction, End
 from atoll.scheduling.policies import find_policy
+from atoll.scheduling.programs import RegisteredProgram
+from atoll.scheduling.quarantine import Quarantine
 
 _NOTHING: list[AnyAction] = []
 

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from atoll.cluster.settings import ClusterSettings
-from atoll.controller.events import AnyEvent
 from atoll.protocol import messages as m
+from atoll.protocol.events import AnyEvent
 
 MOST_EVENTS = 50_000
 # Of encoded events. A dump has them in base64, and must fit into one message.

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from atoll.controller.actions import Action, AnyAction, Close, Send
 from atoll.controller.connections import Connections
 from atoll.protocol import messages as m
+from atoll.protocol.actions import Action, AnyAction, Close, Send
 
 
 class Outbox:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from atoll.controller.actions import AnyAction
 from atoll.controller.core import Controller
-from atoll.controller.events import AnyEvent
 from atoll.controller.log import RIGHT_TOKEN, Header, Line, decode_event
+from atoll.protocol.actions import AnyAction
+from atoll.protocol.events import AnyEvent
 
 
 def replay(lines: Iterable[bytes]) -> Iterator[tuple[AnyEvent, list[AnyAction]]]:

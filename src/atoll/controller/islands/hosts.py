@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from atoll.controller.islands.lifecycle import Lifecycle
-from atoll.controller.islands.resources import ResourceManager
-from atoll.controller.memory.ledger import Ledger
+from atoll.cluster.lifecycle import HostState, Lifecycle
+from atoll.cluster.resources import Host, ResourceManager
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.compilation import Compilation
 from atoll.controller.programs.launcher import Launcher
@@ -17,6 +16,7 @@ from atoll.controller.sessions.session import Session
 from atoll.controller.sessions.sessions import Sessions
 from atoll.errors import invalid
 from atoll.protocol import messages as m
+from atoll.scheduling.ledger import Ledger
 
 
 class Hosts:
@@ -57,7 +57,18 @@ class Hosts:
 
     def join(self, ready: m.WorkerReady, pid: int) -> None:
         """A host's worker is up, with nothing on it. With the last of an island, the island is ready, or back."""
-        host = self._resources.join(ready, pid)
+        host = Host(
+            ready.host,
+            ready.island,
+            pid,
+            HostState.READY,
+            ready.devices,
+            ready.data_address,
+            ready.platform,
+            ready.platform_version,
+            ready.max_in_flight,
+        )
+        self._resources.join(host)
         self._launcher.scheduler.set_window(ready.island, self._resources.max_in_flight(ready.island))
         for info in ready.devices:
             self._memory.declare((host.number, info.ordinal), self._device_memory or info.memory_bytes)

@@ -5,19 +5,19 @@ An island fails as a whole: the broken collectives of the hosts that are left ca
 
 from __future__ import annotations
 
-from atoll.controller.durations import Durations
-from atoll.controller.islands.lifecycle import IslandBack, IslandGivenUp, IslandLost, IslandState, Lifecycle
-from atoll.controller.islands.resources import ResourceManager
+from atoll.cluster.lifecycle import IslandBack, IslandGivenUp, IslandLost, IslandState, Lifecycle
+from atoll.cluster.resources import ResourceManager
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.compilation import Compilation
 from atoll.controller.programs.failures import Failures
 from atoll.controller.programs.launcher import Launcher
-from atoll.controller.programs.quarantine import Quarantine
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.sessions.session import Session
 from atoll.errors import OK, Code, Status
 from atoll.processes.leases import Leases
 from atoll.protocol import messages as m
+from atoll.scheduling.durations import Durations
+from atoll.scheduling.quarantine import Quarantine
 
 # For an island to be up again.
 RESTART_SECONDS = 120.0

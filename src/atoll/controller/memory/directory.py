@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from atoll.controller.memory.ledger import Block
 from atoll.errors import OK, Code, Status, invalid
 from atoll.ir.types import ArraySpec
+from atoll.scheduling.ledger import Block
 
 
 @dataclass(slots=True)

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from atoll._version import __version__
+from atoll.cluster.lifecycle import IslandState
 from atoll.cluster.locations import DeviceLocation
-from atoll.controller.islands.lifecycle import IslandState
-from atoll.controller.islands.resources import ResourceManager
-from atoll.controller.memory.ledger import Ledger
+from atoll.cluster.resources import ResourceManager
 from atoll.controller.programs.functions import FunctionRegistry
 from atoll.controller.sessions.session import GangRun, Session
+from atoll.scheduling.ledger import Ledger
 from atoll.scheduling.scheduler import Scheduler
 
 

@@ -8,10 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from atoll.cluster.locations import DeviceLocation
-from atoll.cluster.placement import IslandDevices, Slices
-from atoll.controller.durations import Durations
-from atoll.controller.islands.lifecycle import (
+from atoll.cluster.lifecycle import (
     Island,
     IslandBack,
     IslandDrained,
@@ -20,7 +17,9 @@ from atoll.controller.islands.lifecycle import (
     IslandState,
     Lifecycle,
 )
-from atoll.controller.islands.resources import ResourceManager
+from atoll.cluster.locations import DeviceLocation
+from atoll.cluster.placement import IslandDevices, Slices
+from atoll.cluster.resources import ResourceManager
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.launcher import Launcher
 from atoll.controller.sessions.migration_rules import Changes
@@ -29,6 +28,7 @@ from atoll.controller.sessions.session import Session
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
 from atoll.processes.leases import Leases
 from atoll.protocol import messages as m
+from atoll.scheduling.durations import Durations
 
 # For a new island to be up, and for the workers of one that was drained to end.
 START_SECONDS = 120.0

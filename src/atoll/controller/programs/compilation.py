@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from atoll.cluster.locations import DeviceLocation
-from atoll.controller.islands.resources import ResourceManager
+from atoll.cluster.resources import ResourceManager
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.functions import FunctionRegistry, Registration, function_name, hosts_of
-from atoll.controller.programs.quarantine import Quarantine
 from atoll.controller.sessions.session import GangRun, Session
 from atoll.errors import OK, Status, StatusError, invalid
 from atoll.protocol import messages as m
+from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.scheduler import Scheduler
 
 

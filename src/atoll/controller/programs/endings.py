@@ -8,22 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from atoll.controller.islands.resources import ResourceManager
+from atoll.cluster.resources import ResourceManager
 from atoll.controller.memory.reservations import Reservations
-from atoll.controller.operators.trace import Trace
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.buffers import Buffers
-from atoll.controller.programs.feeds import Key
-from atoll.controller.programs.quarantine import Quarantine
-from atoll.controller.programs.registered import RegisteredProgram
 from atoll.controller.sessions.session import GangRun, Launch, Session
 from atoll.errors import Code, Status
 from atoll.protocol import messages as m
 from atoll.protocol.spans import Span
+from atoll.scheduling.feeds import Key
 from atoll.scheduling.gangs import GangSpec
+from atoll.scheduling.programs import RegisteredProgram
+from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.sequential import SequentialDispatch
 from atoll.scheduling.tickets import Gang
+from atoll.scheduling.trace import Trace
 
 
 class Endings:

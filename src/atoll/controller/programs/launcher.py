@@ -11,21 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from atoll.controller.islands.resources import ResourceManager
+from atoll.cluster.resources import ResourceManager
 from atoll.controller.memory.directory import Entry
 from atoll.controller.memory.reservations import Reservations
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.buffers import Buffers
 from atoll.controller.programs.checks import gang_problem, launch_problem
 from atoll.controller.programs.endings import Endings
-from atoll.controller.programs.quarantine import Quarantine
-from atoll.controller.programs.registered import RegisteredProgram
 from atoll.controller.sessions.session import GangRun, Launch, Session
 from atoll.errors import Code, Status
 from atoll.protocol import messages as m
 from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.policies.first_come import FirstComeFirstServed
 from atoll.scheduling.policy import Policy
+from atoll.scheduling.programs import RegisteredProgram
+from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.sequential import SequentialDispatch
 from atoll.scheduling.tickets import Gang, Ticket

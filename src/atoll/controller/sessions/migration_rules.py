@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from atoll.cluster.lifecycle import IslandState
 from atoll.cluster.locations import DeviceLocation, MemoryRequirement, total
+from atoll.cluster.resources import ResourceManager
 from atoll.cluster.virtual_devices import check_apart
-from atoll.controller.islands.lifecycle import IslandState
-from atoll.controller.islands.resources import ResourceManager
 from atoll.controller.memory.directory import Entry
-from atoll.controller.memory.ledger import Ledger
-from atoll.controller.programs.registered import RegisteredProgram, device_groups
 from atoll.controller.sessions.session import Session
 from atoll.errors import Code, StatusError, unimplemented
 from atoll.ir import program as ir
 from atoll.ir.types import Opaque
 from atoll.quantities import human_bytes
+from atoll.scheduling.ledger import Ledger
+from atoll.scheduling.programs import RegisteredProgram, device_groups
 
 # Where virtual devices go.
 Changes = Mapping[int, DeviceLocation]

@@ -20,16 +20,14 @@ from enum import Enum
 
 import msgspec
 
+from atoll.cluster.lifecycle import IslandLost
 from atoll.cluster.locations import Placement
-from atoll.controller.durations import Durations
-from atoll.controller.islands.lifecycle import IslandLost
-from atoll.controller.islands.resources import ResourceManager
+from atoll.cluster.resources import ResourceManager
 from atoll.controller.memory.directory import Entry
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.compilation import Compilation
 from atoll.controller.programs.functions import DeviceAssignment, function_name, hosts_of
 from atoll.controller.programs.launcher import Launcher
-from atoll.controller.programs.registered import RegisteredProgram, device_groups
 from atoll.controller.programs.registry import ProgramRegistry
 from atoll.controller.sessions.migration_rules import Changes, check_changes, check_memory, is_affected
 from atoll.controller.sessions.queries import Queries
@@ -38,6 +36,8 @@ from atoll.errors import OK, Code, Status, StatusError
 from atoll.ir import program as ir
 from atoll.ir.types import ArraySpec
 from atoll.protocol import messages as m
+from atoll.scheduling.durations import Durations
+from atoll.scheduling.programs import RegisteredProgram, device_groups
 
 # Copies are buffers of the session's, under numbers that neither its client nor its proxy gives.
 _OWN_HANDLES = 1 << 61

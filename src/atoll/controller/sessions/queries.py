@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from atoll.cluster.locations import DeviceLocation
-from atoll.controller.islands.resources import ResourceManager
+from atoll.cluster.resources import ResourceManager
 from atoll.controller.outbox import Outbox
 from atoll.controller.sessions.session import Session
 from atoll.errors import Status, not_found

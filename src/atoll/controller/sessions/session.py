@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 from atoll.cluster.virtual_devices import SessionDevices
 from atoll.controller.memory.directory import Directory, Entry
-from atoll.controller.memory.ledger import Block
-from atoll.controller.programs.feeds import Feeds
-from atoll.controller.programs.registered import RegisteredProgram
 from atoll.errors import Status
 from atoll.ir.program import Program
 from atoll.protocol import messages as m
+from atoll.scheduling.feeds import Feeds
 from atoll.scheduling.gangs import GangSpec
+from atoll.scheduling.ledger import Block
+from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.tickets import Ticket
 
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from atoll.cluster.placement import Slices
+from atoll.cluster.resources import ResourceManager
 from atoll.controller.connections import Connections
 from atoll.controller.islands.recovery import Recovery
-from atoll.controller.islands.resources import ResourceManager
 from atoll.controller.memory.directory import Entry
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.compilation import Compilation

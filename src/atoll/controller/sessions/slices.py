@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from atoll.cluster.locations import DeviceLocation, HostDevice
 from atoll.cluster.placement import IslandDevices, Slices
+from atoll.cluster.resources import ResourceManager
 from atoll.cluster.slices import check
-from atoll.controller.islands.resources import ResourceManager
 from atoll.controller.outbox import Outbox
 from atoll.controller.sessions.session import Session
 from atoll.errors import OK, StatusError

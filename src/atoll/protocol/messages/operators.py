@@ -35,7 +35,7 @@ class TraceRequest(Message, frozen=True, tag=86):
 
 
 class TraceReply(Message, frozen=True, tag=87):
-    """The answer to TraceRequest: msgpack of a list of `controller.operators.trace.Span`."""
+    """The answer to TraceRequest: msgpack of a list of `scheduling.trace.Span`."""
 
     content: bytes
 

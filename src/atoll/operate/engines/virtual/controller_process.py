@@ -7,14 +7,14 @@ from functools import partial
 from typing import Any
 
 from atoll.cluster.settings import ClusterSettings
-from atoll.controller import actions as a
-from atoll.controller import events as e
 from atoll.controller.core import Controller
-from atoll.controller.programs.registered import RegisteredProgram
 from atoll.operate.engines.virtual.clock import VirtualClock
 from atoll.operate.engines.virtual.costs import Costs
 from atoll.processes.leases import PING_SECONDS
+from atoll.protocol import actions as a
+from atoll.protocol import events as e
 from atoll.protocol import messages as m
+from atoll.scheduling.programs import RegisteredProgram
 
 _PID = 1  # of everybody: there is one process
 _VERSION = "of the simulation"

@@ -1,6 +1,6 @@
 """The physical side of the resource manager: which islands, hosts and devices there are.
 
-`islands.lifecycle` has the states of islands; `cluster.placement` says which physical device a virtual one is on.
+`cluster.lifecycle` has the states of islands; `cluster.placement` says which physical device a virtual one is on.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from atoll.cluster.devices import DeviceInfo, VirtualDevice
+from atoll.cluster.lifecycle import HostState, Island, IslandState
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.mesh import Shape, mesh_of, point
 from atoll.cluster.placement import IslandDevices
 from atoll.cluster.topology import Topology
-from atoll.controller.islands.lifecycle import HostState, Island, IslandState
-from atoll.protocol.messages import DeviceInfo, VirtualDevice, WorkerReady
 
 # Why nothing new goes to an island, by its state.
 _CLOSED = {IslandState.READY: "", IslandState.DRAINING: "it is being drained"}
@@ -48,22 +48,10 @@ class ResourceManager:
     def __post_init__(self) -> None:
         self.islands = {number: Island(number) for number in range(self.topology.islands)}
 
-    def join(self, ready: WorkerReady, pid: int) -> Host:
+    def join(self, host: Host) -> None:
         """A host's worker is up, for the first time or again."""
-        host = Host(
-            ready.host,
-            ready.island,
-            pid,
-            HostState.READY,
-            ready.devices,
-            ready.data_address,
-            ready.platform,
-            ready.platform_version,
-            ready.max_in_flight,
-        )
-        self.hosts[ready.host] = host
+        self.hosts[host.number] = host
         self._was_complete = self._was_complete or len(self.hosts) == self.topology.host_count
-        return host
 
     def has_all_hosts(self, island: int) -> bool:
         """Whether every host of the island has a worker now."""
