@@ -36,7 +36,7 @@ def neighbour(start_python: StartPython, cluster: StandingCluster) -> RemotePyth
 
 
 @pytest.fixture(autouse=True)
-def _all_others_live(cluster: StandingCluster, address: str, neighbour: RemotePython) -> Iterator[None]:
+def _all_others_are_served(cluster: StandingCluster, address: str, neighbour: RemotePython) -> Iterator[None]:
     assert neighbour.call(honest_work) == [0, 2, 4, 6]
     before = [*cluster.processes().values(), *cluster.proxies()]
     yield

@@ -87,7 +87,7 @@ def compile_options() -> bytes:
 
 
 def outcome(client: RawClient, request: Any, results: list[int]) -> int:
-    """The code of a request, or else of waiting for what it has made."""
+    """The code of the answer to a request or, where that is OK, of a wait for its results."""
     code, _ = client.status(lambda into: into.MergeFrom(request))
     if code == 0 and results:
         code, _ = client.status(lambda into: into.check_value_ready.values.extend(results))

@@ -167,6 +167,6 @@ def test_a_mutated_request_is_answered_or_ends_its_session(
         client.store(50, bytes(16))
         for which, seed, times in picks:
             client.send(change(recorded()[which], seed, times))
-        # Whatever came of them, the session answers the next request, or has ended with a status.
+        # The session answers the next request, or has ended with a status.
         code, text = client.status(lambda into: setattr(into.is_array_deleted, "array", 1))
         assert code in (0, *REFUSED), text

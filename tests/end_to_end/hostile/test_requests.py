@@ -220,7 +220,7 @@ PROGRAMS: dict[str, Callable[[], tuple[bytes, bytes]]] = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_that_is_none_is_not_compiled(client: RawClient, name: str) -> None:
+def test_what_is_no_program_is_not_compiled(client: RawClient, name: str) -> None:
     request = compile_request(*PROGRAMS[name]())
     code, text = client.status(lambda into: into.compile.CopyFrom(request))
     assert code in (Code.INVALID_ARGUMENT, Code.UNIMPLEMENTED, Code.INTERNAL), (code, text)
@@ -252,7 +252,7 @@ def test_a_function_is_not_run_with_what_does_not_fit(client: RawClient, name: s
 # ---- host buffers
 
 
-def test_host_buffers_that_do_not_keep_their_word_are_refused(client: RawClient) -> None:
+def test_host_buffers_of_another_size_than_announced_are_refused(client: RawClient) -> None:
     assert client.store(70, b"1234", size=3)[0] == Code.INVALID_ARGUMENT
     assert client.store(71, b"1234", size=5)[0] == Code.INVALID_ARGUMENT
     assert client.store(72, b"", size=-1)[0] == Code.INVALID_ARGUMENT

@@ -35,7 +35,7 @@ def frame(message: Any) -> bytes:
 
 
 def assert_closed(sock: socket.socket) -> bytes:
-    """What still came before the other side closed the connection; fails where it does not."""
+    """What was received before the other side closed the connection. Raises TimeoutError where it does not close."""
     received = b""
     with sock, contextlib.suppress(ConnectionResetError):
         while part := sock.recv(65536):
@@ -64,7 +64,7 @@ def test_garbage_on_the_controllers_socket_closes_it(cluster: StandingCluster, n
     assert_closed(sock)
 
 
-def test_the_controller_wants_a_proper_greeting(cluster: StandingCluster) -> None:
+def test_the_controller_requires_a_valid_greeting(cluster: StandingCluster) -> None:
     for first, words in [
         (frame(m.StopRequest()), b"first message"),
         (hello("proxy", 999), b"speaks protocol"),
@@ -76,7 +76,7 @@ def test_the_controller_wants_a_proper_greeting(cluster: StandingCluster) -> Non
         assert words in assert_closed(sock)
 
 
-def test_nobody_takes_the_place_of_a_worker(cluster: StandingCluster) -> None:
+def test_no_other_process_is_accepted_as_a_worker(cluster: StandingCluster) -> None:
     for host in (0, 7, -1):
         sock = connected(cluster.address)
         ready = m.WorkerReady(0, host, (), "cpu", "", "unix:/nowhere", 24)
@@ -145,7 +145,7 @@ def test_garbage_on_the_data_port_closes_it(cluster: StandingCluster, name: str)
     assert_closed(sock)
 
 
-def test_the_data_port_wants_the_sessions_secret(cluster: StandingCluster) -> None:
+def test_the_data_port_requires_the_sessions_secret(cluster: StandingCluster) -> None:
     with connected(cluster.address) as control:
         session = welcome(control)
         for first in (Open(session.session, "wrong"), Open(session.session, "wröng"), Open(0, ""), Open(0, "x")):
@@ -177,7 +177,7 @@ def test_a_hostile_data_channel_is_closed(cluster: StandingCluster, name: str) -
         assert_closed(sock)
 
 
-def test_half_a_message_and_then_silence_is_not_waited_for(cluster: StandingCluster) -> None:
+def test_a_connection_that_sends_half_a_message_and_no_more_is_closed(cluster: StandingCluster) -> None:
     halves = [
         (cluster.address, hello("proxy")[:-3]),
         (cluster.address, b""),

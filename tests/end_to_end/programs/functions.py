@@ -121,7 +121,7 @@ def sine(x: Any) -> Any:
 sine.defvjp(lambda x: (sine(x), x), lambda x, g: (g * x,))
 
 
-def rules_of_ones_own(v: Any) -> Any:
+def custom_derivative_rules(v: Any) -> Any:
     return sine(v), jax.grad(lambda x: sine(x).sum())(v), jax.jit(sine)(v), jax.linearize(jnp.tanh, v)[1](v)
 
 
@@ -172,7 +172,7 @@ FUNCTIONS = (
     control_flow,
     copies,
     constraints,
-    rules_of_ones_own,
+    custom_derivative_rules,
     two_stages,
     closed_over_values,
     other_dtypes,

@@ -62,7 +62,7 @@ def returned_argument() -> list[bool]:
     return [each.committed for each in results]
 
 
-def test_a_host_value_that_is_returned_stays_free_to_go_anywhere(python: RemotePython) -> None:
+def test_a_host_value_that_is_returned_stays_uncommitted(python: RemotePython) -> None:
     assert python.call(returned_argument) == [False, False, True]
 
 

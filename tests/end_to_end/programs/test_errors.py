@@ -25,7 +25,7 @@ def with_debug_nans() -> None:
         atoll.program(lambda x: jnp.log(x))(-1.0)
 
 
-def test_debug_nans_is_heeded(python: RemotePython) -> None:
+def test_debug_nans_applies_to_programs(python: RemotePython) -> None:
     with pytest.raises(RemoteError, match=r"FloatingPointError: program .* returns nan"):
         python.call(with_debug_nans)
 
@@ -159,7 +159,7 @@ BAD = (
 
 
 @pytest.mark.parametrize("change", BAD)
-def test_a_program_that_makes_no_sense_is_an_invalid_argument(python: RemotePython, change: str) -> None:
+def test_an_invalid_program_is_an_invalid_argument(python: RemotePython, change: str) -> None:
     with pytest.raises(RemoteError, match=r"INVALID_ARGUMENT"):
         python.call(submitted, change)
     assert python.call(nested)[4].shape == (4,)
@@ -171,7 +171,7 @@ def test_a_program_on_arguments_of_other_shapes_is_an_invalid_argument(python: R
 
 
 def released() -> Any:
-    """A program runs on when its function has been released in every way that a client has."""
+    """The results of programs whose functions a client has released in every way that it has."""
     import gc
 
     import atoll

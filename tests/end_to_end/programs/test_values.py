@@ -19,7 +19,7 @@ from tests.end_to_end.same import assert_same
 
 
 def compared(function: Callable[..., Any], commit: str) -> Any:
-    """Its results without and with a program, the latter twice; how they are committed; which lie elsewhere with it."""
+    """Its results without and with a program, the latter twice; which are committed; whose shardings differ."""
     import atoll
 
     v: Any = {
@@ -36,7 +36,7 @@ def compared(function: Callable[..., Any], commit: str) -> Any:
     else:
         plain = function(v)
     results = [plain, decorated(v), decorated(v)]
-    places = [[x.committed for x in jax.tree.leaves(each)] for each in results]
+    committed = [[x.committed for x in jax.tree.leaves(each)] for each in results]
     shardings = [[x.sharding for x in jax.tree.leaves(each)] for each in results]
     elsewhere = {
         jax.tree_util.keystr(path)
@@ -45,7 +45,7 @@ def compared(function: Callable[..., Any], commit: str) -> Any:
         if not a.is_equivalent_to(b, x.ndim)
     }
     assert len(decorated._cache) == 1
-    return [host(each) for each in results], places, elsewhere
+    return [host(each) for each in results], committed, elsewhere
 
 
 @pytest.mark.parametrize("commit", ["numpy", "uncommitted", "committed"])
