@@ -238,7 +238,7 @@ def test_an_island_that_is_closed_or_too_small_is_no_target():
 # ---- devices that share a place
 
 
-def test_arrays_over_two_virtual_devices_of_one_place_are_refused():
+def test_arrays_over_two_virtual_devices_on_one_device_are_refused():
     table = Table((2,))
     devices = table.slices.sessions[1]
     devices.use("f", [(0, 1)])
@@ -248,7 +248,7 @@ def test_arrays_over_two_virtual_devices_of_one_place_are_refused():
         devices.use("f", [(0, 1)])
 
 
-def test_a_function_over_islands_is_told_why_it_cannot_run():
+def test_the_error_of_a_function_over_islands_says_why_it_cannot_run():
     table = Table((2,), (2,))
     devices = table.slices.sessions[1]
     assert "jax.Device.slice_index tells" in devices.scattered([0, 2])

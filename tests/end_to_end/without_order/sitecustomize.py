@@ -1,7 +1,7 @@
 """Switches the order of gangs off, in the controller that is started with this folder in PYTHONPATH.
 
 What the controller sends at a time reaches every second host session by session, the last one first. Each host still
-gets each session's messages in order: what is gone is the one order of all sessions.
+gets each session's messages in order: what is missing is the one order of all sessions.
 """
 
 import sys
