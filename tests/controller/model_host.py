@@ -76,8 +76,8 @@ class ModelHost:
                 self.runs[sequence] = ModelRun(message, self.plans[message.plan])
                 self.dispatch(self.runs[sequence], sequence, message.segments)
                 self.go_on()
-            case m.Dispatch(run=run, turns=turns):
-                for sequence, segments in turns:
+            case m.Dispatch(run=run, units=units):
+                for sequence, segments in units:
                     if run in self.runs:
                         self.dispatch(self.runs[run], sequence, segments)
                     else:

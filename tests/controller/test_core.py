@@ -221,7 +221,7 @@ def test_another_sessions_work_gets_in_between_the_nodes_of_a_long_program():
     play.array(10)
     play.say(m.RegisterProgram(1, chain_of(100)))
     (run, go) = play.say(m.Launch(1, (10,), (11,), ()))
-    assert len(go.turns) == GANG_WINDOW - 1
+    assert len(go.units) == GANG_WINDOW - 1
     other = play.open(7, "other.py").number
     play.outbox()
     buffer = HostBuffer(0, (2,), None, None)
@@ -229,9 +229,9 @@ def test_another_sessions_work_gets_in_between_the_nodes_of_a_long_program():
     play.worker(0, m.FeedsArrived(other, (5,)))
     play.proxy(other, m.Launch(1, (), (1,), (5,)))
     play.outbox()
-    messages = play.done(run.sequence, *(sequence for sequence, _ in go.turns[: GANG_WINDOW // 2]))
+    messages = play.done(run.sequence, *(sequence for sequence, _ in go.units[: GANG_WINDOW // 2]))
     assert [type(message) for message in messages] == [m.Dispatch, m.Run, m.Dispatch]
-    assert len(messages[0].turns) == 1, "one was ready before the newcomer came"
+    assert len(messages[0].units) == 1, "one was ready before the newcomer came"
     assert messages[1].session == other
 
 
@@ -242,7 +242,7 @@ def test_a_node_that_fails_ends_its_program_and_those_after_it_do_not_run():
     play.say(m.RegisterProgram(1, chain_of(100)))
     (run, go) = play.say(m.Launch(1, (10,), (11,), ()))
     assert play.report(0, m.Failed(run.sequence, BROKEN)) == [m.DropRun(play.session, run.sequence)]
-    *_, returned = play.done(*(sequence for sequence, _ in go.turns))
+    *_, returned = play.done(*(sequence for sequence, _ in go.units))
     assert returned == m.CreditReturned(1)
     assert play.say(m.Await(5, (11,))) == [m.Awaited(5, BROKEN)]
     assert play.controller.scheduler.statistics(0).waiting == 0
@@ -256,7 +256,7 @@ def test_values_between_nodes_take_memory_until_their_last_use():
     (run, *more) = play.say(m.Launch(1, (10,), (11,), ()))
     sequences = [run.sequence]
     while sequences or more:
-        sequences += [sequence for message in more if isinstance(message, m.Dispatch) for sequence, _ in message.turns]
+        sequences += [sequence for message in more if isinstance(message, m.Dispatch) for sequence, _ in message.units]
         more = play.done(sequences.pop(0)) if sequences else []
     assert play.say(m.Await(5, (11,))) == [m.Awaited(5, OK)]
     assert play.controller.memory.used == {(0, 0): 16, (0, 1): 0}, "what is there is the argument and the result"
@@ -275,7 +275,7 @@ def test_dispatched_in_sequence_a_node_waits_for_the_one_before_to_be_enqueued()
     # An end says as much.
     assert play.done(run.sequence) == []
     (third,) = play.done(run.sequence + 1)
-    assert third.turns == ((run.sequence + 2, 1),)
+    assert third.units == ((run.sequence + 2, 1),)
 
 
 def test_a_long_computation_is_followed_by_one_and_short_ones_by_many():

@@ -100,7 +100,7 @@ def launched(play: Play, handle: int) -> list[int]:
     messages = play.say(m.Launch(5, (10,), (handle,), ()))
     while messages:
         units = [(each.sequence, each.segments) for each in messages if isinstance(each, m.Run)]
-        units += [unit for each in messages if isinstance(each, m.Dispatch) for unit in each.turns]
+        units += [unit for each in messages if isinstance(each, m.Dispatch) for unit in each.units]
         found += [segments for _, segments in units]
         runs = []
         for sequence, segments in units:
