@@ -38,7 +38,7 @@ def opened(slices: Slices, number: int, islands: list[IslandDevices]) -> Session
 
 
 class Table:
-    """A cluster and sessions: `add` gives the virtual devices of a new slice, and the places under them."""
+    """A cluster and sessions: `add` gives the virtual devices of a new slice, and the locations under them."""
 
     def __init__(self, *meshes: Shape, sessions: int = 1) -> None:
         self.slices = Slices()
@@ -235,7 +235,7 @@ def test_an_island_that_is_closed_or_too_small_is_no_target():
         table.slices.target(1, 1, island(1, (2,)))
 
 
-# ---- devices that share a place
+# ---- virtual devices that share a device
 
 
 def test_arrays_over_two_virtual_devices_on_one_device_are_refused():

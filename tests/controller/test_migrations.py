@@ -27,7 +27,7 @@ class MovePlay(Play):
         self.operator(m.RemapRequest(self.session, number, island, devices))
         return self.outbox()
 
-    def rest(self, move: int = 1) -> list[Any]:
+    def quiesced(self, move: int = 1) -> list[Any]:
         return self.say(m.Quiesced(move))
 
     @property
@@ -45,8 +45,8 @@ def test_a_move_step_by_step():
     plan = play.with_call()
     play.array(5)
     assert play.ask() == [m.Quiesce(1)]
-    # The session is still: its function is compiled for the new place. Nothing has changed so far.
-    assert play.rest() == [m.SendSources(((1, (1,)),))]
+    # The session is still: its function is compiled for the new devices. Nothing has changed so far.
+    assert play.quiesced() == [m.SendSources(((1, (1,)),))]
     assert play.locations[0] == DeviceLocation(0, 0, 0)
     assert play.say(m.CompileAgain(1, 77)) == []
     (compile_,) = play.report(1, m.FeedsArrived(play.session, (77,)))
@@ -86,7 +86,7 @@ def test_what_was_launched_before_ends_where_it_was_launched():
     play.with_call(arguments=0)
     (run,) = runs(play.say(m.Launch(1, (), (7,), ())))
     play.ask()
-    assert play.rest() == []
+    assert play.quiesced() == []
     assert m.SendSources(((1, (1,)),)) in play.done(run.sequence)
 
 
@@ -102,7 +102,7 @@ def test_a_function_that_is_being_compiled_is_waited_for():
     play = MovePlay()
     play.say(m.RegisterFunction(1, "content", 90, ((0,),)))
     play.ask()
-    assert play.rest() == []
+    assert play.quiesced() == []
     (compile_,) = play.report(0, m.FeedsArrived(play.session, (90,)))
     said = play.report(0, m.Compiled(compile_.function, OK, b"info", 0.1, False))
     assert said == [m.FunctionReady(1, OK, b"info"), m.SendSources(((1, (1,)),))]
@@ -111,7 +111,7 @@ def test_a_function_that_is_being_compiled_is_waited_for():
 def test_an_idle_slice_moves_at_once():
     play = MovePlay()
     play.ask()
-    said = play.rest()
+    said = play.quiesced()
     assert said[0] == m.Migrated(1, ((0, 1),))
     assert answer_in(said).status.ok
 
@@ -119,7 +119,7 @@ def test_an_idle_slice_moves_at_once():
 def moved_to_copying(play: MovePlay) -> tuple[m.Run, m.Run]:
     play.array(5)
     play.ask()
-    first, second = runs(play.rest())
+    first, second = runs(play.quiesced())
     return first, second
 
 
@@ -141,7 +141,7 @@ def test_a_function_that_does_not_compile_there_leaves_everything_where_it_was()
     play = MovePlay()
     name = play.with_function()
     play.ask()
-    play.rest()
+    play.quiesced()
     play.say(m.CompileAgain(1, 77))
     (compile_,) = play.report(1, m.FeedsArrived(play.session, (77,)))
     said = play.report(1, m.Compiled(compile_.function, Status(Code.INTERNAL, "no"), b"", 0.1, False))
@@ -175,7 +175,7 @@ def test_a_session_that_does_not_come_to_rest_goes_on():
     play.with_call(arguments=0)
     play.say(m.Launch(1, (), (7,), ()))
     play.ask()
-    play.rest()
+    play.quiesced()
     play.tick(1.0)
     play.tick(1.0 + moves.REST_SECONDS)
     assert play.outbox() == []
@@ -208,7 +208,7 @@ def test_arrays_that_do_not_fit_are_refused_and_no_session_waits():
     (run,) = runs(play.outbox())
     play.done(run.sequence, host=1)
     play.ask(devices=(2,))
-    said = play.rest()
+    said = play.quiesced()
     assert answer_in(said).status.code == Code.RESOURCE_EXHAUSTED
     assert "need 8 B on device 0 of host 1, where 4 B are free" in answer_in(said).status.message
     assert not runs(said)
@@ -348,7 +348,7 @@ def test_an_island_is_drained_of_all_sessions():
     play.outbox()
     play.proxy(other, m.Quiesced(2))
     assert play.outbox() == [m.Migrated(2, ((0, 1), (1, 1)))]
-    first, second = runs(play.rest(1))
+    first, second = runs(play.quiesced(1))
     play.done(first.sequence)
     said = play.done(second.sequence, host=1)
     assert m.Migrated(1, ((0, 1), (1, 1))) in said
@@ -406,7 +406,7 @@ def test_a_drain_during_which_a_move_fails_leaves_the_island():
     play = IslandPlay("3x1x1")
     play.array(5)
     play.operate(m.DrainRequest(0))
-    _, second = runs(play.rest())
+    _, second = runs(play.quiesced())
     said = play.report(1, m.Failed(second.sequence, Status(Code.INTERNAL, "no luck")))
     assert "island 0 is in use: session 1 (script.py): no luck" in answer_in(said).status.message
     assert play.states == ["ready", "ready", "ready"]
