@@ -88,7 +88,7 @@ PROCESSES: Picture = (
             GREEN,
         ),
         Box(
-            20, 300, 240, "engine: one a cluster", ("operate/engines/local.py", "starts, watches, restarts hosts"), GREY
+            20, 300, 240, "engine: one a cluster", ("operate/engines/main.py", "starts, watches, restarts hosts"), GREY
         ),
         Box(380, 160, 210, "controller: one a cluster", ("controller/main.py (shell)", "controller/core.py"), ORANGE),
         Box(640, 60, 200, "worker: one a host", ("worker/main.py", "compiles, stores, runs plans"), GREEN),
@@ -173,12 +173,13 @@ LAUNCH: Picture = (
         Box(480, 420, 400, "10  results are ready, waits are answered", ("controller/memory/directory.py",), ORANGE),
         Box(
             480,
-            300,
+            285,
             400,
             "11  a shard is freed",
             (
                 "decided once released and no gang needs it:",
                 "controller/memory/directory.py",
+                "sent: controller/programs/buffers.py",
                 "done on the host: worker/store.py",
             ),
             ORANGE,
@@ -223,11 +224,11 @@ def rooms_picture() -> Picture:
         "frontends": "IFRT; what any front end needs",
         "controller": "all decisions of a cluster",
         "worker": "one a host: plans, stores, devices",
-        "scheduling": "order, policies, placement",
+        "scheduling": "order, policies, ledger of memory",
         "transfers": "the data plane",
         "protocol": "messages",
         "ir": "programs, dialect, passes, plans",
-        "cluster": "settings, topology, meshes",
+        "cluster": "settings, meshes, slices, placement, island states",
         "processes": "children, lifelines, leases",
         "wire": "framing, HTTP/2, gRPC",
         "testing": "clusters in virtual time",
