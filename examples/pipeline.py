@@ -226,7 +226,7 @@ def islands() -> list[list[Any]]:
 
 def show_overlap(console: Console, spans: Sequence[Any]) -> None:
     """How long each island computed, and how many did at a time."""
-    calls = [span for span in spans if span.work == "call"]
+    calls = [span for span in spans if span.kind == "call"]
     busy: dict[int, int] = {}
     for span in calls:
         busy[span.island] = busy.get(span.island, 0) + span.ended - span.started

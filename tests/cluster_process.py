@@ -122,7 +122,7 @@ def eventually(holds: Callable[[], bool], seconds: float = 10.0) -> bool:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback device that nobody listens on."""
+    """A TCP port of the loopback device that no process listens on."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port

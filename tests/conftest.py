@@ -1,7 +1,7 @@
 """What every test stands on: a stock CPU backend, `run_script`, and checks that nothing is left behind.
 
 JAX in the test process itself stays on the CPU, with a few forced devices; Atoll's backend runs in children
-only. Each child inherits `ATOLL_TEST_RUN`, by which its leftovers are told from those of other runs on this
+only. Each child inherits `ATOLL_TEST_RUN`, which distinguishes its leftovers from those of other runs on this
 machine, and pytest's own `PYTEST_CURRENT_TEST`, by which a leak names its test.
 """
 

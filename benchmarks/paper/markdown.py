@@ -22,8 +22,8 @@ quartiles in brackets, of one run in which all contestants took turns on the sam
 measures one again. Each result has the commit that it is of, and whether the code has changed since.
 
 Real devices are JAX's CPU devices. *Null* devices take a given time and compute nothing, under the real controller,
-scheduler, messages and worker code ([design.md](design.md)): they show what the control plane costs at sizes that are
-not at hand. [performance.md](performance.md) says where the time goes.
+scheduler, messages and worker code ([how it works](how-it-works/index.md)): they show what the control plane costs
+at sizes that are not at hand. [performance.md](performance.md) says where the time goes.
 
 Atoll's workers start the threads of CPU devices as batch threads, which preempt none (*Threads that wait their turn*
 in performance.md). JAX with *(batch threads)* is started that way, too (`chrt --batch 0 python ...`), and ratios are

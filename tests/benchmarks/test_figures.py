@@ -122,7 +122,7 @@ def test_atoll_is_compared_with_tensorflow_on_one_host_alone():
     assert [claim.text[-6:] for claim in claims if "TensorFlow" in claim.text] == ["1 host"] * 2
 
 
-def test_of_a_failure_the_exception_is_told():
+def test_the_exception_of_a_failure_is_reported():
     assert last_words("Traceback\n  File\nValueError: no\nthe end of its log:\nnoise") == "ValueError: no"
 
 

@@ -36,7 +36,7 @@ def test_a_steps_operations_are_those_that_xla_counts():
     assert t5.step_flops(t5.SMALL, 8, inputs=128, targets=64) == pytest.approx(counted, rel=0.01)
 
 
-def test_the_encoders_buckets_tell_the_keys_behind_from_those_ahead():
+def test_the_encoders_buckets_distinguish_the_keys_behind_from_those_ahead():
     buckets = t5.relative_buckets(200, 200, both_ways=True)
     behind = {0: 0, 1: 1, 7: 7, 8: 8, 11: 8, 12: 9, 16: 10, 32: 12, 64: 14, 127: 15, 128: 15, 199: 15}
     assert {distance: buckets[199, 199 - distance] for distance in behind} == behind

@@ -28,7 +28,7 @@ def test_a_script_that_does_not_ask_for_atoll_imports_and_starts_nothing(run_scr
     assert result.stderr == ""
 
 
-def test_a_script_that_names_atoll_too_late_is_told_what_to_set(run_script: RunScript) -> None:
+def test_the_error_of_a_script_that_names_atoll_too_late_says_what_to_set(run_script: RunScript) -> None:
     result = run_script(
         """
         import jax
@@ -95,15 +95,15 @@ def test_devices_are_described_as_jax_and_its_libraries_expect(run_script: RunSc
         """,
         islands="2x1x2",
     ).check()
-    told = json.loads(result.stdout)
-    assert told["ids"] == [0, 1, 2, 3]
-    assert told["slices"] == [0, 0, 1, 1]
-    assert told["coords"] == [[0, 0, 0], [1, 0, 0], [0, 0, 0], [1, 0, 0]]
-    assert told["processes"] == [0] * 4
-    assert told["platforms"] == told["kinds"] == ["cpu"] * 4
-    assert all(kinds == ["device", "pinned_host", "unpinned_host"] for kinds in told["memories"])
-    assert told["all local"]
-    assert told["counts"] == [1, 0, 4, 4]
+    printed = json.loads(result.stdout)
+    assert printed["ids"] == [0, 1, 2, 3]
+    assert printed["slices"] == [0, 0, 1, 1]
+    assert printed["coords"] == [[0, 0, 0], [1, 0, 0], [0, 0, 0], [1, 0, 0]]
+    assert printed["processes"] == [0] * 4
+    assert printed["platforms"] == printed["kinds"] == ["cpu"] * 4
+    assert all(kinds == ["device", "pinned_host", "unpinned_host"] for kinds in printed["memories"])
+    assert printed["all local"]
+    assert printed["counts"] == [1, 0, 4, 4]
 
 
 def test_a_run_writes_nothing_of_its_own_and_warns_of_nothing(run_script: RunScript) -> None:

@@ -346,7 +346,7 @@ def test_results_and_arguments_are_arrays() -> None:
         body(lambda x: x, "text")
 
 
-def test_an_argument_is_told_by_the_name_that_its_function_has_for_it() -> None:
+def test_an_argument_is_named_as_in_its_function() -> None:
     def function(n: int, x: Any, *more: Any, scale: Any = 1.0) -> None: ...
 
     for args, kwargs, name in [

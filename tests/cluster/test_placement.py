@@ -38,7 +38,7 @@ def opened(slices: Slices, number: int, islands: list[IslandDevices]) -> Session
 
 
 class Table:
-    """A cluster and sessions: `add` gives the virtual devices of a new slice, and the places under them."""
+    """A cluster and sessions: `add` gives the virtual devices of a new slice, and the locations under them."""
 
     def __init__(self, *meshes: Shape, sessions: int = 1) -> None:
         self.slices = Slices()
@@ -235,10 +235,10 @@ def test_an_island_that_is_closed_or_too_small_is_no_target():
         table.slices.target(1, 1, island(1, (2,)))
 
 
-# ---- devices that share a place
+# ---- virtual devices that share a device
 
 
-def test_arrays_over_two_virtual_devices_of_one_place_are_refused():
+def test_arrays_over_two_virtual_devices_on_one_device_are_refused():
     table = Table((2,))
     devices = table.slices.sessions[1]
     devices.use("f", [(0, 1)])
@@ -248,7 +248,7 @@ def test_arrays_over_two_virtual_devices_of_one_place_are_refused():
         devices.use("f", [(0, 1)])
 
 
-def test_a_function_over_islands_is_told_why_it_cannot_run():
+def test_the_error_of_a_function_over_islands_says_why_it_cannot_run():
     table = Table((2,), (2,))
     devices = table.slices.sessions[1]
     assert "jax.Device.slice_index tells" in devices.scattered([0, 2])

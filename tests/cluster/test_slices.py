@@ -11,7 +11,7 @@ from atoll.cluster.slices import SliceRequest, read_request
 from atoll.errors import StatusError
 
 
-def test_a_wish_is_read_as_it_was_written():
+def test_a_slice_request_is_read_as_it_was_written():
     slice_request = SliceRequest(4, (2, 2), "cpu", (1,), (2, 3), 1 << 30)
     assert read_request(msgspec.msgpack.encode(slice_request)) == slice_request
 
@@ -39,7 +39,7 @@ def test_a_wish_is_read_as_it_was_written():
         (None, "Expected `object`"),
     ],
 )
-def test_what_is_no_wish_is_refused_with_the_reason(fields: Any, text: str):
+def test_what_is_no_slice_request_is_refused_with_the_reason(fields: Any, text: str):
     with pytest.raises(StatusError, match=text):
         read_request(msgspec.msgpack.encode(fields))
 

@@ -49,7 +49,7 @@ class MigratingClient(Client):
             )
         super().say(message)
 
-    def hear(self, message: Any) -> None:
+    def handle(self, message: Any) -> None:
         match message:
             case m.Quiesce(migration=migration):
                 assert not self.held
@@ -69,7 +69,7 @@ class MigratingClient(Client):
                     self.slices.append(number)
             case m.FunctionReady(status=status):
                 assert status.ok, status
-        super().hear(message)
+        super().handle(message)
 
     def act(self) -> None:
         if self.held:

@@ -1,4 +1,4 @@
-"""Model hosts: they do what plans say, as far as the controller can tell."""
+"""Model hosts: to the controller, they do what plans say."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atoll.ir import plan as p
 from atoll.protocol import messages as m
 
 
-class ModelWalk:
+class ModelRun:
     """A run of a plan on a model host."""
 
     def __init__(self, run: m.Run, plan: p.Plan) -> None:
@@ -25,8 +25,8 @@ class ModelWalk:
 
 
 @dataclass
-class ModelTurn:
-    """Legs that have one turn, in their session's line, as far as they have come."""
+class ModelUnit:
+    """A dispatch unit in its session's line: the steps that are left of its segments."""
 
     sequence: int
     steps: Iterator[int]
@@ -34,9 +34,9 @@ class ModelTurn:
 
 
 class ModelHost:
-    """A worker as the controller may take it to be: it walks a session's legs in order, and parks what lacks bytes.
+    """What the controller may assume of a worker: it runs a session's units in order, and parks those that lack bytes.
 
-    What hosts compute together keeps its order, and ends on none of them before all have begun.
+    Collective segments keep their order, and end on none of their hosts before all have begun.
     """
 
     def __init__(self, number: int) -> None:
@@ -45,16 +45,16 @@ class ModelHost:
         self.stores: dict[int, dict[int, Status | None]] = {}
         self.freed: Counter[tuple[int, int]] = Counter()
         self.sequences: list[tuple[int, int]] = []  # (session, sequence) as they came
-        self.lines: dict[int, deque[Any]] = defaultdict(deque)  # of each session: legs, frees and ends in order
-        self.collective: deque[int] = deque()  # sequences of legs that have yet to begin
-        self.walks: dict[int, ModelWalk] = {}  # with legs to come, by the sequence of their first
+        self.lines: dict[int, deque[Any]] = defaultdict(deque)  # of each session: units, frees and drops in order
+        self.collective: deque[int] = deque()  # sequences of collective units that have yet to begin
+        self.runs: dict[int, ModelRun] = {}  # runs with segments to come, by the sequence of their first unit
         self.inbox: dict[tuple[int, int], Status | None] = {}
         self.running: list[tuple[int, Status | None]] = []
-        self.begun: set[int] = set()  # sequences of what is computed together
-        self.enqueued: deque[int] = deque()  # sequences, to be told
+        self.begun: set[int] = set()  # sequences of collective units
+        self.enqueued: deque[int] = deque()  # sequences, to be reported
         self.sends: list[tuple[int, int, int]] = []  # (host, session, feed) that are to arrive
         self.functions: set[str] = set()
-        self.compiled: list[str] = []  # to be told
+        self.compiled: list[str] = []  # to be reported
 
     def take(self, message: Any) -> None:
         match message:
@@ -73,13 +73,13 @@ class ModelHost:
                 self.inbox.update(((session, feed), status) for feed in feeds)
                 self.go_on()
             case m.Run(sequence=sequence):
-                self.walks[sequence] = ModelWalk(message, self.plans[message.plan])
-                self.turn(self.walks[sequence], sequence, message.segments)
+                self.runs[sequence] = ModelRun(message, self.plans[message.plan])
+                self.dispatch(self.runs[sequence], sequence, message.segments)
                 self.go_on()
-            case m.Dispatch(run=run, turns=turns):
-                for sequence, segments in turns:
-                    if run in self.walks:
-                        self.turn(self.walks[run], sequence, segments)
+            case m.Dispatch(run=run, units=units):
+                for sequence, segments in units:
+                    if run in self.runs:
+                        self.dispatch(self.runs[run], sequence, segments)
                     else:
                         self.running.append((sequence, None))
                 self.go_on()
@@ -87,27 +87,27 @@ class ModelHost:
                 self.lines[session].append(message)
                 self.go_on()
 
-    def turn(self, walk: ModelWalk, sequence: int, count: int) -> None:
-        self.sequences.append((walk.run.session, sequence))
-        segments, walk.left = walk.left[:count], walk.left[count:]
-        if not walk.left:
-            del self.walks[walk.run.sequence]
+    def dispatch(self, state: ModelRun, sequence: int, count: int) -> None:
+        self.sequences.append((state.run.session, sequence))
+        segments, state.left = state.left[:count], state.left[count:]
+        if not state.left:
+            del self.runs[state.run.sequence]
         collective = any(segment.collective for segment in segments)
-        self.lines[walk.run.session].append(
-            ModelTurn(sequence, self.turn_of(walk, segments, sequence, collective), collective)
+        self.lines[state.run.session].append(
+            ModelUnit(sequence, self.run_unit(state, segments, sequence, collective), collective)
         )
         if collective:
             self.collective.append(sequence)
 
-    def turn_of(self, walk: ModelWalk, segments: list[p.Segment], sequence: int, collective: bool) -> Iterator[int]:
+    def run_unit(self, state: ModelRun, segments: list[p.Segment], sequence: int, collective: bool) -> Iterator[int]:
         for segment in segments:
-            yield from self.walk(walk, segment, sequence)
-        self.running.append((sequence, None if walk.reported and not collective else walk.problem))
-        walk.reported = walk.problem is not None
-        if walk.problem is None:
+            yield from self.run_segment(state, segment, sequence)
+        self.running.append((sequence, None if state.reported and not collective else state.problem))
+        state.reported = state.problem is not None
+        if state.problem is None:
             if collective:
                 self.begun.add(sequence)
-            if walk.run.acknowledge:
+            if state.run.acknowledge:
                 self.enqueued.append(sequence)
 
     def arrive(self, session: int, feed: int) -> None:
@@ -131,53 +131,53 @@ class ModelHost:
                     self.freed[session, handle] += 1
                     self.stores[session].pop(handle, None)
             case m.DropRun(run=run):
-                self.walks.pop(run, None)
+                self.runs.pop(run, None)
             case m.CloseStore():
                 del self.stores[session]
-                for run in [run for run, walk in self.walks.items() if walk.run.session == session]:
-                    del self.walks[run]
-            case ModelTurn():
+                for run in [run for run, state in self.runs.items() if state.run.session == session]:
+                    del self.runs[run]
+            case ModelUnit():
                 if next(item.steps, None) is not None:
                     return False
                 if item.collective:
                     self.collective.remove(item.sequence)
         return True
 
-    def walk(self, walk: ModelWalk, segment: p.Segment, sequence: int) -> Iterator[int]:
+    def run_segment(self, state: ModelRun, segment: p.Segment, sequence: int) -> Iterator[int]:
         """Yields while bytes are missing."""
-        run, plan = walk.run, walk.plan
+        run, plan = state.run, state.plan
         store = self.stores[run.session]
         if segment is plan.segments[0]:
             for handle in run.arguments:
                 assert handle in store, "an argument has been freed before its use, or was never made"
-                walk.problem = walk.problem or store[handle]
-            walk.values.update(plan.arguments)
+                state.problem = state.problem or store[handle]
+            state.values.update(plan.arguments)
         if "doomed" in plan.name and segment is plan.segments[run.sequence % len(plan.segments)]:
-            walk.problem = walk.problem or Status(Code.INTERNAL, plan.name)
-        while segment.collective and walk.problem is None and self.collective[0] != sequence:
+            state.problem = state.problem or Status(Code.INTERNAL, plan.name)
+        while segment.collective and state.problem is None and self.collective[0] != sequence:
             yield -1
         for step in segment.steps:
-            if walk.problem is not None:
+            if state.problem is not None:
                 break
-            assert walk.values.issuperset(p.uses(step)), "a value was dropped or donated before its last use"
-            walk.values.difference_update(p.consumes(step))
+            assert state.values.issuperset(p.uses(step)), "a value was dropped or donated before its last use"
+            state.values.difference_update(p.consumes(step))
             if isinstance(step, p.Send):
                 self.sends.extend((piece.host, run.session, run.feeds[piece.feed]) for piece in step.pieces)
             if isinstance(step, p.Receive):
                 for piece in step.pieces:
                     while (run.session, run.feeds[piece.feed]) not in self.inbox:
                         yield piece.feed
-                    walk.problem = walk.problem or self.inbox[run.session, run.feeds[piece.feed]]
-            walk.values.update(defines(step))
+                    state.problem = state.problem or self.inbox[run.session, run.feeds[piece.feed]]
+            state.values.update(defines(step))
         handles = dict(zip(plan.results, run.results, strict=True))
         later = (
             plan.segments[plan.segments.index(segment) :]
-            if walk.problem is not None and not walk.reported
+            if state.problem is not None and not state.reported
             else (segment,)
         )
-        for value in [value for each in later for value in each.results if not walk.reported]:
-            store[handles[value]] = walk.problem
-        walk.values.difference_update(segment.drops)
+        for value in [value for each in later for value in each.results if not state.reported]:
+            store[handles[value]] = state.problem
+        state.values.difference_update(segment.drops)
 
     def finish(self, index: int) -> Any:
         sequence, problem = self.running.pop(index)

@@ -184,13 +184,13 @@ class Play(Cluster):
         self.proxy(self.session, message)
         return self.outbox()
 
-    def hear(self, host: int, message: Any) -> list[Any]:
-        """A worker sends."""
+    def report(self, host: int, message: Any) -> list[Any]:
+        """A worker reports."""
         self.worker(host, message)
         return self.outbox()
 
     def done(self, *sequences: int, host: int = 0) -> list[Any]:
-        return self.hear(host, m.Done(tuple((sequence, 0, 1) for sequence in sequences)))
+        return self.report(host, m.Done(tuple((sequence, 0, 1) for sequence in sequences)))
 
     def join_again(self, *hosts: int) -> list[Any]:
         """Workers that were started anew join."""
@@ -205,8 +205,8 @@ class Play(Cluster):
         self.say(m.RegisterFunction(function, f"content {function}", 900 + function, (devices,)))
         hosts = sorted({self.controller.sessions[self.session].devices.locations[d].host for d in devices})
         for host in hosts:
-            for message in self.hear(host, m.FeedsArrived(self.session, (900 + function,))):
-                self.hear(host, m.Compiled(message.function, OK, b"info", 0.1, False))
+            for message in self.report(host, m.FeedsArrived(self.session, (900 + function,))):
+                self.report(host, m.Compiled(message.function, OK, b"info", 0.1, False))
         return self.controller.sessions[self.session].functions[function]
 
     def with_call(self, program: int = 1, *, name: str = "f", arguments: int = 1, **options: Any) -> int:
@@ -227,7 +227,7 @@ class Play(Cluster):
         if 2 not in self.controller.sessions[self.session].programs:
             self.with_put()
         feed = 10_000 + handle
-        self.hear(0, m.FeedsArrived(self.session, (feed,)))
+        self.report(0, m.FeedsArrived(self.session, (feed,)))
         (run,) = self.say(m.Launch(2, (), (handle,), (feed,)))
         self.done(run.sequence)
 

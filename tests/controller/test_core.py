@@ -60,15 +60,15 @@ def test_messages_of_a_session_that_is_over_are_ignored():
 def test_a_function_is_compiled_once_its_program_has_arrived():
     play = Play("2x1x2")
     assert play.say(m.RegisterFunction(7, "hash", 90, ((3, 2),))) == []
-    (compile_,) = play.hear(1, m.FeedsArrived(play.session, (90,)))
+    (compile_,) = play.report(1, m.FeedsArrived(play.session, (90,)))
     # In the words of the island: its hosts from 0, devices by their ordinals.
     assert compile_ == m.Compile(compile_.function, play.session, 90, (((0, 1), (0, 0)),))
-    assert play.hear(1, m.Compiled(compile_.function, OK, b"info", 0.5, False)) == [m.FunctionReady(7, OK, b"info")]
+    assert play.report(1, m.Compiled(compile_.function, OK, b"info", 0.5, False)) == [m.FunctionReady(7, OK, b"info")]
 
 
-def test_a_program_that_arrives_before_the_wish_is_compiled_at_once():
+def test_a_program_that_arrives_before_the_request_is_compiled_at_once():
     play = Play()
-    assert play.hear(0, m.FeedsArrived(play.session, (90,))) == []
+    assert play.report(0, m.FeedsArrived(play.session, (90,))) == []
     (compile_,) = play.say(m.RegisterFunction(7, "hash", 90, ((0,),)))
     assert isinstance(compile_, m.Compile)
 
@@ -86,11 +86,11 @@ def test_a_function_on_a_device_that_does_not_exist_is_refused():
     assert ready.status.message == "device 9 does not exist"
 
 
-def test_a_function_that_does_not_compile_is_forgotten_and_its_error_told():
+def test_a_function_that_does_not_compile_is_forgotten_and_its_error_reported():
     play = Play()
     play.say(m.RegisterFunction(7, "hash", 90, ((0,),)))
-    (compile_,) = play.hear(0, m.FeedsArrived(play.session, (90,)))
-    messages = play.hear(0, m.Compiled(compile_.function, BROKEN, b"", 0.5, False))
+    (compile_,) = play.report(0, m.FeedsArrived(play.session, (90,)))
+    messages = play.report(0, m.Compiled(compile_.function, BROKEN, b"", 0.5, False))
     assert messages == [m.DropFunction(compile_.function), m.FunctionReady(7, BROKEN, b"")]
     assert play.controller.functions.users == {}
 
@@ -133,7 +133,7 @@ def test_a_launch_waits_for_its_feeds_and_holds_back_its_session():
     play.array(9)
     assert play.say(m.Launch(2, (), (10,), (77,))) == []
     assert play.say(m.Launch(1, (9,), (11,), ())) == []
-    assert [run.results for run in runs(play.hear(0, m.FeedsArrived(play.session, (77,))))] == [(10,), (11,)]
+    assert [run.results for run in runs(play.report(0, m.FeedsArrived(play.session, (77,))))] == [(10,), (11,)]
 
 
 def test_a_gang_over_two_hosts_is_done_when_both_are():
@@ -163,7 +163,7 @@ def test_both_ends_of_a_transfer_are_sent_at_once():
     assert play.done(second.sequence, host=1) == [m.CreditReturned(1)]
 
 
-def test_a_program_of_many_nodes_is_one_message_a_host_and_then_whose_turn_it_is():
+def test_a_program_of_many_nodes_is_one_run_for_each_host_and_then_dispatches():
     play = Play("2x1x1")
     play.with_function()
     play.array(10)
@@ -193,8 +193,8 @@ def test_a_launch_gives_back_the_room_that_it_took(program):
     play.with_call(program=5)
     play.array(10)
     said = play.say(m.Launch(program, (10,), (11,), (), credits=4))
-    told = said if program == 99 else play.done(runs(said)[0].sequence)
-    assert m.CreditReturned(4) in told
+    answer = said if program == 99 else play.done(runs(said)[0].sequence)
+    assert m.CreditReturned(4) in answer
 
 
 def test_a_program_whose_plan_is_too_large_for_a_message_is_refused_and_costs_no_worker(monkeypatch):
@@ -221,7 +221,7 @@ def test_another_sessions_work_gets_in_between_the_nodes_of_a_long_program():
     play.array(10)
     play.say(m.RegisterProgram(1, chain_of(100)))
     (run, go) = play.say(m.Launch(1, (10,), (11,), ()))
-    assert len(go.turns) == GANG_WINDOW - 1
+    assert len(go.units) == GANG_WINDOW - 1
     other = play.open(7, "other.py").number
     play.outbox()
     buffer = HostBuffer(0, (2,), None, None)
@@ -229,21 +229,21 @@ def test_another_sessions_work_gets_in_between_the_nodes_of_a_long_program():
     play.worker(0, m.FeedsArrived(other, (5,)))
     play.proxy(other, m.Launch(1, (), (1,), (5,)))
     play.outbox()
-    messages = play.done(run.sequence, *(sequence for sequence, _ in go.turns[: GANG_WINDOW // 2]))
+    messages = play.done(run.sequence, *(sequence for sequence, _ in go.units[: GANG_WINDOW // 2]))
     assert [type(message) for message in messages] == [m.Dispatch, m.Run, m.Dispatch]
-    assert len(messages[0].turns) == 1, "one was ready before the newcomer came"
+    assert len(messages[0].units) == 1, "one was ready before the newcomer came"
     assert messages[1].session == other
 
 
-def test_a_node_that_fails_ends_its_program_and_those_after_it_are_not_walked():
+def test_a_node_that_fails_ends_its_program_and_those_after_it_do_not_run():
     play = Play()
     play.with_function()
     play.array(10)
     play.say(m.RegisterProgram(1, chain_of(100)))
     (run, go) = play.say(m.Launch(1, (10,), (11,), ()))
-    assert play.hear(0, m.Failed(run.sequence, BROKEN)) == [m.DropRun(play.session, run.sequence)]
-    *_, retired = play.done(*(sequence for sequence, _ in go.turns))
-    assert retired == m.CreditReturned(1)
+    assert play.report(0, m.Failed(run.sequence, BROKEN)) == [m.DropRun(play.session, run.sequence)]
+    *_, returned = play.done(*(sequence for sequence, _ in go.units))
+    assert returned == m.CreditReturned(1)
     assert play.say(m.Await(5, (11,))) == [m.Awaited(5, BROKEN)]
     assert play.controller.scheduler.statistics(0).waiting == 0
 
@@ -256,7 +256,7 @@ def test_values_between_nodes_take_memory_until_their_last_use():
     (run, *more) = play.say(m.Launch(1, (10,), (11,), ()))
     sequences = [run.sequence]
     while sequences or more:
-        sequences += [sequence for message in more if isinstance(message, m.Dispatch) for sequence, _ in message.turns]
+        sequences += [sequence for message in more if isinstance(message, m.Dispatch) for sequence, _ in message.units]
         more = play.done(sequences.pop(0)) if sequences else []
     assert play.say(m.Await(5, (11,))) == [m.Awaited(5, OK)]
     assert play.controller.memory.used == {(0, 0): 16, (0, 1): 0}, "what is there is the argument and the result"
@@ -270,12 +270,12 @@ def test_dispatched_in_sequence_a_node_waits_for_the_one_before_to_be_enqueued()
     play.outbox()
     play.say(m.RegisterProgram(1, chain_of(3)))
     (run,) = play.say(m.Launch(1, (10,), (11,), ()))
-    (second,) = play.hear(0, m.Enqueued(run.sequence))
+    (second,) = play.report(0, m.Enqueued(run.sequence))
     assert second == m.Dispatch(play.session, run.sequence, ((run.sequence + 1, 1),))
     # An end says as much.
     assert play.done(run.sequence) == []
     (third,) = play.done(run.sequence + 1)
-    assert third.turns == ((run.sequence + 2, 1),)
+    assert third.units == ((run.sequence + 2, 1),)
 
 
 def test_a_long_computation_is_followed_by_one_and_short_ones_by_many():
@@ -290,7 +290,7 @@ def test_a_long_computation_is_followed_by_one_and_short_ones_by_many():
     in_flight = list(first)
     while in_flight:  # each takes 50 ms, and so the controller learns
         run = in_flight.pop(0)
-        in_flight += runs(play.hear(0, m.Done(((run.sequence, now, now + 50_000_000),))))
+        in_flight += runs(play.report(0, m.Done(((run.sequence, now, now + 50_000_000),))))
         now += 50_000_000
     for i in range(20):
         play.proxy(play.session, m.Launch(1, (10,), (200 + i,), ()))
@@ -305,11 +305,11 @@ def test_dispatched_in_sequence_a_launch_waits_for_the_one_before_to_be_enqueued
     (first,) = play.say(m.Launch(1, (10,), (11,), ()))
     assert first.acknowledge
     assert play.say(m.Launch(1, (11,), (12,), ())) == []
-    (second,) = play.hear(0, m.Enqueued(first.sequence))
+    (second,) = play.report(0, m.Enqueued(first.sequence))
     assert second.arguments == (11,)
     assert play.say(m.Launch(1, (12,), (13,), ())) == []
     # A failure is an end, too.
-    (third, *_) = runs(play.hear(0, m.Failed(second.sequence, BROKEN))) or [None]
+    (third, *_) = runs(play.report(0, m.Failed(second.sequence, BROKEN))) or [None]
     assert third is None, "what it would have used is an error now"
     (fourth,) = play.say(m.Launch(1, (10,), (14,), ()))
     assert fourth.results == (14,)
@@ -358,7 +358,7 @@ def test_a_result_that_exists_already_ends_the_session():
         m.MakeError((11, 11), BROKEN),
     ],
 )
-def test_new_arrays_take_nobodys_handle_whatever_else_is_wrong(message):
+def test_new_arrays_take_no_handle_that_exists_whatever_else_is_wrong(message):
     play = Play()
     play.with_call()
     play.array(10)

@@ -47,7 +47,7 @@ def test_all_waits_of_a_handle_end_together_in_order():
     assert d.settle(1, BROKEN) == [(5, BROKEN), (6, BROKEN)]
 
 
-def test_a_wait_tells_the_first_error_once_all_have_settled():
+def test_a_wait_reports_the_first_error_once_all_have_settled():
     d = directory(h1=pending(), h2=Entry((0,), 8, ready=True, error=LOST), h3=pending())
     assert d.wait(7, (1, 2, 3)) is None
     assert d.settle(1, BROKEN) == []
@@ -118,7 +118,7 @@ def test_memory_stays_until_the_client_lets_go():
     assert d.release(1) is not None
 
 
-def test_those_who_wait_for_a_released_buffer_are_told_all_the_same():
+def test_waits_for_a_released_buffer_are_answered_all_the_same():
     d = directory(h1=pending())
     assert d.wait(7, (1,)) is None
     # Its memory may go at once, but the entry knows who waits until it has settled.
@@ -128,7 +128,7 @@ def test_those_who_wait_for_a_released_buffer_are_told_all_the_same():
     assert (d.entries, d.nbytes) == ({}, 0)
 
 
-def test_handles_that_nobody_knows_are_let_pass():
+def test_unknown_handles_are_ignored():
     d = directory()
     assert d.used(5) is None
     assert d.release(5) is None

@@ -1,4 +1,4 @@
-"""The event log: a controller that is told the same decides the same, to the last byte."""
+"""The event log: a controller that gets the same events decides the same, to the last byte."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_what_is_no_log_is_refused(lines):
         list(replay(lines))
 
 
-def test_events_are_told_by_their_kinds():
+def test_events_are_read_back_as_their_kinds():
     cluster = recorded()
     events = [event for event, _ in replay(cluster.controller.log.dump().splitlines())]
     assert isinstance(events[0], e.Started)

@@ -26,7 +26,7 @@ def test_a_failure_reaches_its_results_and_what_is_made_of_them_and_nothing_else
     play.array(10)
     (bad,) = play.say(m.Launch(1, (10,), (11,), ()))
     (good,) = play.say(m.Launch(1, (10,), (12,), ()))
-    messages = play.hear(0, m.Failed(bad.sequence, BROKEN))
+    messages = play.report(0, m.Failed(bad.sequence, BROKEN))
     assert messages == [m.CreditReturned(1)]
     play.done(good.sequence)
     assert play.say(m.Launch(1, (11,), (13,), ())) == [m.CreditReturned(1)]
@@ -41,7 +41,7 @@ def test_what_could_not_be_sent_to_a_host_that_is_lost_fails_by_that_loss():
     play.say(m.RegisterProgram(3, single("copy", (on(0),), Transfer((0,), (on(1),)))))
     send, _ = play.say(m.Launch(3, (10,), (11,), ()))
     unreachable = Status(Code.UNAVAILABLE, "host 1 cannot be reached")
-    assert play.hear(0, m.Failed(send.sequence, unreachable)) == [], "the end of that host may be about to be known"
+    assert play.report(0, m.Failed(send.sequence, unreachable)) == [], "the end of that host may be about to be known"
     play.say(m.Await(5, (11,)))
     play.lose(1, "killed")
     play.tick(10.0)
@@ -58,25 +58,25 @@ def test_what_could_not_be_sent_to_a_host_that_is_there_fails_by_itself():
     play.say(m.RegisterProgram(3, single("copy", (on(0),), Transfer((0,), (on(1),)))))
     send, receive = play.say(m.Launch(3, (10,), (11,), ()))
     unreachable = Status(Code.UNAVAILABLE, "host 1 cannot be reached")
-    assert play.hear(0, m.Failed(send.sequence, unreachable)) == []
+    assert play.report(0, m.Failed(send.sequence, unreachable)) == []
     play.tick(10.0)
     play.tick(11.0)
     assert [type(each) for each in play.outbox()] == [m.FailFeeds]
-    assert play.hear(1, m.Failed(receive.sequence, unreachable)) == [m.CreditReturned(1)]
+    assert play.report(1, m.Failed(receive.sequence, unreachable)) == [m.CreditReturned(1)]
 
 
-def test_the_other_end_of_a_failed_transfer_is_told_what_befell_it():
+def test_the_other_end_of_a_failed_transfer_gets_its_error():
     play = Play("2x1x1")
     play.with_put()
     play.say(m.RegisterProgram(3, single("copy", (on(0),), Transfer((0,), (on(1),)))))
     play.array(10)
     send, receive = play.say(m.Launch(3, (10,), (11,), ()))
-    assert play.hear(0, m.Failed(send.sequence, BROKEN)) == [m.FailFeeds(play.session, receive.feeds, BROKEN)]
-    assert play.say(m.Await(7, (11,))) == [m.Awaited(7, BROKEN)], "nobody waits for the other end to learn of it"
-    assert play.hear(1, m.Failed(receive.sequence, BROKEN)) == [m.CreditReturned(1)]
+    assert play.report(0, m.Failed(send.sequence, BROKEN)) == [m.FailFeeds(play.session, receive.feeds, BROKEN)]
+    assert play.say(m.Await(7, (11,))) == [m.Awaited(7, BROKEN)], "the client does not wait for the other end"
+    assert play.report(1, m.Failed(receive.sequence, BROKEN)) == [m.CreditReturned(1)]
 
 
-def test_what_a_lost_host_has_sent_is_awaited_by_nobody():
+def test_no_host_waits_for_what_a_lost_host_has_sent():
     play = Play("2x1x1")
     play.array(10)
     body = single("transfer", (on(0),), Transfer((0,), (on(1),), reshard=True))
@@ -84,9 +84,9 @@ def test_what_a_lost_host_has_sent_is_awaited_by_nobody():
     send, receive = runs(play.say(m.Launch(7, (10,), (11,), ())))
     play.done(send.sequence)
     play.lose(0, "killed")
-    told = [message for message in play.outbox() if isinstance(message, m.FailFeeds)]
-    assert [message.feeds for message in told] == [receive.feeds]
-    play.hear(1, m.Failed(receive.sequence, told[0].status))
+    failed = [message for message in play.outbox() if isinstance(message, m.FailFeeds)]
+    assert [message.feeds for message in failed] == [receive.feeds]
+    play.report(1, m.Failed(receive.sequence, failed[0].status))
     assert play.controller.scheduler.statistics(1).in_flight == 0
 
 
@@ -108,13 +108,13 @@ def test_a_lost_host_fails_what_was_there_what_ran_there_and_what_stood_in_line(
     messages = play.outbox()
 
     assert runs(messages) == [], "nothing more is sent to it"
-    told = {x.wait: x.status for x in messages if isinstance(x, m.Awaited)}
-    assert set(told) == {100, 100 + launches - 1, 11}
-    for status in told.values():
+    statuses = {x.wait: x.status for x in messages if isinstance(x, m.Awaited)}
+    assert set(statuses) == {100, 100 + launches - 1, 11}
+    for status in statuses.values():
         assert status.code == Code.DATA_LOSS
         assert "host 0 of island 0 is gone (worker 1000: killed)" in status.message
-    assert "(in f)" in told[100].message
-    assert "(in put)" in told[11].message
+    assert "(in f)" in statuses[100].message
+    assert "(in put)" in statuses[11].message
     assert sum(x.launches for x in messages if isinstance(x, m.CreditReturned)) == launches + 1
     assert not any(isinstance(x, m.QueryReply) for x in messages), "questions wait until somebody can answer"
     assert m.HostsLost((0,)) in messages
@@ -123,13 +123,13 @@ def test_a_lost_host_fails_what_was_there_what_ran_there_and_what_stood_in_line(
     # What needs the lost array fails at once.
     assert play.say(m.Launch(1, (10,), (12,), ())) == [m.CreditReturned(1)]
     assert play.say(m.Query(7, "layout", 0, -1, b"")) == []
-    (answered,) = play.hear(1, m.WorkerAnswer(play.session, 2, OK, b"{0}"))
+    (answered,) = play.report(1, m.WorkerAnswer(play.session, 2, OK, b"{0}"))
     assert answered == m.QueryReply(6, OK, b"{0}")
-    # And to be told twice changes nothing.
+    # A second answer changes nothing.
     play.lose(0, "again")
     assert play.outbox() == []
     asked = [x for x in play.join_again(0) if isinstance(x, m.WorkerQuery)]
-    assert [play.hear(0, m.WorkerAnswer(x.session, x.query, OK, b"{1}")) for x in asked] == [
+    assert [play.report(0, m.WorkerAnswer(x.session, x.query, OK, b"{1}")) for x in asked] == [
         [m.QueryReply(5, OK, b"{1}")],
         [m.QueryReply(7, OK, b"{1}")],
     ]
@@ -170,9 +170,9 @@ def test_a_restarted_island_gets_back_what_it_had_and_runs_what_waited():
     assert runs(back) == [], "the function is not there yet"
 
     assert play.say(m.CompileAgain(1, 95)) == []
-    (compile_,) = play.hear(0, m.FeedsArrived(play.session, (95,)))
+    (compile_,) = play.report(0, m.FeedsArrived(play.session, (95,)))
     assert compile_.function == name
-    ready, run = play.hear(0, m.Compiled(name, OK, b"info", 0.1, True))
+    ready, run = play.report(0, m.Compiled(name, OK, b"info", 0.1, True))
     assert ready == m.FunctionReady(1, OK, b"info")
     assert (run.plan, run.results) == (plan, (11,))
 
@@ -209,21 +209,21 @@ def test_bytes_sent_before_the_proxy_knew_of_a_loss_are_lost():
     play.say(m.LossAcknowledged((0,)))
     assert play.say(m.Launch(2, (), (12,), (78,))) == []
     play.join_again(0)
-    (run,) = play.hear(0, m.FeedsArrived(play.session, (78,)))
+    (run,) = play.report(0, m.FeedsArrived(play.session, (78,)))
     assert run.results == (12,)
 
 
 def test_a_compilation_goes_on_when_its_island_is_back():
     play = Play()
     play.say(m.RegisterFunction(7, "hash", 90, ((0,),)))
-    (compile_,) = play.hear(0, m.FeedsArrived(play.session, (90,)))
+    (compile_,) = play.report(0, m.FeedsArrived(play.session, (90,)))
     play.lose(0, "killed")
     assert not any(isinstance(x, m.FunctionReady) for x in play.outbox())
     play.say(m.LossAcknowledged((0,)))
     play.join_again(0)
     play.say(m.CompileAgain(7, 91))
-    play.hear(0, m.FeedsArrived(play.session, (91,)))
-    ready = play.hear(0, m.Compiled(compile_.function, OK, b"info", 0.1, False))
+    play.report(0, m.FeedsArrived(play.session, (91,)))
+    ready = play.report(0, m.Compiled(compile_.function, OK, b"info", 0.1, False))
     assert m.FunctionReady(7, OK, b"info") in ready
 
 
@@ -266,7 +266,7 @@ def test_a_gang_that_failed_on_one_host_and_hangs_on_another_costs_the_island():
     play.with_function(1, (0, 1))
     play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
     (run, _) = play.say(m.Launch(1, (), (11,), ()))
-    play.hear(0, m.Failed(run.sequence, BROKEN))
+    play.report(0, m.Failed(run.sequence, BROKEN))
     for now in range(100, 104):
         play.tick(float(now))
     assert play.outbox() == []
@@ -275,19 +275,19 @@ def test_a_gang_that_failed_on_one_host_and_hangs_on_another_costs_the_island():
     assert "hosts [1] of island 0 wait for another, where f failed: division by zero" in restart.reason
 
 
-def test_a_failure_over_several_hosts_that_was_the_loss_of_one_is_told_as_that():
+def test_a_failure_over_several_hosts_that_was_the_loss_of_one_is_reported_as_that():
     play = Play("1x2x1")
     play.with_function(1, (0, 1))
     play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
     (run, _) = play.say(m.Launch(1, (), (11,), ()))
     play.say(m.Await(5, (11,)))
-    assert play.hear(0, m.Failed(run.sequence, Status(Code.UNKNOWN, "connection reset by peer"))) == []
+    assert play.report(0, m.Failed(run.sequence, Status(Code.UNKNOWN, "connection reset by peer"))) == []
     play.lose(1, "killed")
     (awaited,) = [x for x in play.outbox() if isinstance(x, m.Awaited)]
     assert awaited.status.code == Code.DATA_LOSS
 
 
-def test_a_read_of_what_another_hosts_loss_has_broken_is_told_as_that_loss():
+def test_a_read_of_what_another_hosts_loss_has_broken_is_reported_as_that_loss():
     play = Play("1x2x1")
     play.with_function(1, (0, 1))
     play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
@@ -295,20 +295,20 @@ def test_a_read_of_what_another_hosts_loss_has_broken_is_told_as_that_loss():
     play.say(m.Launch(1, (), (11,), ()))
     (read, *_) = play.say(m.Launch(2, (11,), (12,), (5,)))
     play.say(m.Await(5, (12,)))
-    assert play.hear(0, m.Failed(read.sequence, Status(Code.UNKNOWN, "connection reset by peer"))) == []
+    assert play.report(0, m.Failed(read.sequence, Status(Code.UNKNOWN, "connection reset by peer"))) == []
     play.lose(1, "killed")
     (awaited,) = [x for x in play.outbox() if isinstance(x, m.Awaited)]
     assert awaited.status.code == Code.DATA_LOSS
 
 
-def test_a_failure_over_several_hosts_that_are_all_there_is_told_a_little_later():
+def test_a_failure_over_several_hosts_that_are_all_there_is_reported_a_little_later():
     play = Play("1x2x1")
     play.with_function(1, (0, 1))
     play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
     (run, _) = play.say(m.Launch(1, (), (11,), ()))
     play.say(m.Await(5, (11,)))
     for host in (0, 1):
-        assert play.hear(host, m.Failed(run.sequence, BROKEN)) == []
+        assert play.report(host, m.Failed(run.sequence, BROKEN)) == []
     play.tick(100.0)
     play.tick(101.0)
     assert m.Awaited(5, BROKEN) in play.outbox()
@@ -330,7 +330,7 @@ def test_a_program_that_crashes_its_worker_is_refused_and_no_other():
     assert play.say(m.RegisterFunction(9, "another", 92, ((0,),))) == []
 
 
-def test_a_program_whose_worker_was_killed_is_not_to_blame():
+def test_a_program_whose_worker_was_killed_is_not_quarantined():
     play = Play()
     play.with_call(arguments=0)
     play.say(m.Launch(1, (), (11,), ()))
@@ -339,13 +339,13 @@ def test_a_program_whose_worker_was_killed_is_not_to_blame():
     assert play.controller.quarantine.suspects == set()
 
 
-def test_a_client_that_uploads_without_end_loses_its_own_session_and_nobody_elses(monkeypatch):
+def test_a_client_that_uploads_without_end_loses_its_own_session_and_no_other(monkeypatch):
     monkeypatch.setattr(sessions, "MAX_EARLY_FEEDS", 3)
     play = Play()
     other = play.open(43, "other.py").number
     play.outbox()
-    play.hear(0, m.FeedsArrived(play.session, (1, 2, 3)))
-    closing, close = play.hear(0, m.FeedsArrived(play.session, (4, 5)))
+    play.report(0, m.FeedsArrived(play.session, (1, 2, 3)))
+    closing, close = play.report(0, m.FeedsArrived(play.session, (4, 5)))
     assert closing.status.code == Code.RESOURCE_EXHAUSTED
     assert close == m.CloseStore(play.session)
     assert list(play.controller.sessions) == [other]
@@ -361,7 +361,7 @@ def test_an_island_that_was_given_up_is_nothing_to_new_sessions():
     late = play.open(50, "late.py")
     (welcome,) = [message for message in play.outbox() if isinstance(message, m.Welcome)]
     assert [(device.island, device.host) for device in welcome.devices] == [(1, 1)]
-    assert welcome.hosts == ((1, "unix:/data-1"),), "nobody dials a port that is closed for good"
+    assert welcome.hosts == ((1, "unix:/data-1"),), "no client dials a port that is closed for good"
     # And it works.
     body = single("put", (), HostToDevice((HostBuffer(0, (2,), None, None),), (on(0),)), feeds=1)
     play.proxy(late.number, m.RegisterProgram(1, body))

@@ -32,7 +32,7 @@ def test_memory_that_a_waiting_gang_needs_stays_until_it_starts():
     play.say(m.Launch(2, (), (20,), (77,)))
     play.say(m.Launch(1, (10,), (11,), ()))
     assert play.say(m.Release((10,))) == []
-    *_, free = play.hear(0, m.FeedsArrived(play.session, (77,)))
+    *_, free = play.report(0, m.FeedsArrived(play.session, (77,)))
     assert free == m.Free(play.session, (10,))
 
 
@@ -53,7 +53,7 @@ def test_a_deleted_array_that_a_waiting_gang_needs_goes_when_that_has_started():
     play.say(m.Launch(2, (), (20,), (77,)))
     play.say(m.Launch(1, (10,), (11,), ()))
     assert play.say(m.Release((10,), delete=True)) == []
-    *_, free = play.hear(0, m.FeedsArrived(play.session, (77,)))
+    *_, free = play.report(0, m.FeedsArrived(play.session, (77,)))
     assert free == m.Free(play.session, (10,), True)
 
 
@@ -64,7 +64,7 @@ def test_a_released_programs_plan_stays_for_the_launches_before():
     play.say(m.Launch(2, (), (20,), (77,)))
     play.say(m.Launch(1, (10,), (11,), ()))
     assert play.say(m.ReleaseProgram(1)) == []
-    *_, run, drop = play.hear(0, m.FeedsArrived(play.session, (77,)))
+    *_, run, drop = play.report(0, m.FeedsArrived(play.session, (77,)))
     assert isinstance(run, m.Run)
     assert drop == m.DropPlan(plan)
 
@@ -94,7 +94,7 @@ def test_a_result_that_is_released_early_counts_until_its_gang_has_ended():
     assert second.results == (12,)
 
 
-def test_what_waits_for_memory_in_vain_is_told_who_holds_it():
+def test_the_error_of_what_waits_for_memory_in_vain_says_who_holds_it():
     play = Play(device_memory=20)
     play.with_call()
     play.array(10)
@@ -103,7 +103,7 @@ def test_what_waits_for_memory_in_vain_is_told_who_holds_it():
     play.say(m.Await(5, (12,)))
     play.tick(100.0)
     play.tick(110.0)
-    assert play.outbox() == [], "as long as something runs there, it may let go"
+    assert play.outbox() == [], "as long as something runs there, it may release memory"
     play.done(first.sequence)
     play.tick(111.0)
     (awaited, _) = play.outbox()
@@ -112,7 +112,7 @@ def test_what_waits_for_memory_in_vain_is_told_who_holds_it():
         assert part in awaited.status.message
     report = msgspec.msgpack.decode(awaited.status.payloads[m.MEMORY_REPORT], type=m.MemoryReport)
     assert {(h.context, h.maker, h.ready, h.ready_bytes) for h in report.holders} == {(0, "put", 1, 8), (77, "f", 1, 8)}
-    # And whoever stood behind goes on.
+    # What waited behind it goes on.
     play.say(m.Release((11,)))
     assert len(runs(play.say(m.Launch(1, (10,), (13,), ())))) == 1
 
@@ -136,7 +136,7 @@ def test_what_waits_for_memory_that_was_freed_just_now_does_not_fail():
 def test_what_can_never_fit_is_refused_though_others_work():
     play = Play(device_memory=7)
     play.with_put()
-    play.hear(0, m.FeedsArrived(play.session, (77,)))
+    play.report(0, m.FeedsArrived(play.session, (77,)))
     assert play.say(m.Launch(2, (), (11,), (77,))) == []
     play.say(m.Await(5, (11,)))
     play.tick(100.0)
@@ -153,7 +153,7 @@ def test_an_output_in_the_place_of_a_donated_input_needs_no_room():
     assert play.controller.memory.used[0, 0] == 8
 
 
-def test_views_of_an_array_share_its_memory_until_the_last_is_gone():
+def test_views_of_an_array_share_its_memory_until_the_last_is_freed():
     play = Play(device_memory=10)
     play.array(10)
     view = Rearrange((0,), (on(0),), (Mapping(0, 0, (0, 1, 1), (0, 1, 1)),))

@@ -36,7 +36,7 @@ def test_clients_whose_slices_migrate_notice_nothing(seed, steps, topology, doom
             world.work()
     world.settle()
 
-    assert len(world.told) == world.asked, "each operator is answered once"
+    assert len(world.replies) == world.asked, "each operator is answered once"
     for client in world.clients.values():
         assert not client.held
         for handle in sorted(client.unreleased):
@@ -71,7 +71,7 @@ def test_clients_whose_slices_migrate_notice_nothing(seed, steps, topology, doom
     for client in list(world.clients.values()):
         world.close(client)
     for host in world.hosts.values():
-        assert (host.plans, host.stores, host.walks) == ({}, {}, {})
+        assert (host.plans, host.stores, host.runs) == ({}, {}, {})
         assert not any(host.lines.values())
     assert world.controller.functions.users == {}
     assert world.controller.slices.sessions == {}

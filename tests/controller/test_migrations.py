@@ -27,7 +27,7 @@ class MovePlay(Play):
         self.operator(m.RemapRequest(self.session, number, island, devices))
         return self.outbox()
 
-    def rest(self, move: int = 1) -> list[Any]:
+    def quiesced(self, move: int = 1) -> list[Any]:
         return self.say(m.Quiesced(move))
 
     @property
@@ -35,7 +35,7 @@ class MovePlay(Play):
         return self.controller.sessions[self.session].devices.locations
 
 
-def told(messages: list[Any]) -> m.OperationReply:
+def answer_in(messages: list[Any]) -> m.OperationReply:
     (answer,) = [each for each in messages if isinstance(each, m.OperationReply)]
     return answer
 
@@ -45,14 +45,14 @@ def test_a_move_step_by_step():
     plan = play.with_call()
     play.array(5)
     assert play.ask() == [m.Quiesce(1)]
-    # The session is still: its function is compiled for the new place. Nothing has changed so far.
-    assert play.rest() == [m.SendSources(((1, (1,)),))]
+    # The session is still: its function is compiled for the new devices. Nothing has changed so far.
+    assert play.quiesced() == [m.SendSources(((1, (1,)),))]
     assert play.locations[0] == DeviceLocation(0, 0, 0)
     assert play.say(m.CompileAgain(1, 77)) == []
-    (compile_,) = play.hear(1, m.FeedsArrived(play.session, (77,)))
+    (compile_,) = play.report(1, m.FeedsArrived(play.session, (77,)))
     assert (compile_.session, compile_.feed, compile_.assignment) == (play.session, 77, (((0, 0),),))
-    # The array is copied, by plans of the two hosts; the proxy is told that this takes room in its window.
-    *keeps, first, second, retired = play.hear(1, m.Compiled(compile_.function, OK, b"info", 0.1, False))
+    # The array is copied, by plans of the two hosts; the proxy learns that this takes credits of its window.
+    *keeps, first, second, retired = play.report(1, m.Compiled(compile_.function, OK, b"info", 0.1, False))
     assert [type(each) for each in keeps] == [m.RegisterPlan, m.RegisterPlan]
     assert retired == m.CreditReturned(-1)
     (copy,) = second.results
@@ -72,7 +72,7 @@ def test_a_move_step_by_step():
     assert frees[1] == m.Free(play.session, (copy,))
     assert m.DropPlan(plan) in said
     assert m.Migrated(1, ((0, 1),)) in said
-    assert told(said) == m.OperationReply(OK, f"slice 1 of session {play.session} is on devices 2 now")
+    assert answer_in(said) == m.OperationReply(OK, f"slice 1 of session {play.session} is on devices 2 now")
     # The program runs where the device is.
     play.done(take_over.sequence, host=1)
     play.proxy(play.session, m.Launch(1, (5,), (6,), ()))
@@ -86,7 +86,7 @@ def test_what_was_launched_before_ends_where_it_was_launched():
     play.with_call(arguments=0)
     (run,) = runs(play.say(m.Launch(1, (), (7,), ())))
     play.ask()
-    assert play.rest() == []
+    assert play.quiesced() == []
     assert m.SendSources(((1, (1,)),)) in play.done(run.sequence)
 
 
@@ -102,24 +102,24 @@ def test_a_function_that_is_being_compiled_is_waited_for():
     play = MovePlay()
     play.say(m.RegisterFunction(1, "content", 90, ((0,),)))
     play.ask()
-    assert play.rest() == []
-    (compile_,) = play.hear(0, m.FeedsArrived(play.session, (90,)))
-    said = play.hear(0, m.Compiled(compile_.function, OK, b"info", 0.1, False))
+    assert play.quiesced() == []
+    (compile_,) = play.report(0, m.FeedsArrived(play.session, (90,)))
+    said = play.report(0, m.Compiled(compile_.function, OK, b"info", 0.1, False))
     assert said == [m.FunctionReady(1, OK, b"info"), m.SendSources(((1, (1,)),))]
 
 
 def test_an_idle_slice_moves_at_once():
     play = MovePlay()
     play.ask()
-    said = play.rest()
+    said = play.quiesced()
     assert said[0] == m.Migrated(1, ((0, 1),))
-    assert told(said).status.ok
+    assert answer_in(said).status.ok
 
 
 def moved_to_copying(play: MovePlay) -> tuple[m.Run, m.Run]:
     play.array(5)
     play.ask()
-    first, second = runs(play.rest())
+    first, second = runs(play.quiesced())
     return first, second
 
 
@@ -127,8 +127,8 @@ def test_a_copy_that_fails_leaves_everything_where_it_was():
     play = MovePlay()
     first, second = moved_to_copying(play)
     play.done(first.sequence)
-    said = play.hear(1, m.Failed(second.sequence, Status(Code.INTERNAL, "no luck")))
-    assert told(said).status.message.startswith("slice 1 of session 1 stays where it is: no luck")
+    said = play.report(1, m.Failed(second.sequence, Status(Code.INTERNAL, "no luck")))
+    assert answer_in(said).status.message.startswith("slice 1 of session 1 stays where it is: no luck")
     assert m.Migrated(1, ()) in said
     assert play.locations[0] == DeviceLocation(0, 0, 0)
     assert set(play.controller.sessions[play.session].directory.entries) == {5}
@@ -141,11 +141,11 @@ def test_a_function_that_does_not_compile_there_leaves_everything_where_it_was()
     play = MovePlay()
     name = play.with_function()
     play.ask()
-    play.rest()
+    play.quiesced()
     play.say(m.CompileAgain(1, 77))
-    (compile_,) = play.hear(1, m.FeedsArrived(play.session, (77,)))
-    said = play.hear(1, m.Compiled(compile_.function, Status(Code.INTERNAL, "no"), b"", 0.1, False))
-    assert told(said).status.code == Code.INTERNAL
+    (compile_,) = play.report(1, m.FeedsArrived(play.session, (77,)))
+    said = play.report(1, m.Compiled(compile_.function, Status(Code.INTERNAL, "no"), b"", 0.1, False))
+    assert answer_in(said).status.code == Code.INTERNAL
     assert not [each for each in said if isinstance(each, m.FunctionReady)]
     assert play.controller.sessions[play.session].functions == {1: name}
     assert play.controller.functions.users == {name: 1}
@@ -157,7 +157,7 @@ def test_an_island_that_is_lost_meanwhile_ends_the_move(lost: int):
     moved_to_copying(play)
     play.lose(lost, "killed")
     said = play.outbox()
-    assert told(said).status.code == Code.DATA_LOSS
+    assert answer_in(said).status.code == Code.DATA_LOSS
     assert m.Migrated(1, ()) in said
     assert play.locations[0] == DeviceLocation(0, 0, 0)
 
@@ -166,7 +166,7 @@ def test_a_session_that_ends_meanwhile_ends_the_move():
     play = MovePlay()
     moved_to_copying(play)
     play.close(play.session)
-    assert "has ended" in told(play.outbox()).status.message
+    assert "has ended" in answer_in(play.outbox()).status.message
     assert play.controller.migrations.under_way == {}
 
 
@@ -175,14 +175,14 @@ def test_a_session_that_does_not_come_to_rest_goes_on():
     play.with_call(arguments=0)
     play.say(m.Launch(1, (), (7,), ()))
     play.ask()
-    play.rest()
+    play.quiesced()
     play.tick(1.0)
     play.tick(1.0 + moves.REST_SECONDS)
     assert play.outbox() == []
     play.tick(2.0 + moves.REST_SECONDS)
     said = play.outbox()
-    assert told(said).status.code == Code.DEADLINE_EXCEEDED
-    assert "1 of its launches have not ended" in told(said).status.message
+    assert answer_in(said).status.code == Code.DEADLINE_EXCEEDED
+    assert "1 of its launches have not ended" in answer_in(said).status.message
     assert m.Migrated(1, ()) in said
 
 
@@ -193,11 +193,11 @@ def test_a_proxy_that_does_not_answer_is_named_soon():
     play.tick(11.0)
     assert play.outbox() == []
     play.tick(12.0)
-    assert "session 1 (script.py): its proxy does not answer, after 11 s" in told(play.outbox()).status.message
+    assert "session 1 (script.py): its proxy does not answer, after 11 s" in answer_in(play.outbox()).status.message
     assert play.controller.migrations.under_way == {}
 
 
-def test_arrays_that_do_not_fit_are_refused_and_nobody_waits():
+def test_arrays_that_do_not_fit_are_refused_and_no_session_waits():
     play = MovePlay(device_memory=12)
     play.array(5)
     other = play.open(43, "other.py").number
@@ -208,16 +208,16 @@ def test_arrays_that_do_not_fit_are_refused_and_nobody_waits():
     (run,) = runs(play.outbox())
     play.done(run.sequence, host=1)
     play.ask(devices=(2,))
-    said = play.rest()
-    assert told(said).status.code == Code.RESOURCE_EXHAUSTED
-    assert "need 8 B on device 0 of host 1, where 4 B are free" in told(said).status.message
+    said = play.quiesced()
+    assert answer_in(said).status.code == Code.RESOURCE_EXHAUSTED
+    assert "need 8 B on device 0 of host 1, where 4 B are free" in answer_in(said).status.message
     assert not runs(said)
 
 
-def test_what_would_be_torn_apart_is_refused():
+def test_a_migration_that_would_split_a_function_is_refused():
     play = MovePlay()
     play.with_function(devices=(0, 1))
-    refused = told(play.ask()).status
+    refused = answer_in(play.ask()).status
     assert refused.code == Code.FAILED_PRECONDITION
     assert "runs on virtual devices that move and on others (1)" in refused.message
 
@@ -248,14 +248,14 @@ def test_a_session_is_moved_once_at_a_time():
 def test_no_such_session():
     play = MovePlay()
     play.operator(m.RemapRequest(77, 1, 0))
-    assert "session 77 does not exist" in told(play.outbox()).status.message
+    assert "session 77 does not exist" in answer_in(play.outbox()).status.message
 
 
 def test_a_lost_island_is_no_target():
     play = MovePlay()
     play.lose(1, "killed")
     play.outbox()
-    assert "restarting" in told(play.ask()).status.message
+    assert "restarting" in answer_in(play.ask()).status.message
 
 
 def test_an_array_keeps_who_made_it_and_where():
@@ -292,7 +292,7 @@ def test_an_island_is_added_while_a_session_runs():
     play.array(5)
     assert play.operate(m.AddIslandRequest()) == [m.StartIsland(1)]
     assert play.states == ["ready", "starting"]
-    # Whoever comes before it is up has no part in it.
+    # A session that opens before it is up has no part in it.
     early = play.open(50, "early.py")
     assert len(early.devices.virtual) == 2
     play.outbox()
@@ -314,13 +314,13 @@ def test_an_island_that_does_not_start_is_given_up():
     play.engine(m.IslandGivenUp(1, "its workers ended 9 times"))
     said = play.outbox()
     assert m.EndIsland(1) in said
-    assert "does not start" in told(said).status.message
+    assert "does not start" in answer_in(said).status.message
     assert play.states == ["ready", "drained"]
     play.operate(m.AddIslandRequest())
     play.tick(1.0)
     assert play.outbox() == []
     play.tick(200.0)
-    assert "not up within 120 s" in told(play.outbox()).status.message
+    assert "not up within 120 s" in answer_in(play.outbox()).status.message
     assert len(play.open(52, "").devices.virtual) == 1
 
 
@@ -330,7 +330,7 @@ def test_an_island_whose_start_succeeds_the_second_time_is_up():
     play.join_new(2)
     play.engine(m.WorkerEnded(2, 3002, -9, "killed"))
     assert not [each for each in play.outbox() if isinstance(each, m.OperationReply)]
-    assert told(play.join_new(2, 3)).status.ok
+    assert answer_in(play.join_new(2, 3)).status.ok
     assert play.states == ["ready", "ready"]
 
 
@@ -341,32 +341,32 @@ def test_an_island_is_drained_of_all_sessions():
     play.outbox()
     assert play.operate(m.DrainRequest(0)) == [m.Quiesce(1), m.Quiesce(2)]
     assert play.states == ["draining", "ready"]
-    assert "being drained already" in told(play.operate(m.DrainRequest(0))).status.message
-    assert "only one that is ready" in told(play.operate(m.DrainRequest(1))).status.message
+    assert "being drained already" in answer_in(play.operate(m.DrainRequest(0))).status.message
+    assert "only one that is ready" in answer_in(play.operate(m.DrainRequest(1))).status.message
     # Nothing new goes there: neither sessions nor slices.
     assert {device.island for device in play.open(51, "late.py").devices.virtual} == {1}
     play.outbox()
     play.proxy(other, m.Quiesced(2))
     assert play.outbox() == [m.Migrated(2, ((0, 1), (1, 1)))]
-    first, second = runs(play.rest(1))
+    first, second = runs(play.quiesced(1))
     play.done(first.sequence)
     said = play.done(second.sequence, host=1)
     assert m.Migrated(1, ((0, 1), (1, 1))) in said
     assert said.count(m.HostsLost((0,))) == 3
     assert m.EndIsland(0) in said
-    # Whatever is heard of its worker now was to be expected.
+    # Whatever its worker reports now was to be expected.
     play.lose(0, "closed")
     assert play.outbox() == []
     play.engine(m.IslandEnded(0))
-    assert told(play.outbox()) == m.OperationReply(OK, "island 0 is empty, and its workers have ended")
+    assert answer_in(play.outbox()) == m.OperationReply(OK, "island 0 is empty, and its workers have ended")
     assert play.states == ["drained", "ready"]
     assert [location.island for location in play.locations.values()] == [1, 1, 1, 1]
-    assert told(play.operate(m.DrainRequest(0))).status.message == "island 0 was drained already"
+    assert answer_in(play.operate(m.DrainRequest(0))).status.message == "island 0 was drained already"
     play.tick(500.0)
     assert not [each for each in play.outbox() if isinstance(each, m.OperationReply | m.RestartIsland)]
 
 
-def test_a_drain_that_cannot_be_moves_nobody():
+def test_a_drain_that_is_not_possible_moves_no_session():
     play = IslandPlay("2x1x2")
     play.with_put(2)
     body = single("spread", (), HostToDevice((HostBuffer(0, (2,), None, None),), (on(0, 2),)), feeds=1)
@@ -384,7 +384,7 @@ def test_a_drain_is_not_held_up_by_a_proxy_that_does_not_answer():
     play.operate(m.DrainRequest(0))
     play.tick(1.0)
     play.tick(12.0)
-    reply = told(play.outbox())
+    reply = answer_in(play.outbox())
     assert reply.status.message == "island 0 is in use: session 1 (script.py): its proxy does not answer, after 11 s"
     assert play.states == ["ready", "ready"]
     assert play.operate(m.DrainRequest(0)) == [m.Quiesce(2)], "it can be tried again"
@@ -395,7 +395,7 @@ def test_an_island_that_is_lost_while_it_is_drained_is_restarted_and_its_operato
     play.operate(m.DrainRequest(0))
     play.lose(0, "killed")
     said = play.outbox()
-    assert "island 0 is in use: session 1 (script.py): host 0 of island 0 is gone" in told(said).status.message
+    assert "island 0 is in use: session 1 (script.py): host 0 of island 0 is gone" in answer_in(said).status.message
     assert m.Migrated(1, ()) in said
     assert play.states == ["restarting", "ready"]
     play.join_again(0)
@@ -406,9 +406,9 @@ def test_a_drain_during_which_a_move_fails_leaves_the_island():
     play = IslandPlay("3x1x1")
     play.array(5)
     play.operate(m.DrainRequest(0))
-    _, second = runs(play.rest())
-    said = play.hear(1, m.Failed(second.sequence, Status(Code.INTERNAL, "no luck")))
-    assert "island 0 is in use: session 1 (script.py): no luck" in told(said).status.message
+    _, second = runs(play.quiesced())
+    said = play.report(1, m.Failed(second.sequence, Status(Code.INTERNAL, "no luck")))
+    assert "island 0 is in use: session 1 (script.py): no luck" in answer_in(said).status.message
     assert play.states == ["ready", "ready", "ready"]
 
 

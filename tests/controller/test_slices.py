@@ -1,4 +1,4 @@
-"""Slices in the controller: what sessions are told, and what stands on the devices of a slice."""
+"""Slices in the controller: what sessions learn of them, and what is on the devices of a slice."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def add(play: Play, **slice_request: Any) -> m.SliceAdded:
     return added
 
 
-def test_a_session_is_told_its_slice_and_where_its_devices_are():
+def test_a_session_receives_its_slice_and_where_its_devices_are():
     play = Play("2x1x4", mesh="2x2")
     assert add(play, count=2, shape=(2,)) == m.SliceAdded(7, OK, 1, (0, 1), (2,), ((0, 0), (1, 0)))
     hosts = tuple((device, 1) for device in range(4, 8))
     assert add(play, count=4, shape=(2, 2)) == m.SliceAdded(7, OK, 2, (4, 5, 6, 7), (2, 2), hosts)
 
 
-def test_a_wish_that_cannot_be_met_is_refused_at_once():
+def test_a_slice_request_that_cannot_be_met_is_refused_at_once():
     play = Play("1x1x2")
     refused = add(play, count=3)
     assert refused.status.code == Code.RESOURCE_EXHAUSTED
@@ -44,7 +44,7 @@ def test_devices_have_the_coordinates_of_the_declared_mesh():
 
 
 @pytest.mark.parametrize(("used", "host_and_place"), [(False, 1), (True, 0)])
-def test_a_device_that_something_was_made_for_keeps_its_place(used: bool, host_and_place: int):
+def test_a_virtual_device_that_something_was_made_for_keeps_its_location(used: bool, host_and_place: int):
     play = Play("1x4x1")
     for _ in range(2):  # two slices of others on the first device
         other = play.open(43, "other.py").number
@@ -62,7 +62,7 @@ def test_a_released_slice_makes_room():
     assert add(play, count=2).status.code == Code.RESOURCE_EXHAUSTED
     assert play.say(m.ReleaseSlice(1)) == []
     assert add(play, count=2).devices == (0, 1)
-    assert play.say(m.ReleaseSlice(1)) == []  # a second time is nobody's business
+    assert play.say(m.ReleaseSlice(1)) == []  # a second time has no effect
     assert play.say(m.ReleaseSlice(99)) == []
 
 
@@ -80,7 +80,7 @@ def test_what_lies_on_a_virtual_device_is_where_that_sits():
     devices = play.controller.sessions[play.session].devices
     devices.relocate({0: DeviceLocation(0, 1, 0), 1: DeviceLocation(0, 0, 0)})
     play.with_put(2, device=0)
-    play.hear(1, m.FeedsArrived(play.session, (90,)))
+    play.report(1, m.FeedsArrived(play.session, (90,)))
     play.proxy(play.session, m.Launch(2, (), (5,), (90,)))
     ((to, run),) = play.sent()
     assert to == ("host", 1)
@@ -95,14 +95,14 @@ def test_a_function_over_devices_that_were_put_on_two_islands_is_refused():
     assert "2 islands at present" in ready.status.message
 
 
-def test_a_function_over_two_virtual_devices_of_one_place_is_refused():
+def test_a_function_over_two_virtual_devices_on_one_device_is_refused():
     play = Play("1x1x2")
     play.controller.sessions[play.session].devices.relocate({1: DeviceLocation(0, 0, 0)})
     (ready,) = play.say(m.RegisterFunction(7, "hash", 90, ((0, 1),)))
     assert "share a physical one" in ready.status.message
 
 
-def test_the_report_tells_which_physical_devices_a_slice_has():
+def test_the_report_says_which_physical_devices_a_slice_has():
     play = Play("2x1x2")
     add(play, count=2)
     devices = play.controller.sessions[play.session].devices

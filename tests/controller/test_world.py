@@ -1,4 +1,4 @@
-"""A play of random clients on model hosts: what they are told is true, and nothing is left."""
+"""A play of random clients on model hosts: the answers to them are true, and nothing is left."""
 
 from __future__ import annotations
 
@@ -89,6 +89,6 @@ def test_whatever_clients_do_all_ends_in_order_exactly_once_and_leaves_nothing(
     for host in world.hosts.values():
         assert (host.plans, host.stores) == ({}, {})
         assert not any(host.lines.values())
-        assert host.walks == {}
+        assert host.runs == {}
     assert world.controller.functions.users == {}
     assert world.controller.launcher.in_flight == {}

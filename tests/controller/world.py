@@ -53,7 +53,7 @@ class Client:
     def say(self, message: Any) -> None:
         self.world.cluster.proxy(self.number, message)
 
-    def hear(self, message: Any) -> None:
+    def handle(self, message: Any) -> None:
         match message:
             case m.CreditReturned(launches=launches):
                 self.retired += launches
@@ -249,7 +249,7 @@ class World:
         self._starving = self.controller.launcher.memory.starving
         self.controller.launcher.memory.starving = self.starving  # type: ignore[method-assign]
         self.down: set[int] = set()  # islands
-        self.told: list[m.OperationReply] = []  # operators
+        self.replies: list[m.OperationReply] = []  # operators
         self.has_lost = False
         self.hosts = {number: ModelHost(number) for number in self.controller.resources.hosts}
         self.clients: dict[int, Client] = {}
@@ -304,9 +304,9 @@ class World:
                     if self.controller.resources.hosts[number].island not in self.down:
                         self.hosts[number].take(message)
                 elif kind == "session" and number in self.clients:
-                    self.clients[number].hear(message)
+                    self.clients[number].handle(message)
                 elif kind == "operator":
-                    self.told.append(message)
+                    self.replies.append(message)
                 elif isinstance(message, m.RestartIsland):
                     self.end(message.island)
 
@@ -378,7 +378,7 @@ class World:
             self.deliver()
             while self.work():
                 pass
-            # What waits for memory in vain, or failed on several hosts, is told so once nothing else goes on.
+            # What waits for memory in vain, or failed on several hosts, gets its error once nothing else goes on.
             statistics = [self.controller.scheduler.statistics(i) for i in self.controller.resources.islands]
             if not self.down and not any(each.waiting or each.in_flight for each in statistics):
                 return

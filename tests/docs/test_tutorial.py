@@ -15,14 +15,14 @@ def blocks() -> list[str]:
     return re.findall(r"^```\n(.*?)^```", (ROOT / "docs" / "tutorial.md").read_text(), re.DOTALL | re.MULTILINE)
 
 
-def test_the_tutorial_runs_from_its_first_command_to_its_last(tmp_path: Path) -> None:
+def test_the_tutorial_runs_from_its_first_command_to_its_last(tmp_path: Path, short_directory: Path) -> None:
     commands = "\n".join(blocks()).replace("pip install .\n", "")
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("ATOLL_", "JAX_"))},
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(path for path in (str(ROOT / "src"), os.environ.get("PYTHONPATH")) if path),
         "HOME": str(tmp_path),
-        "XDG_RUNTIME_DIR": str(tmp_path),
+        "XDG_RUNTIME_DIR": str(short_directory),
     }
     ran = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", commands],

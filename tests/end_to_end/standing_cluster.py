@@ -130,8 +130,8 @@ class StandingCluster:
                 process.kill()
                 process.wait()
                 raise AssertionError(f"{process.args} does not end") from None
-        told = self._log.read_text(errors="replace")
-        assert "Traceback" not in told, told[-10000:]
+        log = self._log.read_text(errors="replace")
+        assert "Traceback" not in log, log[-10000:]
 
 
 StartCluster = Callable[..., StandingCluster]

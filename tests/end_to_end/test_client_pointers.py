@@ -1,4 +1,4 @@
-"""Programs that hold pointers of the client's process are refused, and cost nobody a worker."""
+"""Programs that hold pointers of the client's process are refused, and end no worker."""
 
 from __future__ import annotations
 

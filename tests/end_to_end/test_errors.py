@@ -46,7 +46,7 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def test_where_nobody_listens_the_address_is_named_and_what_to_start(
+def test_where_no_process_listens_the_address_is_named_and_what_to_start(
     start_python: StartPython, module_directory: Path
 ) -> None:
     addresses = [f"unix:{module_directory}/nobody.sock", f"127.0.0.1:{free_port()}"]
@@ -103,7 +103,7 @@ def test_a_cluster_with_a_token_serves_only_those_who_bring_it(
 # ---- versions
 
 
-def test_a_jaxlib_that_cannot_be_spoken_to_is_told_what_to_install(
+def test_the_error_of_an_unsupported_jaxlib_says_what_to_install(
     cluster: StandingCluster, module_directory: Path
 ) -> None:
     path = module_directory / "versions.sock"
@@ -166,19 +166,19 @@ def test_what_does_not_fit_a_device_fails_and_the_session_goes_on(atoll_python: 
 
 def uses_of_a_failure() -> list[str]:
     failed = jnp.zeros((1 << 45,), jnp.int8)
-    told = []
+    errors = []
     for use in (lambda: failed[0], lambda: jax.device_put(failed, jax.devices()[1])[:2], lambda: failed.sum()):
         try:
             np.asarray(use())
         except Exception as error:
-            told.append(str(error))
-    return told
+            errors.append(str(error))
+    return errors
 
 
-def test_whatever_uses_a_failed_array_tells_the_first_failure(atoll_python: RemotePython) -> None:
-    told = atoll_python.call(uses_of_a_failure)
-    assert len(told) == 3
-    assert all("RESOURCE_EXHAUSTED" in text for text in told)
+def test_whatever_uses_a_failed_array_reports_the_first_failure(atoll_python: RemotePython) -> None:
+    errors = atoll_python.call(uses_of_a_failure)
+    assert len(errors) == 3
+    assert all("RESOURCE_EXHAUSTED" in text for text in errors)
 
 
 # ---- a script that is cancelled
@@ -203,7 +203,7 @@ def test_control_c_in_the_middle_of_a_computation_ends_everything(start_script: 
 
 
 def fill_a_device() -> str:
-    """Arrays until a device of 64 MB is full; what the one too many is told."""
+    """Arrays until a device of 64 MB is full; the error of the one too many."""
     import jax
     import numpy as np
 
@@ -211,16 +211,16 @@ def fill_a_device() -> str:
     try:
         jax.block_until_ready(jax.device_put(np.zeros(5_000_000, np.float32)))
     except Exception as error:
-        told = str(error)
+        message = str(error)
     del held
     jax.block_until_ready([jax.device_put(np.zeros(5_000_000, np.float32)) for _ in range(3)])
-    return told
+    return message
 
 
-def test_a_full_device_says_who_holds_its_memory_and_works_on_when_they_let_go(start_python: StartPython) -> None:
+def test_a_full_device_says_who_holds_its_memory_and_works_on_when_they_release_it(start_python: StartPython) -> None:
     python = start_python("1x1x2", ATOLL_DEVICE_MEMORY="64MB")
-    told = python.call(fill_a_device)
-    assert "RESOURCE_EXHAUSTED: out of memory on device 0 of host 0: device_put needs 19.1 MiB" in told
-    assert "held by session 1 (remote_python.py): 57.2 MiB" in told
-    assert "device_put with 3 'ready' buffers of total size 60000000" in told
-    assert "test_errors.py" in told, "the line of the user's code that made them"
+    message = python.call(fill_a_device)
+    assert "RESOURCE_EXHAUSTED: out of memory on device 0 of host 0: device_put needs 19.1 MiB" in message
+    assert "held by session 1 (remote_python.py): 57.2 MiB" in message
+    assert "device_put with 3 'ready' buffers of total size 60000000" in message
+    assert "test_errors.py" in message, "the line of the user's code that made them"

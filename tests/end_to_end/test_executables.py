@@ -1,4 +1,4 @@
-"""Compiled functions on Atoll: what JAX tells of them, what they refuse, and how often they are compiled.
+"""Compiled functions on Atoll: what JAX says of them, what they refuse, and how often they are compiled.
 
 Each function named without `test_` runs twice, here on stock JAX and in a child on Atoll.
 """
@@ -106,10 +106,10 @@ def test_a_fingerprint_is_that_of_the_program(atoll_python: RemotePython) -> Non
 
 def donations() -> Any:
     whole, row, unused = jnp.ones((4, 4)), jnp.ones((4,)), jnp.ones((2,), jnp.int8)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         out = jax.jit(lambda a, b, c: a + b, donate_argnums=(0, 1, 2))(whole, row, unused)
-    return [a.is_deleted() for a in (whole, row, unused)], np.array(out), [str(w.message) for w in told]
+    return [a.is_deleted() for a in (whole, row, unused)], np.array(out), [str(w.message) for w in caught]
 
 
 def test_what_is_donated_but_cannot_be_used_is_kept_as_in_stock_jax(same_as_stock: Any) -> None:

@@ -1,4 +1,4 @@
-"""What is killed or stopped is named by those who needed it, felt by nobody else, and comes back."""
+"""What is killed or stopped is named in the errors of those who used it, disturbs no other, and comes back."""
 
 from __future__ import annotations
 
@@ -128,20 +128,20 @@ def where_collectives_are_not_met() -> Any:
 
 
 def lose(standing: StandingCluster, user: RemotePython, host: int, signal_: int) -> tuple[float, str]:
-    """Ends a worker while the user computes on its island; how long it took to be told, and what was said."""
+    """Ends a worker while the user computes on its island; how long the error took, and its text."""
     user.begin(until_it_fails, 0)
     time.sleep(0.2)
     standing.worker(host).send_signal(signal_)
     ended = time.time()
-    told = user.finish()
-    return told - ended, user.call(last_error)
+    failed = user.finish()
+    return failed - ended, user.call(last_error)
 
 
 def is_back(standing: StandingCluster) -> None:
     standing.until(lambda report: all(each["state"] == "ready" for each in report["islands"]), BACK_SECONDS)
 
 
-def test_a_killed_worker_fails_what_was_there_and_nobody_else_feels_it(standing, user, other):
+def test_a_killed_worker_fails_what_was_there_and_no_other_client(standing, user, other):
     other.begin(compute, 1, 3.0)
     seconds, error = lose(standing, user, 1, signal.SIGKILL)
     assert seconds < TOLD_SECONDS + GRACE_SECONDS
@@ -166,7 +166,7 @@ def test_a_stopped_worker_is_named_and_replaced(standing, user):
     assert not stopped.is_running()
 
 
-def test_a_client_killed_in_the_middle_of_its_launches_leaves_nothing_and_disturbs_nobody(
+def test_a_client_killed_in_the_middle_of_its_launches_leaves_nothing_and_disturbs_no_other(
     standing, user, other, start_python
 ):
     before = {session["id"] for session in standing.report()["sessions"]}
@@ -201,7 +201,7 @@ def one_device() -> float:
     return float(jnp.arange(3.0).sum())
 
 
-def test_without_its_controller_a_cluster_ends_and_its_clients_are_told(start_cluster, start_python):
+def test_without_its_controller_a_cluster_ends_and_its_clients_get_an_error(start_cluster, start_python):
     ending = start_cluster(islands="1x2x1")
     user = start_python(ATOLL_ADDRESS=ending.address)
     processes = ending.processes()

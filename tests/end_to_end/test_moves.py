@@ -237,7 +237,7 @@ def test_islands_come_and_go_under_running_programs(
     assert first.call(train_on_slice, 0.0, steps) == (result, steps)
     assert states(cluster) == ["drained", "ready"]
     assert len([name for name in cluster.processes() if "worker" in name]) == int(hosts[0])
-    # The program is where it was, to all that it can tell, and its slice too.
+    # To the program, its devices and its slice are the same as before.
     assert first.call(arrays_digest) == before
     sessions = cluster.report()["sessions"]
     assert sessions[0]["slices"][0]["physical"] == [2, 3]

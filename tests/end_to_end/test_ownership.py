@@ -73,7 +73,7 @@ def test_after_control_c_nothing_is_left_and_the_script_sees_it(start_script: St
     assert script.errors().splitlines()[-1] == "KeyboardInterrupt"
 
 
-def test_without_its_proxy_a_script_is_told_so_and_goes_with_its_cluster(start_script: StartScript) -> None:
+def test_without_its_proxy_a_script_gets_an_error_and_ends_with_its_cluster(start_script: StartScript) -> None:
     script = working(
         start_script,
         """

@@ -65,7 +65,7 @@ CONSUMED = (
 
 
 def use_views_of_what_was(how: str, made: str) -> list[float]:
-    """The sums of what came of the array, of its views plus one, and of a view that is donated in its turn."""
+    """The sums of what came of the array, of its views plus one, and of a view that is then donated."""
     whole, views = MADE[made]()
     result = consume(how, whole)
     del whole

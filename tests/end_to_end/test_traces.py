@@ -19,7 +19,7 @@ jax.block_until_ready(x)
 with atoll.trace({str(path)!r}) as spans:
     assert spans == []
     jax.block_until_ready(jax.device_put(step(x), far))
-print(sorted((span.island, span.work) for span in spans))
+print(sorted((span.island, span.kind) for span in spans))
 """
     out = run_script(script, islands="2x1x1").check().stdout
     for work in ("(0, 'call')", "(0, 'send')", "(1, 'receive')"):

@@ -1,4 +1,4 @@
-"""A machine of numpy arrays that walks plans as workers do, and small clusters and arrays to try it with."""
+"""A machine of numpy arrays that runs plans as workers do, and small clusters and arrays to try it with."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def slices(box: Any) -> tuple[slice, ...]:
 
 
 class Machine:
-    """Hosts that hold numpy shards and walk plans, as workers do. Feeds are a dict.
+    """Hosts that hold numpy shards and run plans, as workers do. Feeds are a dict.
 
     `functions` gives the outputs of the compiled functions that `compute` stands for. What is donated is overwritten,
-    so that whoever still has a hold on it finds out.
+    so that a later use of it is noticed.
     """
 
     def __init__(self, placement: Placement, functions: Mapping[str, tuple[ArraySpec, ...]] | None = None) -> None:
@@ -64,9 +64,9 @@ class Machine:
         return found
 
     def run(self, lowered: Lowered) -> None:
-        """Runs each host's plan, each step that receives as soon as its feeds are here. All must get to their ends."""
-        waiting = {host: self._walk(host, plan) for host, plan in lowered.plans.items()}
-        missing = {host: set(next(walk, ())) for host, walk in waiting.items()}
+        """Runs each host's plan, each step that receives as soon as its feeds are here. All must end."""
+        waiting = {host: self._run_plan(host, plan) for host, plan in lowered.plans.items()}
+        missing = {host: set(next(run, ())) for host, run in waiting.items()}
         moved = True
         while moved:
             moved = False
@@ -76,12 +76,12 @@ class Machine:
                     missing[host] = set(next(waiting[host], ()))
                     if not missing[host]:
                         del missing[host]
-        assert not missing, "plans wait for feeds that nobody sends before them"
+        assert not missing, "plans wait for feeds that no host sends before them"
         assert self.sent == self.received, "each feed is sent once and used once"
         assert all(count == 1 for count in self.sent.values())
         assert all(0 <= feed < lowered.feeds for _, feed in self.sent)
 
-    def _walk(self, host: int, plan: p.Plan) -> Iterator[set[int]]:
+    def _run_plan(self, host: int, plan: p.Plan) -> Iterator[set[int]]:
         """Yields the feeds that the next step waits for."""
         store = self.stores[host]
         values = {value: store[value] for value in plan.arguments}

@@ -95,7 +95,7 @@ def test_a_copy_to_other_devices_keeps_shard_i_shard_i(data, placement, shape):
 
 
 @pytest.mark.parametrize("tiling", [Even((2, 3)), Uneven(((2, 3), (1, 3)))])
-def test_shards_whose_place_is_unknown_are_copied_between_islands_all_the_same(tiling):
+def test_shards_of_unknown_location_are_copied_between_islands_all_the_same(tiling):
     placement = cluster(2, 1, 2)
     source = ArraySpec("int64", (4, 3), Sharding((0, 1), tiling))
     target = ArraySpec("int64", (4, 3), Sharding((3, 2), tiling))

@@ -13,7 +13,7 @@ from atoll.ir.passes.place import PlacePass
 from atoll.ir.passes.transfers import ExplicitTransfersPass
 
 # Two islands of one host with two devices each, and one of two hosts with one.
-SEATS = [
+LOCATIONS = [
     DeviceLocation(0, 0, 0),
     DeviceLocation(0, 0, 1),
     DeviceLocation(1, 1, 0),
@@ -21,7 +21,7 @@ SEATS = [
     DeviceLocation(2, 2, 0),
     DeviceLocation(2, 3, 0),
 ]
-PLACEMENT: Placement = dict(enumerate(SEATS))
+PLACEMENT: Placement = dict(enumerate(LOCATIONS))
 
 A = "int8[4], devices = [0:2], tiled = [2]"
 B = "int8[4], devices = [2:4], tiled = [2]"
@@ -43,7 +43,7 @@ def module(body: str, arguments: str, feeds: str = "") -> str:
     )
 
 
-def test_placing_gives_arrays_calls_and_completions_their_places():
+def test_placing_gives_arrays_calls_and_completions_their_devices():
     before = parse(
         module(
             f"""
@@ -85,7 +85,7 @@ def test_placing_gives_arrays_calls_and_completions_their_places():
         ("%1 = atoll.get %0 feed 0 : !atoll.completion", Code.UNIMPLEMENTED, "shard by shard"),
     ],
 )
-def test_what_has_no_place_is_refused_with_a_reason(body, code, message):
+def test_what_cannot_be_placed_is_refused_with_a_reason(body, code, message):
     text = module(f"{body}\natoll.return ()", f"%0: !atoll.array<{C}>", " feeds 1")
     with pytest.raises(StatusError, match=message) as caught:
         PlacePass(PLACEMENT).apply(context(), parse(text))

@@ -38,7 +38,7 @@ def lines(text: str) -> str:
     return "\n".join(line.strip() for line in text.strip().splitlines())
 
 
-GONE = {
+REMOVED = {
     "a dead call": (
         """
         %2 = atoll.call @g(%0) on [0:2] : <A>
@@ -91,7 +91,7 @@ GONE = {
         atoll.return (%2)
         """,
     ),
-    "a transfer to where the value is, donated later, of a value that nobody else has": (
+    "a transfer to where the value is, donated later, of a value that no other node has": (
         """
         %2 = atoll.call @g(%0) on [0:2] : <A>
         %3 = atoll.transfer %2 : <A>
@@ -172,9 +172,9 @@ GONE = {
 }
 
 
-@pytest.mark.parametrize("case", GONE)
-def test_gone_is(case):
-    before, after = GONE[case]
+@pytest.mark.parametrize("case", REMOVED)
+def test_simplify_removes(case):
+    before, after = REMOVED[case]
     assert simplified(before) == lines(after)
     assert simplified(after) == lines(after), "there is nothing more to be had the second time"
 

@@ -67,7 +67,7 @@ builtin.module {{
     )
 
 
-def test_functions_of_one_name_are_told_apart():
+def test_functions_of_one_name_are_distinguished():
     text = render(two_steps(1), ["<lambda>", "<lambda>"])
     assert '@"<lambda>"(%0, %1)' in text
     assert '@"<lambda>_1"(%3)' in text

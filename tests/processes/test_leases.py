@@ -28,7 +28,7 @@ def test_what_expires_when(heard: list[float], looks: list[float], expired: list
     found = []
     for now in sorted({*heard, *looks}):
         if now in heard:
-            leases.heard(7, now)
+            leases.renew(7, now)
         if now in looks and leases.expired(now):
             found.append(now)
     assert found == expired
@@ -38,7 +38,7 @@ def test_a_peer_that_is_forgotten_does_not_expire() -> None:
     leases = Leases(3.0)
     assert leases.expired(100.0) == []
     for peer in (0, 1):
-        leases.heard(peer, 100.0)
+        leases.renew(peer, 100.0)
     leases.forget(0)
     assert [leases.expired(100.0 + seconds) for seconds in (1, 2, 3, 4)] == [[], [], [], [1]]
 

@@ -1,7 +1,7 @@
 """The protobuf schemas that the installed jaxlib carries, as plain tables.
 
 jaxlib's shared library holds the serialized FileDescriptorProto of every .proto file compiled into it.
-Nothing tells where they lie or how long they are, but each begins with its own file name, and its fields
+Nothing says where they are or how long they are, but each begins with its own file name, and its fields
 stand in ascending order: so it is found by the name and ends at the first field that falls back.
 """
 
@@ -48,7 +48,7 @@ class Field:
     type_name: str
     repeated: bool
     packed: bool
-    presence: bool  # an unset field is told apart from one that holds its default
+    presence: bool  # an unset field is distinguished from one that holds its default
     oneof: frozenset[int]  # numbers of the fields that exclude each other, this one's among them
 
 

@@ -105,7 +105,7 @@ def roots() -> Iterator[tuple[str, str]]:
 
 @functools.cache
 def pairs() -> dict[str, set[str]]:
-    """Our messages and enums, each with those of jaxlib that stand in the same places."""
+    """Our messages and enums, each with those of jaxlib that are the types of the same fields."""
     found: dict[str, set[str]] = {}
     waiting = [(PACKAGE + mine, other) for mine, other in roots()]
     while waiting:

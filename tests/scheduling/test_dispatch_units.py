@@ -100,13 +100,13 @@ def launched(play: Play, handle: int) -> list[int]:
     messages = play.say(m.Launch(5, (10,), (handle,), ()))
     while messages:
         units = [(each.sequence, each.segments) for each in messages if isinstance(each, m.Run)]
-        units += [unit for each in messages if isinstance(each, m.Dispatch) for unit in each.turns]
+        units += [unit for each in messages if isinstance(each, m.Dispatch) for unit in each.units]
         found += [segments for _, segments in units]
         runs = []
         for sequence, segments in units:
             runs.append((sequence, now, now + segments * SHORT))
             now += segments * SHORT
-        messages = play.hear(0, m.Done(tuple(runs))) if runs else []
+        messages = play.report(0, m.Done(tuple(runs))) if runs else []
     return found
 
 
@@ -119,7 +119,7 @@ def test_after_some_launches_short_nodes_are_joined():
     assert launched(play, 104) == [MOST_SEGMENTS, MOST_SEGMENTS]
 
 
-def test_while_others_wait_each_node_has_a_turn_of_its_own():
+def test_while_others_wait_each_node_is_a_dispatch_unit_of_its_own():
     play = Play()
     play.with_function()
     play.array(10)

@@ -145,9 +145,9 @@ def test_each_island_charges_the_session_what_its_gang_took_there(made: list[Las
         policy.charged.clear()
     play.say(m.RegisterProgram(5, single("copy", (on(0),), Transfer((0,), (on(1),)))))
     send, receive = runs(play.say(m.Launch(5, (10,), (11,), ())))
-    play.hear(0, m.Done(((send.sequence, 1_000, 4_000),)))
+    play.report(0, m.Done(((send.sequence, 1_000, 4_000),)))
     assert [policy.charged for policy in made] == [[(0, play.session, 3_000)], []]
-    play.hear(1, m.Done(((receive.sequence, 2_000, 9_000),)))
+    play.report(1, m.Done(((receive.sequence, 2_000, 9_000),)))
     assert [policy.charged for policy in made] == [[(0, play.session, 3_000)], [(1, play.session, 7_000)]]
 
 
@@ -157,9 +157,9 @@ def test_a_gang_of_several_hosts_is_charged_once_for_the_slowest(made: list[Last
     spec = ArraySpec("float32", (2,), Sharding((0, 1), Tiled((2,), (0, 1))))
     play.say(m.RegisterProgram(5, single("f", (), Call(1, (), (spec,), (0, 1)))))
     sequence = runs(play.say(m.Launch(5, (), (11,), ())))[0].sequence
-    play.hear(0, m.Done(((sequence, 1_000, 4_000),)))
+    play.report(0, m.Done(((sequence, 1_000, 4_000),)))
     assert made[0].charged == []
-    play.hear(1, m.Done(((sequence, 70_000, 78_000),)))
+    play.report(1, m.Done(((sequence, 70_000, 78_000),)))
     assert made[0].charged == [(0, play.session, 8_000)]
 
 
@@ -168,7 +168,7 @@ def test_a_session_that_has_ended_is_forgotten_and_charged_no_more(made: list[La
     play.with_call(arguments=0)
     (run,) = runs(play.say(m.Launch(1, (), (11,), ())))
     play.close(play.session)
-    play.hear(0, m.Done(((run.sequence, 0, 5_000),)))
+    play.report(0, m.Done(((run.sequence, 0, 5_000),)))
     assert (made[0].forgotten, made[0].charged) == ([play.session], [])
 
 

@@ -158,7 +158,7 @@ def test_a_peer_that_closes_between_pieces_or_inside_a_header_is_no_error(raw, c
 @pytest.mark.parametrize(
     ("piece", "size"),
     [
-        (SocketPiece(1, 2, 4), 10),  # a descriptor that nobody asked for
+        (SocketPiece(1, 2, 4), 10),  # a descriptor that was not requested
         (FilePiece(1, 2, 10), 5),  # a file that is too short
         (SharedMemoryPiece(1, 2, 10, block=0, block_bytes=100), 50),
         (SharedMemoryPiece(1, 2, 10, block=0, block_bytes=0), 50),

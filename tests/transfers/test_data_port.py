@@ -162,7 +162,7 @@ def serves(data_port: DataPort, session: int) -> bool:
     return found
 
 
-def test_connections_that_do_not_open_are_few_and_hold_up_nobody(port):
+def test_connections_that_do_not_open_are_few_and_delay_no_other(port):
     data_port, _, _ = port
     socks = [dial(data_port.address) for _ in range(2 * MAX_UNOPENED)]
     for sock in socks:

@@ -47,7 +47,7 @@ def test_a_block_is_not_written_over_while_it_is_read(unix_ends):
     for feed, each in enumerate(sent):
         sender.send(1, feed, [each])
     receiver.wait(3)
-    assert pool_of(sender).used_blocks == 3, "three blocks for three pieces that nobody has given back"
+    assert pool_of(sender).used_blocks == 3, "three blocks for three pieces that are not released"
     assert [piece[2] for piece in receiver.pieces] == [each.tobytes() for each in sent]
 
 
@@ -132,7 +132,7 @@ def test_blocks_cannot_be_shortened_by_who_has_their_descriptor() -> None:
     pool.close()
 
 
-# ---- memory that nobody needs
+# ---- unused memory
 
 
 def test_an_idle_pool_is_freed_at_both_ends_and_grows_again(unix_ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:

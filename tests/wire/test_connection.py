@@ -302,7 +302,7 @@ def test_two_processes_talk_over_a_socket(kind, short_directory: Path):
     on_a_loop(main)
 
 
-def test_connecting_where_nobody_listens_names_the_address(short_directory: Path):
+def test_connecting_where_no_process_listens_names_the_address(short_directory: Path):
     async def main() -> None:
         with pytest.raises(ConnectError, match=f"cannot reach the controller at unix:{short_directory}/none"):
             await connect(Address(path=f"{short_directory}/none"), Note, print, print, name="the controller")

@@ -29,7 +29,7 @@ def test_a_socket_that_cannot_be_bound_leaves_no_descriptor(short_directory: Pat
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_dialing_where_nobody_listens_names_the_address(short_directory: Path):
+def test_dialing_where_no_process_listens_names_the_address(short_directory: Path):
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ConnectError, match=f"cannot reach the controller at unix:{short_directory}/none"):
         dial(Address(path=f"{short_directory}/none"), what="the controller")

@@ -177,7 +177,7 @@ for make, victim, consume, use in itertools.product(SHARED, (0, 1), CONSUMED, US
 
 
 @BEHAVIOURS.add
-def it_donates_memory_that_nobody_else_has_any_more(rig: Rig) -> None:
+def it_donates_memory_that_no_other_has_any_more(rig: Rig) -> None:
     whole, view, other = views_of_a_whole(rig)
     store = rig.executor.plan_executor._stores[rig.session]
     rig.executor.submit(m.Free(rig.session, (whole[0], other[0])))

@@ -42,7 +42,7 @@ def part_of(whole: Buffer, position: int, count: int = 2) -> Buffer:
     return part
 
 
-def test_a_buffer_that_nobody_reads_or_shares_is_exclusive():
+def test_a_buffer_that_is_neither_read_nor_shared_is_exclusive():
     alone = Buffer(FakeArray(), 0, SPEC)
     assert alone.is_exclusive
     alone.shard_memory(2)

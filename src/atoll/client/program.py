@@ -39,7 +39,7 @@ def program(fun: None = None, **options: Any) -> Callable[[Callable[..., Any]], 
 
 
 def program(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """Makes a function over compiled functions into one program.
+    """Makes a function over compiled functions into one program. For example::
 
         @atoll.program
         def step(params, batch):
@@ -58,7 +58,7 @@ def program(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
 
     Under another transformation, in another program, and on backends other than Atoll, the function is simply called.
 
-    Raises (when called):
+    Raises:
       atoll.ProgramError: the function cannot be made into a program.
       jax.errors.ConcretizationTypeError and its kin: Python needs a value that only the cluster will compute.
     """
@@ -135,7 +135,7 @@ class Program:
         return traced.out_tree.unflatten(results)
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
-        """Traces for these arguments, or for `jax.ShapeDtypeStruct`s in their place."""
+        """Traces for these arguments, or for a `jax.ShapeDtypeStruct` in the place of each."""
         dynamic, statics = self._split(args, kwargs)
         leaves, tree = jax.tree.flatten(dynamic)
         built, out_tree = self._build(leaves, tree, statics)

@@ -19,7 +19,7 @@ from atoll.wire.address import parse_address
 
 @contextlib.contextmanager
 def trace(path: str | os.PathLike[str] | None = None) -> Iterator[list[Span]]:
-    """Traces what the cluster runs during the block, for all its sessions.
+    """Traces what the cluster runs during the block, for all its sessions. For example::
 
         with atoll.trace("step.json") as spans:
             jax.block_until_ready(train_step(state, batch))

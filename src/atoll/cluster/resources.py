@@ -37,7 +37,7 @@ class Host:
 
 @dataclass
 class ResourceManager:
-    """Hosts as they join and leave. `mesh` is that of an island's devices where the platform tells none; (): a line."""
+    """Hosts as they join and leave. `mesh` is that of an island's devices where the platform has none; (): a line."""
 
     topology: Topology
     mesh: Shape = ()

@@ -209,7 +209,7 @@ class Admission:
         self._connections.hosts[ready.host] = peer.connection
         self._name(peer, f"the worker of host {ready.host}")
         was_complete = resources.is_complete
-        self._leases.heard(ready.host, event.seconds)
+        self._leases.renew(ready.host, event.seconds)
         self._hosts.join(ready, peer.hello.pid)
         if not resources.is_complete:
             return
@@ -235,7 +235,7 @@ class Admission:
         return ""
 
     def _from_worker(self, peer: Peer, event: Received) -> None:
-        self._leases.heard(peer.number, event.seconds)
+        self._leases.renew(peer.number, event.seconds)
         try:
             self._hosts.handle(peer.number, event.message)
         except StatusError as error:

@@ -41,7 +41,7 @@ class Outbox:
         index = self._last.get(host)
         last: Any = self._actions[index] if index is not None else None
         if last is not None and type(last.message) is m.Dispatch and last.message.run == run and index is not None:
-            together = m.Dispatch(session, run, (*last.message.turns, (sequence, segments)))
+            together = m.Dispatch(session, run, (*last.message.units, (sequence, segments)))
             self._actions[index] = Send(self.cause, last.connection, together)
         else:
             self.to_host(host, m.Dispatch(session, run, ((sequence, segments),)))

@@ -181,7 +181,7 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True):
-    """One host's part of a program: its legs, in the order of the program's gangs.
+    """One host's part of a program: its segments, in the order of the program's gangs.
 
     `arguments` and `results` are values; a run brings one handle for each.
     """

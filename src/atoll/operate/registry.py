@@ -177,7 +177,7 @@ def embedded_clusters() -> list[ClusterRecord]:
 
 
 def _write(record: ClusterRecord) -> None:
-    """Whoever reads the file meanwhile finds all of it, or none."""
+    """A reader finds all of the file, or none."""
     file = Path(record.directory) / _FILE
     partial = file.with_suffix(".partial")
     partial.write_bytes(msgspec.json.encode(record))

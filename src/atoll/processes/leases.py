@@ -20,19 +20,19 @@ class Leases:
     def __init__(self, seconds: float = LEASE_SECONDS, period: float = PING_SECONDS) -> None:
         self.seconds = seconds
         self.period = period
-        self._heard: dict[int, float] = {}
+        self._renewed: dict[int, float] = {}
         self._looked = 0.0
 
-    def heard(self, peer: int, now: float) -> None:
-        self._heard[peer] = now
+    def renew(self, peer: int, now: float) -> None:
+        self._renewed[peer] = now
 
     def forget(self, peer: int) -> None:
-        self._heard.pop(peer, None)
+        self._renewed.pop(peer, None)
 
     def expired(self, now: float) -> list[int]:
         """The peers that have been silent for too long. To be called every `period` seconds."""
         away = now - self._looked - self.period
         self._looked = now
         if away > _JITTER_SECONDS:
-            self._heard = {peer: min(now, heard + away) for peer, heard in self._heard.items()}
-        return [peer for peer, heard in self._heard.items() if now - heard > self.seconds]
+            self._renewed = {peer: min(now, renewed + away) for peer, renewed in self._renewed.items()}
+        return [peer for peer, renewed in self._renewed.items() if now - renewed > self.seconds]

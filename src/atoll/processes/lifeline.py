@@ -74,7 +74,7 @@ class Lease:
         """The lease runs for `seconds` from now on."""
         with self._lock:
             self._leases.seconds, self._leases.period = seconds, seconds / _LOOKS
-            self._leases.heard(_RENEWER, time.monotonic())
+            self._leases.renew(_RENEWER, time.monotonic())
             begins, self._has_begun = not self._has_begun, True
         if begins:
             threading.Thread(target=self._watch, name="atoll-lease", daemon=True).start()

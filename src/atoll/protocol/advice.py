@@ -1,4 +1,4 @@
-"""What users are told where front ends and workers refuse the same thing."""
+"""Advice for users, where front ends and workers refuse the same thing."""
 
 from __future__ import annotations
 

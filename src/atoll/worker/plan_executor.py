@@ -103,7 +103,7 @@ class PlanExecutor:
         self._add_unit(plan_run, run.sequence, run.segments)
 
     def _dispatch(self, dispatch: m.Dispatch) -> None:
-        for sequence, segments in dispatch.turns:
+        for sequence, segments in dispatch.units:
             plan_run = self._plan_runs.get(dispatch.run)
             if plan_run is None:  # its session has ended
                 self._report_dropped(sequence)

@@ -219,7 +219,7 @@ def test_a_controller_that_is_not_there_yet_is_waited_for(tmp_path, monkeypatch)
     asyncio.run(run())
 
 
-def test_nobody_at_the_address_is_an_error_when_patience_ends(tmp_path):
+def test_no_process_at_the_address_is_an_error_when_patience_ends(tmp_path):
     async def run() -> None:
         with pytest.raises(ConnectError, match="cannot reach the Atoll controller"):
             await opened(Address(path=str(tmp_path / "nobody.sock")))

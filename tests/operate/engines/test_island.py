@@ -14,7 +14,7 @@ from atoll.operate.engines.restarts import MAX_RESTARTS, RESTART_SPAN_SECONDS, R
 
 
 class FakeProcess:
-    """A process that ends when it is told to end by the test, or is killed and `obeys`."""
+    """A process that ends when the test makes it end, or is killed and `obeys`."""
 
     def __init__(self, log: list[str], start: HostStart, on_end: Callable[[int], None], obeys: bool) -> None:
         self.pid = 1000 * start.incarnation + start.host

@@ -2,7 +2,7 @@
 
 What a launch returns stays what it is: results remain distinct values, none becomes an argument, and nothing that a
 program donates is anything else than before. Views share their array's memory, so wherever views or donation are in
-play, arrays are only made one where nobody else has a hold on them.
+play, arrays are only joined where nothing else refers to them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class SimplifyPass(LoweringPass):
 
     Takes location-free programs, and guarantees the same results from fewer nodes or as many:
 
-    - dead nodes go: calls, transfers and rearrangements whose results nobody uses. Calls that donate, tell their
+    - dead nodes go: calls, transfers and rearrangements whose results have no uses. Calls that donate, report their
       completion or have no results are kept, and so is whatever donates; puts and gets always are.
     - transfers to where the value already is go (same sharding, memory and layout).
     - of two equal transfers of one value, one is left.

@@ -72,6 +72,12 @@ class Island:
         elif self.state is State.STOPPED:
             self._start_again()
 
+    def expect_end(self) -> None:
+        """The processes are about to be ended by the controller: their ends are in order, and nothing is restarted."""
+        self.restarts = False
+        if self.state is State.RUNNING:
+            self.state = State.ENDING
+
     async def end(self, seconds: float) -> None:
         """Ends the processes, by force after `seconds`; returns when none runs. They are not started again."""
         if not self._processes:

@@ -90,7 +90,7 @@ class Supervisor:
         if self._link is not None:
             self._link.close()
         for island in self._islands:
-            island.restarts = False
+            island.expect_end()
         if self._controller is not None:
             self._controller.terminate()
             try:

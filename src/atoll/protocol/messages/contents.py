@@ -16,12 +16,12 @@ class OutputInfo(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FunctionInfo(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker tells of a compiled function; read by the proxy, carried by the controller."""
+    """What a worker reports of a compiled function; read by the proxy, carried by the controller."""
 
     name: str
     fingerprint: bytes
     parameter_shardings: tuple[bytes, ...] | None
-    parameter_layouts: tuple[bytes, ...]  # in XLA's text form; none where XLA tells none
+    parameter_layouts: tuple[bytes, ...]  # in XLA's text form; none where XLA gives none
     outputs: tuple[OutputInfo, ...]
     donated: tuple[int, ...]
     memory_stats: dict[str, int]

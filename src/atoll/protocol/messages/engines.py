@@ -13,7 +13,7 @@ class WorkerEnded(Message, frozen=True, tag=70):
     host: int
     pid: int
     status: int
-    text: str  # the status in words
+    text: str  # the status as a sentence
 
 
 class IslandGivenUp(Message, frozen=True, tag=71):

@@ -1,4 +1,4 @@
-"""What opens a connection to the controller, and what its ends tell of devices."""
+"""What opens a connection to the controller, and how devices are described."""
 
 from __future__ import annotations
 

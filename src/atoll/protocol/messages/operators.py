@@ -1,4 +1,4 @@
-"""Between controller and the commands of whoever runs a cluster."""
+"""Between controller and the commands of those who run a cluster."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Release(Message, frozen=True, tag=45):
 
 
 class Await(Message, frozen=True, tag=46):
-    """Tell me when all of these handles are ready, or the first error."""
+    """Report when all of these handles are ready, or the first error."""
 
     wait: int
     handles: tuple[int, ...]
@@ -89,7 +89,7 @@ class Query(Message, frozen=True, tag=48):
 
 
 class AddSlice(Message, frozen=True, tag=90):
-    """Make a slice. Until the answer is here, nothing that names devices is sent: some of them may change places."""
+    """Make a slice. Until the answer is here, nothing that names devices is sent: some of them may be put elsewhere."""
 
     request: int
     slice_request: SliceRequest
@@ -163,7 +163,7 @@ class Closing(Message, frozen=True, tag=65):
 
 
 class HostsLost(Message, frozen=True, tag=67):
-    """Hosts whose workers are gone, and will be started anew. What was sent to them is lost."""
+    """Hosts whose workers are lost, and will be started anew. What was sent to them is lost."""
 
     hosts: tuple[int, ...]
 
@@ -175,7 +175,7 @@ class HostsBack(Message, frozen=True, tag=66):
 
 
 class Quiesce(Message, frozen=True, tag=93):
-    """Virtual devices are about to change places: send nothing more that your client asks for until `Migrated`.
+    """Virtual devices are about to migrate: send nothing more that your client asks for until `Migrated`.
 
     Answer with `Quiesced`, once all that was sent before is on its way.
     """

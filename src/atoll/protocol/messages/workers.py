@@ -33,13 +33,13 @@ class Compiled(Message, frozen=True, tag=11):
 
 
 class Done(Message, frozen=True, tag=12):
-    """Turns that have ended: (sequence number, start, end), times in nanoseconds of the host's clock."""
+    """Dispatch units that have ended: (sequence number, start, end), times in nanoseconds of the host's clock."""
 
     runs: tuple[tuple[int, int, int], ...]
 
 
 class Failed(Message, frozen=True, tag=13):
-    """A turn failed; the results of its run hold the status from now on."""
+    """A dispatch unit failed; the results of its run hold the status from now on."""
 
     sequence: int
     status: Status
@@ -62,7 +62,7 @@ class WorkerAnswer(Message, frozen=True, tag=15):
 
 
 class Enqueued(Message, frozen=True, tag=16):
-    """A turn that was to be acknowledged has been enqueued on the devices."""
+    """A dispatch unit that was to be acknowledged has been enqueued on the devices."""
 
     sequence: int
 
@@ -100,7 +100,7 @@ class DropPlan(Message, frozen=True, tag=23):
 
 
 class Run(Message, frozen=True, tag=24):
-    """Run a plan: its first `segments` legs now, under this sequence number, the others as `Dispatch` says.
+    """Run a plan: its first `segments` segments now, under this sequence number, the others as `Dispatch` says.
 
     `feeds[i]` is the data port's number for the program's feed i.
     """
@@ -111,27 +111,27 @@ class Run(Message, frozen=True, tag=24):
     arguments: tuple[int, ...]
     results: tuple[int, ...]
     feeds: tuple[int, ...]
-    acknowledge: bool = False  # say Enqueued, for each turn
+    acknowledge: bool = False  # answer with Enqueued, for each dispatch unit
     segments: int = 1
 
 
 class Dispatch(Message, frozen=True, tag=34):
-    """Turns of the next legs of a run have come: each has a sequence number and takes so many legs."""
+    """Start the next dispatch units of a run: each has a sequence number and so many segments."""
 
     session: int
-    run: int  # the sequence number of its first turn
-    turns: tuple[tuple[int, int], ...]
+    run: int  # the sequence number of its first dispatch unit
+    units: tuple[tuple[int, int], ...]
 
 
 class DropRun(Message, frozen=True, tag=35):
-    """The legs of this run whose turns have not come will not be walked."""
+    """The segments of this run that were not dispatched will not run."""
 
     session: int
     run: int
 
 
 class Free(Message, frozen=True, tag=25):
-    """Forget these handles. With `delete` the memory goes at once, whoever else refers to it."""
+    """Forget these handles. With `delete` the memory goes at once, even if others refer to it."""
 
     session: int
     handles: tuple[int, ...]
@@ -152,7 +152,7 @@ class CloseStore(Message, frozen=True, tag=27):
 
 
 class DropFeed(Message, frozen=True, tag=28):
-    """A feed that has arrived, or will, is for nobody."""
+    """A feed that has arrived, or will, is not needed."""
 
     session: int
     feed: int
@@ -176,7 +176,7 @@ class Peers(Message, frozen=True, tag=30):
 
 
 class FailFeeds(Message, frozen=True, tag=32):
-    """These feeds of other hosts will not come, or are for nobody: what awaits them fails with the status."""
+    """These feeds of other hosts will not come, or are not needed: what awaits them fails with the status."""
 
     session: int
     feeds: tuple[int, ...]
@@ -184,7 +184,7 @@ class FailFeeds(Message, frozen=True, tag=32):
 
 
 class Ping(Message, frozen=True, tag=33):
-    """The controller is there. A worker that hears nothing for `lease` seconds ends."""
+    """The controller is there. A worker that gets no ping for `lease` seconds ends."""
 
     lease: float
 

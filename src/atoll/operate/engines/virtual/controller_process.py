@@ -133,14 +133,14 @@ class ControllerProcess:
         return costs.message
 
     def _action_costs(self, action: a.AnyAction, started: set[int]) -> float:
-        """`started` are the gangs that others were already told of."""
+        """`started` are the gangs that others were already sent."""
         if not isinstance(action, a.Send):
             return 0.0
         costs, message = self._costs, action.message
         if isinstance(message, m.Run):
             sequences = [message.sequence]
         elif isinstance(message, m.Dispatch):
-            sequences = [sequence for sequence, _ in message.turns]
+            sequences = [sequence for sequence, _ in message.units]
         else:
             return costs.message
         new = set(sequences) - started

@@ -93,7 +93,7 @@ class HostProcess:
         if isinstance(message, m.Run):
             gangs = 1
         elif isinstance(message, m.Dispatch):
-            gangs = len(message.turns)
+            gangs = len(message.units)
         self._do(gangs * self._costs.host_gang or self._costs.message, partial(self._handle, message))
 
     def _handle(self, message: Any) -> None:
