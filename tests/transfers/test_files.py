@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,19 @@ from atoll.transfers import files
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.contents import read_file
 from atoll.transfers.data_port import DataPort
-from atoll.transfers.engine import Piece
+from atoll.transfers.engine import Piece, TransferEngine
 from atoll.transfers.inbox import Inbox
+from atoll.transfers.kinds import KINDS, ONE_CLIENT_KINDS
 from atoll.wire.address import Address
 from tests.transfers.ends import SECONDS, Ends, Receiver, content
 
+Kinds = Sequence[type[TransferEngine]]
 
+
+@pytest.mark.parametrize("kinds", [KINDS, ONE_CLIENT_KINDS])
 @pytest.mark.parametrize("nbytes", [0, 5, 100_000])
-def test_a_file_goes_by_its_descriptor_and_stays_as_it_is(unix_ends, short_directory: Path, nbytes):
+def test_a_file_goes_by_its_descriptor_and_stays_as_it_is(short_directory: Path, nbytes: int, kinds: Kinds) -> None:
+    sender, receiver = (DataChannel(end, kinds) for end in socket.socketpair())
     path = short_directory / "file"
     path.write_bytes(content(nbytes).tobytes() + b"and more")
     taken = []
@@ -36,15 +42,16 @@ def test_a_file_goes_by_its_descriptor_and_stays_as_it_is(unix_ends, short_direc
         taken.append(bytes(got))
         done.set()
 
-    thread = threading.Thread(target=unix_ends[1].receive, args=(take,), daemon=True)
+    thread = threading.Thread(target=receiver.receive, args=(take,), daemon=True)
     thread.start()
     with open(path, "rb") as file:
-        unix_ends[0].send_file(1, 2, nbytes, file.fileno())
+        sender.send_file(1, 2, nbytes, file.fileno())
     assert done.wait(SECONDS)
     assert taken[0][1:] == content(nbytes).tobytes()[1:]
     assert path.read_bytes() == content(nbytes).tobytes() + b"and more"
-    unix_ends[0].close()
+    sender.close()
     thread.join(SECONDS)
+    receiver.close()
 
 
 SHORTENED_LATER = """
@@ -107,6 +114,25 @@ def test_a_file_that_is_shortened_while_it_is_read_fails_its_feed_alone(
     with pytest.raises(StatusError, match="DATA_LOSS: a file of 5000000 bytes was shortened to 1000"):
         port.inbox.take(5, 1)
     assert bytes(port.inbox.take(5, 2)[0]) == b"next"
+    channel.close()
+    port.close()
+
+
+@pytest.mark.parametrize(("kinds", "is_mapped"), [(KINDS, False), (ONE_CLIENT_KINDS, True)])
+def test_only_a_data_port_of_one_client_maps_its_file(short_directory: Path, kinds: Kinds, is_mapped: bool) -> None:
+    arrived = threading.Event()
+    port = DataPort(Address(path=str(short_directory / "data")), Inbox(lambda *_: arrived.set()), kinds)
+    port.open_session(5, "secret")
+    channel = DataChannel.dial(port.address)
+    channel.open(5, "secret")
+    descriptor = os.memfd_create("of a client")
+    os.write(descriptor, b"x" * 100_000)
+    channel.send_file(5, 1, 100_000, descriptor)
+    assert arrived.wait(SECONDS)
+    taken, _ = port.inbox.take(5, 1)
+    os.pwrite(descriptor, b"y" * 100_000, 0)
+    os.close(descriptor)
+    assert bytes(taken) == (b"y" if is_mapped else b"x") * 100_000
     channel.close()
     port.close()
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 import hmac
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from atoll.errors import AtollError, Code, Status, StatusError
 from atoll.transfers.channel import ChannelStatistics, DataChannel
-from atoll.transfers.engine import Piece
+from atoll.transfers.engine import Piece, TransferEngine
 from atoll.transfers.host_channels import HostChannels
 from atoll.transfers.inbox import Inbox, InboxStatistics
+from atoll.transfers.kinds import KINDS
 from atoll.transfers.listener import Listener
 from atoll.transfers.unopened import OPEN_SECONDS
 from atoll.wire.address import Address
@@ -35,15 +36,18 @@ class DataPortStatistics:
 
 
 class DataPort:
-    """Listens for proxies and other hosts; keeps the channel of each session. For any thread."""
+    """Listens for proxies and other hosts; keeps the channel of each session. For any thread.
 
-    def __init__(self, address: Address, inbox: Inbox) -> None:
+    Those who connect send by the `kinds` of transfer.
+    """
+
+    def __init__(self, address: Address, inbox: Inbox, kinds: Sequence[type[TransferEngine]] = KINDS) -> None:
         self.inbox = inbox
         self._secrets: dict[int, str] = {}
         self._channels: dict[int, DataChannel] = {}
         self._hosts = HostChannels()
         self._opened = threading.Condition()
-        self._listener = Listener(address, self._serve, self._look_again)
+        self._listener = Listener(address, self._serve, self._look_again, kinds)
         self.address = self._listener.address
 
     # ---- who is admitted

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pkgutil import resolve_name
 
 from atoll.transfers.engine import TransferEngine
+from atoll.transfers.files import FileEngine, MappedFileEngine
 
 _NAMES = (
     "atoll.transfers.files:FileEngine",
@@ -15,3 +16,7 @@ _NAMES = (
     "atoll.transfers.sockets:SocketEngine",
 )
 KINDS: tuple[type[TransferEngine], ...] = tuple(map(resolve_name, _NAMES))
+# For a receiver that serves one client alone, who can then hurt only itself: it maps files instead of reading them.
+ONE_CLIENT_KINDS: tuple[type[TransferEngine], ...] = tuple(
+    MappedFileEngine if kind is FileEngine else kind for kind in KINDS
+)

@@ -11,9 +11,11 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from atoll.transfers.channel import DataChannel
+from atoll.transfers.engine import TransferEngine
+from atoll.transfers.kinds import KINDS
 from atoll.transfers.unopened import Unopened
 from atoll.wire.address import Address
 from atoll.wire.sockets import bind_unix
@@ -33,10 +35,15 @@ class Listener:
     """
 
     def __init__(
-        self, address: Address, serve: Callable[[DataChannel], None], on_shut_down: Callable[[], None]
+        self,
+        address: Address,
+        serve: Callable[[DataChannel], None],
+        on_shut_down: Callable[[], None],
+        kinds: Sequence[type[TransferEngine]] = KINDS,
     ) -> None:
         self._serve = serve
         self._on_shut_down = on_shut_down
+        self._kinds = kinds
         self._unopened: Unopened[DataChannel] = Unopened()
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -79,7 +86,7 @@ class Listener:
             self._start(sock)
 
     def _start(self, sock: socket.socket) -> None:
-        channel = DataChannel(sock)
+        channel = DataChannel(sock, self._kinds)
         with self._lock:
             evicted = self._unopened.add(channel, time.monotonic())
         if evicted is not None:

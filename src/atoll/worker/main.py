@@ -14,6 +14,7 @@ from atoll.processes.process import read_options, spare_collector, start_logging
 from atoll.protocol import messages as m
 from atoll.transfers.data_port import DataPort
 from atoll.transfers.inbox import Inbox
+from atoll.transfers.kinds import KINDS, ONE_CLIENT_KINDS
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.blocking import BlockingConnection
 from atoll.worker.device import DeviceBackend
@@ -41,7 +42,7 @@ class Worker:
         inbox = Inbox(lambda session, feed: report(m.FeedsArrived(session, (feed,))))
         address = parse_address(options.data_address)
         check_may_listen(address, os.environ.get(m.DEFAULT_TOKEN_VARIABLE, ""))
-        data_port = DataPort(address, inbox)
+        data_port = DataPort(address, inbox, ONE_CLIENT_KINDS if options.has_one_client else KINDS)
         functions = Functions(backend, inbox, keys, report)
         network = DataPortNetwork(backend, data_port, options.host)
         steps = StepRunner(backend, functions, data_port, network, keys)

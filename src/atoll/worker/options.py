@@ -15,7 +15,11 @@ class Membership(msgspec.Struct, frozen=True):
 
 
 class WorkerOptions(msgspec.Struct, frozen=True):
-    """How to start the worker of one host. `parent` is the process that it must not outlive."""
+    """How to start the worker of one host. `parent` is the process that it must not outlive.
+
+    `has_one_client`: no other client's work is on this host. The worker then maps the files of the client's large
+    transfers, which is quicker than reading them; a client that shortens one of its files ends the worker.
+    """
 
     controller: str
     data_address: str
@@ -26,6 +30,7 @@ class WorkerOptions(msgspec.Struct, frozen=True):
     cache_directory: str = ""
     membership: Membership | None = None  # None: the island has no other host
     platform: str = "cpu"  # names the kind of its devices: see `worker.kinds`
+    has_one_client: bool = False
 
 
 class IslandOptions(msgspec.Struct, frozen=True):

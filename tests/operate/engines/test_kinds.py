@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from atoll.cluster.settings import ClusterSettings
@@ -15,6 +16,7 @@ from atoll.operate.engines.local import LocalEngine
 from atoll.operate.engines.options import EngineOptions
 from atoll.operate.engines.start import EngineProcess
 from atoll.operate.platforms import KNOWN_PLATFORMS, check_platform
+from atoll.worker.options import WorkerOptions
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -62,3 +64,12 @@ def test_each_start_of_an_island_meets_at_an_address_of_its_own(tmp_path: Path) 
     first, second = (engine.command(HostStart(0, 1, 1, 2, 1, incarnation)) for incarnation in (1, 2))
     assert "island-0-1.sock" in first[-1]
     assert "island-0-2.sock" in second[-1]
+
+
+@pytest.mark.parametrize(("client_directories", "has_one_client"), [((), False), (("/run/of-a-client",), True)])
+def test_only_the_workers_of_an_embedded_cluster_know_that_they_have_one_client(
+    client_directories: tuple[str, ...], has_one_client: bool, tmp_path: Path
+) -> None:
+    options = EngineOptions(ClusterSettings("1x1x1"), str(tmp_path), client_directories=client_directories)
+    worker = msgspec.json.decode(LocalEngine(options).command(HostStart(0, 0, 0, 1, 1, 1))[-1], type=WorkerOptions)
+    assert worker.has_one_client == has_one_client

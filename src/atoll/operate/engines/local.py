@@ -49,6 +49,7 @@ class LocalEngine:
             self._options.cache_directory,
             membership,
             self._options.settings.platform,
+            self._options.has_one_client,
         )
 
     def _island_options(self, start: HostStart) -> IslandOptions:

@@ -23,6 +23,11 @@ class EngineOptions(msgspec.Struct, frozen=True):
     client_directories: tuple[str, ...] = ()  # of its client, which the proxy removes unless it was killed
 
     @property
+    def has_one_client(self) -> bool:
+        """Whether the cluster is embedded: it belongs to the client that started it."""
+        return bool(self.client_directories)
+
+    @property
     def controller_address(self) -> str:
         return self.listen or f"unix:{self.directory}/controller.sock"
 
