@@ -50,7 +50,9 @@ class FileEngine(TransferEngine):
         if not stat.S_ISREG(found.st_mode):  # a pipe could keep this thread waiting
             raise FrameError("a descriptor was announced as a file and is none")
         if found.st_size < frame.nbytes:
-            raise FrameError(f"a file has {found.st_size} bytes instead of the {frame.nbytes} that were announced")
+            # The client has shortened it on the way, which is not the peer's fault: this one piece is lost.
+            text = f"a file has {found.st_size} bytes instead of the {frame.nbytes} that were announced"
+            raise StatusError(Code.DATA_LOSS, text)
         return self._contents(descriptor, frame.nbytes), nothing_to_release
 
     def _contents(self, descriptor: int, nbytes: int) -> Any:
