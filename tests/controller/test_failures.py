@@ -17,7 +17,7 @@ from atoll.ir.program import (
     single,
 )
 from atoll.protocol import messages as m
-from tests.controller.play import BROKEN, Play, on, runs
+from tests.controller.play import BROKEN, Play, joined, on, runs
 
 
 def test_a_failure_reaches_its_results_and_what_is_made_of_them_and_nothing_else():
@@ -480,3 +480,19 @@ def test_what_waits_behind_another_sessions_computation_is_given_its_time():
     assert restarts(play, range(100, 131)) == []
     assert len(restarts(play, range(131, 133))) == 1
     assert behind.session == other
+
+
+def test_a_host_that_is_lost_again_before_its_island_is_back_is_not_taken_for_one_that_is_there():
+    cluster = joined("1x2x1")
+    cluster.open()
+    cluster.lose(0, "it crashed")
+    cluster.flush()
+    cluster.join(0, pid=3000)
+    cluster.lose(0, "its new worker crashed before that of host 1 had joined")
+    cluster.engine(m.WorkerEnded(0, 3000, -11, "SIGSEGV"))
+    cluster.flush()
+    cluster.join(1, pid=3001)
+    assert [each for each in cluster.outbox() if isinstance(each, m.HostsBack | m.Refused)] == []
+    cluster.join(0, pid=3002)
+    (back,) = [each for each in cluster.outbox() if isinstance(each, m.HostsBack | m.Refused)]
+    assert [host for host, _ in back.hosts] == [0, 1]

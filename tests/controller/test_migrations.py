@@ -422,3 +422,19 @@ def test_islands_of_other_shapes_are_no_way_out():
     assert "island 1 is restarting" in answer.status.message
     (answer,) = play.operate(m.DrainRequest(7))
     assert "island 7 does not exist" in answer.status.message
+
+
+def test_a_proxy_that_releases_the_controllers_copies_ends_its_move_and_nothing_else():
+    play = MovePlay()
+    play.array(5)
+    play.ask()
+    first, second = runs(play.quiesced())
+    (copy,) = second.results
+    play.say(m.Release((copy,)))
+    play.done(first.sequence)
+    play.done(second.sequence, host=1)
+    messages = play.outbox()
+    assert play.controller.migrations.under_way == {}
+    assert play.locations[0] == DeviceLocation(0, 0, 0), messages
+    assert play.open(7, "other.py").number, "others are still served"
+    assert [each for each in play.outbox() if isinstance(each, m.Welcome)]

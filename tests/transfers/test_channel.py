@@ -220,3 +220,12 @@ def test_memory_for_pieces_is_aligned_for_a_cpu_device():
         memory = aligned(nbytes)
         assert memory.nbytes == nbytes
         assert memory.ctypes.data % 64 == 0
+
+
+def test_a_channel_that_is_closed_or_sends_takes_nothing_at_once(unix_ends):
+    channel = unix_ends[0]
+    assert channel.takes_at_once(100)
+    with channel._socket._send_lock:
+        assert not channel.takes_at_once(100)
+    channel.close()
+    assert not channel.takes_at_once(100)

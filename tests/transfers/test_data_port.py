@@ -67,6 +67,7 @@ def test_the_secret_of_a_session_opens_its_own_feeds_and_no_other(port):
 def test_a_wrong_secret_is_refused(port, opening):
     data_port, arrived, _ = port
     data_port.open_session(5, "secret five")
+    data_port.set_peers((), "between hosts")
     with dial(data_port.address) as sock:
         sock.settimeout(SECONDS)
         sock.sendall(frame(opening) + frame(SocketPiece(5, 1, 2), b"in"))
@@ -220,3 +221,16 @@ def test_a_lack_of_descriptors_does_not_end_the_port(port, caplog: pytest.LogCap
         data_port.open_session(6, "secret six")
         sock.sendall(frame(Open(6, "secret six")))
         assert not data_port.to_proxy(6).is_closed, "it has waited to be accepted"
+
+
+def test_a_host_that_dials_before_the_secret_between_hosts_is_known_is_waited_for(port):
+    data_port, arrived, changed = port
+    channel = opened(data_port, 0, "between hosts")
+    channel.send(9, 4, [b"from a host"])
+    with changed:
+        assert not changed.wait_for(lambda: arrived, 0.1)
+    data_port.set_peers((), "between hosts")
+    with changed:
+        assert changed.wait_for(lambda: arrived, SECONDS)
+    assert arrived == [(9, 4)]
+    channel.close()

@@ -79,8 +79,8 @@ class ControllerShell:
         self._flush()
 
     def _tick(self) -> None:
+        self._loop.call_later(PING_SECONDS, self._tick)  # first: whatever goes wrong now, workers are pinged again
         self._handle(e.Tick(self._clock()))
-        self._loop.call_later(PING_SECONDS, self._tick)
 
     def _handle(self, event: e.AnyEvent) -> None:
         if not self._flush_scheduled:

@@ -73,6 +73,7 @@ class DataPort:
     def set_peers(self, hosts: tuple[tuple[int, str], ...], secret: str) -> None:
         """All hosts with their data ports' addresses, and the secret between them. Does not block."""
         self._hosts.set_hosts(hosts, secret)
+        self._look_again()
 
     def _serve(self, channel: DataChannel) -> None:
         session = -1
@@ -113,11 +114,12 @@ class DataPort:
             before.close()
 
     def _admit(self, channel: DataChannel, session: int, secret: str) -> bool:
-        if session == 0:
-            expected = self._hosts.secret
-        else:
-            with self._opened:
-                # The controller tells the worker and the proxy at the same time; either may be first.
+        with self._opened:
+            # The controller sends secrets to both sides at the same time; either may be first.
+            if session == 0:
+                self._opened.wait_for(lambda: self._hosts.secret or channel.is_closed, OPEN_SECONDS)
+                expected = self._hosts.secret
+            else:
                 self._opened.wait_for(lambda: session in self._secrets or channel.is_closed, OPEN_SECONDS)
                 expected = self._secrets.get(session, "")
         return bool(expected) and hmac.compare_digest(expected.encode(), secret.encode())

@@ -71,9 +71,11 @@ class FrameSocket:
 
     def takes_at_once(self, nbytes: int) -> bool:
         """Whether sending so much would not wait for the peer: what the socket still holds leaves room enough."""
+        if self._send_lock.locked():  # somebody sends, for as long as the peer likes
+            return False
         try:
             held = struct.unpack("i", fcntl.ioctl(self._socket, termios.TIOCOUTQ, b"\0\0\0\0"))[0]
-        except OSError:
+        except (OSError, ValueError):  # the latter where it was closed meanwhile
             return False
         return bool(held + nbytes < self._send_buffer // 4)
 

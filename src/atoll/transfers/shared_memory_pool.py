@@ -119,7 +119,7 @@ class SharedMemoryPool:
             block = self._used.pop(number, None)
             if block is not None:
                 self._free.append(block)
-                self._available.notify()
+                self._available.notify_all()  # they wait for blocks of different sizes
 
     def trim(self) -> None:
         """Frees all blocks that are not in use."""

@@ -343,3 +343,16 @@ def test_a_session_that_is_closed_is_not_lost():
     cluster.session.close()
     cluster.session.connection_lost("closed")
     assert (lost, cluster.closed) == ([], True)
+
+
+def test_a_compilation_that_waits_for_the_end_of_a_migration_ends_with_the_session() -> None:
+    async def main() -> None:
+        session = FakeCluster().session
+        session.handle(m.Quiesce(1))
+        compiling = asyncio.ensure_future(session.register_function(b"source", "content", ((0,),)))
+        await asyncio.sleep(0)
+        session.connection_lost("it ended")
+        with pytest.raises(StatusError, match="controller is gone"):
+            await asyncio.wait_for(compiling, 10)
+
+    asyncio.run(main())

@@ -149,10 +149,23 @@ class Recovery:
     def _lose(self, island: int, status: Status) -> None:
         """A host of the island is lost, and so is the island, unless that is known already."""
         record = self._resources.islands[island]
-        if record.state is IslandState.RESTARTING or record.is_over:
+        if record.state is IslandState.RESTARTING:
+            # Hosts that were back already are lost once more: the island is ready when all of them have joined again.
+            self._forget_hosts(island)
+            return
+        if record.is_over:
             return
         self._running_at_loss[island] = self._failures.running(island)
         self._lifecycle.lose(island, status)
+
+    def _forget_hosts(self, island: int) -> set[int]:
+        """Its workers are lost, all of them: without one the others cannot go on."""
+        self._resources.lose_hosts(island)
+        hosts = set(self._resources.hosts_of(island))
+        for host in hosts:
+            self._outbox.forget_host(host)
+            self._leases.forget(host)
+        return hosts
 
     def give_up(self, island: int, reason: str) -> None:
         """The island will not be back: what waits for it fails."""
@@ -169,11 +182,7 @@ class Recovery:
     def island_lost(self, lost: IslandLost) -> None:
         """What was there or would have run there fails. What needs the island from now on waits until it is back."""
         island, status = lost.island, lost.status
-        self._resources.lose_hosts(island)
-        hosts = set(self._resources.hosts_of(island))
-        for host in hosts:
-            self._outbox.forget_host(host)
-            self._leases.forget(host)
+        hosts = self._forget_hosts(island)
         self._failures.island_lost(island, status)
         for session in self._sessions.values():
             session.unseen[island] = status

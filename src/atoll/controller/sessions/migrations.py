@@ -244,11 +244,15 @@ class Migrations:
             self._launch(session, migration.programs[entry.spec], handle, copy)
 
     def _finish_copies(self, migration: Migration) -> None:
-        entries = migration.session.directory.entries
+        all_ready = True
         for copy in migration.copies.values():
-            if entries[copy].error is not None:
-                raise StatusError(Code(entries[copy].error.code), entries[copy].error.message)  # type: ignore[union-attr]
-        if all(entries[copy].ready for copy in migration.copies.values()) and not migration.session.in_flight:
+            entry = migration.session.directory.entries.get(copy)
+            if entry is None:  # only a proxy that lies can name it
+                raise StatusError(Code.CANCELLED, "its proxy has released a copy that is not the client's")
+            if entry.error is not None:
+                raise StatusError(Code(entry.error.code), entry.error.message)
+            all_ready &= entry.ready
+        if all_ready and not migration.session.in_flight:
             self._take_over(migration)
 
     def _take_over(self, migration: Migration) -> None:

@@ -103,6 +103,7 @@ class ClusterSession:
         waits, self._waits = self._waits, {}
         for then in waits.values():
             then(status)
+        self._wake_resumed()
         self.on_lost(status)
 
     # ---- numbers and handles
@@ -165,7 +166,7 @@ class ClusterSession:
 
         Returns the function's number and its `FunctionInfo`. Raises StatusError.
         """
-        while self._quiesced:
+        while self._quiesced and self.lost is None:
             resumed = self.make_future()
             self._resumed.append(resumed)
             await resumed
@@ -252,11 +253,14 @@ class ClusterSession:
         self._quiesced -= 1
         if self._quiesced:
             return
+        self._wake_resumed()
+        self.on_resume()
+
+    def _wake_resumed(self) -> None:
         resumed, self._resumed = self._resumed, []
         for future in resumed:
             if not future.done():
                 future.set_result(None)
-        self.on_resume()
 
     # ---- data
 
