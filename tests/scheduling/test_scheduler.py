@@ -423,3 +423,26 @@ def test_the_check_of_agreement_can_fail():
     first, second = launch(1), launch(2)
     assert agree([[first, second], [first, second], [second]])
     assert not agree([[first, second], [second, first]])
+
+
+def test_a_dispatch_unit_that_would_exceed_the_window_waits_for_room():
+    large = launch(2)
+    large.gangs[0].weight = 3
+    scheduler = scheduler_with(launch(1, session=7), large, launch(3, session=5), window=3)
+    (first,) = gangs(scheduler)
+    assert first.ticket.number == 1, "one and three are more than three, and what comes after waits, too"
+    scheduler.finished(first)
+    (second,) = gangs(scheduler)
+    assert second.ticket.number == 2
+    scheduler.finished(second)
+    assert started(scheduler) == [3]
+
+
+def test_a_dispatch_unit_that_is_larger_than_the_window_runs_when_nothing_else_does():
+    large = launch(1)
+    large.gangs[0].weight = 12
+    scheduler = scheduler_with(large, launch(2, session=5), window=4)
+    (first,) = gangs(scheduler)
+    assert first.ticket.number == 1
+    scheduler.finished(first)
+    assert started(scheduler) == [2]

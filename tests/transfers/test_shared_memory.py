@@ -197,3 +197,16 @@ def test_who_waits_for_a_block_is_refused_when_the_pool_is_closed(monkeypatch: p
     pool.close()
     assert refused.wait(SECONDS)
     thread.join(SECONDS)
+
+
+def test_a_block_is_given_back_without_waiting_for_a_peer_that_does_not_read(unix_ends):
+    sender, receiver = unix_ends[0], Receiver(unix_ends[1])
+    back = Receiver(sender)
+    with unix_ends[1]._socket._send_lock:  # as while a large piece is sent to a peer that does not read
+        for feed in range(2):
+            sender.send(1, feed, [content(500_000)])
+        receiver.wait(2)
+        assert pool_of(sender).used_blocks == 2
+    assert gone(lambda: ["blocks"] if pool_of(sender).used_blocks else []) == []
+    unix_ends[1].close()
+    assert back.join() is None

@@ -139,6 +139,10 @@ class Scheduler(Generic[Payload]):
                 state.committed.popleft()
                 continue
             loads = self._loads(state, gang)
+            for load in loads:
+                if not load.full and load.in_flight and load.in_flight + gang.weight > state.window:
+                    load.full = True  # for this gang: one that is larger than the window runs when nothing else does
+                    state.full_hosts += 1
             if any(load.full for load in loads):
                 return None
             if gang.exclusive and state.in_flight:

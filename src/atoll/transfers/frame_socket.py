@@ -27,6 +27,7 @@ from atoll.wire.sockets import send_without_delay
 MAX_HEADER = 1 << 20
 _BUFFER_BYTES = 1 << 20
 # Payloads up to this size are joined with their frame: one system call costs more than the copy.
+_SMALL_FRAME = 64  # bytes at most of a frame that only has numbers
 _JOINED_BYTES = 64 * 1024
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -69,10 +70,27 @@ class FrameSocket:
             for part in payload:
                 self._socket.sendall(part)
 
-    def takes_at_once(self, nbytes: int) -> bool:
-        """Whether sending so much would not wait for the peer: what the socket still holds leaves room enough."""
-        if self._send_lock.locked():  # somebody sends, for as long as the peer likes
+    def send_at_once(self, frame: msgspec.Struct) -> bool:
+        """Sends a frame where that waits neither for the peer nor for another thread; False where it would."""
+        if not self._send_lock.acquire(blocking=False):
             return False
+        try:
+            if not self._has_room(HEADER_BYTES + _SMALL_FRAME):
+                return False
+            body = _encode(frame)
+            self.frames_out += 1
+            self.bytes_out += HEADER_BYTES + len(body)
+            self._socket.sendall(frame_header(len(body)) + body)
+            return True
+        finally:
+            self._send_lock.release()
+
+    def takes_at_once(self, nbytes: int) -> bool:
+        """Whether sending so much would wait neither for the peer nor for another thread."""
+        return not self._send_lock.locked() and self._has_room(nbytes)
+
+    def _has_room(self, nbytes: int) -> bool:
+        """Whether what the socket still holds leaves room enough."""
         try:
             held = struct.unpack("i", fcntl.ioctl(self._socket, termios.TIOCOUTQ, b"\0\0\0\0"))[0]
         except (OSError, ValueError):  # the latter where it was closed meanwhile

@@ -14,6 +14,8 @@ import contextlib
 import fcntl
 import mmap
 import os
+import threading
+from functools import partial
 
 import msgspec
 
@@ -115,11 +117,18 @@ class SharedMemoryEngine(TransferEngine):
             raise FrameError(f"block {frame.block} is not known, or too small")
         number = frame.block
 
-        def done() -> None:
-            with contextlib.suppress(OSError):
-                self._socket.send(BlockReturned(number))
+        return memoryview(memory)[: frame.nbytes], partial(self._return, number)
 
-        return memoryview(memory)[: frame.nbytes], done
+    def _return(self, number: int) -> None:
+        """Gives a block back. It does not block: its caller may be the thread that serves all sessions."""
+        with contextlib.suppress(OSError):
+            if not self._socket.send_at_once(BlockReturned(number)):
+                # The peer does not read, or a large piece is on its way. There are no more such threads than blocks.
+                threading.Thread(target=self._return_later, args=(number,), name="atoll-return", daemon=True).start()
+
+    def _return_later(self, number: int) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.send(BlockReturned(number))
 
     # ---- the end of memory
 

@@ -32,6 +32,9 @@ class FakeChannel:
     def send(self, session: int, feed: int, contents: Any) -> None:
         self.sent.append((feed, list(contents)))
 
+    def takes_at_once(self, nbytes: int) -> bool:
+        return True
+
     def receive(self, on_piece: Any) -> None:
         self._over.wait(20)
 

@@ -133,11 +133,11 @@ class Channels:
         channel.send_file(self._session, feed, nbytes, file.descriptor)
 
     def _send(self, host: int, send: _Send, small: bool) -> None:
-        """Calls `send(channel)`: now if it is `small`, else on a thread; or once there is a channel."""
+        """Calls `send(channel)`: now if it is `small` and can go at once, else on a thread; or once it is back."""
         channel = self._open.get(host)
         if channel is None:
             self._absent.setdefault(host, []).append((send, small))
-        elif small:
+        elif small and channel.takes_at_once(_DIRECT_BYTES):  # the loop's thread must not wait for a host
             self._try(host, channel, send)
         else:
             self._senders.submit(self._try, host, channel, send)
