@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax._src import api_util, core, dispatch, source_info_util, traceback_util
 from jax._src import config as _config
 from jax._src import pjit as _pjit
@@ -215,8 +214,3 @@ def result_handler(aval: Any, sharding: Any, committed: bool) -> Any:
     """Makes a `jax.Array` of what jaxlib returns, of the type that eager JAX gives it."""
     aval = core.update_aval_with_sharding(aval, sharding)
     return pxla.global_aval_to_result_handler(aval, sharding, committed)
-
-
-def is_host_value(value: Any) -> bool:
-    """Whether JAX takes it for an array, and it is on no device yet."""
-    return isinstance(value, np.ndarray | np.generic | bool | int | float | complex)
