@@ -74,6 +74,17 @@ class DataChannel:
         """A channel to the data port at `address`, yet to be opened. Raises ConnectError that names the address."""
         return cls(dial(address, what="a data port", timeout=timeout))
 
+    @classmethod
+    def connect(cls, address: Address, session: int, secret: str) -> DataChannel:
+        """A channel to the data port at `address`, opened for the session. Raises ConnectError, and OSError."""
+        channel = cls.dial(address)
+        try:
+            channel.open(session, secret)
+        except OSError:
+            channel.close()
+            raise
+        return channel
+
     # ---- sending
 
     def open(self, session: int, secret: str) -> None:

@@ -40,9 +40,7 @@ class Filled:
         self.write_into = fill
 
     def views(self) -> Sequence[memoryview]:
-        buffer = memoryview(bytearray(self.nbytes))
-        self.write_into(buffer)
-        return (buffer,)
+        return (_written(self),)
 
 
 class FileContents:
@@ -55,12 +53,17 @@ class FileContents:
         self.descriptor = descriptor
 
     def views(self) -> Sequence[memoryview]:
-        buffer = memoryview(bytearray(self.nbytes))
-        self.write_into(buffer)
-        return (buffer,)
+        return (_written(self),)
 
     def write_into(self, target: memoryview) -> None:
         read_file(self.descriptor, target)
+
+
+def _written(contents: Filled | FileContents) -> memoryview:
+    """The contents in memory of their own."""
+    buffer = memoryview(bytearray(contents.nbytes))
+    contents.write_into(buffer)
+    return buffer
 
 
 def as_views(parts: Sequence[Any]) -> list[memoryview]:

@@ -80,12 +80,7 @@ class HostChannels:
 
 
 def _open(address: str, secret: str) -> DataChannel:
-    channel = DataChannel.dial(parse_address(address))
-    try:
-        channel.open(0, secret)
-    except OSError:
-        channel.close()
-        raise
+    channel = DataChannel.connect(parse_address(address), 0, secret)
 
     def read_returns() -> None:
         with contextlib.suppress(AtollError, OSError):

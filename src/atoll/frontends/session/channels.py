@@ -199,9 +199,7 @@ class _File:
 
 
 def _open(address: Address, session: int, secret: str) -> DataChannel:
-    channel = DataChannel.dial(address)
-    channel.open(session, secret)
-    return channel
+    return DataChannel.connect(address, session, secret)
 
 
 def _reachable(data_address: str, controller: Address) -> Address:
