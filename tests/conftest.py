@@ -101,7 +101,7 @@ def leaked_processes() -> list[str]:
 
 def leaked_folders() -> list[str]:
     """Atoll's folders and sockets of this run; in shared places, those that no live process has or names."""
-    from atoll.processes.client_folders import in_use
+    from atoll.cluster.processes.client_folders import in_use
 
     fresh = _folders() - _FOLDERS_BEFORE
     if any(path.parent != RUNTIME for path in fresh):

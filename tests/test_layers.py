@@ -16,12 +16,13 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "atoll"
 # From the bottom up. A room imports only rooms of lower layers; rooms of one layer do not import one another.
 LAYERS = (
     ("errors", "quantities", "_version"),
-    ("wire", "processes"),
+    ("wire",),
     ("cluster",),
     ("ir",),
     ("protocol",),
     ("transfers", "scheduling"),
-    ("controller", "worker", "frontends"),
+    ("controller", "worker", "session"),
+    ("ifrt",),
     ("operate",),
     ("client", "testing"),
 )

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
+from atoll.cluster.processes.process import command
 from atoll.ir import plan as p
-from atoll.processes.process import command
 from atoll.protocol import messages as m
 from atoll.transfers.channel import DataChannel
 from atoll.wire.address import parse_address

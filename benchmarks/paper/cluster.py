@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import psutil
 
 from atoll.cluster.settings import NULL_PLATFORM, ClusterSettings, Dispatch
-from atoll.frontends.bare import BareClient
 from atoll.operate.engines.options import EngineOptions
 from atoll.operate.engines.start import EngineProcess
+from atoll.session.bare import BareClient
 
 Result = TypeVar("Result")
 

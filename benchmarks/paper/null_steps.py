@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from atoll.frontends.bare import BareClient, call, program, sharded
+from atoll.session.bare import BareClient, call, program, sharded
 from atoll.worker.null.program import NullProgram
 
-# A launch takes as much of its session's window as one for so many nodes: see `frontends.ifrt.program_executables`.
+# A launch takes as much of its session's window as one for so many nodes: see `ifrt.program_executables`.
 _NODES_OF_CREDIT = 128
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from atoll.frontends.bare import BareClient, call, program, sharded
+from atoll.session.bare import BareClient, call, program, sharded
 from atoll.worker.null.program import NullProgram, ShardType
 from benchmarks.paper.training import Training
 

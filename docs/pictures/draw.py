@@ -84,7 +84,7 @@ PROCESSES: Picture = (
             160,
             240,
             "proxy: one a client",
-            ("frontends/ifrt/main.py", "IFRT requests to programs, launches"),
+            ("ifrt/main.py", "IFRT requests to programs, launches"),
             GREEN,
         ),
         Box(
@@ -122,12 +122,12 @@ LAUNCH: Picture = (
             "1  request",
             (
                 "jaxlib's client sends Execute and numbers the results",
-                "frontends/ifrt/service.py",
-                "frontends/ifrt/requests/executables.py",
+                "ifrt/service.py",
+                "ifrt/requests/executables.py",
             ),
             GREEN,
         ),
-        Box(20, 135, 400, "2  launch", ("one message: program, handles, feeds", "frontends/session/session.py"), GREEN),
+        Box(20, 135, 400, "2  launch", ("one message: program, handles, feeds", "session/session.py"), GREEN),
         Box(
             20,
             235,
@@ -221,15 +221,15 @@ def rooms_picture() -> Picture:
     words = {
         "client": "in the user's process: plug-in, connect, slices, programs",
         "operate": "the command `atoll`; engines",
-        "frontends": "IFRT; what any front end needs",
+        "ifrt": "jaxlib's protocol: the front end",
+        "session": "what any front end needs",
         "controller": "all decisions of a cluster",
         "worker": "one a host: plans, stores, devices",
         "scheduling": "order, policies, ledger of memory",
         "transfers": "the data plane",
         "protocol": "messages",
         "ir": "programs, dialect, passes, plans",
-        "cluster": "settings, meshes, slices, placement, island states",
-        "processes": "children, lifelines, leases",
+        "cluster": "settings, meshes, slices, island states, processes",
         "wire": "framing, HTTP/2, gRPC",
         "testing": "clusters in virtual time",
     }

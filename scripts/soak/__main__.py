@@ -23,7 +23,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from atoll.processes.client_folders import in_use
+from atoll.cluster.processes.client_folders import in_use
 from scripts.soak.users import SoakError, Users
 
 SETTLE_SECONDS = 60.0

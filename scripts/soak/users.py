@@ -39,7 +39,7 @@ class UserProcess:
     def proxy(self) -> psutil.Process | None:
         try:
             for child in psutil.Process(self.process.pid).children():
-                if "atoll.frontends.ifrt.main" in child.cmdline():
+                if "atoll.ifrt.main" in child.cmdline():
                     return child
         except psutil.Error:
             pass

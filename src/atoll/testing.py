@@ -59,12 +59,12 @@ between islands (`transfer`) and donations are as in `atoll.ir.program`. `Virtua
 argument.
 """
 
-from atoll.frontends.bare import BareClient, call, program, sharded, transfer
 from atoll.operate.engines.virtual.cluster import VirtualCluster
 from atoll.operate.engines.virtual.costs import Costs
 from atoll.scheduling.policies.first_come import FirstComeFirstServed
 from atoll.scheduling.policy import Policy
 from atoll.scheduling.tickets import Ticket
+from atoll.session.bare import BareClient, call, program, sharded, transfer
 from atoll.worker.null.model import MODELS, NullModel
 from atoll.worker.null.program import NullProgram
 

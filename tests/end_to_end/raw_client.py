@@ -8,8 +8,8 @@ from typing import Any
 
 import grpc
 
-from atoll.frontends.ifrt.buffer_service import STORE_HEADER
-from atoll.frontends.ifrt.service import SERVICE, SESSION_HEADER
+from atoll.ifrt.buffer_service import STORE_HEADER
+from atoll.ifrt.service import SERVICE, SESSION_HEADER
 from atoll.protocol.ifrt import session_pb2, shardings_pb2, transport_pb2, values_pb2
 
 ANSWER_SECONDS = 30.0

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from atoll.processes.client_folders import in_use
+from atoll.cluster.processes.client_folders import in_use
 
 # What the project promises.
 GONE_SECONDS = 2.0

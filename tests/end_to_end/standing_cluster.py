@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 import psutil
 
+from atoll.cluster.processes.process import command
 from atoll.cluster.settings import ClusterSettings
-from atoll.frontends.ifrt.options import ProxyOptions, Ready
+from atoll.ifrt.options import ProxyOptions, Ready
 from atoll.operate.engines.options import EngineOptions, Started
 from atoll.operate.requests import request_report
-from atoll.processes.process import command
 from atoll.wire.address import parse_address
 
 START_SECONDS = 60.0
@@ -84,7 +84,7 @@ class StandingCluster:
         options = ProxyOptions(
             f"unix:{path}", self.address, os.getpid(), transfer_directory=str(transfer_directory or "")
         )
-        ready = self._start("atoll.frontends.ifrt.main", options, Ready)
+        ready = self._start("atoll.ifrt.main", options, Ready)
         assert not ready.error, ready.message
         return psutil.Process(self._children[-1].pid)
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from atoll.errors import Code, StatusError
-from atoll.frontends.bare import BareClient, call, program, sharded, transfer
+from atoll.session.bare import BareClient, call, program, sharded, transfer
 from atoll.worker.null.program import NullProgram
 from tests.cluster_process import User
 

@@ -86,7 +86,7 @@ def test_without_its_proxy_a_script_gets_an_error_and_ends_with_its_cluster(star
                 break
         """,
     )
-    script.processes()["atoll.frontends.ifrt.main"].kill()
+    script.processes()["atoll.ifrt.main"].kill()
     line = script.line()
     assert line.startswith("JaxRuntimeError UNAVAILABLE"), (line, script.errors())
     assert "proxy" in line
@@ -96,7 +96,7 @@ def test_without_its_proxy_a_script_gets_an_error_and_ends_with_its_cluster(star
 
 def test_after_kill_9_of_a_script_and_its_proxy_nothing_is_left(start_script: StartScript) -> None:
     script = working(start_script)
-    proxy = script.processes()["atoll.frontends.ifrt.main"]
+    proxy = script.processes()["atoll.ifrt.main"]
     script.process.send_signal(signal.SIGSTOP)
     proxy.kill()
     script.process.kill()

@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from atoll.cluster.processes.process_table import ancestors, began
 from atoll.errors import ClusterError
 from atoll.operate.clusters import find, other_clusters
 from atoll.operate.registry import ClusterRecord, ClusterRegistry, embedded_clusters, register_embedded
-from atoll.processes.process_table import ancestors, began
 
 
 @pytest.fixture(autouse=True)

@@ -12,14 +12,14 @@ import tempfile
 from pathlib import Path
 
 from atoll.client.settings import Settings, script_name
+from atoll.cluster.processes.child import Child
+from atoll.cluster.processes.client_folders import claim, make_transfer_directory, sweep
+from atoll.cluster.processes.lifeline import watch_in_thread
 from atoll.errors import AtollError, ClusterError, ConnectError, error_kind
-from atoll.frontends.ifrt.options import ProxyOptions, Ready
+from atoll.ifrt.options import ProxyOptions, Ready
 from atoll.operate.engines.options import EngineOptions, default_cache_directory, make_directory
 from atoll.operate.engines.start import EngineProcess, check_settings
 from atoll.operate.registry import register_embedded
-from atoll.processes.child import Child
-from atoll.processes.client_folders import claim, make_transfer_directory, sweep
-from atoll.processes.lifeline import watch_in_thread
 from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
 from atoll.wire.address import parse_address
 
@@ -93,7 +93,7 @@ class ClientProcesses:
             losses=str(self._losses),
             patience=patience,
         )
-        proxy = Child("atoll.frontends.ifrt.main", options, "the proxy", environment=self._environment)
+        proxy = Child("atoll.ifrt.main", options, "the proxy", environment=self._environment)
         self._children.append(proxy)
         return proxy
 

@@ -10,8 +10,8 @@ from enum import StrEnum
 
 import msgspec
 
+from atoll.cluster.processes.leases import LEASE_SECONDS
 from atoll.errors import SettingsError
-from atoll.processes.leases import LEASE_SECONDS
 from atoll.quantities import parse_bytes
 
 DEFAULT_ISLANDS = "1x1x8"

@@ -9,6 +9,7 @@ import hmac
 from collections.abc import Callable
 
 from atoll.cluster.lifecycle import HostState
+from atoll.cluster.processes.leases import Leases
 from atoll.cluster.resources import ResourceManager
 from atoll.cluster.settings import ClusterSettings
 from atoll.controller.connections import Connections, Peer
@@ -17,7 +18,6 @@ from atoll.controller.islands.recovery import Recovery
 from atoll.controller.outbox import Outbox
 from atoll.controller.sessions.sessions import Sessions
 from atoll.errors import Code, Status, StatusError
-from atoll.processes.leases import Leases
 from atoll.protocol import messages as m
 from atoll.protocol.actions import Name, ReportReady, SetTimer
 from atoll.protocol.events import ConnectionLost, ConnectionOpened, Received, Started, TimerEnded

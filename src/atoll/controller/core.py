@@ -25,6 +25,7 @@ from atoll.cluster.lifecycle import (
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.mesh import parse_mesh
 from atoll.cluster.placement import Slices
+from atoll.cluster.processes.leases import Leases
 from atoll.cluster.resources import ResourceManager
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
@@ -46,7 +47,6 @@ from atoll.controller.sessions.session import Session
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.sessions.slices import SliceRequests
 from atoll.errors import invalid
-from atoll.processes.leases import Leases
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.protocol.actions import AnyAction, End

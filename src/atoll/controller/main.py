@@ -10,12 +10,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from atoll.cluster.processes.leases import PING_SECONDS
+from atoll.cluster.processes.lifeline import watch_in_loop
+from atoll.cluster.processes.process import read_options, run_loop, spare_collector, start_logging
 from atoll.controller.core import Controller
 from atoll.controller.options import ControllerOptions
 from atoll.errors import AtollError
-from atoll.processes.leases import PING_SECONDS
-from atoll.processes.lifeline import watch_in_loop
-from atoll.processes.process import read_options, run_loop, spare_collector, start_logging
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
+from atoll.cluster.processes.process_table import ancestors
 from atoll.errors import ClusterError, ConnectError
 from atoll.operate.registry import DEFAULT_NAME, ClusterRecord, ClusterRegistry, embedded_clusters
 from atoll.operate.requests import Operation, request_dump, request_operation, request_report, request_trace
 from atoll.operate.traces import chrome_trace
-from atoll.processes.process_table import ancestors
 from atoll.wire.address import Address, parse_address
 
 _WHAT_TO_START = "start one with `atoll up --islands 1x1x8`, or set ATOLL_ADDRESS to where one listens"

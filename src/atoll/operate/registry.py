@@ -24,9 +24,9 @@ from pathlib import Path
 
 import msgspec
 
+from atoll.cluster.processes.process_table import began, session_of
 from atoll.errors import ClusterError
 from atoll.operate.engines.options import sockets_base
-from atoll.processes.process_table import began, session_of
 
 DEFAULT_NAME = "default"
 

@@ -7,13 +7,13 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from atoll.cluster.processes.child import Child, wait_for_any
 from atoll.cluster.settings import ClusterSettings
 from atoll.errors import AtollError, ClusterError, error_kind
-from atoll.frontends.ifrt.options import ProxyOptions, Ready
+from atoll.ifrt.options import ProxyOptions, Ready
 from atoll.operate.engines.options import EngineOptions, default_cache_directory, make_directory
 from atoll.operate.engines.start import EngineProcess
 from atoll.operate.registry import register_embedded
-from atoll.processes.child import Child, wait_for_any
 from atoll.wire.address import Address
 
 LABEL = "atoll proxy"
@@ -39,7 +39,7 @@ def run_proxy(listen: Address, cluster: str, settings: ClusterSettings, on_up: C
             engine.wait_until_up()
             cluster = engine.address
         proxy = Child(
-            "atoll.frontends.ifrt.main",
+            "atoll.ifrt.main",
             ProxyOptions(str(listen), cluster, os.getpid(), label=LABEL, patience=5.0),
             "the proxy",
         )

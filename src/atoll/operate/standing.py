@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from atoll.cluster.processes.client_folders import sweep
 from atoll.cluster.settings import ClusterSettings
 from atoll.errors import AccessError, AddressError, AtollError, ClusterError
 from atoll.operate.clusters import Target, explained
@@ -17,7 +18,6 @@ from atoll.operate.engines.options import EngineOptions, default_cache_directory
 from atoll.operate.engines.start import EngineProcess, check_settings
 from atoll.operate.registry import ClusterRegistry
 from atoll.operate.requests import request_stop
-from atoll.processes.client_folders import sweep
 from atoll.wire.address import Address, check_may_listen, parse_address
 
 END_SECONDS = 10.0

@@ -8,9 +8,9 @@ import sys
 import time
 
 from atoll._version import __version__
+from atoll.cluster.processes.lifeline import Lease, watch_in_thread
+from atoll.cluster.processes.process import read_options, spare_collector, start_logging
 from atoll.errors import ConnectError
-from atoll.processes.lifeline import Lease, watch_in_thread
-from atoll.processes.process import read_options, spare_collector, start_logging
 from atoll.protocol import messages as m
 from atoll.transfers.data_port import DataPort
 from atoll.transfers.inbox import Inbox

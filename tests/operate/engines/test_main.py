@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from atoll.cluster.processes.process import command
 from atoll.cluster.settings import ClusterSettings
 from atoll.operate.engines.options import EngineOptions
-from atoll.processes.process import command
 
 
 def test_an_engine_whose_client_ends_before_the_cluster_is_up_ends_quietly_and_leaves_nothing(

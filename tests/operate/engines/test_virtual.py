@@ -10,12 +10,12 @@ import pytest
 
 import atoll.testing
 from atoll.errors import ClusterError, StatusError
-from atoll.frontends.bare import BareClient, call, program, sharded, transfer
 from atoll.ir.program import Node
 from atoll.operate.engines.virtual.clock import VirtualClock
 from atoll.operate.engines.virtual.cluster import VirtualCluster
 from atoll.operate.engines.virtual.costs import Costs
 from atoll.operate.engines.virtual.tasks import Future
+from atoll.session.bare import BareClient, call, program, sharded, transfer
 from atoll.worker.null.model import MODELS
 from atoll.worker.null.program import NullProgram
 

@@ -6,6 +6,7 @@ An island fails as a whole: the broken collectives of the hosts that are left ca
 from __future__ import annotations
 
 from atoll.cluster.lifecycle import IslandBack, IslandGivenUp, IslandLost, IslandState, Lifecycle
+from atoll.cluster.processes.leases import Leases
 from atoll.cluster.resources import ResourceManager
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.compilation import Compilation
@@ -14,7 +15,6 @@ from atoll.controller.programs.launcher import Launcher
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.sessions.session import Session
 from atoll.errors import OK, Code, Status
-from atoll.processes.leases import Leases
 from atoll.protocol import messages as m
 from atoll.scheduling.durations import Durations
 from atoll.scheduling.quarantine import Quarantine

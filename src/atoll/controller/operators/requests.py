@@ -19,6 +19,7 @@ from atoll.cluster.lifecycle import (
 )
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.placement import IslandDevices, Slices
+from atoll.cluster.processes.leases import Leases
 from atoll.cluster.resources import ResourceManager
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.launcher import Launcher
@@ -26,7 +27,6 @@ from atoll.controller.sessions.migration_rules import Changes
 from atoll.controller.sessions.migrations import Migrations
 from atoll.controller.sessions.session import Session
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
-from atoll.processes.leases import Leases
 from atoll.protocol import messages as m
 from atoll.scheduling.durations import Durations
 

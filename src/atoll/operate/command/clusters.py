@@ -57,8 +57,8 @@ def up(
     The address alone goes to standard output: `export ATOLL_ADDRESS=$(atoll up --islands 1x1x8)`. The cluster
     runs until `atoll down`, whichever scripts come and go; its messages are in the file `log` of its folder.
     """
+    from atoll.cluster.processes.child import wait_for_any
     from atoll.operate.standing import StandingCluster
-    from atoll.processes.child import wait_for_any
     from atoll.wire.address import parse_address
 
     settings = settings_of(

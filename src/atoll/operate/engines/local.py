@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from atoll.cluster.processes.process import command
 from atoll.cluster.settings import DEFAULT_PLATFORM
 from atoll.operate.engines.engine import HostProcess, HostStart
 from atoll.operate.engines.local_process import LocalProcess
 from atoll.operate.engines.options import EngineOptions
-from atoll.processes.process import command
 from atoll.wire.address import Address, parse_address
 from atoll.worker.kinds import XLA, kind_of, named
 from atoll.worker.options import IslandOptions, Membership, WorkerOptions

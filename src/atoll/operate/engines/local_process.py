@@ -7,7 +7,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
-from atoll.processes.lifeline import watch_in_loop
+from atoll.cluster.processes.lifeline import watch_in_loop
 
 
 class LocalProcess:

@@ -10,12 +10,12 @@ import asyncio
 import shutil
 import sys
 
+from atoll.cluster.processes.lifeline import watch_in_loop
+from atoll.cluster.processes.process import read_options, run_loop, start_logging, write_ready
 from atoll.errors import AtollError
 from atoll.operate.engines.kinds import make_engine
 from atoll.operate.engines.options import EngineOptions, Started
 from atoll.operate.engines.supervisor import Supervisor
-from atoll.processes.lifeline import watch_in_loop
-from atoll.processes.process import read_options, run_loop, start_logging, write_ready
 
 
 async def serve(options: EngineOptions, stop: asyncio.Event) -> None:

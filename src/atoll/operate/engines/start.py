@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from atoll.cluster.processes.child import Child
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import read_topology
 from atoll.errors import ClusterError
 from atoll.operate.engines.kinds import check_engine
 from atoll.operate.engines.options import EngineOptions, Started
 from atoll.operate.platforms import check_platform
-from atoll.processes.child import Child
 from atoll.scheduling.policies import find_policy
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from atoll._version import __version__
+from atoll.cluster.processes.process import command
 from atoll.cluster.topology import read_topology
 from atoll.controller.options import ControllerOptions
 from atoll.errors import ClusterError
@@ -19,7 +20,6 @@ from atoll.operate.engines.engine import Engine, HostStart
 from atoll.operate.engines.island import Island
 from atoll.operate.engines.local_process import LocalProcess, describe_exit
 from atoll.operate.engines.options import EngineOptions
-from atoll.processes.process import command
 from atoll.protocol.messages import (
     DEFAULT_TOKEN_VARIABLE,
     PROTOCOL,

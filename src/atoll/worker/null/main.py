@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+from atoll.cluster.processes.lifeline import Lease, watch_in_thread
+from atoll.cluster.processes.process import read_options, run_loop, spare_collector, start_logging
 from atoll.errors import ConnectError
-from atoll.processes.lifeline import Lease, watch_in_thread
-from atoll.processes.process import read_options, run_loop, spare_collector, start_logging
 from atoll.protocol import messages as m
 from atoll.transfers.data_port import DataPort
 from atoll.transfers.inbox import Inbox

@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 from atoll.cluster.settings import NULL_PLATFORM, ClusterSettings, Dispatch
 from atoll.cluster.topology import Topology
 from atoll.errors import ClusterError, Status
-from atoll.frontends.bare import BareClient
-from atoll.frontends.session.session import ClusterSession
 from atoll.operate.engines.virtual.clock import VirtualClock
 from atoll.operate.engines.virtual.controller_process import ControllerProcess
 from atoll.operate.engines.virtual.costs import DEFAULT_COSTS, Costs
@@ -19,6 +17,8 @@ from atoll.operate.engines.virtual.link import VirtualConnection
 from atoll.operate.engines.virtual.tasks import Future, Task
 from atoll.protocol import messages as m
 from atoll.scheduling.policy import Policy
+from atoll.session.bare import BareClient
+from atoll.session.session import ClusterSession
 from atoll.transfers.inbox import Inbox
 from atoll.worker.main import introduction
 from atoll.worker.null.backend import Collectives

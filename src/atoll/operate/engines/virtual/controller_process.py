@@ -6,11 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from atoll.cluster.processes.leases import PING_SECONDS
 from atoll.cluster.settings import ClusterSettings
 from atoll.controller.core import Controller
 from atoll.operate.engines.virtual.clock import VirtualClock
 from atoll.operate.engines.virtual.costs import Costs
-from atoll.processes.leases import PING_SECONDS
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m

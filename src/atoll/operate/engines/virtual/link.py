@@ -6,14 +6,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from atoll.frontends.session.connection import Unreached
+from atoll.session.connection import Unreached
 from atoll.transfers.inbox import Inbox
 
 
 class VirtualConnection:
     """`send(message)` has a message reach the controller; contents are in the hosts' `inboxes` at once.
 
-    Both seams of `frontends.session.connection`, for the session of this number.
+    Both seams of `session.connection`, for the session of this number.
     """
 
     def __init__(

@@ -1,1 +1,0 @@
-"""Front ends: what turns a client's requests into programs and launches."""

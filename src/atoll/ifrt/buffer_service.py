@@ -1,0 +1,182 @@
+"""The RPCs that carry host buffers beside a session's stream.
+
+Memory is taken as bytes come: a client that announces more than it sends costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atoll.errors import Code, StatusError, invalid
+from atoll.ifrt.host_buffers import HostBuffers, Stored
+from atoll.ifrt.unary import unary
+from atoll.protocol.ifrt import transport_pb2
+from atoll.protocol.translation import codec
+from atoll.transfers.host_memory import aligned
+from atoll.wire.grpc import Call
+
+STORE_HEADER = "ifrt-proxy-grpc-host-buffer-store-metadata-bin"
+# Buffers go back to the client in messages of this size.
+_CHUNK = 1 << 20
+MAX_HOST_BUFFER = 1 << 38
+
+
+class BufferService:
+    """`buffers_of(session)` are the host buffers of a session by its number: it raises NOT_FOUND.
+
+    With a `transfer_directory`, a client on this machine may leave its buffers there as files.
+    """
+
+    def __init__(self, buffers_of: Callable[[int], HostBuffers], transfer_directory: str = "") -> None:
+        self._buffers_of = buffers_of
+        self._directory = Path(transfer_directory) if transfer_directory else None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def methods(self) -> dict[str, Callable[[Call], None]]:
+        return {
+            "HostBufferStore": self._store,
+            "HostBufferLookup": self._lookup,
+            "HostBufferDelete": unary(transport_pb2.HostBufferDelete, self._delete),
+            "HostBufferReadFromDisk": unary(transport_pb2.HostBufferReadFromDisk, self._read_from_disk),
+        }
+
+    def _store(self, call: Call) -> None:
+        try:
+            metadata = codec.parse(transport_pb2.HostBufferStoreMetadata, call.metadata.get(STORE_HEADER, b""))
+            buffers = self._buffers_of(metadata.session_id)
+            size = metadata.buffer_size
+            if not 0 <= size <= MAX_HOST_BUFFER:
+                raise invalid(f"a host buffer of {size} bytes")
+        except StatusError as error:
+            call.finish(error.status.code, error.status.message)
+            return
+        parts: list[Any] = []
+        received = 0
+
+        def on_message(data: bytes | memoryview) -> None:
+            nonlocal received
+            try:
+                part = _field_one(data)
+            except StatusError as error:
+                call.finish(error.status.code, error.status.message)
+                return
+            received += len(part)
+            if received > size:
+                call.finish(int(Code.INVALID_ARGUMENT), f"over {size} bytes came for a buffer of that size")
+                return
+            copy = aligned(len(part))
+            copy[:] = np.frombuffer(part, np.uint8)
+            parts.append(copy)
+
+        def on_half_close() -> None:
+            if received != size:
+                call.finish(int(Code.INVALID_ARGUMENT), f"{received} of {size} bytes came")
+                return
+            try:
+                buffers.put(metadata.handle, Stored(parts, size))
+            except StatusError as error:
+                call.finish(error.status.code, error.status.message)
+                return
+            call.send(transport_pb2.HostBufferStoreReply().SerializeToString())
+            call.finish()
+
+        call.on_message = on_message
+        call.on_half_close = on_half_close
+
+    def _lookup(self, call: Call) -> None:
+        def on_message(data: bytes | memoryview) -> None:
+            try:
+                request = codec.parse(transport_pb2.HostBufferLookup, bytes(data))
+                stored = self._buffers_of(request.session_id).read(request.handle)
+                if stored.descriptor >= 0:
+                    stored = Stored([os.pread(stored.descriptor, stored.nbytes, 0)], stored.nbytes)
+            except StatusError as error:
+                call.finish(error.status.code, error.status.message)
+                return
+            task = asyncio.get_running_loop().create_task(_send_chunks(call, stored))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        call.on_message = on_message
+
+    def _delete(self, request: Any) -> Any:
+        self._buffers_of(request.session_id).delete(request.handle)
+        return transport_pb2.HostBufferDeleteReply()
+
+    def _read_from_disk(self, request: Any) -> Any:
+        metadata = request.metadata
+        buffers = self._buffers_of(metadata.session_id)
+        if self._directory is None:
+            raise StatusError(Code.FAILED_PRECONDITION, "this proxy shares no folder with its client")
+        # The client names its files by the handle, as a C++ int.
+        handle = (metadata.handle + 2**31) % 2**32 - 2**31
+        path = self._directory / f"lt_{handle}"
+        try:  # without blocking, should a pipe be there
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise StatusError(Code.NOT_FOUND, f"no host buffer in the shared folder: {error.strerror}") from None
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size != metadata.buffer_size:
+            os.close(descriptor)
+            raise invalid("a file in the shared folder is none, or has not the size that was announced")
+        path.unlink(missing_ok=True)
+        buffers.put(metadata.handle, Stored((), metadata.buffer_size, descriptor))
+        return transport_pb2.HostBufferReadFromDiskReply()
+
+
+async def _send_chunks(call: Call, stored: Stored) -> None:
+    """Sends a buffer's parts as they come."""
+    index = 0
+    try:
+        while (part := await stored.part(index)) is not None:
+            index += 1
+            view = memoryview(part).cast("B")
+            for start in range(0, view.nbytes, _CHUNK):
+                chunk = view[start : start + _CHUNK]
+                call.send((b"\x0a" + _varint(chunk.nbytes), chunk))
+                await call.drained()
+                if call.ended:
+                    return
+    except StatusError as error:
+        call.finish(error.status.code, error.status.message)
+        return
+    call.finish()
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _field_one(data: bytes | memoryview) -> memoryview:
+    """The bytes of field 1 in a message that has no other, without copying them."""
+    view = memoryview(data)
+    if not view.nbytes:
+        return view
+    if view[0] != 0x0A:
+        raise invalid("no host buffer contents")
+    size = shift = 0
+    position = 1
+    while True:
+        if position >= view.nbytes or shift > 63:
+            raise invalid("no host buffer contents")
+        byte = view[position]
+        position += 1
+        size |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    if position + size != view.nbytes:
+        raise invalid("no host buffer contents")
+    return view[position:]

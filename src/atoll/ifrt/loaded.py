@@ -1,0 +1,87 @@
+"""What a session can run by a handle, and what JAX queries of it: the seam of executables.
+
+Compiled functions, traced programs, staged arguments and slices are its kinds. All methods run on the session's loop.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any
+
+from atoll.errors import Code, Status
+from atoll.ifrt.arrays import ArrayRecord
+from atoll.ir.program import Program
+from atoll.ir.types import ArraySpec
+from atoll.protocol.ifrt import executables_pb2
+from atoll.session.session import ClusterSession
+
+NO_LAYOUTS = Status(Code.UNIMPLEMENTED, "XLA reports no layouts where there are tokens among the arrays")
+MPMD_ERROR = Status(Code.INVALID_ARGUMENT, "this executable runs on one mesh: it is no MPMD executable")
+
+
+class Loaded(abc.ABC):
+    """What a session can run by a handle: a compiled function, or a program of several.
+
+    `functions` are those that the session keeps for as long as it has this, each once. A run may also give completions,
+    which are no arrays: they come after `outputs`.
+    """
+
+    name: str
+    devices: tuple[int, ...]
+    fingerprint: bytes  # names it to programs of the same session
+    functions: tuple[int, ...]
+    outputs: tuple[ArraySpec, ...]
+    donated: frozenset[int]
+
+    def __init__(self) -> None:
+        # The registered programs that run it and how many completions they give, by what the caller keeps and whether
+        # it asks for the run's status.
+        self.programs: dict[tuple[frozenset[int], bool], tuple[int, int]] = {}
+        self.credits = 1  # of the session's window, that a run takes
+
+    def unloaded(self, cluster: ClusterSession) -> None:
+        """The session has released it."""
+        return None
+
+    def gather(self, staged: list[int], arguments: list[int]) -> list[int] | None:
+        """The handles of all arguments of a run, of which some may be staged; None where this was staging only."""
+        return arguments
+
+    @abc.abstractmethod
+    def check(self, arguments: Sequence[ArrayRecord]) -> None:
+        """Raises INVALID_ARGUMENT where it cannot be run on these."""
+
+    @abc.abstractmethod
+    def program(self, preserved: frozenset[int], completion: bool) -> Program:
+        """The program that runs it; the caller keeps the `preserved` of `donated`."""
+
+    def awaited(self, handles: Sequence[int], completions: Sequence[int]) -> tuple[int, ...]:
+        """Which of a run's results show, together, that it has ended."""
+        return tuple(completions)
+
+    @abc.abstractmethod
+    def metadata_reply(self) -> Any: ...
+
+    @abc.abstractmethod
+    def output_replies(self, handles: list[int]) -> list[Any]:
+        """The outputs as the first run describes them."""
+
+    @abc.abstractmethod
+    async def cost(self, cluster: ClusterSession, reply: Any) -> None:
+        """Fills in XLA's estimates. Raises StatusError."""
+
+    @abc.abstractmethod
+    async def text(self, cluster: ClusterSession) -> str:
+        """What it looks like, for people. Raises StatusError."""
+
+    def compile_reply(self, handle: int, ready_future: int) -> Any:
+        return executables_pb2.CompileReply(
+            executable=handle,
+            name=self.name,
+            num_devices=len(self.devices),
+            device_ids=self.devices,
+            addressable_device_ids=self.devices,
+            fingerprint_value=self.fingerprint,
+            ready_future_handle=ready_future,
+        )

@@ -1,0 +1,86 @@
+"""The proxy process: one beside a client, or one that listens for any client (`atoll proxy`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+
+from atoll.cluster.processes.lifeline import watch_in_loop
+from atoll.cluster.processes.process import read_options, run_loop, spare_collector, start_logging, write_ready
+from atoll.errors import AtollError
+from atoll.ifrt.options import ProxyOptions, Ready
+from atoll.ifrt.service import Service
+from atoll.ifrt.session import FIRST_MINTED_HANDLE
+from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
+from atoll.session.opening import open_session
+from atoll.session.session import ClusterSession
+from atoll.wire.address import Address, check_may_listen, parse_address
+from atoll.wire.grpc import GrpcServer
+
+
+async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:
+    token = os.environ.get(DEFAULT_TOKEN_VARIABLE, "")
+    controller = parse_address(options.controller)
+    address = parse_address(options.listen)
+    first: list[ClusterSession] = []
+
+    async def open_one() -> ClusterSession:
+        if first:
+            return first.pop()
+        client = options.client or os.getpid()
+        session = await open_session(
+            controller, token, options.label, client, options.patience, first_handle=FIRST_MINTED_HANDLE
+        )
+        if options.losses:
+            session.on_hosts_lost = lambda: _note(options.losses)
+        return session
+
+    service = Service(
+        open_one,
+        token="" if address.is_local else token,
+        transfer_directory=options.transfer_directory,
+        on_session_end=stop.set if options.client else lambda: None,
+    )
+    server = GrpcServer(service.methods())
+    watch_in_loop(options.parent, stop.set)
+    try:
+        check_may_listen(address, token)
+        if options.client:
+            first.append(await open_one())
+        if address.is_unix:
+            await server.listen_unix(address.path)
+            where = str(address)
+        else:
+            port = await server.listen_tcp(address.host, address.port)
+            where = str(Address(host=address.host, port=port))
+    except (AtollError, OSError) as error:
+        write_ready(options.ready_fd, Ready(error=type(error).__name__, message=str(error)))
+        return
+    write_ready(options.ready_fd, Ready(address=where))
+    spare_collector()
+    await stop.wait()
+    service.close()
+    await server.close()
+
+
+def _note(path: str) -> None:
+    with contextlib.suppress(OSError), open(path, "ab") as losses:
+        losses.write(b"\n")
+
+
+def main() -> None:
+    options = read_options(ProxyOptions)
+    start_logging("proxy")
+    try:
+        run_loop(lambda stop: serve(options, stop))
+    finally:
+        for folder in (options.directory, options.transfer_directory):
+            if folder and options.client:
+                shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)  # threads may still block on the data channels
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""A request that has not been answered yet, and the ways to answer it.
+
+A request that makes arrays is answered at once: the client has numbered the results itself, and whatever uses them
+reports a failure. A request that needs the cluster is answered later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any
+
+from atoll.errors import Status, StatusError, status_of
+from atoll.ifrt.arrays import ArrayRecord, Memory
+from atoll.ifrt.session import FIRST_MINTED_HANDLE, IfrtSession
+from atoll.protocol.ifrt import session_pb2
+from atoll.protocol.translation import codec
+
+_log = logging.getLogger(__name__)
+
+USER_CONTEXT_PAYLOAD = "type.googleapis.com/ifrt.UserContext"
+
+
+class PendingRequest:
+    """One request, which gets one response. `context` names the Python stack that made it, or is 0."""
+
+    __slots__ = ("context", "op", "session")
+
+    def __init__(self, session: IfrtSession, op: int, context: int) -> None:
+        self.session = session
+        self.op = op
+        self.context = context
+
+    def response(self) -> Any:
+        """An empty response to fill; setting one of its kinds makes it a success."""
+        response = session_pb2.Response()
+        response.meta.op_id = self.op
+        return response
+
+    def reply(self, response: Any) -> None:
+        """The client may forget the request's stack now."""
+        self.session.responses.send(response, self.context)
+
+    def reply_out_of_sequence(self, response: Any) -> None:
+        """As `reply`, where the client is never done with the response (see `responses`)."""
+        self.session.responses.send_out_of_sequence(response, self.context)
+
+    def reply_arrays(self, kind: str, handles: Sequence[int], *, one: bool = False) -> None:
+        """The reply of a request that made arrays, which keep its stack."""
+        response = self.response()
+        reply = getattr(response, kind)
+        reply.SetInParent()
+        if one:
+            reply.array = handles[0]
+        else:
+            reply.arrays.extend(handles)
+        self.session.responses.send(response, 0 if handles else self.context)
+
+    def fail(self, status: Status, *, with_stack: bool = True) -> None:
+        """Answers with an error. The client shows it beside the stack of the request, unless that is left out."""
+        response = self.response()
+        response.meta.status.CopyFrom(codec.status_to(self._with_stack(status) if with_stack else status))
+        self.session.responses.send_out_of_sequence(response, self.context)
+
+    def reply_later(self, work: Coroutine[Any, Any, Any], *, with_stack: bool = True) -> None:
+        """Answers when `work` is done, with the response that it returns or the error that it raises."""
+        self.session.spawn(self._answer(work, with_stack))
+
+    def reply_outcome(self, kind: str, handle: int) -> None:
+        """Answers when the future `handle` is resolved: with an empty `kind`, or with its error."""
+        future = self.session.take_future(handle)
+
+        async def work() -> Any:
+            (await future).raise_if_error()
+            response = self.response()
+            getattr(response, kind).SetInParent()
+            return response
+
+        self.reply_later(work())
+
+    async def _answer(self, work: Coroutine[Any, Any, Any], with_stack: bool) -> None:
+        try:
+            self.reply(await work)
+        except StatusError as error:
+            self.fail(error.status, with_stack=with_stack)
+        except Exception as error:
+            _log.exception("a request failed")
+            self.fail(status_of(error), with_stack=with_stack)
+
+    @contextlib.contextmanager
+    def making(self, given: Sequence[int]) -> Iterator[None]:
+        """Where the block fails, the handles that the client chose for results stand for its error from now on."""
+        try:
+            yield
+        except StatusError as error:
+            self.set_error(given, error)
+            raise
+
+    def set_error(self, given: Sequence[int], error: StatusError) -> None:
+        """The handles that the client chose for results stand for the error."""
+        status = self._with_stack(error.status)
+        records = self.session.arrays.records
+        for handle in given:
+            if 0 < handle < FIRST_MINTED_HANDLE and handle not in records:
+                records[handle] = ArrayRecord(None, Memory(), None, status)
+
+    def _with_stack(self, status: Status) -> Status:
+        if not self.context or USER_CONTEXT_PAYLOAD in status.payloads:
+            return status
+        payloads = {**status.payloads, USER_CONTEXT_PAYLOAD: str(self.context).encode()}
+        return Status(status.code, status.message, payloads)
+
+
+# What a kind of request does: it answers, or raises StatusError.
+Handler = Callable[[PendingRequest, Any], None]

@@ -1,0 +1,191 @@
+"""The checks of a program that a client has traced.
+
+A client is not believed in anything that the session knows itself: which function a fingerprint stands for, on which
+devices it runs, what it returns, and which of its inputs it consumes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from atoll.errors import StatusError, invalid
+from atoll.ifrt.executables import Executable
+from atoll.ir.program import Call, Node, Program, Transfer, check
+from atoll.ir.types import DTYPE_BITS, ArraySpec, Even, Replicated, Tiled, shard_boxes, shard_shape
+from atoll.protocol.ifrt import xla_pb2
+from atoll.protocol.translation import codec
+from atoll.session.session import ClusterSession
+
+MAX_NODES = 1 << 16
+MAX_VALUES = 1 << 20
+_NO_ARRAYS = ("token", "opaque", "string")
+
+
+class ProgramChecker:
+    """Goes through a client's program once; gives it as the session knows it, and XLA's form of each sharding."""
+
+    def __init__(self, program: Program, functions: list[Executable], cluster: ClusterSession) -> None:
+        self.program = program
+        self.functions = functions
+        self.cluster = cluster
+        self.specs: list[ArraySpec] = []
+        self.op_shardings: list[bytes | None] = []
+        self.consumed: set[int] = set()
+
+    def run(self) -> tuple[Program, list[bytes | None]]:
+        program = self.program
+        if len(program.nodes) > MAX_NODES:
+            raise invalid(f"a program of {len(program.nodes)} nodes; at most {MAX_NODES} are allowed")
+        if program.feeds:
+            raise invalid("a client's program exchanges nothing with its host")
+        check(program)
+        for spec in program.arguments:
+            self._declared(spec)
+            self._define(spec, None)
+        nodes: list[Node] = []
+        for node in program.nodes:
+            for value in node.inputs:
+                if value in self.consumed:
+                    raise invalid(f"program {program.name!r} uses value {value} after it was donated")
+            match node:
+                case Call():
+                    node = self._call(node)
+                case Transfer():
+                    self._transfer(node)
+                case _:
+                    raise invalid(f"a client's program has calls and transfers, no {type(node).__name__}")
+            consumed = consumes(node)
+            if any(node.inputs.count(value) > 1 for value in consumed):
+                raise invalid(f"program {program.name!r} donates a value and passes it to the same node once more")
+            self.consumed.update(consumed)
+            nodes.append(node)
+        count = len(program.arguments)
+        if len(set(program.results)) != len(program.results) or any(value < count for value in program.results):
+            raise invalid(f"program {program.name!r} returns a value twice, or an argument")
+        if self.consumed.intersection(program.results):
+            raise invalid(f"program {program.name!r} returns a value that it has donated")
+        return msgspec.structs.replace(program, nodes=tuple(nodes)), self.op_shardings
+
+    def _define(self, spec: ArraySpec, op_sharding: bytes | None) -> None:
+        if len(self.specs) >= MAX_VALUES:
+            raise invalid(f"a program of more than {MAX_VALUES} values")
+        self.specs.append(spec)
+        self.op_shardings.append(op_sharding)
+
+    def _declared(self, spec: ArraySpec) -> None:
+        """Raises INVALID_ARGUMENT for an array that cannot be."""
+        shape, sharding = spec.shape, spec.sharding
+        if spec.dtype not in DTYPE_BITS or spec.dtype in _NO_ARRAYS:
+            raise invalid(f"no such dtype: {spec.dtype[:40]!r}")
+        if len(shape) > codec.MAX_RANK or min(shape, default=0) < 0 or math.prod(shape) > codec.MAX_ELEMENTS:
+            raise invalid(f"no such shape: {list(shape[: codec.MAX_RANK])}")
+        if not sharding.devices or len(set(sharding.devices)) != len(sharding.devices):
+            raise invalid("a sharding needs devices, each once")
+        self.cluster.hosts_of(sharding.devices)
+        if not isinstance(sharding.tiling, Replicated | Tiled):
+            raise invalid("a program's arrays are replicated or tiled")
+        if isinstance(sharding.tiling, Tiled) and len(sharding.tiling.dims) > codec.MAX_RANK + 8:
+            raise invalid(f"a tile assignment of {len(sharding.tiling.dims)} dimensions")
+        shard_boxes(sharding, shape)
+        if spec.layout is not None and sorted(spec.layout) != list(range(len(shape))):
+            raise invalid("a layout that is no order of the dimensions")
+
+    def _call(self, node: Call) -> Call:
+        name = self.program.name
+        if not 0 <= node.function < len(self.functions):
+            raise invalid(f"program {name!r} calls function {node.function} of {len(self.functions)}")
+        function = self.functions[node.function]
+        parameters = function.info.parameters
+        if (len(node.inputs), len(node.outputs)) != (len(parameters), len(function.outputs)):
+            raise invalid(
+                f"program {name!r} calls {function.name} with {len(node.inputs)} inputs and {len(node.outputs)} "
+                f"outputs, where it has {len(parameters)} and {len(function.outputs)}"
+            )
+        if node.preserved or node.completion:
+            raise invalid("only the server may say what a call preserves, and that it has a completion")
+        for position, (value, (dtype, shape)) in enumerate(zip(node.inputs, parameters, strict=True)):
+            spec = self.specs[value]
+            if spec.dtype != dtype or spec.sharding.devices != function.devices or _shard_shapes(spec) != {shape}:
+                raise invalid(
+                    f"program {name!r} calls {function.name} with {describe(spec)} as input {position}, "
+                    f"where it takes shards of {dtype}{list(shape)} on devices {list(function.devices)}"
+                )
+        for declared, actual, info in zip(node.outputs, function.outputs, function.info.outputs, strict=True):
+            self._declared(declared)
+            if not fits(actual, declared):
+                raise invalid(
+                    f"program {name!r} takes {describe(declared)} from {function.name}, which gives {describe(actual)}"
+                )
+            # Where an output's shards lie is the client's to say if XLA does not.
+            tiling = declared.sharding.tiling if isinstance(actual.sharding.tiling, Even) else actual.sharding.tiling
+            sharding = msgspec.structs.replace(actual.sharding, tiling=tiling)
+            self._define(msgspec.structs.replace(actual, sharding=sharding), info.op_sharding)
+        may = set(node.donated)
+        return Call(
+            function.function,
+            node.inputs,
+            tuple(self.specs[-len(function.outputs) :]) if function.outputs else (),
+            function.devices,
+            tuple(i for i in function.info.donated if i in may),
+            tuple(i for i in function.info.donated if i not in may),
+        )
+
+    def _transfer(self, node: Transfer) -> None:
+        if not node.reshard:
+            raise invalid("a client's program reshards what it transfers")
+        for value, target in zip(node.inputs, node.outputs, strict=True):
+            self._declared(target)
+            source = self.specs[value]
+            if (source.dtype, source.shape) != (target.dtype, target.shape):
+                raise invalid(f"a transfer cannot change {describe(source)} to {describe(target)}")
+            shard_boxes(source.sharding, source.shape)
+            self._define(target, _op_sharding(target))
+
+
+def consumes(node: Node) -> tuple[int, ...]:
+    if isinstance(node, Call):
+        return tuple(node.inputs[i] for i in node.donated)
+    return node.inputs if isinstance(node, Transfer) and node.donate else ()
+
+
+def _shard_shapes(spec: ArraySpec) -> set[tuple[int, ...]]:
+    return {shard_shape(spec.sharding, spec.shape, i) for i in range(len(spec.sharding.devices))}
+
+
+def fits(given: ArraySpec, expected: ArraySpec) -> bool:
+    """Whether an array may be given where another one is expected: as far as known, they have the same shards."""
+    if (given.dtype, given.shape) != (expected.dtype, expected.shape):
+        return False
+    if given.sharding.devices != expected.sharding.devices:
+        return False
+    if given.sharding == expected.sharding:
+        return True
+    try:
+        if isinstance(given.sharding.tiling, Even):
+            return _shard_shapes(given) == _shard_shapes(expected)
+        return shard_boxes(given.sharding, given.shape) == shard_boxes(expected.sharding, expected.shape)
+    except StatusError:
+        return False
+
+
+def describe(spec: ArraySpec) -> str:
+    return f"{spec.dtype}{list(spec.shape)} on devices {list(spec.sharding.devices)}"
+
+
+def _op_sharding(spec: ArraySpec) -> bytes | None:
+    """XLA's own form of a sharding over several devices."""
+    tiling = spec.sharding.tiling
+    if not isinstance(tiling, Tiled):
+        return b""
+    rank = len(spec.shape)
+    replicas = math.prod(tiling.dims[rank:])
+    return bytes(
+        xla_pb2.OpSharding(
+            type=xla_pb2.OpSharding.OTHER,
+            tile_assignment_dimensions=(*tiling.dims[:rank], *((replicas,) if replicas > 1 else ())),
+            tile_assignment_devices=tiling.order,
+            replicate_on_last_tile_dim=replicas > 1,
+        ).SerializeToString()
+    )

@@ -1,0 +1,53 @@
+"""What each kind of request does, and how a request finds its handler."""
+
+from __future__ import annotations
+
+import logging
+
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from atoll.errors import Code, StatusError, status_of
+from atoll.ifrt.pending_request import Handler, PendingRequest
+from atoll.ifrt.requests import (
+    array_lifetimes,
+    array_views,
+    executables,
+    host_transfers,
+    transfers,
+    values,
+)
+from atoll.ifrt.session import IfrtSession
+from atoll.protocol.ifrt import session_pb2
+from atoll.protocol.translation import codec
+
+_log = logging.getLogger(__name__)
+
+HANDLERS: dict[str, Handler] = {
+    **values.HANDLERS,
+    **host_transfers.HANDLERS,
+    **array_views.HANDLERS,
+    **transfers.HANDLERS,
+    **array_lifetimes.HANDLERS,
+    **executables.HANDLERS,
+}
+
+
+def handle_request(session: IfrtSession, data: bytes | memoryview) -> None:
+    """Handles one request of the client.
+
+    Raises INVALID_ARGUMENT for bytes that are none: the stream then ends.
+    """
+    request = codec.parse(session_pb2.Request, data if isinstance(data, bytes) else bytes(data))
+    kind = request.WhichOneof("kind")
+    pending = PendingRequest(session, request.meta.op_id, request.meta.user_context_id)
+    try:
+        handler = HANDLERS.get(kind)
+        if handler is None:
+            fields = [field.field_number for field in UnknownFieldSet(request)]
+            raise StatusError(Code.UNIMPLEMENTED, f"a request of a kind that Atoll does not know: {fields}")
+        handler(pending, getattr(request, kind))
+    except StatusError as error:
+        pending.fail(error.status)
+    except Exception as error:
+        _log.exception("handling %s failed", kind)
+        pending.fail(status_of(error))

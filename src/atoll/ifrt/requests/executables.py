@@ -1,0 +1,205 @@
+"""Executables: compiled, queried, run, released. Running one is the hot path of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+import msgspec
+
+from atoll.errors import OK, Code, Status, StatusError, invalid, unimplemented
+from atoll.ifrt import slices
+from atoll.ifrt.compile_requests import compile_job, plugin_payload
+from atoll.ifrt.executables import Executable
+from atoll.ifrt.loaded import MPMD_ERROR, Loaded
+from atoll.ifrt.pending_request import Handler, PendingRequest
+from atoll.ifrt.program_executables import read
+from atoll.ir.submission import is_submission
+from atoll.protocol.advice import CALLBACK_ADVICE
+from atoll.protocol.messages import FunctionInfo
+from atoll.protocol.translation import codec
+
+_NOTHING_KEPT: frozenset[int] = frozenset()
+
+
+def _compile(pending: PendingRequest, request: Any) -> None:
+    session = pending.session
+    payload = plugin_payload(request.program)
+    if slices.is_slice_request(payload):
+        slices.add(pending, payload)
+        return
+    if is_submission(payload):
+        pending.reply(_loaded(pending, read(payload, list(session.executables.values()), session.cluster)))
+        return
+
+    async def work() -> Any:
+        job = compile_job(request, len(session.cluster.welcome.devices))
+        number, encoded = await session.cluster.register_function(job.source, job.content, job.assignment)
+        return _loaded(pending, Executable(number, msgspec.msgpack.decode(encoded, type=FunctionInfo), job))
+
+    # JAX raises this error from the very call that failed: without a stack it reads as in stock JAX.
+    pending.reply_later(work(), with_stack=False)
+
+
+def _loaded(pending: PendingRequest, loaded: Loaded) -> Any:
+    session = pending.session
+    response = pending.response()
+    response.compile.CopyFrom(loaded.compile_reply(session.load(loaded), session.add_future(OK)))
+    return response
+
+
+def _metadata(pending: PendingRequest, request: Any) -> None:
+    response = pending.response()
+    response.executable_metadata.CopyFrom(pending.session.executable(request.executable).metadata_reply())
+    pending.reply(response)
+
+
+def _mpmd_metadata(pending: PendingRequest, request: Any) -> None:
+    pending.session.executable(request.executable)
+    response = pending.response()
+    reply = response.executable_mpmd_metadata
+    reply.mpmd_compiled_memory_stats_error.CopyFrom(codec.status_to(MPMD_ERROR))
+    pending.reply(response)
+
+
+def _mpmd_cost_analysis(pending: PendingRequest, request: Any) -> None:
+    pending.session.executable(request.executable)
+    response = pending.response()
+    response.executable_mpmd_cost_analysis.status.CopyFrom(codec.status_to(MPMD_ERROR))
+    pending.reply(response)
+
+
+def _cost_analysis(pending: PendingRequest, request: Any) -> None:
+    response = pending.response()
+    reply = response.executable_cost_analysis
+    executable = pending.session.executable(request.executable)
+    _inquire(pending, response, reply, executable.cost(pending.session.cluster, reply))
+
+
+def _program_text(pending: PendingRequest, request: Any) -> None:
+    response = pending.response()
+    reply = response.executable_program_text
+    executable = pending.session.executable(request.executable)
+
+    async def fill() -> None:
+        reply.human_readable_program_text = await executable.text(pending.session.cluster)
+
+    _inquire(pending, response, reply, fill())
+
+
+def _inquire(pending: PendingRequest, response: Any, reply: Any, fill: Coroutine[Any, Any, None]) -> None:
+    """Answers when `reply` is filled; both kinds of reply have a `status` of their own for a failure."""
+
+    async def work() -> Any:
+        try:
+            await fill
+        except StatusError as error:
+            reply.status.CopyFrom(codec.status_to(error.status))
+        return response
+
+    pending.reply_later(work())
+
+
+def _delete(pending: PendingRequest, request: Any) -> None:
+    pending.session.executable(request.executable)
+    response = pending.response()
+    unsupported = Status(Code.UNIMPLEMENTED, "executables are destructed, not deleted")
+    response.executable_delete.future = pending.session.add_future(unsupported)
+    pending.reply(response)
+
+
+def _is_deleted(pending: PendingRequest, request: Any) -> None:
+    pending.session.executable(request.executable)
+    response = pending.response()
+    response.executable_is_deleted.is_deleted = False
+    pending.reply(response)
+
+
+def _destruct(pending: PendingRequest, request: Any) -> None:
+    pending.session.unload(request.executable)
+    response = pending.response()
+    response.executable_destruct.SetInParent()
+    pending.reply(response)
+
+
+def _execute(pending: PendingRequest, request: Any) -> None:
+    session = pending.session
+    given = list(request.results)
+    try:
+        handles, status_handle, executable = _run(pending, request, given)
+    except StatusError as error:
+        pending.set_error(given, error)
+        if request.status_handle:
+            session.add_future(error.status, request.status_handle)
+        raise
+    response = pending.response()
+    reply = response.execute
+    reply.SetInParent()
+    if status_handle:
+        reply.status_handle = status_handle
+    if not given:
+        reply.outputs.extend(executable.output_replies(handles))
+    session.responses.send(response, 0 if handles else pending.context)
+
+
+def _run(pending: PendingRequest, request: Any, given: list[int]) -> tuple[list[int], int, Loaded]:
+    session = pending.session
+    executable = session.executable(request.executable)
+    arguments = executable.gather(session.staged, list(request.arguments))
+    if arguments is None:
+        return session.handles(given, 0), 0, executable
+    if request.device_ids and tuple(request.device_ids) != executable.devices:
+        raise invalid("an executable runs on the devices that it was compiled for")
+    records = [session.arrays.get(handle) for handle in arguments]
+    executable.check(records)
+    options = request.options
+    preserved = _NOTHING_KEPT
+    if options.non_donatable_input_indices and executable.donated:
+        preserved = executable.donated & frozenset(options.non_donatable_input_indices)
+    key = (preserved, options.fill_status)
+    registered = executable.programs.get(key)
+    if registered is None:
+        definition = executable.program(*key)
+        completions = len(definition.results) - len(executable.outputs)
+        registered = executable.programs[key] = session.cluster.register_program(definition), completions
+    program, completions = registered
+    handles = session.handles(given, len(executable.outputs))
+    status_handle = 0
+    if options.fill_status:
+        status_handle = session.add_future(handle=request.status_handle)
+        ended = [session.cluster.mint() for _ in range(completions)]
+        session.launch(program, arguments, (*handles, *ended), context=pending.context, credits=executable.credits)
+        session.cluster.wait(executable.awaited(handles, ended), session.resolver(status_handle))
+        session.cluster.release(ended)
+    else:
+        session.launch(program, arguments, handles, context=pending.context, credits=executable.credits)
+    for position in executable.donated:
+        if position not in preserved:
+            records[position].memory.delete()
+    session.define(handles, executable.outputs, pending.context)
+    return handles, status_handle, executable
+
+
+def _fetch_execute_result(pending: PendingRequest, request: Any) -> None:
+    pending.reply_outcome("fetch_execute_result", request.status_handle)
+
+
+def _host_callback(pending: PendingRequest, request: Any) -> None:
+    raise unimplemented(CALLBACK_ADVICE)
+
+
+HANDLERS: dict[str, Handler] = {
+    "compile": _compile,
+    "executable_metadata": _metadata,
+    "executable_mpmd_metadata": _mpmd_metadata,
+    "executable_mpmd_cost_analysis": _mpmd_cost_analysis,
+    "executable_cost_analysis": _cost_analysis,
+    "executable_program_text": _program_text,
+    "executable_delete": _delete,
+    "executable_is_deleted": _is_deleted,
+    "executable_destruct": _destruct,
+    "execute": _execute,
+    "fetch_execute_result": _fetch_execute_result,
+    "host_callback_poll": _host_callback,
+    "host_callback_return": _host_callback,
+}

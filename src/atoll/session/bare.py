@@ -1,0 +1,117 @@
+"""A client without JAX: programs of null devices' functions, over a session like the IFRT front end's.
+
+What JAX and its client would cost comes on top; it is measured with real devices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from atoll.ir.program import Call, Node, Program, Transfer
+from atoll.ir.types import ArraySpec, Sharding, Tiled
+from atoll.session.connection import ReplyFuture
+from atoll.session.opening import open_session
+from atoll.session.session import ClusterSession
+from atoll.wire.address import parse_address
+
+_PATIENCE_SECONDS = 120.0
+
+
+def sharded(devices: Sequence[int], nbytes: int = 4) -> ArraySpec:
+    """A vector of bytes for each device, so many on each."""
+    count = len(devices)
+    return ArraySpec("uint8", (count * nbytes,), Sharding(tuple(devices), Tiled((count,), tuple(range(count)))))
+
+
+class Compilable(Protocol):
+    """What the cluster's workers compile, such as a `worker.null.program.NullProgram`."""
+
+    def source(self) -> bytes: ...
+
+
+class BareClient:
+    """One session. All methods are called on the loop that opened it; `now` is the client's clock."""
+
+    def __init__(self, session: ClusterSession, now: Callable[[], float] = time.perf_counter) -> None:
+        self._session = session
+        self._now = now
+        ordered = sorted(session.welcome.devices, key=lambda device: (device.island, device.host, device.id))
+        self.devices = [device.id for device in ordered]
+        hosts = sorted({(device.island, device.host) for device in ordered})
+        self.hosts = [[device.id for device in ordered if (device.island, device.host) == host] for host in hosts]
+        self.islands = [
+            [device.id for device in ordered if device.island == island]
+            for island in sorted({island for island, _ in hosts})
+        ]
+
+    @classmethod
+    async def open(cls, address: str, label: str = "bare client") -> BareClient:
+        """Opens a session with the cluster at `address`. Raises ConnectError."""
+        return cls(await open_session(parse_address(address), "", label, os.getpid(), _PATIENCE_SECONDS))
+
+    def close(self) -> None:
+        self._session.close()
+
+    async def compile(self, program: Compilable, devices: Sequence[int]) -> int:
+        """The function's number on these devices. Raises StatusError."""
+        source = program.source()
+        content = hashlib.sha256(source).hexdigest()
+        number, _ = await self._session.register_function(source, content, (tuple(devices),))
+        return number
+
+    def register(self, program: Program) -> int:
+        return self._session.register_program(program)
+
+    async def launch(self, program: int, arguments: Sequence[int], results: int, credits: int = 1) -> list[int]:
+        """Launches a program; the handles of its results. Waits while the session's window is full."""
+        window = self._session.window
+        limit = window.limit_for(credits)
+        while window.in_flight > limit:
+            room = self._session.make_future()
+            window.when_at_most(limit, partial(room.set_result, None))
+            await room
+        handles = [self._session.mint() for _ in range(results)]
+        self._session.launch(program, arguments, handles, credits=credits)
+        return handles
+
+    def release(self, handles: Sequence[int]) -> None:
+        self._session.release(handles)
+
+    def when_ready(self, handles: Sequence[int]) -> Coroutine[Any, Any, float]:
+        """Asks at once. To be awaited: when they were ready, by the client's clock; raises the first error."""
+        future = self._session.make_future()
+        self._session.wait(handles, lambda status: future.set_result((status, self._now())))
+        return _ready(future)
+
+    async def wait(self, handles: Sequence[int]) -> None:
+        """Returns once they are ready. Raises StatusError for the first error."""
+        await self.when_ready(handles)
+
+
+async def _ready(future: ReplyFuture) -> float:
+    status, at = await future
+    status.raise_if_error()
+    return float(at)
+
+
+def call(
+    function: int,
+    inputs: Sequence[int],
+    outputs: Sequence[ArraySpec],
+    devices: Sequence[int],
+    donated: tuple[int, ...] = (),
+) -> Call:
+    return Call(function, tuple(inputs), tuple(outputs), tuple(devices), donated)
+
+
+def transfer(value: int, target: ArraySpec) -> Transfer:
+    return Transfer((value,), (target,), reshard=True)
+
+
+def program(name: str, arguments: Sequence[ArraySpec], nodes: Sequence[Node], results: Sequence[int]) -> Program:
+    return Program(name, tuple(arguments), tuple(nodes), tuple(results))

@@ -1,0 +1,208 @@
+"""The data channels of one session to the workers of all hosts, across the restarts of these.
+
+What is sent to a host without a channel waits until there is one. All methods run on the event loop's thread but for
+what the comments say; what threads find out comes back to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from atoll.errors import AtollError, Code, ConnectError, Status
+from atoll.session.connection import OnBroken, OnFeed, Unreached
+from atoll.transfers.channel import DataChannel
+from atoll.transfers.engine import Piece
+from atoll.wire.address import Address, parse_address
+
+# Contents up to this size are written to the socket on the loop's thread; its buffer holds many of them.
+_DIRECT_BYTES = 16 * 1024
+# The controller reports a lost host soon after its channel broke; else it is the channel alone that broke.
+_REPORT_SECONDS = 3.0
+_DIALS = 32  # at once
+_EVERYWHERE = ("0.0.0.0", "::")
+
+_Send = Callable[[DataChannel], None]
+
+
+class Channels:
+    """The `DataChannels` of `session` over sockets: one a host.
+
+    `on_broken(status)` is called where a channel breaks whose host the controller does not report lost.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        session: int,
+        secret: str,
+        controller: Address,
+        on_feed: OnFeed,
+        on_broken: OnBroken,
+    ) -> None:
+        self._loop = loop
+        self._session = session
+        self._secret = secret
+        self._controller = controller
+        self._on_feed = on_feed
+        self._on_broken = on_broken
+        self._open: dict[int, DataChannel] = {}
+        self._absent: dict[int, list[tuple[_Send, bool]]] = {}  # by host: what to send, and whether it is small
+        self._unexplained: dict[int, asyncio.TimerHandle] = {}  # breaks, by host, until the controller reports its loss
+        self._dials: dict[int, object] = {}  # by host: the latest, unless the host was lost meanwhile
+        self._senders = ThreadPoolExecutor(2, "atoll-upload")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    # ---- opening and closing
+
+    def connect(self, hosts: Sequence[tuple[int, str]], then: Callable[[Unreached], None]) -> None:
+        """Dials all at once; sends what has waited for each as soon as it is reached."""
+        task = self._loop.create_task(self._connect(hosts, then))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connect(self, hosts: Sequence[tuple[int, str]], then: Callable[[Unreached], None]) -> None:
+        unreached: dict[int, ConnectError] = {}
+        dialers = ThreadPoolExecutor(max(1, min(_DIALS, len(hosts))), "atoll-dial")
+
+        async def connect(host: int, address: str) -> None:
+            dialed = self._dials[host] = object()
+            try:
+                target = _reachable(address, self._controller)
+                channel = await self._loop.run_in_executor(dialers, _open, target, self._session, self._secret)
+            except ConnectError as error:
+                unreached[host] = error
+            except (AtollError, OSError) as error:
+                unreached[host] = ConnectError(f"the data port at {address} cannot be opened: {error}")
+            else:
+                if self._closed or self._dials.get(host) is not dialed:
+                    channel.close()
+                else:
+                    self._opened(host, channel)
+
+        try:
+            await asyncio.gather(*(connect(host, address) for host, address in hosts))
+        finally:
+            dialers.shutdown(wait=False)
+        then(unreached)
+
+    def _opened(self, host: int, channel: DataChannel) -> None:
+        self._open[host] = channel
+        self._explain(host)
+        threading.Thread(target=self._receive, args=(host, channel), name="atoll-download", daemon=True).start()
+        for send, small in self._absent.pop(host, ()):
+            self._send(host, send, small)
+
+    def disconnect(self, hosts: Iterable[int]) -> None:
+        for host in hosts:
+            self._dials.pop(host, None)
+            self._explain(host)
+            channel = self._open.pop(host, None)
+            if channel is not None:
+                channel.close()
+
+    def close(self) -> None:
+        self._closed = True
+        for channel in self._open.values():
+            channel.close()
+        self._open.clear()
+        self._absent.clear()
+        self._senders.shutdown(wait=False, cancel_futures=True)
+
+    # ---- sending
+
+    def upload(self, hosts: Sequence[int], feed: int, contents: Sequence[Any]) -> None:
+        small = sum(memoryview(part).nbytes for part in contents) <= _DIRECT_BYTES
+        for host in hosts:
+            self._send(host, lambda channel: channel.send(self._session, feed, contents), small)
+
+    def upload_file(self, hosts: Sequence[int], feed: int, nbytes: int, descriptor: int) -> None:
+        for host in hosts:
+            self._send(host, partial(self._send_file, feed, nbytes, _File(os.dup(descriptor))), small=False)
+        os.close(descriptor)
+
+    def _send_file(self, feed: int, nbytes: int, file: _File, channel: DataChannel) -> None:
+        channel.send_file(self._session, feed, nbytes, file.descriptor)
+
+    def _send(self, host: int, send: _Send, small: bool) -> None:
+        """Calls `send(channel)`: now if it is `small` and can go at once, else on a thread; or once it is back."""
+        channel = self._open.get(host)
+        if channel is None:
+            self._absent.setdefault(host, []).append((send, small))
+        elif small and channel.takes_at_once(_DIRECT_BYTES):  # the loop's thread must not wait for a host
+            self._try(host, channel, send)
+        else:
+            self._senders.submit(self._try, host, channel, send)
+
+    # ---- on any thread
+
+    def _try(self, host: int, channel: DataChannel, send: _Send) -> None:
+        try:
+            send(channel)
+        except (OSError, AtollError) as error:
+            self._on_loop(self._break, host, channel, f"bulk data cannot be sent to host {host}: {error}")
+
+    def _receive(self, host: int, channel: DataChannel) -> None:
+        def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
+            self._on_loop(self._on_feed, piece.feed, content, piece.more, done)
+
+        try:
+            channel.receive(on_piece)
+            reason = "it closed the connection"
+        except (AtollError, OSError) as error:
+            reason = str(error)
+        self._on_loop(self._break, host, channel, f"the data port of host {host} is gone: {reason}")
+
+    def _on_loop(self, call: Callable[..., None], *arguments: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(call, *arguments)
+
+    # ---- breaks
+
+    def _break(self, host: int, channel: DataChannel, reason: str) -> None:
+        if self._closed or self._open.get(host) is not channel:
+            return
+        del self._open[host]
+        channel.close()
+        self._unexplained[host] = self._loop.call_later(_REPORT_SECONDS, self._channel_broken, host, reason)
+
+    def _explain(self, host: int) -> None:
+        """The host was lost or is back: what broke was its end, and not its channel alone."""
+        timer = self._unexplained.pop(host, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _channel_broken(self, host: int, reason: str) -> None:
+        del self._unexplained[host]
+        if not self._closed:
+            self._on_broken(Status(Code.UNAVAILABLE, reason))
+
+
+class _File:
+    """A descriptor that is closed with the last reference to it: one that waits for a host may never be sent."""
+
+    __slots__ = ("descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
+def _open(address: Address, session: int, secret: str) -> DataChannel:
+    return DataChannel.connect(address, session, secret)
+
+
+def _reachable(data_address: str, controller: Address) -> Address:
+    """A data port's address as seen from here: one that listens everywhere is on its controller's machine."""
+    address = parse_address(data_address)
+    return replace(address, host=controller.host) if address.host in _EVERYWHERE else address

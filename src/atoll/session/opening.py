@@ -1,0 +1,140 @@
+"""How a session opens over sockets: the control connection, the welcome, and a data channel to each host.
+
+A session opens although some hosts cannot be reached. What is sent to such a host waits until the controller reports
+that it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from atoll._version import __version__
+from atoll.errors import ConnectError, refusal
+from atoll.protocol import messages as m
+from atoll.session.channels import Channels
+from atoll.session.connection import DataChannels, OnBroken, OnFeed, Unreached
+from atoll.session.session import ClusterSession
+from atoll.wire.address import Address
+from atoll.wire.connection import Connection, connect
+
+_log = logging.getLogger(__name__)
+
+_WELCOME_SECONDS = 60.0
+_RETRY_SECONDS = 0.02
+
+
+class _Unreachable(ConnectError):
+    """Nobody listens there yet: a controller or a worker that is still starting."""
+
+
+async def open_session(
+    controller: Address, token: str, label: str, pid: int, patience: float, first_handle: int = 1
+) -> ClusterSession:
+    """Opens a session with a controller that may still be starting: tries for `patience` seconds.
+
+    Raises AccessError, VersionError, or ConnectError with what the user can do.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            hello = m.Hello(m.PROTOCOL, "proxy", token, pid, __version__, label)
+            return await _Opening(controller, first_handle).run(hello)
+        except _Unreachable as error:
+            if time.monotonic() > deadline:
+                raise ConnectError(str(error)) from None
+            await asyncio.sleep(_RETRY_SECONDS)
+
+
+class _Opening:
+    """One attempt."""
+
+    def __init__(self, controller: Address, first_handle: int) -> None:
+        self._controller = controller
+        self._first_handle = first_handle
+        self._loop = asyncio.get_running_loop()
+        self._connection: Connection
+        self._opened: ClusterSession | None = None
+        self._session: asyncio.Future[ClusterSession] = self._loop.create_future()
+
+    async def run(self, hello: m.Hello) -> ClusterSession:
+        try:
+            self._connection = await connect(
+                self._controller, m.ToProxy, self._handle, self._lost, name="the Atoll controller"
+            )
+        except ConnectError as error:
+            raise _Unreachable(str(error)) from None
+        session: ClusterSession | None = None
+        try:
+            self._connection.send(hello)
+            session = await self._welcomed()
+            await self._connect_hosts(session)
+        except BaseException:
+            (session or self._connection).close()
+            raise
+        return session
+
+    async def _welcomed(self) -> ClusterSession:
+        try:
+            async with asyncio.timeout(_WELCOME_SECONDS):
+                return await self._session
+        except TimeoutError:
+            raise ConnectError(
+                f"the controller at {self._controller} opened no session within {_WELCOME_SECONDS:.0f} s: "
+                "not all of its workers are up (atoll status shows which)"
+            ) from None
+
+    async def _connect_hosts(self, session: ClusterSession) -> None:
+        tried: asyncio.Future[Unreached] = self._loop.create_future()
+
+        def connected(unreached: Unreached) -> None:
+            if not tried.done():  # it may have been cancelled
+                tried.set_result(unreached)
+
+        session.connect(connected)
+        unreached = await tried
+        if session.lost is not None:
+            raise ConnectError(session.lost.message)
+        for host, error in unreached.items():
+            _log.warning("the session opens without host %d: %s", host, error)
+        if unreached and len(unreached) == len(session.welcome.hosts):
+            raise _Unreachable(f"none of the cluster's hosts can be reached: {next(iter(unreached.values()))}")
+
+    def _handle(self, message: Any) -> None:
+        if self._opened is not None:  # this one came in the same read as the welcome
+            self._opened.handle(message)
+            return
+        match message:
+            case m.Welcome():
+                channels = self._open_channels(message)
+                session = ClusterSession(
+                    message, self._connection, channels, self._loop.create_future, self._first_handle
+                )
+                self._opened = session
+                self._connection.on_message = session.handle
+                self._connection.on_lost = session.connection_lost
+                self._answer(session)
+            case m.Refused(status=status):
+                self._answer(refusal(status))
+            case m.Closing(status=status):
+                self._answer(ConnectError(status.message))
+
+    def _open_channels(self, welcome: m.Welcome) -> Callable[[OnFeed, OnBroken], DataChannels]:
+        def open_channels(on_feed: OnFeed, on_broken: OnBroken) -> DataChannels:
+            return Channels(self._loop, welcome.session, welcome.secret, self._controller, on_feed, on_broken)
+
+        return open_channels
+
+    def _lost(self, reason: str) -> None:
+        self._answer(ConnectError(f"the Atoll controller is gone: {reason}"))
+
+    def _answer(self, outcome: ClusterSession | ConnectError) -> None:
+        if self._session.done():
+            return
+        if isinstance(outcome, ClusterSession):
+            self._session.set_result(outcome)
+        else:
+            self._session.set_exception(outcome)

@@ -1,0 +1,362 @@
+"""A session with a cluster, as any front end uses it: handles, programs, launches, functions, slices, data.
+
+The session numbers everything itself, so that it waits for no number. It does no I/O: it sends over the seams of
+`connection`, and `handle(message)` takes what the controller sends. All methods run on one thread.
+
+Invariant: each wait, compilation and question is answered once, also where the session is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from atoll.cluster.slices import SliceRequest
+from atoll.errors import Code, Status, StatusError
+from atoll.ir.program import Program
+from atoll.protocol import messages as m
+from atoll.session.connection import (
+    ControlConnection,
+    DataChannels,
+    OnBroken,
+    OnFeed,
+    ReplyFuture,
+    Unreached,
+)
+from atoll.session.functions import FunctionTable
+from atoll.session.programs import ProgramCache
+from atoll.session.window import LaunchWindow
+
+_log = logging.getLogger(__name__)
+
+# Contents, whether more will follow, and what to call when they have been read.
+OnData = Callable[[Any, bool, Callable[[], None]], None]
+
+
+def _ignore() -> None:
+    return None
+
+
+class ClusterSession:
+    """An open session.
+
+    `open_channels` is called once, for the session's data channels; `make_future` makes futures of the loop on which
+    the session runs. Handles that the session mints count up from `first_handle`.
+
+    A front end may set: `on_lost(status)`, called once when the session ends without a call of `close`;
+    `on_hosts_lost()`; `on_quiesce()` and `on_resume()`, between which it must not let its client send anything.
+    """
+
+    def __init__(
+        self,
+        welcome: m.Welcome,
+        control: ControlConnection,
+        open_channels: Callable[[OnFeed, OnBroken], DataChannels],
+        make_future: Callable[[], ReplyFuture],
+        first_handle: int = 1,
+    ) -> None:
+        self.welcome = welcome
+        self.send = control.send
+        self.make_future = make_future
+        self.window = LaunchWindow(welcome.launch_window)
+        self.programs = ProgramCache(self.register_program, self.release_program)
+        self.lost: Status | None = None  # why the session is over
+        self.on_lost: Callable[[Status], None] = lambda status: None
+        self.on_hosts_lost: Callable[[], None] = _ignore
+        self.on_quiesce: Callable[[], None] = _ignore
+        self.on_resume: Callable[[], None] = _ignore
+        self._control = control
+        self._channels = open_channels(self._on_feed, self._lose)
+        self._functions = FunctionTable()
+        self._hosts = {device.id: device.host for device in welcome.devices}  # by virtual device
+        self._waits: dict[int, Callable[[Status], None]] = {}
+        self._replies: dict[int, ReplyFuture] = {}
+        self._feeds: dict[int, OnData] = {}
+        self._quiesced = 0  # by so many: each ends with a `_resume`
+        self._resumed: list[ReplyFuture] = []
+        self._next_number = 2
+        self._next_handle = first_handle
+        self._closed = False
+
+    # ---- the end
+
+    def close(self) -> None:
+        """Ends the session. The cluster frees all that it owned."""
+        self._closed = True
+        self._control.close()
+        self._channels.close()
+
+    def connection_lost(self, reason: str) -> None:
+        """The control connection has ended."""
+        self._lose(Status(Code.UNAVAILABLE, f"the Atoll controller is gone: {reason}"))
+
+    def _lose(self, status: Status) -> None:
+        if self._closed:
+            return
+        self.close()
+        self.lost = status
+        replies, self._replies = self._replies, {}
+        for future in replies.values():
+            if not future.done():
+                future.set_result(m.QueryReply(0, status, b""))
+        waits, self._waits = self._waits, {}
+        for then in waits.values():
+            then(status)
+        self._wake_resumed()
+        self.on_lost(status)
+
+    # ---- numbers and handles
+
+    def number(self) -> int:
+        """A fresh number, for a program, a function, a feed, a wait or a question."""
+        self._next_number += 1
+        return self._next_number - 1
+
+    def mint(self) -> int:
+        """A fresh handle."""
+        self._next_handle += 1
+        return self._next_handle - 1
+
+    # ---- programs and launches
+
+    def register_program(self, program: Program) -> int:
+        number = self.number()
+        self.send(m.RegisterProgram(number, program))
+        return number
+
+    def release_program(self, number: int) -> None:
+        self.send(m.ReleaseProgram(number))
+
+    def launch(
+        self,
+        program: int,
+        arguments: Sequence[int],
+        results: Sequence[int],
+        feeds: Sequence[int] = (),
+        context: int = 0,
+        credits: int = 1,
+    ) -> None:
+        """Runs a registered program; `results` are the handles of what it makes, which may be used at once.
+
+        `context` is the client's number for the stack of its request. The launch takes `credits` of the window.
+        """
+        self.window.take(credits)
+        self.send(m.Launch(program, tuple(arguments), tuple(results), tuple(feeds), context, credits))
+
+    def release(self, handles: Sequence[int], *, delete: bool = False) -> None:
+        """The client needs these handles no more; with `delete`, nobody may use their memory either."""
+        self.send(m.Release(tuple(handles), delete=delete))
+
+    def wait(self, handles: Sequence[int], then: Callable[[Status], None]) -> None:
+        """Calls `then` once all of these are ready, or with their first error."""
+        if self.lost is not None:
+            then(self.lost)
+            return
+        number = self.number()
+        self._waits[number] = then
+        self.send(m.Await(number, tuple(handles)))
+
+    # ---- compiled functions
+
+    async def register_function(
+        self, source: bytes, content: str, assignment: tuple[tuple[int, ...], ...]
+    ) -> tuple[int, bytes]:
+        """Compiles `source`, whose hash is `content`, for [replica][partition] of virtual devices.
+
+        Returns the function's number and its `FunctionInfo`. Raises StatusError.
+        """
+        while self._quiesced and self.lost is None:
+            resumed = self.make_future()
+            self._resumed.append(resumed)
+            await resumed
+        function, feed = self.number(), self.number()
+        devices = [device for partitions in assignment for device in partitions]
+        hosts = self.hosts_of(devices)
+        self._functions.add(function, source, devices)
+        self._channels.upload(hosts, feed, [source])
+        reply = self._ask(function, m.RegisterFunction(function, content, feed, assignment))
+        ready = await reply
+        if not ready.status.ok:
+            self._functions.remove(function)
+        ready.status.raise_if_error()
+        return function, ready.info
+
+    def retain_functions(self, functions: Sequence[int]) -> None:
+        """One more executable uses these functions."""
+        self._functions.retain(functions)
+
+    def drop_functions(self, functions: Sequence[int]) -> None:
+        """One executable less uses these functions; those that none uses any more are released."""
+        for function in self._functions.drop(functions):
+            self._functions.remove(function)
+            self.send(m.ReleaseFunction(function))
+
+    def _compile_again(self, function: int, hosts: Sequence[int]) -> None:
+        source = self._functions.source(function)
+        if source is not None:
+            feed = self.number()
+            self._channels.upload(hosts, feed, [source])
+            self.send(m.CompileAgain(function, feed))
+
+    # ---- questions
+
+    async def inquire(self, what: str, device: int, function: int = -1, payload: bytes = b"") -> bytes:
+        """Asks the worker that holds `device`. Raises StatusError."""
+        number = self.number()
+        reply = await self._ask(number, m.Query(number, what, device, function, payload))
+        reply.status.raise_if_error()
+        return bytes(reply.payload)
+
+    def _ask(self, number: int, message: Any) -> ReplyFuture:
+        future = self.make_future()
+        if self.lost is not None:
+            future.set_result(m.QueryReply(0, self.lost, b""))
+            return future
+        self._replies[number] = future
+        self.send(message)
+        return future
+
+    def _answer(self, number: int, message: Any) -> None:
+        future = self._replies.pop(number, None)
+        if future is not None and not future.done():
+            future.set_result(message)
+
+    # ---- slices and migrations
+
+    def add_slice(self, slice_request: SliceRequest) -> Coroutine[Any, Any, m.SliceAdded]:
+        """Asks for a slice at once, and quiesces the session until the reply. The coroutine raises StatusError."""
+        number = self.number()
+        self._quiesce()
+        return self._slice_added(self._ask(number, m.AddSlice(number, slice_request)))
+
+    async def _slice_added(self, reply: ReplyFuture) -> m.SliceAdded:
+        try:
+            added = await reply
+        finally:
+            self._resume()
+        added.status.raise_if_error()
+        assert isinstance(added, m.SliceAdded)
+        return added
+
+    @property
+    def is_quiesced(self) -> bool:
+        """Virtual devices may be moving: nothing that the client asks for may be sent."""
+        return self._quiesced > 0
+
+    def _quiesce(self) -> None:
+        self._quiesced += 1
+        if self._quiesced == 1:
+            self.on_quiesce()
+
+    def _resume(self) -> None:
+        self._quiesced -= 1
+        if self._quiesced:
+            return
+        self._wake_resumed()
+        self.on_resume()
+
+    def _wake_resumed(self) -> None:
+        resumed, self._resumed = self._resumed, []
+        for future in resumed:
+            if not future.done():
+                future.set_result(None)
+
+    # ---- data
+
+    def hosts_of(self, devices: Sequence[int]) -> list[int]:
+        """The hosts that hold these virtual devices. Raises INVALID_ARGUMENT for one that does not exist."""
+        hosts = set()
+        for device in devices:
+            host = self._hosts.get(device)
+            if host is None:
+                raise StatusError(Code.INVALID_ARGUMENT, f"device {device} does not exist")
+            hosts.add(host)
+        return sorted(hosts)
+
+    def upload(self, hosts: Sequence[int], feed: int, contents: Sequence[Any]) -> None:
+        """Sends buffers as one feed. They must not change any more."""
+        self._channels.upload(hosts, feed, contents)
+
+    def upload_file(self, hosts: Sequence[int], feed: int, nbytes: int, descriptor: int) -> None:
+        """Sends the first `nbytes` of a file as one feed, and closes the descriptor."""
+        self._channels.upload_file(hosts, feed, nbytes, descriptor)
+
+    def expect(self, feed: int, then: OnData) -> None:
+        """Calls `then` with each part of what a worker sends as `feed`."""
+        self._feeds[feed] = then
+
+    def forget(self, feed: int) -> bool:
+        """The feed will not come. True where it had not come whole."""
+        return self._feeds.pop(feed, None) is not None
+
+    def _on_feed(self, feed: int, content: Any, more: bool, done: Callable[[], None]) -> None:
+        then = self._feeds.get(feed)
+        if then is None:
+            done()
+            return
+        if not more:
+            del self._feeds[feed]
+        then(content, more, done)
+
+    # ---- hosts
+
+    def connect(self, then: Callable[[Unreached], None]) -> None:
+        """Opens the data channels of all hosts that the controller has named, and calls `then` once all were tried."""
+        self._channels.connect(self.welcome.hosts, then)
+
+    def _hosts_lost(self, hosts: tuple[int, ...]) -> None:
+        """From here on nothing is sent to what is left of them: the controller waits for this acknowledgement."""
+        self._channels.disconnect(hosts)
+        self.send(m.LossAcknowledged(hosts))
+        self.on_hosts_lost()
+
+    def _hosts_back(self, addresses: tuple[tuple[int, str], ...]) -> None:
+        """They hold nothing of this session: the functions that run on them are compiled again."""
+        back = {host for host, _ in addresses}
+
+        def connected(unreached: Unreached) -> None:
+            if self._closed:
+                return
+            for host, error in unreached.items():
+                _log.warning("host %d is back, but its data port is not reached: %s", host, error)
+            for function, devices in self._functions.devices():
+                hosts = self.hosts_of(devices)
+                if back.intersection(hosts) and not unreached.keys() & hosts:
+                    self._compile_again(function, hosts)
+
+        self._channels.connect(addresses, connected)
+
+    # ---- messages
+
+    def handle(self, message: Any) -> None:
+        """Takes a message of the controller."""
+        match message:
+            case m.CreditReturned(launches=credits):
+                self.window.give_back(credits)
+            case m.Awaited(wait=wait, status=status):
+                then = self._waits.pop(wait, None)
+                if then is not None:
+                    then(status)
+            case m.FunctionReady(function=function):
+                self._answer(function, message)
+            case m.QueryReply(query=query):
+                self._answer(query, message)
+            case m.SliceAdded(request=request):
+                self._hosts.update(message.hosts)
+                self._answer(request, message)
+            case m.HostsLost(hosts=hosts):
+                self._hosts_lost(hosts)
+            case m.HostsBack(hosts=addresses):
+                self._hosts_back(addresses)
+            case m.Quiesce(migration):
+                self._quiesce()
+                self.send(m.Quiesced(migration))
+            case m.SendSources(functions=functions):
+                for function, hosts in functions:
+                    self._compile_again(function, hosts)
+            case m.Migrated(hosts=hosts):
+                self._hosts.update(hosts)
+                self._resume()
+            case m.Closing(status=status):
+                self._lose(status)

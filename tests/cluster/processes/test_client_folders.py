@@ -1,0 +1,61 @@
+"""Folders of clients that were killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from atoll.cluster.processes.client_folders import claim, sweep
+
+
+def folders(base: Path, name: str) -> tuple[Path, Path]:
+    directory, transfers = base / f"atoll-client-{name}", base / f"shared-{name}"
+    directory.mkdir()
+    transfers.mkdir()
+    (transfers / "large").write_bytes(b"x")
+    return directory, transfers
+
+
+def claim_elsewhere(directory: Path, transfers: Path) -> subprocess.Popen[bytes]:
+    """A process that claims the folders and stays."""
+    code = f"""
+import pathlib, sys
+from atoll.cluster.processes.client_folders import claim
+claim(pathlib.Path({str(directory)!r}), pathlib.Path({str(transfers)!r}))
+print("claimed", flush=True)
+sys.stdin.read()
+"""
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"claimed\n"
+    return child
+
+
+def test_folders_of_killed_clients_are_removed_and_those_of_live_ones_stay(tmp_path: Path):
+    mine, dead, alive = (folders(tmp_path, name) for name in ("mine", "dead", "alive"))
+    claim(*mine)
+    killed, living = claim_elsewhere(*dead), claim_elsewhere(*alive)
+    killed.kill()
+    os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)
+    sweep(tmp_path)  # a zombie is dead, too
+    assert not any(folder.exists() for folder in dead)
+    assert all(folder.exists() for folder in (*mine, *alive))
+    for child in (killed, living):
+        child.kill()
+        child.communicate()
+
+
+def test_a_pid_that_another_process_has_now_is_no_owner(tmp_path: Path):
+    directory, transfers = folders(tmp_path, "old")
+    (directory / "owner").write_text(f"{os.getpid()} 1\n{transfers}\n")
+    sweep(tmp_path)
+    assert not directory.exists()
+    assert not transfers.exists()
+
+
+def test_folders_that_say_nothing_are_left_alone(tmp_path: Path):
+    directory, _ = folders(tmp_path, "silent")
+    sweep(tmp_path)
+    assert directory.exists()

@@ -1,3 +1,0 @@
-from tests.frontends.ifrt.rig import rig
-
-__all__ = ["rig"]

@@ -1,0 +1,3 @@
+from tests.ifrt.rig import rig
+
+__all__ = ["rig"]

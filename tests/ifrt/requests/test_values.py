@@ -1,0 +1,111 @@
+"""Requests about the session itself."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from atoll.errors import OK, Code, Status
+from atoll.ifrt.responses import OUT_OF_SEQUENCE
+from atoll.protocol import messages as m
+from atoll.protocol.translation.codec import dtype_to
+from tests.ifrt.rig import STACK, Rig, check_refused, on
+
+FAILURE = Status(int(Code.DATA_LOSS), "it burnt")
+
+
+def test_the_first_reply_describes_all_devices_and_is_out_of_sequence(rig: Rig):
+    response = rig.ask("init", stack=0)
+    assert response.init.session_id == 9
+    assert [device.id for device in response.init.all_devices] == [0, 1, 2, 3]
+    assert len(response.init.memories) == 8
+    assert response.meta.seq_num == OUT_OF_SEQUENCE
+
+
+@pytest.mark.parametrize("status", [OK, FAILURE])
+def test_readiness_is_the_controllers_to_say(rig: Rig, status):
+    rig.make(1, on(0))
+    op = rig.send("check_value_ready", values=[1, 1])
+    (asked,) = sent = rig.take()
+    assert asked.handles == (1, 1)
+    assert rig.answer(op) is None
+    rig.end_waits(sent, status)
+    response = rig.answer(op)
+    assert response.meta.status.code == status.code
+    assert rig.session.arrays.get(1).ready == status.ok
+
+
+def test_no_values_are_ready_at_once(rig: Rig):
+    assert rig.ask("check_value_ready").WhichOneof("kind") == "check_value_ready"
+
+
+@pytest.mark.parametrize("status", [OK, FAILURE])
+def test_a_future_is_answered_when_it_is_resolved(rig: Rig, status):
+    handle = rig.session.add_future()
+    resolve = rig.session.resolver(handle)
+    op = rig.send("check_future", future=handle)
+    assert rig.answer(op) is None
+    rig.loop.call_soon(resolve, status)
+    rig.settle()
+    response = rig.answer(op)
+    if status.ok:
+        assert (response.WhichOneof("kind"), response.meta.seq_num) == ("check_future", 0)
+        assert list(response.meta.destroyed_user_context_ids) == [STACK]
+    else:
+        check_refused(response, Code.DATA_LOSS, "it burnt")
+
+
+@pytest.mark.parametrize(
+    ("replicas", "partitions", "columns"),
+    [(1, 1, [[0]]), (2, 2, [[0, 2], [1, 3]]), (1, 4, [[0], [1], [2], [3]])],
+)
+def test_the_default_assignment_counts_devices(rig: Rig, replicas, partitions, columns):
+    response = rig.ask("get_default_device_assignment", num_replicas=replicas, num_partitions=partitions)
+    assignment = response.get_default_device_assignment.device_assignment
+    assert [list(each.replica_device_ids) for each in assignment.computation_devices] == columns
+
+
+def test_a_default_assignment_for_too_many_devices_is_refused(rig: Rig):
+    response = rig.ask("get_default_device_assignment", num_replicas=5, num_partitions=1)
+    check_refused(response, Code.INVALID_ARGUMENT, "do not fit 4 devices")
+
+
+def test_a_default_layout_is_asked_of_a_worker_once(rig: Rig):
+    fields = {"dtype": dtype_to("float32"), "dims": [2, 3], "device_id": 3, "memory_kind": "device"}
+    op = rig.send("get_default_layout", **fields)
+    (asked,) = rig.take()
+    assert (asked.what, asked.device) == ("layout", 3)
+    assert msgspec.msgpack.decode(asked.payload) == ["float32", [2, 3], 1]
+    rig.receive(m.QueryReply(asked.query, OK, b"{1,0}"))
+    assert rig.answer(op).get_default_layout.serialized_pjrt_layout == b"{1,0}"
+    again = rig.ask("get_default_layout", **fields)
+    assert again.get_default_layout.serialized_pjrt_layout == b"{1,0}"
+    assert rig.take() == []
+
+
+def test_a_layout_that_a_worker_does_not_know_is_an_error(rig: Rig):
+    op = rig.send("get_default_layout", dtype=dtype_to("float32"), dims=[2], device_id=0)
+    (asked,) = rig.take()
+    rig.receive(m.QueryReply(asked.query, FAILURE, b""))
+    check_refused(rig.answer(op), Code.DATA_LOSS, "it burnt")
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"dtype": dtype_to("float32"), "dims": [2], "device_id": 99}, "device 99 does not exist"),
+        ({"dims": [2]}, "unknown dtype"),
+        ({"dtype": dtype_to("float32"), "dims": [-1]}, "no such shape"),
+    ],
+)
+def test_a_layout_of_nothing_is_refused(rig: Rig, fields, text):
+    check_refused(rig.ask("get_default_layout", **fields), Code.INVALID_ARGUMENT, text)
+
+
+def test_a_request_of_an_unknown_kind_is_refused_by_its_number(rig: Rig):
+    from atoll.ifrt.requests import handle_request
+
+    # Request.meta.op_id = 500, and a field 99 that no version has.
+    rig.loop.call_soon(handle_request, rig.session, b"\x0a\x09\x09\xf4\x01\0\0\0\0\0\0" + b"\x9a\x06\0")
+    rig.settle()
+    check_refused(rig.answer(500), Code.UNIMPLEMENTED, "[99]")

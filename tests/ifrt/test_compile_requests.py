@@ -1,0 +1,77 @@
+"""What a client asks to be compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from atoll.errors import Code, StatusError
+from atoll.ifrt.compile_requests import compile_job, default_assignment
+from tests.protocol.translation.wire import compile_request
+
+
+def assignment(rows: list[list[int]], replicas: int, partitions: int) -> Any:
+    return {
+        "replica_count": replicas,
+        "computation_count": partitions,
+        "computation_devices": [{"replica_device_ids": row} for row in rows],
+    }
+
+
+def test_a_compile_request_names_its_devices_by_replica_and_partition():
+    request = compile_request(
+        num_replicas=2, num_partitions=3, device_assignment=assignment([[0, 1], [2, 3], [4, 5]], 2, 3)
+    )
+    assert compile_job(request, 8).assignment == ((0, 2, 4), (1, 3, 5))
+    assert default_assignment(2, 2, 8) == ((0, 1), (2, 3))
+
+
+def test_the_same_program_on_other_devices_has_the_same_content():
+    requests = [
+        compile_request(num_partitions=2, device_assignment=assignment(rows, 1, 2)) for rows in ([[0], [1]], [[3], [2]])
+    ]
+    jobs = [compile_job(request, 8) for request in requests]
+    assert jobs[0].content == jobs[1].content
+    assert [job.devices for job in jobs] == [(0, 1), (3, 2)]
+    other = compile_request(num_partitions=2)
+    other.program.data = b"another"
+    assert compile_job(other, 8).content != jobs[0].content
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        compile_request(num_partitions=9),
+        compile_request(num_replicas=1 << 40, num_partitions=1 << 40),
+        compile_request(num_partitions=2, device_assignment=assignment([[0]], 1, 1)),
+        compile_request(num_partitions=2, device_assignment=assignment([[0], [0]], 1, 2)),
+        compile_request(num_partitions=2, device_assignment=assignment([[0], [8]], 1, 2)),
+        compile_request(num_partitions=2, device_assignment=assignment([[0], [-1]], 1, 2)),
+        compile_request(num_partitions=2, device_assignment=assignment([[0]], 1, 2)),
+        compile_request(num_partitions=2, device_assignment=assignment([[0], []], 1, 2)),
+        compile_request(device_assignment=assignment([], (1 << 31) - 1, 0)),
+        compile_request(device_assignment=assignment([], 0, 0)),
+    ],
+)
+def test_a_compile_request_for_devices_that_do_not_fit_is_refused(request_):
+    with pytest.raises(StatusError) as caught:
+        compile_job(request_, 8)
+    assert caught.value.status.code == Code.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "text"),
+    [
+        ({"type_name": "xla::ifrt::PluginProgram", "data": b'{"x": 1}'}, Code.INVALID_ARGUMENT, "plugin program"),
+        ({"type_name": "xla::ifrt::PluginProgram", "data": b"\xff\xfe"}, Code.INVALID_ARGUMENT, "plugin program"),
+        ({"type_name": "xla::ifrt::Other"}, Code.UNIMPLEMENTED, "xla::ifrt::Other"),
+    ],
+)  # fmt: skip
+def test_programs_of_other_kinds_are_refused(change, code, text):
+    request = compile_request()
+    for name, value in change.items():
+        setattr(request.program, name, value)
+    with pytest.raises(StatusError, match=text) as caught:
+        compile_job(request, 8)
+    assert caught.value.status.code == code

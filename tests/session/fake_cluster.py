@@ -1,0 +1,74 @@
+"""A cluster of which nothing exists but what a session sends to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from atoll.protocol import messages as m
+from atoll.session.connection import OnBroken, OnFeed, Unreached
+from atoll.session.session import ClusterSession
+
+WINDOW = 4
+
+
+def welcome(hosts: int = 2, devices_per_host: int = 2) -> m.Welcome:
+    """One island a host; device d is on host d // devices_per_host."""
+    devices = []
+    for number in range(hosts * devices_per_host):
+        host, ordinal = divmod(number, devices_per_host)
+        info = m.DeviceInfo(
+            ordinal, "kind", "fake", ("device", "pinned_host"), "device", (ordinal,), 0, ordinal, 1 << 30
+        )
+        devices.append(m.VirtualDevice(number, host, host, info))
+    addresses = tuple((host, f"unix:/{host}") for host in range(hosts))
+    return m.Welcome(5, "secret", tuple(devices), addresses, "fake", "fake 1", WINDOW)
+
+
+class FakeCluster:
+    """Both seams of a session: they record. `session` is the session over them."""
+
+    def __init__(self, first_handle: int = 1, **shape: int) -> None:
+        self.uploads: list[tuple[tuple[int, ...], int, bytes]] = []  # hosts, feed, contents
+        self.dials: list[tuple[tuple[tuple[int, str], ...], Callable[[Unreached], None]]] = []
+        self.disconnected: list[int] = []
+        self.closed = False
+        self._sent: list[Any] = []
+        self.session = ClusterSession(
+            welcome(**shape),
+            self,
+            self._open_channels,
+            lambda: asyncio.get_running_loop().create_future(),
+            first_handle,
+        )
+
+    def _open_channels(self, on_feed: OnFeed, on_broken: OnBroken) -> FakeCluster:
+        self.on_feed, self.on_broken = on_feed, on_broken
+        return self
+
+    def take(self) -> list[Any]:
+        """The messages since the last call."""
+        sent, self._sent = self._sent, []
+        return sent
+
+    # ---- the seams
+
+    def send(self, message: Any) -> None:
+        self._sent.append(message)
+
+    def connect(self, hosts: Sequence[tuple[int, str]], then: Callable[[Unreached], None]) -> None:
+        self.dials.append((tuple(hosts), then))
+
+    def disconnect(self, hosts: Sequence[int]) -> None:
+        self.disconnected.extend(hosts)
+
+    def upload(self, hosts: Sequence[int], feed: int, contents: Sequence[Any]) -> None:
+        self.uploads.append((tuple(hosts), feed, b"".join(bytes(part) for part in contents)))
+
+    def upload_file(self, hosts: Sequence[int], feed: int, nbytes: int, descriptor: int) -> None:
+        with open(descriptor, "rb") as file:
+            self.upload(hosts, feed, [file.read(nbytes)])
+
+    def close(self) -> None:
+        self.closed = True

@@ -1,0 +1,157 @@
+"""A session's data channels, when hosts go and come back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.errors import ConnectError, Status
+from atoll.session import channels
+from atoll.session.channels import Channels
+from atoll.wire.address import Address
+
+REPORT_SECONDS = 0.3
+CONTROLLER = Address(path="/nowhere")
+
+
+class FakeChannel:
+    """Receives nothing until it breaks, or is closed; remembers what was sent."""
+
+    passes_files = True
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self.sent: list[tuple[int, Any]] = []
+
+    def send(self, session: int, feed: int, contents: Any) -> None:
+        self.sent.append((feed, list(contents)))
+
+    def takes_at_once(self, nbytes: int) -> bool:
+        return True
+
+    def receive(self, on_piece: Any) -> None:
+        self._over.wait(20)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._over.is_set()
+
+    def close(self) -> None:
+        self._over.set()
+
+
+class Rig:
+    """Channels, whose dials end as `dial(host's address)` says, and what they reported."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(channels, "_REPORT_SECONDS", REPORT_SECONDS)
+        monkeypatch.setattr(channels, "_open", lambda address, session, secret: self.dial(address.path))
+        self.dial: Callable[[str], Any] = lambda path: self.latest
+        self.latest = FakeChannel()
+        self.broken: list[Status] = []
+        loop = asyncio.get_running_loop()
+        self.channels = Channels(loop, 1, "secret", CONTROLLER, lambda *_: None, self.broken.append)
+
+    async def connect(self, *hosts: int) -> dict[int, ConnectError]:
+        connected: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.channels.connect([(host, f"unix:/{host}") for host in hosts], connected.set_result)
+        return dict(await connected)
+
+    async def open(self) -> None:
+        self.latest = FakeChannel()
+        assert not await self.connect(0)
+
+    async def break_it(self) -> None:
+        self.latest.close()
+        await asyncio.sleep(0.05)
+
+
+def test_a_channel_that_breaks_alone_is_reported(monkeypatch: pytest.MonkeyPatch):
+    async def play() -> None:
+        rig = Rig(monkeypatch)
+        await rig.open()
+        await rig.break_it()
+        assert not rig.broken
+        await asyncio.sleep(REPORT_SECONDS)
+        assert len(rig.broken) == 1
+        rig.channels.close()
+
+    asyncio.run(play())
+
+
+def test_a_host_that_is_lost_again_as_soon_as_it_is_back_ends_no_session(monkeypatch: pytest.MonkeyPatch):
+    async def play() -> None:
+        rig = Rig(monkeypatch)
+        await rig.open()
+        await rig.break_it()
+        rig.channels.disconnect((0,))
+        await rig.open()
+        await asyncio.sleep(REPORT_SECONDS - 0.1)
+        await rig.break_it()  # the controller reports this one after the time of the first break is over
+        await asyncio.sleep(0.1)
+        rig.channels.disconnect((0,))
+        await asyncio.sleep(REPORT_SECONDS)
+        assert not rig.broken
+        rig.channels.close()
+
+    asyncio.run(play())
+
+
+def test_what_is_sent_to_a_host_without_a_channel_waits_for_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    async def play() -> None:
+        rig = Rig(monkeypatch)
+        rig.dial = lambda path: refuse()
+        assert list(await rig.connect(0)) == [0]
+        rig.channels.upload([0], 7, [b"contents"])
+        rig.dial = lambda path: rig.latest
+        await rig.open()
+        assert rig.latest.sent == [(7, [b"contents"])]
+        rig.channels.close()
+
+    asyncio.run(play())
+
+
+def test_a_dial_that_ends_after_its_host_was_lost_opens_no_channel(monkeypatch: pytest.MonkeyPatch):
+    async def play() -> None:
+        rig = Rig(monkeypatch)
+        lost = threading.Event()
+
+        def late(path: str) -> FakeChannel:
+            lost.wait(10)
+            return rig.latest
+
+        rig.dial = late
+        connecting = asyncio.ensure_future(rig.connect(0))
+        await asyncio.sleep(0.05)
+        rig.channels.disconnect((0,))
+        lost.set()
+        await connecting
+        assert rig.latest.is_closed
+        await asyncio.sleep(REPORT_SECONDS + 0.1)
+        assert not rig.broken  # of a channel to the host's former worker
+        rig.channels.close()
+
+    asyncio.run(play())
+
+
+def test_a_file_that_waits_for_a_host_is_closed_with_the_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    async def play() -> None:
+        rig = Rig(monkeypatch)
+        (tmp_path / "file").write_bytes(b"contents")
+        before = len(os.listdir("/proc/self/fd"))
+        rig.channels.upload_file([0, 1], 7, 8, os.open(tmp_path / "file", os.O_RDONLY))
+        assert len(os.listdir("/proc/self/fd")) == before + 2
+        rig.channels.close()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    asyncio.run(play())
+
+
+def refuse() -> FakeChannel:
+    raise ConnectError("nobody there")

@@ -1,0 +1,358 @@
+"""The session: what it sends for what it is asked, and what it makes of the controller's messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from atoll.cluster.slices import SliceRequest
+from atoll.errors import OK, Code, ConnectError, Status, StatusError
+from atoll.ir.program import Program
+from atoll.protocol import messages as m
+from tests.session.fake_cluster import WINDOW, FakeCluster
+
+PROGRAM = Program("nothing", (), (), ())
+FAILURE = Status(int(Code.DATA_LOSS), "it burnt")
+
+
+def play(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 10))
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+# ---- launches
+
+
+def test_a_launch_takes_credits_until_the_controller_returns_them():
+    cluster = FakeCluster()
+    session = cluster.session
+    program = session.register_program(PROGRAM)
+    results = [session.mint(), session.mint()]
+    session.launch(program, (7,), results, (8,), context=9, credits=WINDOW)
+    assert cluster.take() == [
+        m.RegisterProgram(program, PROGRAM),
+        m.Launch(program, (7,), tuple(results), (8,), 9, WINDOW),
+    ]
+    assert session.window.is_full
+    session.handle(m.CreditReturned(WINDOW))
+    assert session.window.in_flight == 0
+
+
+def test_handles_count_up_from_the_first_and_numbers_of_other_things_do_not_repeat():
+    session = FakeCluster(first_handle=100).session
+    assert [session.mint() for _ in range(3)] == [100, 101, 102]
+    assert len({session.number() for _ in range(100)}) == 100
+
+
+@pytest.mark.parametrize("delete", [False, True])
+def test_handles_are_released(delete):
+    cluster = FakeCluster()
+    cluster.session.release([1, 2], delete=delete)
+    assert cluster.take() == [m.Release((1, 2), delete)]
+
+
+@pytest.mark.parametrize("status", [OK, FAILURE])
+def test_a_wait_is_answered_once(status):
+    cluster, answers = FakeCluster(), list[Status]()
+    cluster.session.wait((3, 4), answers.append)
+    (asked,) = cluster.take()
+    assert asked.handles == (3, 4)
+    cluster.session.handle(m.Awaited(asked.wait, status))
+    cluster.session.handle(m.Awaited(asked.wait, status))
+    assert answers == [status]
+
+
+# ---- functions
+
+
+def test_a_functions_source_goes_to_each_host_of_its_devices():
+    async def work() -> None:
+        cluster = FakeCluster(hosts=3)
+        task = asyncio.ensure_future(cluster.session.register_function(b"source", "hash", ((1,), (4,))))
+        await settle()
+        ((hosts, feed, contents),) = cluster.uploads
+        (asked,) = cluster.take()
+        assert (hosts, contents) == ((0, 2), b"source")
+        assert asked == m.RegisterFunction(asked.function, "hash", feed, ((1,), (4,)))
+        cluster.session.handle(m.FunctionReady(asked.function, OK, b"info"))
+        assert await task == (asked.function, b"info")
+
+    play(work())
+
+
+def test_a_function_that_does_not_compile_is_not_compiled_again():
+    async def work() -> None:
+        cluster = FakeCluster()
+        task = asyncio.ensure_future(cluster.session.register_function(b"source", "hash", ((0,),)))
+        await settle()
+        (asked,) = cluster.take()
+        cluster.session.handle(m.FunctionReady(asked.function, FAILURE, b""))
+        with pytest.raises(StatusError, match="it burnt"):
+            await task
+        cluster.uploads.clear()
+        cluster.session.handle(m.SendSources(((asked.function, (1,)),)))
+        assert (cluster.take(), cluster.uploads) == ([], [])
+
+    play(work())
+
+
+def test_a_function_on_a_device_that_does_not_exist_is_refused_and_nothing_sent():
+    async def work() -> None:
+        cluster = FakeCluster()
+        with pytest.raises(StatusError, match="device 99 does not exist"):
+            await cluster.session.register_function(b"source", "hash", ((99,),))
+        assert (cluster.take(), cluster.uploads) == ([], [])
+
+    play(work())
+
+
+async def compiled(cluster: FakeCluster, *devices: int) -> int:
+    task = asyncio.ensure_future(cluster.session.register_function(b"source", "hash", (devices,)))
+    await settle()
+    (asked,) = cluster.take()
+    cluster.session.handle(m.FunctionReady(asked.function, OK, b""))
+    function, _ = await task
+    cluster.uploads.clear()
+    return function
+
+
+def test_a_function_is_released_with_the_last_executable_that_uses_it():
+    async def work() -> None:
+        cluster = FakeCluster()
+        function = await compiled(cluster, 0)
+        cluster.session.retain_functions((function,))
+        cluster.session.retain_functions((function,))
+        cluster.session.drop_functions((function,))
+        assert cluster.take() == []
+        cluster.session.drop_functions((function,))
+        assert cluster.take() == [m.ReleaseFunction(function)]
+
+    play(work())
+
+
+# ---- hosts
+
+
+def test_a_loss_is_acknowledged_and_reported_to_the_front_end():
+    cluster, losses = FakeCluster(), list[str]()
+    cluster.session.on_hosts_lost = lambda: losses.append("lost")
+    cluster.session.handle(m.HostsLost((1,)))
+    assert (cluster.disconnected, cluster.take(), losses) == ([1], [m.LossAcknowledged((1,))], ["lost"])
+
+
+@pytest.mark.parametrize(
+    ("unreached", "again"),
+    [((), ["on 1", "on both"]), ((0,), ["on 1"]), ((1,), [])],
+)
+def test_functions_of_hosts_that_are_back_are_compiled_again_where_all_of_them_are_reached(unreached, again):
+    async def work() -> None:
+        cluster = FakeCluster(hosts=3)
+        functions = {
+            await compiled(cluster, 2): "on 1",
+            await compiled(cluster, 1, 2): "on both",
+            await compiled(cluster, 4): "on 2",
+        }
+        back = ((0, "unix:/new-0"), (1, "unix:/new-1"))
+        cluster.session.handle(m.HostsBack(back))
+        ((hosts, then),) = cluster.dials
+        assert hosts == back
+        assert cluster.take() == []
+        then({host: ConnectError("nobody there") for host in unreached})
+        sent = cluster.take()
+        assert [functions[message.function] for message in sent] == again
+        assert [message.feed for message in sent] == [feed for _, feed, _ in cluster.uploads]
+
+    play(work())
+
+
+def test_all_hosts_are_dialled_when_a_session_opens():
+    cluster, outcomes = FakeCluster(), list[Any]()
+    cluster.session.connect(outcomes.append)
+    ((hosts, then),) = cluster.dials
+    assert hosts == ((0, "unix:/0"), (1, "unix:/1"))
+    then({})
+    assert outcomes == [{}]
+
+
+# ---- questions
+
+
+def test_a_question_is_answered_by_the_worker_that_has_the_device():
+    async def work() -> None:
+        cluster = FakeCluster()
+        task = asyncio.ensure_future(cluster.session.inquire("cost", 3, 17, b"how much"))
+        await settle()
+        (asked,) = cluster.take()
+        assert asked == m.Query(asked.query, "cost", 3, 17, b"how much")
+        cluster.session.handle(m.QueryReply(asked.query, OK, b"much"))
+        assert await task == b"much"
+
+    play(work())
+
+
+# ---- quiescing
+
+
+def test_a_session_that_is_quiesced_says_so_and_compiles_nothing_until_it_resumes():
+    async def work() -> None:
+        cluster, calls = FakeCluster(), list[str]()
+        session = cluster.session
+        session.on_quiesce = lambda: calls.append("quiesce")
+        session.on_resume = lambda: calls.append("resume")
+        session.handle(m.Quiesce(6))
+        assert (cluster.take(), session.is_quiesced) == ([m.Quiesced(6)], True)
+        task = asyncio.ensure_future(session.register_function(b"source", "hash", ((0,),)))
+        await settle()
+        assert cluster.take() == []
+        session.handle(m.Migrated(6, ((0, 1),)))
+        await settle()
+        (asked,) = cluster.take()
+        assert isinstance(asked, m.RegisterFunction)
+        assert [hosts for hosts, _, _ in cluster.uploads] == [(1,)]  # where the device is now
+        assert calls == ["quiesce", "resume"]
+        task.cancel()
+
+    play(work())
+
+
+def test_sources_of_functions_that_move_are_sent_while_the_session_is_quiesced():
+    async def work() -> None:
+        cluster = FakeCluster()
+        function = await compiled(cluster, 0)
+        cluster.session.handle(m.Quiesce(1))
+        cluster.take()
+        cluster.session.handle(m.SendSources(((function, (1,)), (999, (1,)))))
+        ((hosts, feed, contents),) = cluster.uploads
+        assert (hosts, contents, cluster.take()) == ((1,), b"source", [m.CompileAgain(function, feed)])
+
+    play(work())
+
+
+@pytest.mark.parametrize("status", [OK, FAILURE])
+def test_a_request_for_a_slice_quiesces_the_session_at_once_and_until_the_reply(status):
+    async def work() -> None:
+        cluster, request = FakeCluster(), SliceRequest(2)
+        reply = asyncio.ensure_future(cluster.session.add_slice(request))
+        (asked,) = cluster.take()  # before the coroutine has run
+        assert asked == m.AddSlice(asked.request, request)
+        assert cluster.session.is_quiesced
+        cluster.session.handle(m.SliceAdded(asked.request, status, 1, (0, 1), (2,), ((0, 1), (1, 1))))
+        if status.ok:
+            assert (await reply).devices == (0, 1)
+            assert cluster.session.hosts_of([0, 1]) == [1]
+        else:
+            with pytest.raises(StatusError, match="it burnt"):
+                await reply
+        assert not cluster.session.is_quiesced
+
+    play(work())
+
+
+def test_a_slice_request_and_a_migration_may_overlap():
+    async def work() -> None:
+        cluster, calls = FakeCluster(), list[str]()
+        cluster.session.on_resume = lambda: calls.append("resume")
+        reply = asyncio.ensure_future(cluster.session.add_slice(SliceRequest(1)))
+        (asked,) = cluster.take()
+        cluster.session.handle(m.Quiesce(1))
+        cluster.session.handle(m.SliceAdded(asked.request, OK, 1, (0,)))
+        await reply
+        assert (cluster.session.is_quiesced, calls) == (True, [])
+        cluster.session.handle(m.Migrated(1, ()))
+        assert (cluster.session.is_quiesced, calls) == (False, ["resume"])
+
+    play(work())
+
+
+# ---- feeds
+
+
+def test_contents_of_a_feed_come_to_whom_expects_them_until_the_last():
+    cluster, parts, read = FakeCluster(), list[Any](), list[str]()
+    cluster.session.expect(4, lambda content, more, done: parts.append((content, more)))
+    cluster.on_feed(4, b"a", True, lambda: read.append("a"))
+    cluster.on_feed(4, b"b", False, lambda: read.append("b"))
+    assert parts == [(b"a", True), (b"b", False)]
+    assert not cluster.session.forget(4)
+    cluster.on_feed(4, b"for nobody", False, lambda: read.append("nobody"))
+    assert read == ["nobody"]  # its memory may be used again
+
+
+def test_a_feed_that_fails_is_forgotten():
+    cluster = FakeCluster()
+    cluster.session.expect(4, lambda content, more, done: None)
+    assert cluster.session.forget(4)
+    assert not cluster.session.forget(4)
+
+
+# ---- the end
+
+
+@pytest.mark.parametrize(
+    ("end", "text"),
+    [
+        (lambda cluster: cluster.session.handle(m.Closing(FAILURE)), "it burnt"),
+        (lambda cluster: cluster.session.connection_lost("reset"), "the Atoll controller is gone: reset"),
+        (lambda cluster: cluster.on_broken(FAILURE), "it burnt"),
+    ],
+)
+def test_all_that_waits_is_answered_when_the_session_is_lost(end, text):
+    async def work() -> None:
+        cluster = FakeCluster()
+        session = cluster.session
+        lost, waited = list[Status](), list[Status]()
+        session.on_lost = lost.append
+        session.wait((1,), waited.append)
+        tasks = [
+            asyncio.ensure_future(each)
+            for each in (
+                session.register_function(b"source", "hash", ((0,),)),
+                session.inquire("cost", 0),
+                session.add_slice(SliceRequest(1)),
+            )
+        ]
+        # The function waits for the slice; the others for the controller.
+        await settle()
+        end(cluster)
+        for task in tasks[1:]:
+            with pytest.raises(StatusError, match=text):
+                await task
+        with pytest.raises(StatusError, match=text):
+            await tasks[0]
+        with pytest.raises(StatusError, match=text):
+            await session.inquire("cost", 0)  # from now on, too
+        session.wait((1,), waited.append)
+        assert [text in status.message for status in (*lost, *waited)] == [True] * 3
+        assert cluster.closed
+        end(cluster)
+        assert len(lost) == 1
+
+    play(work())
+
+
+def test_a_session_that_is_closed_is_not_lost():
+    cluster, lost = FakeCluster(), list[Status]()
+    cluster.session.on_lost = lost.append
+    cluster.session.close()
+    cluster.session.connection_lost("closed")
+    assert (lost, cluster.closed) == ([], True)
+
+
+def test_a_compilation_that_waits_for_the_end_of_a_migration_ends_with_the_session() -> None:
+    async def main() -> None:
+        session = FakeCluster().session
+        session.handle(m.Quiesce(1))
+        compiling = asyncio.ensure_future(session.register_function(b"source", "content", ((0,),)))
+        await asyncio.sleep(0)
+        session.connection_lost("it ended")
+        with pytest.raises(StatusError, match="controller is gone"):
+            await asyncio.wait_for(compiling, 10)
+
+    asyncio.run(main())
