@@ -270,6 +270,30 @@ def test_a_closed_session_leaves_the_lines_with_all_its_launches():
     assert started(scheduler) == [2]
 
 
+def test_what_is_dropped_while_it_is_held_is_not_kept():
+    mine, other = launch(1), launch(2, session=2)
+    scheduler = Scheduler[str](1, 8)
+    scheduler.pause(0)
+    scheduler.exclude(0, 2)
+    for ticket in (mine, other):
+        scheduler.enqueue(ticket)
+    scheduler.drop(mine)
+    scheduler.drop_session(2)
+    assert not any(scheduler._held.values())
+
+
+def test_an_island_that_is_given_up_keeps_nothing_of_what_was_dropped():
+    ready, committed = launch(1, session=1), launch(2, session=2, islands=(0, 1))
+    scheduler = scheduler_with(committed, ready, islands=2)
+    assert started(scheduler, 1) == [2]
+    scheduler.pause(0)
+    for ticket in (ready, committed):
+        scheduler.drop(ticket)
+    scheduler.give_up(0)
+    assert scheduler.statistics(0).waiting == 0
+    assert scheduler._islands[0].policy.take() is None
+
+
 def test_statistics_count_what_waits_what_flies_and_what_started():
     scheduler = scheduler_with(launch(1), launch(2), launch(3, session=2, missing=1), window=8)
     first = scheduler.next(0)

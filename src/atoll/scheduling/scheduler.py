@@ -90,7 +90,8 @@ class Scheduler(Generic[Payload]):
         self._busy_ns = busy_ns
         self._policy = policy
         self._islands: list[_Island[Payload]] = [_Island(policy(), window) for _ in range(islands)]
-        self._held: dict[int, list[Ticket[Payload]]] = {}  # ready, by the paused island that they need
+        # Ready, by the paused island that they need; in the order in which they were held.
+        self._held: dict[int, dict[Ticket[Payload], None]] = {}
         self.touched: set[int] = set()  # islands that may have something to start now
 
     # ---- events
@@ -220,9 +221,7 @@ class Scheduler(Generic[Payload]):
         """The ticket's gangs will not run, where they have not started yet."""
         if ticket.dropped:
             return
-        ticket.dropped = True
-        for gang in ticket.gangs:
-            self.unblock(gang.island)  # it may have been the blocked one
+        self._mark_dropped(ticket)
         if not ticket.committed:
             self._leave_lines(ticket)
 
@@ -235,14 +234,18 @@ class Scheduler(Generic[Payload]):
             if ticket.session == session
         }
         for ticket in waiting.values():
-            ticket.dropped = True
-            for gang in ticket.gangs:
-                self.unblock(gang.island)
+            self._mark_dropped(ticket)
         for state in self._islands:
             state.lines.pop(session, None)
             state.excluded.discard(session)
             state.policy.forget(session)
         return list(waiting.values())
+
+    def _mark_dropped(self, ticket: Ticket[Payload]) -> None:
+        ticket.dropped = True
+        for gang in ticket.gangs:
+            self.unblock(gang.island)  # it may have been the blocked one
+            self._held.get(gang.island, {}).pop(ticket, None)
 
     def pause(self, island: int) -> None:
         """The island starts nothing until `resume`; nor does any ticket that needs it."""
@@ -251,6 +254,13 @@ class Scheduler(Generic[Payload]):
     def resume(self, island: int) -> None:
         self._islands[island].paused = False
         self._offer_held(island)
+
+    def give_up(self, island: int) -> None:
+        """The paused island will not be resumed. All tickets that need it were dropped: it keeps none of them."""
+        state = self._islands[island]
+        state.committed.clear()
+        state.policy = self._policy()
+        self._held.pop(island, None)
 
     def exclude(self, island: int, session: int) -> None:
         """The session starts nothing on the island until `admit`: something that it needs there is missing."""
@@ -281,7 +291,7 @@ class Scheduler(Generic[Payload]):
         for gang in ticket.gangs:
             state = self._islands[gang.island]
             if state.paused or ticket.session in state.excluded:
-                self._held.setdefault(gang.island, []).append(ticket)
+                self._held.setdefault(gang.island, {})[ticket] = None
                 return True
         return False
 

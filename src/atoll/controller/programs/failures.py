@@ -70,6 +70,7 @@ class Failures:
         """Launches in line that need the island fail."""
         for ticket in self._scheduler.tickets(island):
             self._launcher.fail(ticket.gangs[0].run.launch, status)
+        self._scheduler.give_up(island)
 
     def tick(self, now: float) -> None:
         """Once a second: finds what has failed by itself, or waited in vain."""
