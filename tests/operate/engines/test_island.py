@@ -140,6 +140,8 @@ def test_an_island_that_ends_is_asked_to_and_stays_ended() -> None:
         island.start()
         await asyncio.gather(island.end(60.0), island.end(60.0))
         assert island.state is State.STOPPED
+        island.restart()  # was on its way
+        await settle()
         assert {line for line in engine.logged() if "terminate" not in line} == {"start 1006", "start 1007"}
         await island.end(60.0)
         island.restart()

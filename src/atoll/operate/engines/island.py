@@ -80,9 +80,9 @@ class Island:
 
     async def end(self, seconds: float) -> None:
         """Ends the processes, by force after `seconds`; returns when none runs. They are not started again."""
+        self.restarts = False
         if not self._processes:
             self.state = State.STOPPED
-            self.restarts = False
             return
         self.state = State.ENDING
         for process in self._processes.values():
