@@ -11,7 +11,7 @@ from atoll.ir.program import (
     single,
 )
 from atoll.protocol import messages as m
-from tests.controller.play import Play, on, runs
+from tests.controller.play import BROKEN, Play, on, runs
 
 
 def test_memory_goes_after_the_last_launch_that_uses_it():
@@ -115,6 +115,19 @@ def test_the_error_of_what_waits_for_memory_in_vain_says_who_holds_it():
     # What waited behind it goes on.
     play.say(m.Release((11,)))
     assert len(runs(play.say(m.Launch(1, (10,), (13,), ())))) == 1
+
+
+def test_a_launch_that_failed_while_it_waited_for_memory_does_not_wait_any_more():
+    play = Play(device_memory=20)
+    play.with_call()
+    play.array(10)
+    play.say(m.Launch(1, (10,), (11,), ()))
+    assert play.say(m.Launch(1, (10,), (12,), ())) == []
+    memory = play.controller.launcher.memory
+    assert memory.is_waiting(play.session)
+    (blocked,) = memory._blocked.values()
+    play.controller.launcher.fail(blocked.gang.run.launch, BROKEN)
+    assert not memory.is_waiting(play.session)
 
 
 def test_what_waits_for_memory_that_was_freed_just_now_does_not_fail():

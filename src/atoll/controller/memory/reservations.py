@@ -120,7 +120,8 @@ class Reservations:
 
     def is_waiting(self, session: int) -> bool:
         """Whether something of the session waits for memory."""
-        return any(each.gang.ticket.session == session for each in self._blocked.values())
+        tickets = (each.gang.ticket for each in self._blocked.values())
+        return any(ticket.session == session and not ticket.dropped for ticket in tickets)
 
     def starving(self, now: float, is_idle: Mapping[int, bool]) -> list[tuple[Gang[GangRun], Status]]:
         """Gangs that get no memory however long they wait, each with the error for it.
