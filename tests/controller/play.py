@@ -67,12 +67,12 @@ class Cluster:
         self._timers.extend(action for action in actions if isinstance(action, a.SetTimer))
         return actions
 
-    def connect(self, role: str, pid: int = 1, label: str = "") -> int:
+    def connect(self, role: str, pid: int = 1, label: str = "", host: int = -1) -> int:
         """A connection that has said Hello."""
         number = self._next
         self._next += 1
         self.event(e.ConnectionOpened(self.now, number, f"{number:032}"))
-        self.receive(number, m.Hello(m.PROTOCOL, role, self.token, pid, "test", label))
+        self.receive(number, m.Hello(m.PROTOCOL, role, self.token, pid, "test", label, host))
         return number
 
     def receive(self, connection: int, message: Any) -> None:

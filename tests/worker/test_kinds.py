@@ -39,10 +39,11 @@ def test_the_null_kind_checks_its_model_before_anything_starts(monkeypatch):
         named(kind_of("null").check)()
 
 
-def test_a_worker_says_how_many_runs_its_devices_take():
+def test_a_worker_says_which_host_it_is_and_how_many_runs_its_devices_take():
     clock = StoppedClock()
     backend = NullBackend(0, 2, MODELS["instant"], clock, Collectives())
     backend.max_in_flight = 5
-    _, ready = introduction(3, 7, backend, "unix:/data")
+    hello, ready = introduction(3, 7, backend, "unix:/data")
+    assert hello.host == 7
     assert isinstance(ready, m.WorkerReady)
     assert (ready.island, ready.host, len(ready.devices), ready.max_in_flight) == (3, 7, 2, 5)

@@ -22,7 +22,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.actions import Name, ReportReady, SetTimer
 from atoll.protocol.events import ConnectionLost, ConnectionOpened, Received, Started, TimerEnded
 
-# For a connection's Hello to come.
+# For a connection's Hello to come, and a worker's WorkerReady.
 HELLO_SECONDS = 10.0
 # The loss of a host's connection counts after so long: the engine knows better why, and is about to say it.
 ENGINE_SAYS_SECONDS = 0.2
@@ -78,12 +78,18 @@ class Admission:
     def opened(self, event: ConnectionOpened) -> None:
         peer = Peer(event.connection, event.secret, self._hello)
         self._peers[event.connection] = peer
+        self._after(HELLO_SECONDS, lambda: self._expect_introduction(peer))
 
-        def expect_hello() -> None:
-            if peer.hello is None and self._peers.get(peer.connection) is peer:
-                self._outbox.close(peer.connection)
-
-        self._after(HELLO_SECONDS, expect_hello)
+    def _expect_introduction(self, peer: Peer) -> None:
+        if self._peers.get(peer.connection) is not peer:
+            return
+        if peer.hello is None:
+            self._outbox.close(peer.connection)
+        elif peer.handle == self._worker_ready:
+            who = f"the worker of host {peer.hello.host} (process {peer.hello.pid})"
+            reason = f"{who} has connected, and did not say within {HELLO_SECONDS:.0f} s that it is ready"
+            self._outbox.close(peer.connection, reason)
+            self._recovery.never_ready(peer.hello.host, reason)
 
     def received(self, event: Received) -> None:
         peer = self._peers.get(event.connection)

@@ -80,7 +80,7 @@ class Controller:
             self.slices,
             self.migrations,
             self.launcher,
-            self.leases,
+            self._recovery.forget_hosts,
             self._outbox,
         )
         self._subscribe()

@@ -67,7 +67,9 @@ class Worker:
 def introduction(island: int, host: int, backend: DeviceBackend, data_address: str) -> tuple[m.Hello, m.WorkerReady]:
     """What a worker says first."""
     return (
-        m.Hello(m.PROTOCOL, "worker", os.environ.get(m.DEFAULT_TOKEN_VARIABLE, ""), os.getpid(), __version__),
+        m.Hello(
+            m.PROTOCOL, "worker", os.environ.get(m.DEFAULT_TOKEN_VARIABLE, ""), os.getpid(), __version__, host=host
+        ),
         m.WorkerReady(
             island,
             host,

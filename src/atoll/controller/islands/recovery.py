@@ -58,7 +58,7 @@ class Recovery:
         self._hanging: Durations[int] = Durations()  # gangs, by sequence
         self._abandoned: Durations[int] = Durations()  # gangs, by sequence
         self._restarting: Durations[int] = Durations()  # islands
-        self._running_at_loss: dict[int, set[str]] = {}  # functions, by island
+        self._running_at_loss: dict[int, set[str]] = {}  # functions, by island, until the engine says how it ended
         self._closed: dict[int, str] = {}  # sessions that are over while gangs of theirs are in flight, by name
 
     # ---- hosts
@@ -67,6 +67,8 @@ class Recovery:
         """The connection to a host's worker is lost."""
         record = self._resources.hosts[host]
         text = f"host {host} of island {record.island} is gone (worker {record.pid}: {reason})"
+        if self._resources.islands[record.island].works:
+            self._running_at_loss[record.island] = self._failures.running(record.island)
         self._lose(record.island, Status(Code.DATA_LOSS, f"{text}; {_LOST}"))
 
     def worker_ended(self, message: m.WorkerEnded) -> None:
@@ -76,9 +78,17 @@ class Recovery:
             return
         compiling = self._compilation.under_way(message.host)
         self.worker_lost(message.host, message.text)
-        running = self._running_at_loss.pop(record.island, set())
-        self._quarantine.crashed(message.status, message.text, running, compiling)
-        self._compilation.refuse(self._quarantine.refused)
+        running = self._running_at_loss.pop(record.island, None)
+        if running is not None:  # else its island was not ready: nothing ran or was compiled there yet
+            self._quarantine.crashed(message.status, message.text, running, compiling)
+            self._compilation.refuse(self._quarantine.refused)
+
+    def never_ready(self, host: int, reason: str) -> None:
+        """A worker has connected and says no more: where its island waits for it, all of that is started anew."""
+        island = self._resources.islands.get(self._resources.topology.island_of(host))
+        if island is not None and not island.works and not island.is_over:
+            self._outbox.to_engine(m.RestartIsland(island.number, reason))
+            self._lose(island.number, Status(Code.DEADLINE_EXCEEDED, reason))
 
     def session_closed(self, session: Session) -> None:
         """The session's gangs in flight run on; one that does not end costs its island."""
@@ -151,15 +161,12 @@ class Recovery:
         record = self._resources.islands[island]
         if record.state is IslandState.RESTARTING:
             # Hosts that were back already are lost once more: the island is ready when all of them have joined again.
-            self._forget_hosts(island)
-            return
-        if record.is_over:
-            return
-        self._running_at_loss[island] = self._failures.running(island)
-        self._lifecycle.lose(island, status)
+            self.forget_hosts(island)
+        elif not record.is_over:
+            self._lifecycle.lose(island, status)
 
-    def _forget_hosts(self, island: int) -> set[int]:
-        """Its workers are lost, all of them: without one the others cannot go on."""
+    def forget_hosts(self, island: int) -> set[int]:
+        """The island's workers are lost, all of them: without one the others cannot go on. Returns their hosts."""
         self._resources.lose_hosts(island)
         hosts = set(self._resources.hosts_of(island))
         for host in hosts:
@@ -182,7 +189,7 @@ class Recovery:
     def island_lost(self, lost: IslandLost) -> None:
         """What was there or would have run there fails. What needs the island from now on waits until it is back."""
         island, status = lost.island, lost.status
-        hosts = self._forget_hosts(island)
+        hosts = self.forget_hosts(island)
         self._failures.island_lost(island, status)
         for session in self._sessions.values():
             session.unseen[island] = status
@@ -201,6 +208,7 @@ class Recovery:
     def island_back(self, back: IslandBack) -> None:
         """All sessions may go on."""
         island = back.island
+        self._running_at_loss.pop(island, None)
         for session in self._sessions.values():
             self._outbox.to_session(session.number, m.HostsBack(self._resources.addresses_of(island)))
             self._compilation.chill(session, island)

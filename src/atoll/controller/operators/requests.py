@@ -19,7 +19,6 @@ from atoll.cluster.lifecycle import (
 )
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.placement import IslandDevices, Slices
-from atoll.cluster.processes.leases import Leases
 from atoll.cluster.resources import ResourceManager
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.launcher import Launcher
@@ -47,7 +46,10 @@ class _Drain:
 
 
 class Operators:
-    """Handles operators' requests; an operator is known by its connection."""
+    """Handles operators' requests; an operator is known by its connection.
+
+    `forget_hosts(island)` is called when the workers of an island have ended.
+    """
 
     def __init__(
         self,
@@ -57,7 +59,7 @@ class Operators:
         slices: Slices,
         migrations: Migrations,
         launcher: Launcher,
-        leases: Leases,
+        forget_hosts: Callable[[int], object],
         outbox: Outbox,
     ) -> None:
         self._sessions = sessions
@@ -66,7 +68,7 @@ class Operators:
         self._slices = slices
         self._migrations = migrations
         self._launcher = launcher
-        self._leases = leases
+        self._forget_hosts = forget_hosts
         self._outbox = outbox
         self._starting: dict[int, int] = {}  # by island: who asked
         self._ending: dict[int, _Drain] = {}  # by island: its workers were asked to end
@@ -270,10 +272,7 @@ class Operators:
 
     def island_ended(self, island: int) -> None:
         """The engine has ended its workers, as it was asked to."""
-        self._resources.lose_hosts(island)
-        for host in self._resources.hosts_of(island):
-            self._outbox.forget_host(host)
-            self._leases.forget(host)
+        self._forget_hosts(island)
         drain = self._ending.pop(island, None)
         if drain is not None:
             self._reply(drain.operator, OK, f"island {island} is empty, and its workers have ended")

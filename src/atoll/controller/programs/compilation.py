@@ -135,7 +135,8 @@ class Compilation:
             self.functions.compiled += not message.cached
             self.functions.cached += message.cached
             self.functions.seconds += message.seconds
-            self.functions.scratch[message.function] = message.scratch_bytes
+            if message.function in self.functions.users:  # else it was released meanwhile
+                self.functions.scratch[message.function] = message.scratch_bytes
         self._settle(message.function, host, message.status, message.info)
 
     def _settle(self, name: str, host: int, status: Status, info: bytes) -> None:
@@ -146,9 +147,9 @@ class Compilation:
                 del session.migrating[done.function]  # its migration goes on, or fails, at the next flush
                 session.migration_failure = session.migration_failure or failure
                 continue
-            if failure is not None and done.session in self._sessions:
-                self._sessions[done.session].functions.pop(done.function, None)
-                self._sessions[done.session].function_requests.pop(done.function, None)
+            if failure is not None and session is not None and session.functions.get(done.function) == name:
+                del session.functions[done.function]
+                session.function_requests.pop(done.function, None)
                 self.drop_reference(name)
             self._outbox.to_session(done.session, m.FunctionReady(done.function, failure or OK, done.info))
             self._warm(done.session, name)

@@ -31,6 +31,7 @@ class Hello(Message, frozen=True, tag=1):
     version: str
     # What a person would recognise the peer by: the user's script for a proxy.
     label: str = ""
+    host: int = -1  # a worker's
 
 
 class Refused(Message, frozen=True, tag=2):

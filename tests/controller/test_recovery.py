@@ -1,0 +1,154 @@
+"""What a loss leaves behind for the next incarnation of an island: nothing. And workers that do not get ready."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.cluster.lifecycle import IslandState
+from atoll.controller.admission import HELLO_SECONDS
+from atoll.errors import OK, Code
+from atoll.ir.program import Call, single
+from atoll.protocol import actions as a
+from atoll.protocol import messages as m
+from tests.controller.play import BROKEN, Cluster, Play, joined, on
+
+SEGMENTATION_FAULT = -11
+
+
+def running() -> Play:
+    """A function runs over both hosts of an island."""
+    play = Play("1x2x1")
+    play.with_function(1, (0, 1))
+    play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
+    play.say(m.Launch(1, (), (11,), ()))
+    return play
+
+
+def silence(play: Play) -> None:
+    """Host 1 does not answer, and its island is restarted."""
+    for now in range(1, 20):
+        play.tick(float(now), silent=() if now == 1 else (1,))
+    assert any(isinstance(each, m.RestartIsland) for each in play.outbox())
+
+
+def test_a_crash_before_an_island_is_ready_again_quarantines_nothing_that_ran_before_its_restart():
+    play = running()
+    silence(play)
+    play.join(0, pid=3000)
+    play.engine(m.WorkerEnded(0, 3000, SEGMENTATION_FAULT, "killed by SIGSEGV"))
+    assert (play.controller.quarantine.refused, play.controller.quarantine.suspects) == ({}, set())
+
+
+def test_a_crash_before_an_island_is_ready_again_quarantines_nothing_that_is_yet_to_be_compiled_there():
+    play = Play("1x2x1")
+    play.say(m.RegisterFunction(7, "hash", 90, ((0, 1),)))
+    play.report(0, m.FeedsArrived(play.session, (90,)))
+    silence(play)
+    play.join(0, pid=3000)
+    play.engine(m.WorkerEnded(0, 3000, SEGMENTATION_FAULT, "killed by SIGSEGV"))
+    assert play.controller.quarantine.refused == {}
+
+
+def test_what_ran_at_a_loss_that_the_engine_never_explained_is_forgotten_when_the_island_is_back():
+    play = running()
+    play.lose(0, "its connection broke")
+    play.join_again(0, 1)
+    assert play.controller._recovery._running_at_loss == {}
+
+
+def test_a_crash_after_its_connection_was_lost_is_still_that_of_what_ran():
+    play = running()
+    name = play.controller.sessions[play.session].functions[1]
+    play.lose(0, "it closed the connection")
+    play.engine(m.WorkerEnded(0, 1000, SEGMENTATION_FAULT, "killed by SIGSEGV"))
+    assert set(play.controller.quarantine.refused) == {name}
+
+
+# ---- workers that connect and do not get ready
+
+
+def hung(cluster: Cluster, host: int) -> int:
+    """A worker connects, and says no more than who it is."""
+    connection = cluster.connect("worker", 3000 + host, host=host)
+    cluster.flush()  # with the timer
+    cluster.end_timers(HELLO_SECONDS)
+    return connection
+
+
+def test_a_worker_that_does_not_get_ready_is_named_and_its_island_restarted():
+    play = Play("2x2x1")
+    play.lose(0, "killed")
+    play.join(0, pid=3000)
+    play.outbox()
+    connection = hung(play, 1)
+    actions = play.flush()
+    (restart,) = [each.message for each in actions if isinstance(getattr(each, "message", None), m.RestartIsland)]
+    assert restart.island == 0
+    assert "the worker of host 1 (process 3001) has connected, and did not say within 10 s" in restart.reason
+    assert [each.connection for each in actions if isinstance(each, a.Close) and each.reason] == [connection]
+    # All of the island's hosts join again.
+    play.join_again(0)
+    assert play.controller.resources.islands[0].state is IslandState.RESTARTING
+    play.join_again(1)
+    assert play.controller.resources.islands[0].state is IslandState.READY
+
+
+def test_a_new_island_whose_worker_does_not_get_ready_is_restarted():
+    cluster = joined("1x1x1")
+    cluster.operator(m.AddIslandRequest())
+    cluster.outbox()
+    hung(cluster, 1)
+    assert [each.island for each in cluster.outbox() if isinstance(each, m.RestartIsland)] == [1]
+    failure = cluster.controller.resources.islands[1].last_failure
+    assert failure is not None
+    assert (failure.code, "the worker of host 1" in failure.message) == (Code.DEADLINE_EXCEEDED, True)
+
+
+@pytest.mark.parametrize("host", [0, -1, 99])
+def test_who_only_says_that_it_is_a_worker_costs_no_island_that_works(host):
+    play = Play("1x1x1")
+    connection = hung(play, host)
+    actions = play.flush()
+    assert [each.connection for each in actions if isinstance(each, a.Close)] == [connection]
+    assert play.controller.resources.islands[0].works
+
+
+# ---- what is given up is not kept
+
+
+def test_an_island_that_was_given_up_keeps_no_tickets():
+    play = Play("2x1x1")
+    play.with_call(arguments=0)
+    play.lose(0, "killed")
+    for handle in range(10, 20):
+        play.say(m.Launch(1, (), (handle,), ()))
+    play.engine(m.IslandGivenUp(0, "its workers ended 9 times"))
+    scheduler = play.controller.scheduler
+    assert not any(scheduler._held.values())
+    assert scheduler.statistics(0).waiting == 0
+
+
+# ---- functions that are released while they compile
+
+
+def test_a_function_that_is_released_while_it_compiles_leaves_nothing():
+    play = Play()
+    play.say(m.RegisterFunction(7, "hash", 90, ((0,),)))
+    (compile_,) = play.report(0, m.FeedsArrived(play.session, (90,)))
+    play.say(m.ReleaseFunction(7))
+    play.report(0, m.Compiled(compile_.function, OK, b"info", 0.1, False, 64))
+    functions = play.controller.functions
+    assert (functions.users, functions.locations, functions.scratch, functions.waiting) == ({}, {}, {}, {})
+
+
+def test_a_released_function_that_then_fails_to_compile_takes_no_other_sessions_reference():
+    play = Play()
+    other = play.open(7, "other.py").number
+    for session in (play.session, other):
+        play.proxy(session, m.RegisterFunction(7, "hash", 90, ((0,),)))
+        play.worker(0, m.FeedsArrived(session, (90,)))
+    name = play.controller.sessions[other].functions[7]
+    play.say(m.ReleaseFunction(7))
+    messages = play.report(0, m.Compiled(name, BROKEN, b"", 0.1, False))
+    assert [each for each in messages if isinstance(each, m.DropFunction)] == [m.DropFunction(name)]
+    assert play.controller.functions.users == {}
