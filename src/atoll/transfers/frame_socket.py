@@ -33,6 +33,11 @@ _JOINED_BYTES = 64 * 1024
 _encode = msgspec.msgpack.Encoder().encode
 
 
+def _encoded(frame: msgspec.Struct) -> bytes:
+    body = _encode(frame)
+    return frame_header(len(body)) + body
+
+
 class FrameSocket:
     """One end of a connection. Any thread may send; one thread reads. Raises OSError where the socket fails."""
 
@@ -54,21 +59,9 @@ class FrameSocket:
 
     def send(self, frame: msgspec.Struct, payload: Sequence[memoryview] = (), descriptor: int | None = None) -> None:
         """Sends a frame and what follows it; waits while the peer does not read."""
-        body = _encode(frame)
-        head = frame_header(len(body)) + body
-        nbytes = sum([part.nbytes for part in payload])  # a list is quicker here than a generator
+        head = _encoded(frame)
         with self._send_lock:
-            self.frames_out += 1
-            self.bytes_out += len(head) + nbytes
-            if descriptor is not None:
-                socket.send_fds(self._socket, [head[:1]], [descriptor])
-                head = head[1:]
-            if nbytes < _JOINED_BYTES:
-                self._socket.sendall(b"".join((head, *payload)))
-                return
-            self._socket.sendall(head)
-            for part in payload:
-                self._socket.sendall(part)
+            self._write(head, payload, descriptor)
 
     def send_at_once(self, frame: msgspec.Struct) -> bool:
         """Sends a frame where that waits neither for the peer nor for another thread; False where it would."""
@@ -77,13 +70,25 @@ class FrameSocket:
         try:
             if not self._has_room(HEADER_BYTES + _SMALL_FRAME):
                 return False
-            body = _encode(frame)
-            self.frames_out += 1
-            self.bytes_out += HEADER_BYTES + len(body)
-            self._socket.sendall(frame_header(len(body)) + body)
+            self._write(_encoded(frame))
             return True
         finally:
             self._send_lock.release()
+
+    def _write(self, head: bytes, payload: Sequence[memoryview] = (), descriptor: int | None = None) -> None:
+        """The caller has the lock."""
+        nbytes = sum([part.nbytes for part in payload])  # a list is quicker here than a generator
+        self.frames_out += 1
+        self.bytes_out += len(head) + nbytes
+        if descriptor is not None:
+            socket.send_fds(self._socket, [head[:1]], [descriptor])
+            head = head[1:]
+        if nbytes < _JOINED_BYTES:
+            self._socket.sendall(b"".join((head, *payload)))
+            return
+        self._socket.sendall(head)
+        for part in payload:
+            self._socket.sendall(part)
 
     def takes_at_once(self, nbytes: int) -> bool:
         """Whether sending so much would wait neither for the peer nor for another thread."""
