@@ -226,6 +226,22 @@ def test_a_lack_of_descriptors_does_not_end_the_port(port, caplog: pytest.LogCap
         assert not data_port.to_proxy(6).is_closed, "it has waited to be accepted"
 
 
+def test_a_connection_of_which_no_channel_can_be_made_does_not_end_the_port(
+    port, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def fails(*_: object) -> DataChannel:
+        raise OSError("it was reset")
+
+    data_port, _, _ = port
+    monkeypatch.setattr(listener, "DataChannel", fails)
+    with dial(data_port.address) as sock:
+        sock.settimeout(SECONDS)
+        assert is_closed(sock)
+    assert "a data connection cannot be served: it was reset" in caplog.text
+    monkeypatch.undo()
+    assert serves(data_port, 5)
+
+
 def test_a_host_that_dials_before_the_secret_between_hosts_is_known_is_waited_for(port):
     data_port, arrived, changed = port
     channel = opened(data_port, 0, "between hosts")

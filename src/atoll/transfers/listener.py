@@ -86,7 +86,12 @@ class Listener:
             self._start(sock)
 
     def _start(self, sock: socket.socket) -> None:
-        channel = DataChannel(sock, self._kinds)
+        try:
+            channel = DataChannel(sock, self._kinds)
+        except Exception as error:  # whatever it is, the others are served
+            _log.error("a data connection cannot be served: %s", error)
+            sock.close()
+            return
         with self._lock:
             evicted = self._unopened.add(channel, time.monotonic())
         if evicted is not None:
