@@ -87,6 +87,23 @@ def test_contents_that_cannot_be_written_give_their_block_back(unix_ends):
     assert (pool.used_blocks, pool.free_blocks) == (0, 1)
 
 
+def test_a_block_that_could_not_be_sent_is_announced_by_the_next_piece(unix_ends, monkeypatch):
+    sender, receiver = unix_ends[0], Receiver(unix_ends[1])
+
+    def refuse(*_: object) -> None:
+        raise OSError("too many descriptors are on their way")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "send_fds", refuse)
+        with pytest.raises(OSError, match="on their way"):
+            sender.send(1, 1, [content(500_000)])
+    assert (pool_of(sender).used_blocks, pool_of(sender).free_blocks) == (0, 1)
+    sender.send(1, 2, [content(500_000, 2)])
+    assert receiver.wait(1) == [(1, 2, content(500_000, 2).tobytes())]
+    unix_ends[1].close()
+    assert receiver.join() is None
+
+
 # ---- memory that a peer could shorten
 
 

@@ -78,16 +78,17 @@ class SharedMemoryEngine(TransferEngine):
     def send(self, session: int, feed: int, contents: Contents, more: bool) -> None:
         nbytes = contents.nbytes
         block = self._pool.take(nbytes)
+        was_announced = block.is_announced
         try:
             with memoryview(block.memory)[:nbytes] as target:
                 contents.write_into(target)
-        except BaseException:
+            block.is_announced = True  # before it is sent: from then on the peer may return it, and others take it
+            piece = SharedMemoryPiece(session, feed, nbytes, more, block.number, block.size)
+            self._socket.send(piece, (), None if was_announced else block.descriptor)
+        except BaseException:  # the peer has not got it
+            block.is_announced = was_announced
             self._pool.give_back(block.number)
             raise
-        # Until the peer returns it, the block is this thread's alone.
-        descriptor = None if block.is_announced else block.descriptor
-        block.is_announced = True
-        self._socket.send(SharedMemoryPiece(session, feed, nbytes, more, block.number, block.size), (), descriptor)
 
     def _announce_drop(self, block: SharedMemoryBlock) -> None:
         if block.is_announced:
