@@ -8,7 +8,7 @@ import weakref
 import numpy as np
 import pytest
 
-from atoll.errors import Code
+from atoll.errors import Code, Status
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from atoll.transfers.host_memory import aligned
@@ -145,6 +145,17 @@ def it_gives_shared_memory_back_also_where_its_contents_are_wrong(rig: Rig) -> N
     rig.inbox.put(rig.session, feed, memoryview(bytes(7)), given_back.set)
     rig.failure(rig.run([p.Receive(0, local(0), (p.ReceivePiece(0, ((0, 4),), 0),))], feeds=[feed]))
     assert given_back.is_set()
+
+
+@BEHAVIOURS.add
+def it_leaves_no_feed_behind_where_another_one_of_the_same_step_has_failed(rig: Rig) -> None:
+    put = p.Put(0, local(0, 1), tuple(p.HostPiece(i, i, (4,), None, None) for i in range(2)))
+    receive = p.Receive(0, local(0, 1), tuple(p.ReceivePiece(i, ((0, 4),), i) for i in range(2)))
+    for step in (put, receive):
+        failed, arrived = rig.fresh(), rig.feed(bytes(16))
+        rig.inbox.put_failed(rig.session, failed, Status(Code.DATA_LOSS, "it was cut off"))
+        says(rig.failure(rig.run([step], feeds=[failed, arrived])), Code.DATA_LOSS, "it was cut off")
+        assert rig.inbox.nbytes == 0
 
 
 @BEHAVIOURS.add

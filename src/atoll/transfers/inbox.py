@@ -6,6 +6,7 @@ Invariant: what a feed's memory holds is released exactly once: by who takes the
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,9 @@ from atoll.transfers.engine import nothing_to_release
 MAX_INBOX_BYTES = 8 << 30
 # Sessions that have ended, whose bytes may still be on their way from other hosts.
 _REMEMBERED = 4096
+# Failed feeds of one session, whose bytes may still be on their way, or which may still be asked for: many times what
+# the launches in its window have.
+MAX_FAILED_FEEDS = 65_536
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Inbox:
     def __init__(self, on_arrival: Callable[[int, int], None]) -> None:
         self._on_arrival = on_arrival
         self._feeds: dict[int, dict[int, tuple[Any, Callable[[], None]]]] = {}
-        self._failed: dict[int, dict[int, Status]] = {}
+        self._failed: dict[int, OrderedDict[int, Status]] = {}
         self._awaited: dict[int, tuple[set[int], Callable[[], None]]] = {}  # by session: its first parked plan's
         self._lock = threading.Lock()
         self._bytes: dict[int, int] = {}  # by session
@@ -60,7 +64,7 @@ class Inbox:
                 if feed < OWN_NUMBERS:
                     raise StatusError(Code.RESOURCE_EXHAUSTED, text)
                 # All sessions share the connections between hosts: this must not end one.
-                self._failed.setdefault(session, {})[feed] = Status(Code.RESOURCE_EXHAUSTED, text)
+                self._remember(session, feed, Status(Code.RESOURCE_EXHAUSTED, text))
                 unwanted = True
             if not unwanted:
                 self._feeds.setdefault(session, {})[feed] = (content, done)
@@ -86,11 +90,17 @@ class Inbox:
                 if session in self._ended:
                     return
                 _, done = self._pop(session, feed) or (None, nothing_to_release)
-                self._failed.setdefault(session, {})[feed] = status
+                self._remember(session, feed, status)
                 then = self._settle(session, feed)
             done()
             if then is not None:
                 then()
+
+    def _remember(self, session: int, feed: int, failure: Status) -> None:
+        failed = self._failed.setdefault(session, OrderedDict())
+        failed[feed] = failure
+        if len(failed) > MAX_FAILED_FEEDS:
+            failed.popitem(last=False)
 
     def _settle(self, session: int, feed: int) -> Callable[[], None] | None:
         awaited = self._awaited.get(session)
@@ -111,7 +121,7 @@ class Inbox:
         One wait a session: a new one replaces the one before.
         """
         with self._lock:
-            here, failed = self._feeds.get(session, {}), self._failed.get(session, {})
+            here, failed = self._feeds.get(session, {}), self._failed.get(session, OrderedDict())
             missing = {feed for feed in feeds if feed not in here and feed not in failed}
             if missing:
                 self._awaited[session] = (missing, then)
@@ -123,13 +133,28 @@ class Inbox:
         Raises StatusError: why it did not arrive, or INTERNAL where it is not here.
         """
         with self._lock:
-            failure = self._failed.get(session, {}).get(feed)
+            failure = self._failed.get(session, OrderedDict()).get(feed)
             if failure is not None:
                 raise StatusError(Code(failure.code), failure.message, failure.payloads)
             found = self._pop(session, feed)
             if found is None:
                 raise StatusError(Code.INTERNAL, f"feed {feed} of session {session} is not here")
             return found
+
+    def take_all(self, session: int, feeds: Iterable[int]) -> dict[int, tuple[Any, Callable[[], None]]]:
+        """These feeds, by number, as `take` gives them. Raises StatusError as `take` does; then none of them stays."""
+        wanted = dict.fromkeys(feeds)
+        taken: dict[int, tuple[Any, Callable[[], None]]] = {}
+        try:
+            for feed in wanted:
+                taken[feed] = self.take(session, feed)
+        except StatusError:
+            for _, done in taken.values():
+                done()
+            for feed in wanted.keys() - taken.keys():
+                self.drop(session, feed)
+            raise
+        return taken
 
     def _pop(self, session: int, feed: int) -> tuple[Any, Callable[[], None]] | None:
         found = self._feeds.get(session, {}).pop(feed, None)
@@ -144,7 +169,7 @@ class Inbox:
         try:
             _, done = self.take(session, feed)
         except StatusError:
-            return  # its session has ended
+            return  # it has failed, or its session has ended
         done()
 
     def drop_session(self, session: int) -> None:

@@ -89,14 +89,16 @@ class DataPortNetwork:
         array = step.array
         dtype = numpy_dtype(array.dtype)
         shards = [host_data.empty(shape, dtype) for shape in array.shard_shapes]
-        for piece in step.pieces:
-            content, done = self._inbox.take(run.session, run.feeds[piece.feed])
-            shape = tuple(stop - start for start, stop in piece.box)
-            try:
+        taken = self._inbox.take_all(run.session, [run.feeds[piece.feed] for piece in step.pieces])
+        try:
+            for piece in step.pieces:
+                content, _ = taken[run.feeds[piece.feed]]
+                shape = tuple(stop - start for start, stop in piece.box)
                 shards[piece.shard][tuple(slice(a, b) for a, b in piece.box)] = host_data.view(
                     content, array.dtype, shape, None
                 )
-            finally:
+        finally:
+            for _, done in taken.values():
                 done()
         received: DeviceArray = self._backend.put(array, shards)
         return received

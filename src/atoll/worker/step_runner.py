@@ -146,30 +146,27 @@ class StepRunner:
     # ---- data in
 
     def _put(self, step: p.Put, run: m.Run) -> Buffer:
-        contents: dict[int, tuple[Any, Callable[[], None]]] = {}
+        taken = self._inbox.take_all(run.session, [run.feeds[piece.feed] for piece in step.pieces])
         try:
-            for piece in step.pieces:
-                if piece.feed not in contents:
-                    contents[piece.feed] = self._inbox.take(run.session, run.feeds[piece.feed])
+            contents = [taken[run.feeds[piece.feed]][0] for piece in step.pieces]
             array = self._backend.put(step.array, self._host_shards(step, contents))
         finally:
-            for _, done in contents.values():
+            for _, done in taken.values():
                 done()
         return self._buffer(array, step.array, _unusual_layout(step.array))
 
-    def _host_shards(
-        self, step: p.Put, contents: dict[int, tuple[Any, Callable[[], None]]]
-    ) -> list[np.ndarray[Any, Any]]:
-        """What each local shard is to hold. Raises INVALID_ARGUMENT where the bytes do not fit."""
+    def _host_shards(self, step: p.Put, contents: list[Any]) -> list[np.ndarray[Any, Any]]:
+        """What each local shard is to hold, by the contents of each piece. Raises INVALID_ARGUMENT where these do not
+        fit.
+        """
         shards = []
-        for piece in step.pieces:
-            content, _ = contents[piece.feed]
+        for piece, content in zip(step.pieces, contents, strict=True):
             whole = host_data.view(content, step.array.dtype, piece.shape, piece.strides)
             shards.append(host_data.cut(whole, piece.box))
         for shard, shape in zip(shards, step.array.shard_shapes, strict=True):
             if shard.shape != shape:
                 raise invalid(f"a shard of shape {list(shape)} was given contents of shape {list(shard.shape)}")
-        if any(isinstance(content, memoryview) for content, _ in contents.values()):
+        if any(isinstance(content, memoryview) for content in contents):
             shards = [host_data.copied(shard) for shard in shards]  # the sender takes its memory back
         return shards
 

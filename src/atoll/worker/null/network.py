@@ -48,8 +48,8 @@ class NullNetwork:
         unit.completions.append(ArrayCompletion(NullArray(array.dtype_name, (), end), self._deletions))
 
     def receive(self, step: p.Receive, run: m.Run) -> NullArray:
-        taken = [self._neighbours[self._host].take(run.session, run.feeds[piece.feed])[1] for piece in step.pieces]
-        for done in taken:
+        feeds = [run.feeds[piece.feed] for piece in step.pieces]
+        for _, done in self._neighbours[self._host].take_all(run.session, feeds).values():
             done()
         return self._backend.put(step.array, ())
 
