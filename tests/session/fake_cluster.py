@@ -32,6 +32,7 @@ class FakeCluster:
     def __init__(self, first_handle: int = 1, **shape: int) -> None:
         self.uploads: list[tuple[tuple[int, ...], int, bytes]] = []  # hosts, feed, contents
         self.dials: list[tuple[tuple[tuple[int, str], ...], Callable[[Unreached], None]]] = []
+        self.patience: list[float] = []  # of each of the dials
         self.disconnected: list[int] = []
         self.closed = False
         self._sent: list[Any] = []
@@ -57,8 +58,11 @@ class FakeCluster:
     def send(self, message: Any) -> None:
         self._sent.append(message)
 
-    def connect(self, hosts: Sequence[tuple[int, str]], then: Callable[[Unreached], None]) -> None:
+    def connect(
+        self, hosts: Sequence[tuple[int, str]], then: Callable[[Unreached], None], patience: float = 0.0
+    ) -> None:
         self.dials.append((tuple(hosts), then))
+        self.patience.append(patience)
 
     def disconnect(self, hosts: Sequence[int]) -> None:
         self.disconnected.extend(hosts)

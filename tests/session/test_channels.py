@@ -14,6 +14,7 @@ import pytest
 from atoll.errors import ConnectError, Status
 from atoll.session import channels
 from atoll.session.channels import Channels
+from atoll.transfers.channel import DataChannel
 from atoll.wire.address import Address
 
 REPORT_SECONDS = 0.3
@@ -51,16 +52,16 @@ class Rig:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(channels, "_REPORT_SECONDS", REPORT_SECONDS)
-        monkeypatch.setattr(channels, "_open", lambda address, session, secret: self.dial(address.path))
+        monkeypatch.setattr(DataChannel, "connect", lambda address, session, secret: self.dial(address.path))
         self.dial: Callable[[str], Any] = lambda path: self.latest
         self.latest = FakeChannel()
         self.broken: list[Status] = []
         loop = asyncio.get_running_loop()
         self.channels = Channels(loop, 1, "secret", CONTROLLER, lambda *_: None, self.broken.append)
 
-    async def connect(self, *hosts: int) -> dict[int, ConnectError]:
+    async def connect(self, *hosts: int, patience: float = 0.0) -> dict[int, ConnectError]:
         connected: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.channels.connect([(host, f"unix:/{host}") for host in hosts], connected.set_result)
+        self.channels.connect([(host, f"unix:/{host}") for host in hosts], connected.set_result, patience)
         return dict(await connected)
 
     async def open(self) -> None:
@@ -135,6 +136,45 @@ def test_a_dial_that_ends_after_its_host_was_lost_opens_no_channel(monkeypatch: 
         assert rig.latest.is_closed
         await asyncio.sleep(REPORT_SECONDS + 0.1)
         assert not rig.broken  # of a channel to the host's former worker
+        rig.channels.close()
+
+    asyncio.run(play())
+
+
+def test_a_host_is_dialled_until_it_is_reached(monkeypatch: pytest.MonkeyPatch):
+    async def play() -> None:
+        rig = Rig(monkeypatch)
+        outcomes = [refuse, refuse, lambda: rig.latest]
+        rig.dial = lambda path: outcomes.pop(0)()
+        assert await rig.connect(0, patience=20.0) == {}
+        rig.channels.upload([0], 7, [b"contents"])
+        assert rig.latest.sent == [(7, [b"contents"])]
+        rig.channels.close()
+
+    asyncio.run(play())
+
+
+def test_a_host_that_is_not_reached_within_the_patience_is_named(monkeypatch: pytest.MonkeyPatch):
+    async def play() -> None:
+        rig = Rig(monkeypatch)
+        dials = []
+        rig.dial = lambda path: dials.append(path) or refuse()
+        assert list(await rig.connect(0, patience=0.3)) == [0]
+        assert len(dials) > 1
+        rig.channels.close()
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("end", [lambda channels: channels.disconnect((0,)), lambda channels: channels.close()])
+def test_a_host_that_was_lost_meanwhile_is_dialled_no_more_and_not_unreached(monkeypatch: pytest.MonkeyPatch, end: Any):
+    async def play() -> None:
+        rig = Rig(monkeypatch)
+        rig.dial = lambda path: refuse()
+        connecting = asyncio.ensure_future(rig.connect(0, patience=60.0))
+        await asyncio.sleep(0.05)
+        end(rig.channels)
+        assert await asyncio.wait_for(connecting, 10) == {}
         rig.channels.close()
 
     asyncio.run(play())

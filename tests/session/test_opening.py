@@ -12,9 +12,9 @@ import pytest
 
 from atoll.errors import AccessError, Code, ConnectError, Status, VersionError
 from atoll.protocol import messages as m
-from atoll.session import channels
 from atoll.session.opening import open_session
 from atoll.session.session import ClusterSession
+from atoll.transfers.channel import DataChannel
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection
 from tests.session.fake_cluster import welcome
@@ -47,7 +47,7 @@ class Hosts:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, unreachable: set[str]) -> None:
         self.unreachable = unreachable
         self.channels: dict[str, FakeChannel] = {}
-        monkeypatch.setattr(channels, "_open", self._open)
+        monkeypatch.setattr(DataChannel, "connect", self._open)
 
     def _open(self, address: Address, session: int, secret: str) -> FakeChannel:
         assert (session, secret) == (5, "secret")
@@ -113,7 +113,7 @@ def test_a_host_that_cannot_be_reached_keeps_no_session_out_and_is_served_once_i
 
 def test_hosts_are_dialled_at_once(tmp_path, monkeypatch):
     Hosts(monkeypatch, set())
-    dial = channels._open
+    dial = DataChannel.connect
     started: list[str] = []
 
     def slow(address: Address, session: int, secret: str) -> Any:
@@ -125,7 +125,7 @@ def test_hosts_are_dialled_at_once(tmp_path, monkeypatch):
             time.sleep(0.01)
         raise ConnectError("the others were not dialled")
 
-    monkeypatch.setattr(channels, "_open", slow)
+    monkeypatch.setattr(DataChannel, "connect", slow)
 
     async def work(address: Address) -> None:
         (await opened(address)).close()

@@ -12,6 +12,7 @@ from atoll.cluster.slices import SliceRequest
 from atoll.errors import OK, Code, ConnectError, Status, StatusError
 from atoll.ir.program import Program
 from atoll.protocol import messages as m
+from atoll.session.session import DIAL_SECONDS
 from tests.session.fake_cluster import WINDOW, FakeCluster
 
 PROGRAM = Program("nothing", (), (), ())
@@ -148,10 +149,10 @@ def test_a_loss_is_acknowledged_and_reported_to_the_front_end():
 
 
 @pytest.mark.parametrize(
-    ("unreached", "again"),
+    ("lost_again", "again"),
     [((), ["on 1", "on both"]), ((0,), ["on 1"]), ((1,), [])],
 )
-def test_functions_of_hosts_that_are_back_are_compiled_again_where_all_of_them_are_reached(unreached, again):
+def test_functions_of_hosts_that_are_back_are_compiled_again_where_none_of_them_was_lost_again(lost_again, again):
     async def work() -> None:
         cluster = FakeCluster(hosts=3)
         functions = {
@@ -163,11 +164,31 @@ def test_functions_of_hosts_that_are_back_are_compiled_again_where_all_of_them_a
         cluster.session.handle(m.HostsBack(back))
         ((hosts, then),) = cluster.dials
         assert hosts == back
-        assert cluster.take() == []
-        then({host: ConnectError("nobody there") for host in unreached})
+        if lost_again:
+            cluster.session.handle(m.HostsLost(lost_again))
+        cluster.take()
+        then({})
         sent = cluster.take()
         assert [functions[message.function] for message in sent] == again
         assert [message.feed for message in sent] == [feed for _, feed, _ in cluster.uploads]
+
+    play(work())
+
+
+def test_a_session_whose_host_is_back_and_not_reached_in_time_is_lost_with_the_hosts_name():
+    async def work() -> None:
+        cluster, lost, waited = FakeCluster(), list[Status](), list[Status]()
+        cluster.session.on_lost = lost.append
+        await compiled(cluster, 2)
+        cluster.session.wait((1,), waited.append)
+        cluster.take()
+        cluster.session.handle(m.HostsBack(((1, "unix:/new-1"),)))
+        assert cluster.patience == [DIAL_SECONDS]
+        ((_, then),) = cluster.dials
+        then({1: ConnectError("nobody there")})
+        (status,) = lost
+        assert status.message == "host 1 is back, but its data port was not reached for 30 s: nobody there"
+        assert (status.code, waited, cluster.closed, cluster.take()) == (Code.UNAVAILABLE, [status], True, [])
 
     play(work())
 

@@ -27,6 +27,7 @@ _DIRECT_BYTES = 16 * 1024
 # The controller reports a lost host soon after its channel broke; else it is the channel alone that broke.
 _REPORT_SECONDS = 3.0
 _DIALS = 32  # at once
+_RETRY_SECONDS = 0.1
 _EVERYWHERE = ("0.0.0.0", "::")
 
 _Send = Callable[[DataChannel], None]
@@ -63,36 +64,52 @@ class Channels:
 
     # ---- opening and closing
 
-    def connect(self, hosts: Sequence[tuple[int, str]], then: Callable[[Unreached], None]) -> None:
+    def connect(
+        self, hosts: Sequence[tuple[int, str]], then: Callable[[Unreached], None], patience: float = 0.0
+    ) -> None:
         """Dials all at once; sends what has waited for each as soon as it is reached."""
-        task = self._loop.create_task(self._connect(hosts, then))
+        task = self._loop.create_task(self._connect(hosts, then, self._loop.time() + patience))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _connect(self, hosts: Sequence[tuple[int, str]], then: Callable[[Unreached], None]) -> None:
+    async def _connect(
+        self, hosts: Sequence[tuple[int, str]], then: Callable[[Unreached], None], deadline: float
+    ) -> None:
         unreached: dict[int, ConnectError] = {}
         dialers = ThreadPoolExecutor(max(1, min(_DIALS, len(hosts))), "atoll-dial")
 
         async def connect(host: int, address: str) -> None:
             dialed = self._dials[host] = object()
-            try:
-                target = _reachable(address, self._controller)
-                channel = await self._loop.run_in_executor(dialers, _open, target, self._session, self._secret)
-            except ConnectError as error:
-                unreached[host] = error
-            except (AtollError, OSError) as error:
-                unreached[host] = ConnectError(f"the data port at {address} cannot be opened: {error}")
+
+            def is_wanted() -> bool:
+                return not self._closed and self._dials.get(host) is dialed
+
+            outcome = await self._loop.run_in_executor(dialers, self._dial, address)
+            while isinstance(outcome, ConnectError) and is_wanted() and self._loop.time() < deadline:
+                await asyncio.sleep(_RETRY_SECONDS)
+                outcome = await self._loop.run_in_executor(dialers, self._dial, address)
+            if isinstance(outcome, ConnectError):
+                if is_wanted():
+                    unreached[host] = outcome
+            elif is_wanted():
+                self._opened(host, outcome)
             else:
-                if self._closed or self._dials.get(host) is not dialed:
-                    channel.close()
-                else:
-                    self._opened(host, channel)
+                outcome.close()
 
         try:
             await asyncio.gather(*(connect(host, address) for host, address in hosts))
         finally:
             dialers.shutdown(wait=False)
         then(unreached)
+
+    def _dial(self, address: str) -> DataChannel | ConnectError:
+        """On any thread."""
+        try:
+            return DataChannel.connect(_reachable(address, self._controller), self._session, self._secret)
+        except ConnectError as error:
+            return error
+        except (AtollError, OSError) as error:
+            return ConnectError(f"the data port at {address} cannot be opened: {error}")
 
     def _opened(self, host: int, channel: DataChannel) -> None:
         self._open[host] = channel
@@ -196,10 +213,6 @@ class _File:
 
     def __del__(self) -> None:
         os.close(self.descriptor)
-
-
-def _open(address: Address, session: int, secret: str) -> DataChannel:
-    return DataChannel.connect(address, session, secret)
 
 
 def _reachable(data_address: str, controller: Address) -> Address:

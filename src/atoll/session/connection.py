@@ -30,8 +30,13 @@ class ControlConnection(Protocol):
 class DataChannels(Protocol):
     """Carries contents to and from hosts. What is uploaded to a host without a channel waits for one."""
 
-    def connect(self, hosts: Sequence[tuple[int, str]], then: Callable[[Unreached], None]) -> None:
-        """Opens a channel to each (host, data address), and calls `then` once all were tried."""
+    def connect(
+        self, hosts: Sequence[tuple[int, str]], then: Callable[[Unreached], None], patience: float = 0.0
+    ) -> None:
+        """Opens a channel to each (host, data address), and calls `then` once all were tried, for `patience` seconds.
+
+        A host that is lost meanwhile, by `disconnect`, does not count as unreached.
+        """
 
     def disconnect(self, hosts: Sequence[int]) -> None:
         """The controller reports these hosts lost."""

@@ -8,7 +8,6 @@ Invariant: each wait, compilation and question is answered once, also where the 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -28,7 +27,8 @@ from atoll.session.functions import FunctionTable
 from atoll.session.programs import ProgramCache
 from atoll.session.window import LaunchWindow
 
-_log = logging.getLogger(__name__)
+# For the data port of a host that is back to be reached: what waits for the host waits no longer.
+DIAL_SECONDS = 30.0
 
 # Contents, whether more will follow, and what to call when they have been read.
 OnData = Callable[[Any, bool, Callable[[], None]], None]
@@ -70,6 +70,7 @@ class ClusterSession:
         self._channels = open_channels(self._on_feed, self._lose)
         self._functions = FunctionTable()
         self._hosts = {device.id: device.host for device in welcome.devices}  # by virtual device
+        self._lost_hosts: set[int] = set()  # that are not back yet
         self._waits: dict[int, Callable[[Status], None]] = {}
         self._replies: dict[int, ReplyFuture] = {}
         self._feeds: dict[int, OnData] = {}
@@ -307,25 +308,32 @@ class ClusterSession:
 
     def _hosts_lost(self, hosts: tuple[int, ...]) -> None:
         """From here on nothing is sent to what is left of them: the controller waits for this acknowledgement."""
+        self._lost_hosts.update(hosts)
         self._channels.disconnect(hosts)
         self.send(m.LossAcknowledged(hosts))
         self.on_hosts_lost()
 
     def _hosts_back(self, addresses: tuple[tuple[int, str], ...]) -> None:
-        """They hold nothing of this session: the functions that run on them are compiled again."""
+        """They hold nothing of this session: the functions that run on them are compiled again.
+
+        The session is lost where one of them cannot be reached.
+        """
         back = {host for host, _ in addresses}
+        self._lost_hosts -= back
 
         def connected(unreached: Unreached) -> None:
             if self._closed:
                 return
             for host, error in unreached.items():
-                _log.warning("host %d is back, but its data port is not reached: %s", host, error)
+                text = f"host {host} is back, but its data port was not reached for {DIAL_SECONDS:.0f} s: {error}"
+                self._lose(Status(Code.UNAVAILABLE, text))
+                return
             for function, devices in self._functions.devices():
                 hosts = self.hosts_of(devices)
-                if back.intersection(hosts) and not unreached.keys() & hosts:
+                if back.intersection(hosts) and self._lost_hosts.isdisjoint(hosts):
                     self._compile_again(function, hosts)
 
-        self._channels.connect(addresses, connected)
+        self._channels.connect(addresses, connected, DIAL_SECONDS)
 
     # ---- messages
 

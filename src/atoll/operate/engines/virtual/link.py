@@ -28,7 +28,9 @@ class VirtualConnection:
         self._inboxes = inboxes
         self._on_close: Callable[[], None] | None = on_close
 
-    def connect(self, hosts: Sequence[tuple[int, str]], then: Callable[[Unreached], None]) -> None:
+    def connect(
+        self, hosts: Sequence[tuple[int, str]], then: Callable[[Unreached], None], patience: float = 0.0
+    ) -> None:
         """All hosts are reached at once."""
         then({})
 
