@@ -15,15 +15,11 @@ from atoll.errors import AtollError
 from atoll.operate.command.options import (
     ClusterAddress,
     ClusterName,
-    DeviceMemory,
-    DispatchMode,
-    EngineName,
+    ClusterOptions,
     Islands,
-    MeshShape,
-    Platform,
-    PolicyName,
     settings_of,
     token,
+    with_cluster_options,
 )
 from atoll.operate.command.terminal import end_on_signals, say, terminal
 from atoll.operate.registry import DEFAULT_NAME
@@ -31,7 +27,9 @@ from atoll.operate.registry import DEFAULT_NAME
 _TABLE_WIDTH = 140  # where there is no terminal to ask
 
 
+@with_cluster_options
 def up(
+    *,
     islands: Islands = DEFAULT_ISLANDS,
     listen: Annotated[
         str,
@@ -41,12 +39,7 @@ def up(
             metavar="ADDRESS",
         ),
     ] = "",
-    platform: Platform = None,
-    device_memory: DeviceMemory = None,
-    dispatch: DispatchMode = None,
-    policy: PolicyName = None,
-    topology: MeshShape = None,
-    engine: EngineName = None,
+    cluster: ClusterOptions,
     name: Annotated[str, typer.Option(help="A name for it, for the other commands.")] = DEFAULT_NAME,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay in the foreground; Ctrl-C ends the cluster.")
@@ -61,27 +54,19 @@ def up(
     from atoll.operate.standing import StandingCluster
     from atoll.wire.address import parse_address
 
-    settings = settings_of(
-        islands=islands,
-        platform=platform,
-        device_memory=device_memory,
-        dispatch=dispatch,
-        policy=policy,
-        mesh=topology,
-        engine=engine,
-    )
-    cluster = StandingCluster(
+    settings = settings_of(islands, cluster)
+    standing = StandingCluster(
         name=name, settings=settings, listen=listen, token=token(), parent=os.getpid() if foreground else 0
     )
     try:
         with terminal.status(f"starting {islands} ..."):
-            cluster.wait()
+            standing.wait()
     except AtollError:
-        messages = cluster.last_messages()
+        messages = standing.last_messages()
         if messages:
             print(messages, file=sys.stderr)
         raise
-    address = cluster.record.address
+    address = standing.record.address
     print(address, flush=True)
     say(f"cluster {name} is up: {islands} on {settings.platform}")
     say(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={address} python train.py")
@@ -91,16 +76,16 @@ def up(
         chosen = "" if name == DEFAULT_NAME else f" --name {name}"
         say(f"  look:  atoll status{chosen}")
         say(f"  end:   atoll down{chosen}")
-        cluster.engine.leave()
+        standing.engine.leave()
         return
     say("  end:   Ctrl-C")
     end_on_signals()
     try:
-        wait_for_any([cluster.engine])
+        wait_for_any([standing.engine])
     except KeyboardInterrupt:
         say("ending")
     finally:
-        cluster.end()
+        standing.end()
 
 
 def status(

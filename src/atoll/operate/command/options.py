@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Annotated, Any
+from dataclasses import dataclass
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
 import typer
@@ -98,14 +101,48 @@ EmbeddedIslands = Annotated[
         metavar="IxHxD",
     ),
 ]
-Platform = Annotated[str | None, typer.Option(help=_PLATFORM_HELP, callback=_check_platform)]
-EngineName = Annotated[str | None, typer.Option("--engine", help=_ENGINE_HELP, callback=_check_engine)]
-DeviceMemory = Annotated[
-    int | None, typer.Option("--device-memory", help=_MEMORY_HELP, parser=_memory, metavar="AMOUNT")
-]
-MeshShape = Annotated[str | None, typer.Option("--topology", help=_TOPOLOGY_HELP, metavar="MESH")]
-DispatchMode = Annotated[Dispatch | None, typer.Option("--dispatch", help=_DISPATCH_HELP)]
-PolicyName = Annotated[str | None, typer.Option("--policy", help=_POLICY_HELP, callback=_check_policy, metavar="NAME")]
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """What a cluster is to have, in the words of `ClusterSettings`; None where the user did not say."""
+
+    platform: Annotated[str | None, typer.Option(help=_PLATFORM_HELP, callback=_check_platform)] = None
+    device_memory: Annotated[
+        int | None, typer.Option("--device-memory", help=_MEMORY_HELP, parser=_memory, metavar="AMOUNT")
+    ] = None
+    dispatch: Annotated[Dispatch | None, typer.Option(help=_DISPATCH_HELP)] = None
+    policy: Annotated[str | None, typer.Option(help=_POLICY_HELP, callback=_check_policy, metavar="NAME")] = None
+    mesh: Annotated[str | None, typer.Option("--topology", help=_TOPOLOGY_HELP, metavar="MESH")] = None
+    engine: Annotated[str | None, typer.Option(help=_ENGINE_HELP, callback=_check_engine)] = None
+
+
+def with_cluster_options(command: Callable[..., None]) -> Callable[..., None]:
+    """For a command with a keyword argument `cluster`, whose fields are options of their own on the command line.
+
+    Typer finds options in a function's signature, where one parameter cannot stand for several.
+    """
+    fields = get_type_hints(ClusterOptions, include_extras=True)
+    hints = get_type_hints(command, include_extras=True)
+    parameters: list[Parameter] = []
+    for each in signature(command).parameters.values():
+        if each.name == "cluster":
+            parameters += [
+                Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=hint) for name, hint in fields.items()
+            ]
+        else:
+            parameters.append(each.replace(annotation=hints[each.name]))
+
+    @wraps(command)
+    def with_each(**given: Any) -> None:
+        cluster = ClusterOptions(**{name: given.pop(name) for name in fields})
+        command(cluster=cluster, **given)
+
+    with_each.__signature__ = signature(command).replace(parameters=parameters)  # type: ignore[attr-defined]
+    with_each.__annotations__ = {each.name: each.annotation for each in parameters}
+    return with_each
+
+
 ClusterAddress = Annotated[
     str,
     typer.Option(
@@ -123,14 +160,14 @@ def check_one_of(islands: str | None, address: str) -> None:
         raise typer.BadParameter("--islands is for an embedded cluster, --address for one that is up: give one")
 
 
-def given(**options: Any) -> dict[str, Any]:
-    """Those that the user gave."""
-    return {name: value for name, value in options.items() if value is not None}
+def given(islands: str | None, cluster: ClusterOptions) -> dict[str, Any]:
+    """What the user gave, by the names that `ClusterSettings` has for it."""
+    return {name: value for name, value in {"islands": islands, **vars(cluster)}.items() if value is not None}
 
 
-def settings_of(**options: Any) -> ClusterSettings:
+def settings_of(islands: str | None, cluster: ClusterOptions) -> ClusterSettings:
     """The cluster of these options, and of the environment where one is None. Raises ClusterError."""
-    return msgspec.structs.replace(ClusterSettings.from_environment(), **given(**options))
+    return msgspec.structs.replace(ClusterSettings.from_environment(), **given(islands, cluster))
 
 
 def token() -> str:

@@ -10,32 +10,25 @@ import typer
 from atoll.cluster.settings import VARIABLES
 from atoll.operate.command.options import (
     ClusterAddress,
-    DeviceMemory,
-    DispatchMode,
+    ClusterOptions,
     EmbeddedIslands,
-    EngineName,
-    MeshShape,
-    Platform,
-    PolicyName,
     check_one_of,
     given,
     settings_of,
     token,
+    with_cluster_options,
 )
 from atoll.operate.command.terminal import end_on_signals, fail, say
 
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127  # exit statuses, as of a shell
 
 
+@with_cluster_options
 def run(
+    *,
     command: Annotated[list[str], typer.Argument(help="The command and its arguments.", metavar="COMMAND")],
     islands: EmbeddedIslands = None,
-    platform: Platform = None,
-    device_memory: DeviceMemory = None,
-    dispatch: DispatchMode = None,
-    policy: PolicyName = None,
-    topology: MeshShape = None,
-    engine: EngineName = None,
+    cluster: ClusterOptions,
     address: Annotated[str, typer.Option(help="Run on the cluster at this address instead.")] = "",
 ) -> None:
     """Run a command with JAX on Atoll.
@@ -57,16 +50,7 @@ def run(
         env.pop("ATOLL_ADDRESS", None)
     if address:
         env["ATOLL_ADDRESS"] = address
-    options = given(
-        islands=islands,
-        platform=platform,
-        device_memory=device_memory,
-        dispatch=dispatch,
-        policy=policy,
-        mesh=topology,
-        engine=engine,
-    )
-    env.update({VARIABLES[name]: str(value) for name, value in options.items()})
+    env.update({VARIABLES[name]: str(value) for name, value in given(islands, cluster).items()})
     try:
         os.execvpe(command[0], command, env)
     except FileNotFoundError:
@@ -75,19 +59,16 @@ def run(
         fail(f"{command[0]}: {error.strerror}", _NOT_EXECUTABLE)
 
 
+@with_cluster_options
 def proxy(
+    *,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes any free port.")] = 29000,
     host: Annotated[
         str, typer.Option(help="On which address; one that is not loopback needs ATOLL_TOKEN.")
     ] = "127.0.0.1",
     address: ClusterAddress = "",
     islands: EmbeddedIslands = None,
-    platform: Platform = None,
-    device_memory: DeviceMemory = None,
-    dispatch: DispatchMode = None,
-    policy: PolicyName = None,
-    topology: MeshShape = None,
-    engine: EngineName = None,
+    cluster: ClusterOptions,
 ) -> None:
     """Serve clients that know nothing of Atoll: those that start with Google's `pathwaysutils`.
 
@@ -108,18 +89,10 @@ def proxy(
     check_one_of(islands, address)
     listen = Address(host=host.removeprefix("[").removesuffix("]"), port=port)
     check_may_listen(listen, token())
-    settings = settings_of(
-        islands=islands,
-        platform=platform,
-        device_memory=device_memory,
-        dispatch=dispatch,
-        policy=policy,
-        mesh=topology,
-        engine=engine,
-    )
-    cluster = "" if islands is not None else address or os.environ.get("ATOLL_ADDRESS", "")
-    if cluster:
-        report_of(Target(parse_address(cluster)), token())  # raises at once where nobody listens
+    settings = settings_of(islands, cluster)
+    existing = "" if islands is not None else address or os.environ.get("ATOLL_ADDRESS", "")
+    if existing:
+        report_of(Target(parse_address(existing)), token())  # raises at once where nobody listens
 
     def announce(where: str) -> None:
         print(f"grpc://{where}", flush=True)
@@ -132,6 +105,6 @@ def proxy(
 
     end_on_signals()
     try:
-        run_proxy(listen, cluster, settings, announce)
+        run_proxy(listen, existing, settings, announce)
     except KeyboardInterrupt:
         say("the proxy has ended")
