@@ -250,7 +250,7 @@ def test_a_policy_that_does_not_exist_is_named_with_those_that_do(user: User, co
 
 def test_a_policy_of_the_environment_that_does_not_exist_starts_no_cluster(user: User) -> None:
     error = user.atoll("up", ATOLL_POLICY="fair").error
-    assert "there is no scheduling policy 'fair': expected first-come" in error
+    assert "there is no scheduling policy 'fair'; the known ones are: first-come" in error
     assert user.leftovers() == []
 
 

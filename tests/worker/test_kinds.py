@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pkgutil import resolve_name
+
 import pytest
 
 from atoll.errors import ClusterError
 from atoll.protocol import messages as m
-from atoll.worker.kinds import KINDS, XLA, kind_of, named
+from atoll.worker.kinds import KINDS, XLA, kind_of
 from atoll.worker.main import introduction
 from atoll.worker.null.backend import Collectives, NullBackend
 from atoll.worker.null.model import MODELS
@@ -30,13 +32,13 @@ def test_what_a_kind_names_is_there(kind):
     assert kind.backend or kind.process != "atoll.worker.main"
     for name in (kind.backend, kind.check, f"{kind.process}:main"):
         if name:
-            assert callable(named(name))
+            assert callable(resolve_name(name))
 
 
 def test_the_null_kind_checks_its_model_before_anything_starts(monkeypatch):
     monkeypatch.setenv("ATOLL_NULL_MODEL", "abacus")
     with pytest.raises(ClusterError, match="abacus"):
-        named(kind_of("null").check)()
+        resolve_name(kind_of("null").check)()
 
 
 def test_a_worker_says_which_host_it_is_and_how_many_runs_its_devices_take():

@@ -6,6 +6,7 @@ They travel as one record: from the command or the client through the engine to 
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from enum import StrEnum
 
 import msgspec
@@ -30,6 +31,15 @@ VARIABLES = {
     "mesh": "ATOLL_TOPOLOGY",
     "engine": "ATOLL_ENGINE",
 }
+
+
+def check_known(what: str, name: str, known: Collection[str]) -> None:
+    """Raises SettingsError where `name` is none of the `known` ones: of platforms, policies or engines, say.
+
+    Tables of kinds have "module:name" for each, which `pkgutil.resolve_name` imports where the kind is used.
+    """
+    if name not in known:
+        raise SettingsError(f"there is no {what} {name!r}; the known ones are: {', '.join(known)}")
 
 
 class Dispatch(StrEnum):

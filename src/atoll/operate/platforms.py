@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 
-from atoll.errors import SettingsError
+from atoll.cluster.settings import check_known
 from atoll.worker.kinds import KINDS
 
 # JAX's own, by the names that JAX_PLATFORMS takes ("gpu" stands for whichever kind of GPU there is), and Atoll's.
@@ -22,7 +22,7 @@ def check_platform(text: str) -> None:
     """
     unknown = [name for name in text.split(",") if name not in KNOWN_PLATFORMS]
     if unknown and not _has_other_plugins():
-        raise SettingsError(f"there is no platform {unknown[0]!r}; the known ones are: {', '.join(KNOWN_PLATFORMS)}")
+        check_known("platform", unknown[0], KNOWN_PLATFORMS)
 
 
 def _has_other_plugins() -> bool:

@@ -1,14 +1,12 @@
 """The registry of device kinds: a platform's name, and what runs it.
 
-A new kind is a file with a `DeviceBackend` (see `worker.device`) and one entry of `KINDS`. All is named by strings, so
-that an engine can ask here without importing what only a worker's process may import.
+A new kind is a file with a `DeviceBackend` (see `worker.device`) and one entry of `KINDS`. All is named by strings for
+`pkgutil.resolve_name`, so that an engine can ask here without importing what only a worker's process may import.
 """
 
 from __future__ import annotations
 
-import pkgutil
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -40,8 +38,3 @@ KINDS: dict[str, DeviceKind] = {
 
 def kind_of(platform: str) -> DeviceKind:
     return KINDS.get(platform, XLA)
-
-
-def named(name: str) -> Any:
-    """What "module:function" names."""
-    return pkgutil.resolve_name(name)

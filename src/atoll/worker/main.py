@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import time
+from pkgutil import resolve_name
 
 from atoll._version import __version__
 from atoll.cluster.processes.lifeline import Lease, watch_in_thread
@@ -21,7 +22,7 @@ from atoll.worker.device import DeviceBackend
 from atoll.worker.executor_thread import ExecutorThread
 from atoll.worker.functions import Functions
 from atoll.worker.host_network import DataPortNetwork
-from atoll.worker.kinds import kind_of, named
+from atoll.worker.kinds import kind_of
 from atoll.worker.message_handler import MessageHandler
 from atoll.worker.options import WorkerOptions
 from atoll.worker.step_runner import StepRunner
@@ -103,7 +104,7 @@ def main() -> None:
     # Several threads share the interpreter's lock here; the default of 5 ms would be most of a launch's latency.
     sys.setswitchinterval(5e-4)
     try:
-        backend: DeviceBackend = named(kind_of(options.platform).backend)(options)
+        backend: DeviceBackend = resolve_name(kind_of(options.platform).backend)(options)
         Worker(options, _connect(options), backend).run()
     except Exception:
         _log.exception("this worker fails")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pkgutil
+from pkgutil import resolve_name
 
-from atoll.errors import SettingsError
+from atoll.cluster.settings import check_known
 from atoll.operate.engines.engine import Engine
 from atoll.operate.engines.options import EngineOptions
 
@@ -15,12 +15,11 @@ ENGINES = {
 
 def check_engine(name: str) -> None:
     """Raises SettingsError for a name that no engine has."""
-    if name not in ENGINES:
-        raise SettingsError(f"there is no engine {name!r}; the known ones are: {', '.join(sorted(ENGINES))}")
+    check_known("engine", name, ENGINES)
 
 
 def make_engine(options: EngineOptions) -> Engine:
     """The engine that the settings choose. Raises SettingsError, and ClusterError where it cannot serve the cluster."""
     check_engine(options.settings.engine)
-    engine: Engine = pkgutil.resolve_name(ENGINES[options.settings.engine])(options)
+    engine: Engine = resolve_name(ENGINES[options.settings.engine])(options)
     return engine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pkgutil import resolve_name
 
 from atoll.cluster.processes.process import command
 from atoll.cluster.settings import DEFAULT_PLATFORM
@@ -11,7 +12,7 @@ from atoll.operate.engines.engine import HostProcess, HostStart
 from atoll.operate.engines.local_process import LocalProcess
 from atoll.operate.engines.options import EngineOptions
 from atoll.wire.address import Address, parse_address
-from atoll.worker.kinds import XLA, kind_of, named
+from atoll.worker.kinds import XLA, kind_of
 from atoll.worker.options import IslandOptions, Membership, WorkerOptions
 
 
@@ -22,7 +23,7 @@ class LocalEngine:
         self._options = options
         self._kind = kind_of(options.settings.platform)
         if self._kind.check:
-            named(self._kind.check)()  # raises SettingsError, which then reaches the user
+            resolve_name(self._kind.check)()  # raises SettingsError, which then reaches the user
         self._address = parse_address(options.controller_address)
         self._environment = worker_environment(options.settings.platform)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pkgutil import resolve_name
 
-from atoll.errors import SettingsError
+from atoll.cluster.settings import check_known
 from atoll.scheduling.policy import Policy
 
 # Where each is: what makes the policy of an island, called without arguments. Imported when chosen.
@@ -16,7 +16,6 @@ POLICIES = {
 
 def find_policy(name: str) -> Callable[[], Policy]:
     """What makes policies of that name. Raises SettingsError where there are none."""
-    if name not in POLICIES:
-        raise SettingsError(f"there is no scheduling policy {name!r}: expected {' or '.join(POLICIES)}")
+    check_known("scheduling policy", name, POLICIES)
     found: Callable[[], Policy] = resolve_name(POLICIES[name])
     return found
