@@ -170,7 +170,7 @@ LAUNCH: Picture = (
             GREEN,
         ),
         Box(480, 520, 400, "9  completion", ("reported many in one message", "worker/completions.py"), GREEN),
-        Box(480, 420, 400, "10  results are ready, waits are answered", ("controller/memory/directory.py",), ORANGE),
+        Box(480, 420, 400, "10  results are ready, waits are answered", ("scheduling/buffer_directory.py",), ORANGE),
         Box(
             480,
             285,
@@ -178,7 +178,7 @@ LAUNCH: Picture = (
             "11  a shard is freed",
             (
                 "decided once released and no gang needs it:",
-                "controller/memory/directory.py",
+                "scheduling/buffer_directory.py",
                 "sent: controller/programs/buffers.py",
                 "done on the host: worker/store.py",
             ),

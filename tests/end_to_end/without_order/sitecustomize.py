@@ -1,7 +1,8 @@
 """Switches the order of gangs off, in the controller that is started with this folder in PYTHONPATH.
 
-What the controller sends at a time reaches every second host session by session, the last one first. Each host still
-gets each session's messages in order: what is missing is the one order of all sessions.
+What every second host is sent at one flush is held until the next, and comes behind what other sessions send it then.
+Each host still gets each session's messages in order: what is missing is the one order of all sessions. The controller
+flushes at least once a second, so that nothing is held for long.
 """
 
 import sys
@@ -11,12 +12,22 @@ if any("atoll.controller.main" in argument for argument in getattr(sys, "orig_ar
     from atoll.protocol.actions import Send
 
     take = Outbox.take
+    held: list[Send] = []
 
     def take_without_order(self):  # type: ignore[no-untyped-def]
-        actions = take(self)
         odd_hosts = {connection for host, connection in self._connections.hosts.items() if host % 2}
-        odd = [each for each in actions if isinstance(each, Send) and each.connection in odd_hosts]
-        others = [each for each in actions if not (isinstance(each, Send) and each.connection in odd_hosts)]
-        return others + sorted(odd, key=lambda each: -getattr(each.message, "session", 1 << 60))
+        others, odd = [], []
+        for each in take(self):
+            of_a_session = isinstance(each, Send) and hasattr(each.message, "session")
+            (odd if of_a_session and each.connection in odd_hosts else others).append(each)
+        if not held:
+            held.extend(odd)
+            return others
+        sessions = {each.message.session for each in held}
+        overtakes = [each for each in odd if each.message.session not in sessions]
+        behind = [each for each in odd if each.message.session in sessions]
+        late = list(held)
+        held.clear()
+        return others + overtakes + late + behind
 
     Outbox.take = take_without_order  # type: ignore[method-assign]

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import msgspec
 
 from atoll.cluster.locations import HostDevice, MemoryRequirement, total
-from atoll.controller.memory.directory import Entry
 from atoll.controller.sessions.session import GangRun, Session
 from atoll.errors import Code, Status
 from atoll.protocol import messages as m
 from atoll.quantities import human_bytes
+from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.durations import Durations
 from atoll.scheduling.ledger import Block, Ledger
 from atoll.scheduling.scheduler import Scheduler

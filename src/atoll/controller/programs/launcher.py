@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from atoll.cluster.resources import ResourceManager
-from atoll.controller.memory.directory import Entry
 from atoll.controller.memory.reservations import Reservations
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.buffers import Buffers
@@ -21,6 +20,7 @@ from atoll.controller.programs.endings import Endings
 from atoll.controller.sessions.session import GangRun, Launch, Session
 from atoll.errors import Code, Status
 from atoll.protocol import messages as m
+from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.policies.first_come import FirstComeFirstServed
 from atoll.scheduling.policy import Policy

@@ -23,7 +23,6 @@ import msgspec
 from atoll.cluster.lifecycle import IslandLost
 from atoll.cluster.locations import Placement
 from atoll.cluster.resources import ResourceManager
-from atoll.controller.memory.directory import Entry
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.compilation import Compilation
 from atoll.controller.programs.functions import DeviceAssignment, function_name, hosts_of
@@ -36,6 +35,7 @@ from atoll.errors import OK, Code, Status, StatusError
 from atoll.ir import program as ir
 from atoll.ir.types import ArraySpec
 from atoll.protocol import messages as m
+from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.durations import Durations
 from atoll.scheduling.programs import RegisteredProgram, device_groups
 

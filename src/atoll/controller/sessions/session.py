@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from atoll.cluster.virtual_devices import SessionDevices
-from atoll.controller.memory.directory import Directory, Entry
 from atoll.errors import Status
 from atoll.ir.program import Program
 from atoll.protocol import messages as m
+from atoll.scheduling.buffer_directory import Directory, Entry
 from atoll.scheduling.feeds import Feeds
 from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.ledger import Block

@@ -12,7 +12,6 @@ from atoll.cluster.placement import Slices
 from atoll.cluster.resources import ResourceManager
 from atoll.controller.connections import Connections
 from atoll.controller.islands.recovery import Recovery
-from atoll.controller.memory.directory import Entry
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.compilation import Compilation
 from atoll.controller.programs.launcher import Launcher
@@ -23,6 +22,7 @@ from atoll.controller.sessions.session import Session
 from atoll.controller.sessions.slices import SliceRequests
 from atoll.errors import Code, Status, StatusError, invalid
 from atoll.protocol import messages as m
+from atoll.scheduling.buffer_directory import Entry
 
 # Launches that a session may have in the system; its proxy stops reading from its client beyond.
 LAUNCH_WINDOW = 512

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from atoll.controller.memory.directory import Directory, Entry
 from atoll.errors import OK, Code, Status
+from atoll.scheduling.buffer_directory import Directory, Entry
 
 LOST = Status(Code.DATA_LOSS, "host 3 is gone")
 BROKEN = Status(Code.INTERNAL, "division by zero")
