@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import pytest
 
 from atoll.errors import Code, StatusError
 from atoll.ifrt.compile_requests import compile_job, default_assignment
+from atoll.protocol.compile_options import PROGRAM_OPTION
+from atoll.protocol.ifrt import compile_pb2
 from tests.protocol.translation.wire import compile_request
 
 
@@ -37,6 +40,19 @@ def test_the_same_program_on_other_devices_has_the_same_content():
     other = compile_request(num_partitions=2)
     other.program.data = b"another"
     assert compile_job(other, 8).content != jobs[0].content
+
+
+def test_a_program_among_the_options_is_the_one_that_is_compiled():
+    carrying, plain = compile_request(), compile_request()
+    options = compile_pb2.XlaCompileOptions.FromString(carrying.compile_options.data)
+    options.compile_options.env_option_overrides[PROGRAM_OPTION].string_field = base64.b64encode(b"younger").decode()
+    carrying.compile_options.data = options.SerializeToString()
+    plain.program.data = b"younger"
+    assert compile_job(carrying, 8).content == compile_job(plain, 8).content
+    options.compile_options.env_option_overrides[PROGRAM_OPTION].string_field = "no base64"
+    carrying.compile_options.data = options.SerializeToString()
+    with pytest.raises(StatusError, match=PROGRAM_OPTION):
+        compile_job(carrying, 8)
 
 
 @pytest.mark.parametrize(

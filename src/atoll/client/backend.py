@@ -10,6 +10,7 @@ import weakref
 from typing import Any, Protocol
 
 from atoll.client.log_filter import filtered_stderr
+from atoll.client.newer_operations import accept_newer_operations
 from atoll.client.processes import ClientProcesses
 from atoll.client.settings import Settings
 from atoll.client.slices import forget_slices
@@ -64,6 +65,7 @@ def make_client() -> Any:
     from jax.extend.backend import ifrt_proxy
 
     accept_any_strides()
+    accept_newer_operations()
     options = ifrt_proxy.ClientConnectionOptions()
     options.connection_timeout_in_seconds = _CONNECT_SECONDS
     with filtered_stderr(), relaxed():

@@ -85,7 +85,7 @@ class Island:
         """Why the island will not come back; None where it is there, or will be."""
         if not self.is_over:
             return None
-        return self.last_failure or Status(Code.UNAVAILABLE, f"island {self.number} is {self.state}")
+        return self.last_failure or Status(Code.DATA_LOSS, f"island {self.number} is {self.state}")
 
 
 # ---- notifications

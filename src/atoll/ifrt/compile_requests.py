@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +12,7 @@ import msgspec
 
 from atoll.errors import invalid, unimplemented
 from atoll.protocol.advice import CALLBACK_ADVICE
+from atoll.protocol.compile_options import PROGRAM_OPTION
 from atoll.protocol.ifrt import compile_pb2
 from atoll.protocol.messages import FunctionSource
 from atoll.protocol.translation import codec
@@ -60,9 +63,21 @@ def compile_job(request: Any, device_count: int) -> CompileJob:
     if len(set(flat)) != len(flat) or not all(0 <= device < device_count for device in flat):
         raise invalid(f"a device assignment names a device twice, or one of {flat} does not exist")
     build.ClearField("device_assignment")
-    source = FunctionSource(request.program.data, options.compile_options.SerializeToString(deterministic=True))
+    program = _program(request, options.compile_options.env_option_overrides)
+    source = FunctionSource(program, options.compile_options.SerializeToString(deterministic=True))
     encoded = msgspec.msgpack.encode(source)
     return CompileJob(encoded, hashlib.sha256(encoded).hexdigest(), assignment)
+
+
+def _program(request: Any, overrides: Any) -> bytes:
+    """The program, from where the client has put it; its own option is no option of XLA's."""
+    if PROGRAM_OPTION not in overrides:
+        return bytes(request.program.data)
+    text = overrides.pop(PROGRAM_OPTION).string_field
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise invalid(f"the option {PROGRAM_OPTION} is no program in base64: {error}") from error
 
 
 def _assignment(proto: Any) -> tuple[tuple[int, ...], ...]:

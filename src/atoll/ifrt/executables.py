@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.errors import invalid
+from atoll.errors import Status, invalid
 from atoll.ifrt.arrays import ArrayRecord
 from atoll.ifrt.compile_requests import CompileJob
 from atoll.ifrt.loaded import MPMD_ERROR, NO_LAYOUTS, Loaded
@@ -139,6 +139,26 @@ class Executable(Loaded):
             )
             for spec, output, handle in zip(self.outputs, self.info.outputs, handles, strict=True)
         ]
+
+
+class LostExecutable(Executable):
+    """A function for devices that are gone for good, of which other devices have told what it takes and gives.
+
+    Its runs fail as those do that were compiled before the loss: the arrays that they return hold the error. Google's
+    server compiles without the devices, so a script that asks whether they work expects no error before it waits.
+    """
+
+    def __init__(self, info: FunctionInfo, job: CompileJob, loss: Status) -> None:
+        super().__init__(0, info, job)
+        self.functions = ()
+        self.loss = loss
+
+    async def cost(self, cluster: ClusterSession, reply: Any) -> None:
+        self.loss.raise_if_error()
+
+    async def text(self, cluster: ClusterSession) -> str:
+        self.loss.raise_if_error()
+        return ""
 
 
 def _fill_costs(payload: bytes, reply: Any) -> None:

@@ -99,11 +99,15 @@ class PendingRequest:
 
     def set_error(self, given: Sequence[int], error: StatusError) -> None:
         """The handles that the client chose for results stand for the error."""
-        status = self._with_stack(error.status)
         records = self.session.arrays.records
-        for handle in given:
-            if 0 < handle < FIRST_MINTED_HANDLE and handle not in records:
-                records[handle] = ArrayRecord(None, Memory(), None, status)
+        free = [handle for handle in given if 0 < handle < FIRST_MINTED_HANDLE and handle not in records]
+        self.define_failed(free, error.status)
+
+    def define_failed(self, handles: Sequence[int], status: Status) -> None:
+        """The handles stand for arrays that failed to be."""
+        with_stack = self._with_stack(status)
+        for handle in handles:
+            self.session.arrays.records[handle] = ArrayRecord(None, Memory(), None, with_stack)
 
     def _with_stack(self, status: Status) -> Status:
         if not self.context or USER_CONTEXT_PAYLOAD in status.payloads:

@@ -9,7 +9,7 @@ import msgspec
 
 from atoll.errors import Code, Status, invalid, unimplemented
 from atoll.ifrt.arrays import ArrayRecord
-from atoll.ifrt.executables import Executable
+from atoll.ifrt.executables import Executable, LostExecutable
 from atoll.ifrt.loaded import MPMD_ERROR, NO_LAYOUTS, Loaded
 from atoll.ifrt.program_checks import MAX_VALUES, ProgramChecker, consumes, describe, fits
 from atoll.ir.program import Call, Node, Program, output_count
@@ -48,6 +48,8 @@ class ProgramExecutable(Loaded):
             executable = known.get(fingerprint)
             if executable is None:
                 raise invalid(f"a program calls function {fingerprint[:80]!r}, which this session has not compiled")
+            if isinstance(executable, LostExecutable):
+                executable.loss.raise_if_error()
             functions.append(executable)
         self.definition, self._op_shardings = ProgramChecker(submission.program, functions, cluster).run()
         self.name = self.definition.name
@@ -118,7 +120,7 @@ class ProgramExecutable(Loaded):
         return "\n".join(str(node) for node in self.definition.nodes)
 
     def metadata_reply(self) -> Any:
-        return _metadata_reply([output.sharding.memory_kind for output in self.outputs], sorted(self.donated))
+        return metadata_reply([output.sharding.memory_kind for output in self.outputs], sorted(self.donated))
 
     def output_replies(self, handles: list[int]) -> list[Any]:
         return [
@@ -166,13 +168,13 @@ class StagingExecutable(Loaded):
         raise unimplemented(_NOTHING_RUNS)
 
     def metadata_reply(self) -> Any:
-        return _metadata_reply((), ())
+        return metadata_reply((), ())
 
     def output_replies(self, handles: list[int]) -> list[Any]:
         return []
 
 
-def _metadata_reply(memory_kinds: Sequence[str], donated: Sequence[int]) -> Any:
+def metadata_reply(memory_kinds: Sequence[str], donated: Sequence[int]) -> Any:
     reply = executables_pb2.ExecutableMetadataReply()
     reply.parameter_layouts_error.CopyFrom(codec.status_to(NO_LAYOUTS))
     reply.output_layouts_error.CopyFrom(codec.status_to(NO_LAYOUTS))

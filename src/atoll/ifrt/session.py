@@ -16,10 +16,12 @@ from atoll.ifrt.host_buffers import HostBuffers
 from atoll.ifrt.loaded import Loaded
 from atoll.ifrt.responses import ResponseStream
 from atoll.ir.types import ArraySpec
+from atoll.protocol.messages import FunctionInfo
 from atoll.session.session import ClusterSession
 
 # Handles that the session mints start far above those that the client chooses.
 FIRST_MINTED_HANDLE = 1 << 62
+_MOST_REMEMBERED = 512  # of `IfrtSession.compiled`
 
 
 class IfrtSession:
@@ -43,6 +45,7 @@ class IfrtSession:
         self.arrays = Arrays(self.responses.ended_contexts)
         self.buffers = HostBuffers()
         self.executables: dict[int, Loaded] = {}
+        self.compiled: dict[str, FunctionInfo] = {}  # by the content of what was compiled last
         self.staged: list[int] = []  # arguments of the program that runs next, by handle
         self.layouts: dict[Any, bytes] = {}
         self.deletions: dict[int, Status] = {}  # by the future that the client asks about once
@@ -132,6 +135,12 @@ class IfrtSession:
             self.arrays.records[handle] = ArrayRecord(specs[i], memory, origin)
 
     # ---- executables
+
+    def remember_compiled(self, content: str, info: FunctionInfo) -> None:
+        """What the workers said of a function: it holds on other devices, too."""
+        self.compiled[content] = info
+        if len(self.compiled) > _MOST_REMEMBERED:
+            del self.compiled[next(iter(self.compiled))]
 
     def load(self, loaded: Loaded) -> int:
         """A handle for something that can be run; the functions that it needs are the session's from now on."""

@@ -73,6 +73,32 @@ def test_an_executable_that_is_destructed_releases_all_it_had(rig: Rig):
     check_refused(rig.ask("executable_destruct", executable=handle), Code.NOT_FOUND, "unknown executable")
 
 
+def test_a_function_for_lost_devices_compiles_where_it_is_known_and_its_runs_fail(rig: Rig):
+    rows = [{"replica_device_ids": [device]} for device in range(2)]
+    here, lost = (
+        compile_request(device_assignment={"replica_count": 1, "computation_count": 1, "computation_devices": [row]})
+        for row in rows
+    )
+    op = rig.send("compile", lost)
+    (asked,) = rig.take()
+    rig.receive(m.FunctionReady(asked.function, FAILURE, b""))
+    check_refused(rig.answer(op), Code.DATA_LOSS, "it burnt")  # nobody has said yet what it takes
+    rig.send("compile", here)
+    (asked,) = rig.take()
+    rig.receive(m.FunctionReady(asked.function, OK, info()))
+    op = rig.send("compile", lost)
+    (asked,) = rig.take()
+    rig.receive(m.FunctionReady(asked.function, FAILURE, b""))
+    executable = rig.answer(op).compile.executable
+    rig.make(1, on(1))
+    reply = rig.ask("execute", executable=executable, arguments=[1], options={"fill_status": True}).execute
+    (output,) = reply.outputs
+    check_refused(rig.ask("check_value_ready", values=[output.array]), Code.DATA_LOSS, "it burnt")
+    check_refused(rig.ask("fetch_execute_result", status_handle=reply.status_handle), Code.DATA_LOSS, "it burnt")
+    rig.ask("executable_destruct", executable=executable)
+    assert rig.take() == []
+
+
 # ---- running
 
 

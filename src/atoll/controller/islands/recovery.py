@@ -179,7 +179,8 @@ class Recovery:
         record = self._resources.islands[island]
         if record.is_over:
             return
-        status = Status(Code.UNAVAILABLE, f"island {island} is gone for good: {reason}")
+        # pathwaysutils' elastic training takes this code, not UNAVAILABLE, for the loss of a slice.
+        status = Status(Code.DATA_LOSS, f"island {island} is gone for good: {reason}")
         if record.works:
             self._lose(island, status)
         self._lifecycle.give_up(island, status)

@@ -261,7 +261,7 @@ class Operators:
         """Nothing of any session is there."""
         island = drain.island
         self._ending[island] = drain
-        self._lifecycle.end(island, Status(Code.UNAVAILABLE, f"island {island} was drained by its operator"))
+        self._lifecycle.end(island, Status(Code.DATA_LOSS, f"island {island} was drained by its operator"))
 
     def island_drained(self, drained: IslandDrained) -> None:
         """Its workers may end."""

@@ -10,10 +10,11 @@ import msgspec
 from atoll.errors import OK, Code, Status, StatusError, invalid, unimplemented
 from atoll.ifrt import slices
 from atoll.ifrt.compile_requests import compile_job, plugin_payload
-from atoll.ifrt.executables import Executable
+from atoll.ifrt.executables import Executable, LostExecutable
 from atoll.ifrt.loaded import MPMD_ERROR, Loaded
 from atoll.ifrt.pending_request import Handler, PendingRequest
 from atoll.ifrt.program_executables import read
+from atoll.ifrt.reshard_executables import ReshardExecutable, is_reshard_request
 from atoll.ir.submission import is_submission
 from atoll.protocol.advice import CALLBACK_ADVICE
 from atoll.protocol.messages import FunctionInfo
@@ -31,11 +32,22 @@ def _compile(pending: PendingRequest, request: Any) -> None:
     if is_submission(payload):
         pending.reply(_loaded(pending, read(payload, list(session.executables.values()), session.cluster)))
         return
+    if is_reshard_request(payload):
+        pending.reply(_loaded(pending, ReshardExecutable(payload, session.cluster)))
+        return
 
     async def work() -> Any:
         job = compile_job(request, len(session.cluster.welcome.devices))
-        number, encoded = await session.cluster.register_function(job.source, job.content, job.assignment)
-        return _loaded(pending, Executable(number, msgspec.msgpack.decode(encoded, type=FunctionInfo), job))
+        try:
+            number, encoded = await session.cluster.register_function(job.source, job.content, job.assignment)
+        except StatusError as error:
+            known = session.compiled.get(job.content)
+            if error.status.code != Code.DATA_LOSS or known is None:  # while islands restart, compiling waits
+                raise
+            return _loaded(pending, LostExecutable(known, job, error.status))
+        executable = Executable(number, msgspec.msgpack.decode(encoded, type=FunctionInfo), job)
+        session.remember_compiled(job.content, executable.info)
+        return _loaded(pending, executable)
 
     # JAX raises this error from the very call that failed: without a stack it reads as in stock JAX.
     pending.reply_later(work(), with_stack=False)
@@ -153,6 +165,11 @@ def _run(pending: PendingRequest, request: Any, given: list[int]) -> tuple[list[
     records = [session.arrays.get(handle) for handle in arguments]
     executable.check(records)
     options = request.options
+    if isinstance(executable, LostExecutable):
+        handles = session.handles(given, len(executable.outputs))
+        pending.define_failed(handles, executable.loss)
+        status_handle = session.add_future(executable.loss, request.status_handle) if options.fill_status else 0
+        return handles, status_handle, executable
     preserved = _NOTHING_KEPT
     if options.non_donatable_input_indices and executable.donated:
         preserved = executable.donated & frozenset(options.non_donatable_input_indices)

@@ -142,7 +142,7 @@ class XlaBackend:
         if len(set(array.shard_shapes)) > 1:
             return Uneven(tuple(shards))
         devices = self._devices(array.devices)
-        aval, sharding = stacked_type(shards[0].dtype, array.shard_shapes[0], devices, array.memory_kind)
+        aval, sharding = stacked_type(shards[0].dtype, shards[0].shape, devices, array.memory_kind)
         return jax_array.ArrayImpl(aval, sharding, list(shards), committed=True, _skip_checks=True)
 
     def move(self, array: Any, target: LocalArray, donate: bool) -> Any:

@@ -1,0 +1,64 @@
+"""Lets programs have operations that are younger than what jaxlib's client writes.
+
+jaxlib's IFRT proxy client writes each program in the StableHLO of twelve weeks before its release, whatever version the
+server speaks (`GetDefaultStablehloVersion` in XLA's `hlo_program_serdes.cc`), and refuses others:
+"Failed to serialize StableHLO to plugin version". Such a program is written here, in the version that this jaxlib has,
+and travels as an option beside an empty module. A proxy takes it out (`ifrt/compile_requests.py`); workers of an older
+jaxlib say which version they lack. A client that does not have this plug-in keeps jaxlib's refusal.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from atoll.client.plugin_programs import is_atoll
+from atoll.protocol.compile_options import PROGRAM_OPTION
+
+_REFUSAL = "Failed to serialize StableHLO to plugin version"
+
+
+def accept_newer_operations() -> None:
+    """Wraps JAX's one function that compiles, once; where this JAX has none of that name, the refusal stands."""
+    from jax._src import compiler
+
+    compile_and_load = getattr(compiler, "backend_compile_and_load", None)
+    if compile_and_load is not None and not hasattr(compile_and_load, "accepts_newer_operations"):
+        compiler.backend_compile_and_load = _second_try(compile_and_load)
+
+
+def _second_try(compile_and_load: Callable[..., Any]) -> Callable[..., Any]:
+    import jax
+
+    @functools.wraps(compile_and_load)
+    def backend_compile_and_load(
+        backend: Any, module: Any, devices: Any, options: Any, *others: Any, **named: Any
+    ) -> Any:
+        try:
+            return compile_and_load(backend, module, devices, options, *others, **named)
+        except jax.errors.JaxRuntimeError as error:
+            if _REFUSAL not in str(error) or not is_atoll(backend):
+                raise
+        carrier, carrying = _carried(module, options)
+        return compile_and_load(backend, carrier, devices, carrying, *others, **named)
+
+    backend_compile_and_load.accepts_newer_operations = True  # type: ignore[attr-defined]
+    return backend_compile_and_load
+
+
+def _carried(module: Any, options: Any) -> tuple[Any, Any]:
+    """An empty module of the same name, and the options with the whole program among them."""
+    from jax._src.lib import _jax, xla_client
+    from jax._src.lib.mlir import ir
+    from jax._src.lib.mlir.dialects import hlo
+
+    written = _jax.mlir.serialize_portable_artifact(module, hlo.get_current_version(), True)
+    with module.context, ir.Location.unknown(module.context):
+        carrier = ir.Module.parse("func.func public @main() { return }")
+        carrier.operation.attributes["sym_name"] = module.operation.attributes["sym_name"]
+    carrying = xla_client.CompileOptions.ParseFromString(options.SerializeAsString())
+    text = base64.b64encode(written).decode()
+    carrying.env_option_overrides = [*carrying.env_option_overrides, (PROGRAM_OPTION, text)]
+    return carrier, carrying

@@ -1,0 +1,123 @@
+"""pathwaysutils' own resharding (`pathwaysutils.experimental.reshard`): a plugin program in JSON, run as an executable.
+
+The request names the shardings; dtypes and shapes are those of the arrays that come with its first run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from atoll.errors import invalid
+from atoll.ifrt.arrays import ArrayRecord
+from atoll.ifrt.loaded import Loaded
+from atoll.ifrt.program_executables import ProgramExecutable, metadata_reply
+from atoll.ir.program import Program, Transfer
+from atoll.ir.submission import Submission
+from atoll.ir.types import ArraySpec, Sharding
+from atoll.protocol.ifrt import xla_pb2
+from atoll.protocol.translation import codec
+from atoll.protocol.translation.shardings import tiling_from
+from atoll.session.session import ClusterSession
+
+
+class _Devices(msgspec.Struct, frozen=True):
+    device_ids: tuple[int, ...]
+
+
+class _Sharding(msgspec.Struct, frozen=True):
+    devices: _Devices
+    xla_hlo_sharding: bytes  # an OpSharding, in base64
+    memory_kind: str = ""
+
+    def of(self, spec: ArraySpec) -> ArraySpec:
+        """An array like `spec`, with this sharding."""
+        devices = self.devices.device_ids
+        op = codec.parse(xla_pb2.OpSharding, self.xla_hlo_sharding)
+        tiling = tiling_from(op, len(devices), spec.shape)
+        return ArraySpec(spec.dtype, spec.shape, Sharding(devices, tiling, self.memory_kind))
+
+
+class _Reshard(msgspec.Struct, frozen=True, rename="camel"):
+    in_sharding: tuple[_Sharding, ...]
+    out_sharding: tuple[_Sharding, ...]
+    donate_input: bool = False
+
+
+class _Request(msgspec.Struct, frozen=True, rename="camel"):
+    reshard_request: _Reshard
+
+
+_decoder = msgspec.json.Decoder(_Request)
+
+
+def is_reshard_request(payload: bytes) -> bool:
+    return payload.lstrip().startswith(b'{"reshardRequest"')
+
+
+class ReshardExecutable(Loaded):
+    """Gives arrays other shardings. Raises INVALID_ARGUMENT from the constructor."""
+
+    def __init__(self, payload: bytes, cluster: ClusterSession) -> None:
+        super().__init__()
+        try:
+            self._request = _decoder.decode(payload).reshard_request
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise invalid(f"a reshardRequest that cannot be read: {error}") from None
+        sources, targets = self._request.in_sharding, self._request.out_sharding
+        if not sources or len(sources) != len(targets):
+            raise invalid(f"a reshardRequest of {len(targets)} shardings for {len(sources)} arrays")
+        cluster.hosts_of([device for each in (*sources, *targets) for device in each.devices.device_ids])
+        self._cluster = cluster
+        self._program: ProgramExecutable | None = None
+        self.name = "reshard"
+        self.devices = sources[0].devices.device_ids  # jaxlib's client compares their number with the arguments' shards
+        self.fingerprint = b""
+        self.functions = ()
+        self.outputs = ()
+        self.donated = frozenset()
+
+    def check(self, arguments: Sequence[ArrayRecord]) -> None:
+        if self._program is None:
+            self._program = self._made_for(arguments)
+            self.outputs, self.donated = self._program.outputs, self._program.donated
+        self._program.check(arguments)
+
+    def _made_for(self, arguments: Sequence[ArrayRecord]) -> ProgramExecutable:
+        request = self._request
+        specs = [record.spec for record in arguments if record.spec is not None]
+        if len(specs) != len(request.in_sharding) or len(specs) != len(arguments):
+            raise invalid(f"a reshardRequest for {len(request.in_sharding)} arrays got {len(arguments)}")
+        sources = tuple(each.of(spec) for each, spec in zip(request.in_sharding, specs, strict=True))
+        targets = tuple(each.of(spec) for each, spec in zip(request.out_sharding, specs, strict=True))
+        values = tuple(range(len(specs)))
+        node = Transfer(values, targets, request.donate_input, reshard=True)
+        program = Program(self.name, sources, (node,), tuple(len(specs) + value for value in values))
+        return ProgramExecutable(Submission(program, ()), (), self._cluster)
+
+    def _known(self) -> ProgramExecutable:
+        if self._program is None:
+            raise invalid("a reshardRequest that has not been run has no program yet: its arrays are not known")
+        return self._program
+
+    def program(self, preserved: frozenset[int], completion: bool) -> Program:
+        return self._known().program(preserved, completion)
+
+    def awaited(self, handles: Sequence[int], completions: Sequence[int]) -> tuple[int, ...]:
+        return self._known().awaited(handles, completions)
+
+    def output_replies(self, handles: list[int]) -> list[Any]:
+        return self._known().output_replies(handles)
+
+    def metadata_reply(self) -> Any:
+        request = self._request
+        donated = range(len(request.in_sharding)) if request.donate_input else ()
+        return metadata_reply([each.memory_kind for each in request.out_sharding], donated)
+
+    async def cost(self, cluster: ClusterSession, reply: Any) -> None:
+        await self._known().cost(cluster, reply)
+
+    async def text(self, cluster: ClusterSession) -> str:
+        return await self._known().text(cluster)

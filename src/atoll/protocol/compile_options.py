@@ -1,0 +1,9 @@
+"""Options of Atoll's own that the plug-in adds to XLA's compile options, and that a proxy takes out again.
+
+They travel among `env_option_overrides`, where jaxlib's client sends on any name with its value.
+"""
+
+from __future__ import annotations
+
+# The program, as a portable artifact in base64, in place of the one in the request.
+PROGRAM_OPTION = "atoll_program"
