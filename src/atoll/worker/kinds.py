@@ -31,7 +31,9 @@ XLA = DeviceKind(backend="atoll.worker.xla.start:open_backend")
 # By platform. All other platforms are JAX's, and XLA runs them.
 KINDS: dict[str, DeviceKind] = {
     "null": DeviceKind(
-        process="atoll.worker.null.main", process_per_island=True, check="atoll.worker.null.model:chosen_model"
+        process="atoll.operate.null_hosts.main",
+        process_per_island=True,
+        check="atoll.worker.null.model:chosen_model",
     ),
 }
 

@@ -15,8 +15,8 @@ import numpy as np
 from atoll.errors import invalid
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
+from atoll.transfers import host_data
 from atoll.transfers.data_port import DataPort
-from atoll.worker import host_data
 from atoll.worker.completions import ArrayCompletion, DeletionGuard, RunCompletion
 from atoll.worker.device import DeviceBackend
 from atoll.worker.dispatch_unit import DispatchUnit, Read

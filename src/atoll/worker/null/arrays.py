@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from atoll.ir.types import DTYPE_BITS
-from atoll.worker.dtypes import numpy_dtype
+from atoll.transfers.dtypes import numpy_dtype
 from atoll.worker.null.moments import Moment
 
 _POLL_SECONDS = 2e-4

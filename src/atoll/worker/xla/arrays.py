@@ -14,7 +14,7 @@ import numpy as np
 from jax._src.lib import _jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from atoll.worker.dtypes import numpy_dtype
+from atoll.transfers.dtypes import numpy_dtype
 
 
 class Uneven:

@@ -20,8 +20,8 @@ from jax.sharding import SingleDeviceSharding
 
 from atoll.ir.plan import LocalArray
 from atoll.protocol.messages import DeviceInfo
+from atoll.transfers.dtypes import numpy_dtype
 from atoll.worker.device import Assignment
-from atoll.worker.dtypes import numpy_dtype
 from atoll.worker.xla import client_callbacks, island
 from atoll.worker.xla.arrays import Uneven, shards_of, stacked_handler, stacked_type
 from atoll.worker.xla.batch_threads import batch_threads

@@ -9,7 +9,7 @@ import numpy as np
 from jax._src.lib import xla_client as xc
 
 from atoll.protocol.messages import FunctionInfo, OutputInfo
-from atoll.worker.dtypes import numpy_dtype
+from atoll.transfers.dtypes import numpy_dtype
 from atoll.worker.xla.arrays import stacked_handler
 
 

@@ -1,4 +1,4 @@
-"""A host's process in virtual time: what `worker.null.main` is with sockets. One thread, which takes its time."""
+"""A host's process in virtual time: what `operate.null_hosts.main` is with sockets. One thread, with its own time."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 from atoll.operate.engines.virtual.clock import VirtualClock
 from atoll.operate.engines.virtual.costs import Costs
+from atoll.operate.null_hosts.host import AtOnce, NullHost
 from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox
 from atoll.worker.null.backend import Collectives
-from atoll.worker.null.host import AtOnce, NullHost
 from atoll.worker.null.model import NullModel
 
 

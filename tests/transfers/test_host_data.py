@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from atoll.errors import Code, StatusError
 from atoll.ir.types import DTYPE_BITS
-from atoll.worker import host_data
+from atoll.transfers import host_data
 
 NUMERIC = [name for name, bits in DTYPE_BITS.items() if bits and hasattr(jnp, name)]
 

@@ -15,6 +15,8 @@ from typing import Any
 from atoll.cluster.processes.lifeline import Lease, watch_in_thread
 from atoll.cluster.processes.process import read_options, run_loop, spare_collector, start_logging
 from atoll.errors import ConnectError
+from atoll.operate.null_hosts.clock import FineClock
+from atoll.operate.null_hosts.host import NullHost
 from atoll.protocol import messages as m
 from atoll.transfers.data_port import DataPort
 from atoll.transfers.inbox import Inbox
@@ -23,8 +25,6 @@ from atoll.wire.connection import Connection, connect
 from atoll.worker.executor_thread import READ_THREADS
 from atoll.worker.main import CONNECT_SECONDS, introduction
 from atoll.worker.null.backend import Collectives
-from atoll.worker.null.clock import FineClock
-from atoll.worker.null.host import NullHost
 from atoll.worker.null.model import chosen_model
 from atoll.worker.options import IslandOptions
 

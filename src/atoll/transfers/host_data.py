@@ -14,8 +14,8 @@ import numpy as np
 
 from atoll.errors import invalid
 from atoll.ir.types import Box, Shape
+from atoll.transfers.dtypes import numpy_dtype
 from atoll.transfers.host_memory import aligned
-from atoll.worker.dtypes import numpy_dtype
 
 
 def region_bytes(itemsize: int, shape: Shape, strides: tuple[int, ...] | None) -> tuple[int, int]:
