@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from atoll.protocol import messages as m
-from atoll.session.connection import OnBroken, OnFeed, Unreached
+from atoll.session.connection import CallTaker, OnBroken, OnFeed, Unreached
 from atoll.session.session import ClusterSession
 
 WINDOW = 4
@@ -34,6 +34,8 @@ class FakeCluster:
         self.dials: list[tuple[tuple[tuple[int, str], ...], Callable[[Unreached], None]]] = []
         self.patience: list[float] = []  # of each of the dials
         self.disconnected: list[int] = []
+        self.answers: list[tuple[int, bytes]] = []  # feed, contents
+        self.calls: CallTaker | None = None
         self.closed = False
         self._sent: list[Any] = []
         self.session = ClusterSession(
@@ -73,6 +75,9 @@ class FakeCluster:
     def upload_file(self, hosts: Sequence[int], feed: int, nbytes: int, descriptor: int) -> None:
         with open(descriptor, "rb") as file:
             self.upload(hosts, feed, [file.read(nbytes)])
+
+    def answer(self, feed: int, contents: Sequence[Any]) -> None:
+        self.answers.append((feed, b"".join(bytes(part) for part in contents)))
 
     def close(self) -> None:
         self.closed = True

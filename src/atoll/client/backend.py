@@ -9,6 +9,7 @@ import time
 import weakref
 from typing import Any, Protocol
 
+from atoll.client.jax_patches import host_callbacks
 from atoll.client.log_filter import filtered_stderr
 from atoll.client.newer_operations import accept_newer_operations
 from atoll.client.processes import ClientProcesses
@@ -66,6 +67,8 @@ def make_client() -> Any:
 
     accept_any_strides()
     accept_newer_operations()
+    host_callbacks.install()
+    clear_with_client(host_callbacks.TABLE)
     options = ifrt_proxy.ClientConnectionOptions()
     options.connection_timeout_in_seconds = _CONNECT_SECONDS
     with filtered_stderr(), relaxed():

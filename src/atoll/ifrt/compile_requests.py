@@ -12,13 +12,15 @@ import msgspec
 
 from atoll.errors import invalid, unimplemented
 from atoll.protocol.advice import CALLBACK_ADVICE
-from atoll.protocol.compile_options import PROGRAM_OPTION
+from atoll.protocol.compile_options import CALLBACKS_OPTION, PROGRAM_OPTION
 from atoll.protocol.ifrt import compile_pb2
 from atoll.protocol.messages import FunctionSource
 from atoll.protocol.translation import codec
 
 XLA_PROGRAM = "xla::ifrt::XlaProgram"
 PLUGIN_PROGRAM = "xla::ifrt::PluginProgram"
+# Of one program.
+_MAX_CALLBACKS = 1 << 16
 _PLUGIN_PREFIX = b"__serialized_plugin_program "
 
 
@@ -29,6 +31,7 @@ class CompileJob:
     source: bytes  # a FunctionSource
     content: str  # its hash, with the devices left out
     assignment: tuple[tuple[int, ...], ...]
+    callbacks: tuple[int, ...] = ()
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -40,8 +43,8 @@ def plugin_payload(program: Any) -> bytes:
     return program.data.removeprefix(_PLUGIN_PREFIX) if program.type_name == PLUGIN_PROGRAM else b""
 
 
-def compile_job(request: Any, device_count: int) -> CompileJob:
-    """Reads a Compile request. Raises INVALID_ARGUMENT or UNIMPLEMENTED."""
+def compile_job(request: Any, device_count: int, session: int = 0) -> CompileJob:
+    """Reads a Compile request of the cluster's `session`. Raises INVALID_ARGUMENT or UNIMPLEMENTED."""
     kind = request.program.type_name
     if kind == PLUGIN_PROGRAM:
         text = plugin_payload(request.program).decode(errors="replace")
@@ -63,10 +66,28 @@ def compile_job(request: Any, device_count: int) -> CompileJob:
     if len(set(flat)) != len(flat) or not all(0 <= device < device_count for device in flat):
         raise invalid(f"a device assignment names a device twice, or one of {flat} does not exist")
     build.ClearField("device_assignment")
-    program = _program(request, options.compile_options.env_option_overrides)
-    source = FunctionSource(program, options.compile_options.SerializeToString(deterministic=True))
+    overrides = options.compile_options.env_option_overrides
+    program = _program(request, overrides)
+    callbacks = _callbacks(overrides)
+    source = FunctionSource(
+        program,
+        options.compile_options.SerializeToString(deterministic=True),
+        session if callbacks else 0,
+        callbacks,
+    )
     encoded = msgspec.msgpack.encode(source)
-    return CompileJob(encoded, hashlib.sha256(encoded).hexdigest(), assignment)
+    return CompileJob(encoded, hashlib.sha256(encoded).hexdigest(), assignment, callbacks)
+
+
+def _callbacks(overrides: Any) -> tuple[int, ...]:
+    """The client's numbers for what the program calls in its process."""
+    if CALLBACKS_OPTION not in overrides:
+        return ()
+    text = overrides.pop(CALLBACKS_OPTION).string_field
+    first, _, count = text.partition("+")
+    if not (first.isdecimal() and count.isdecimal() and len(first) < 16 and 0 < int(count) <= _MAX_CALLBACKS):
+        raise invalid(f"{text[:100]!r} are no numbers of callbacks")
+    return tuple(range(int(first), int(first) + int(count)))
 
 
 def _program(request: Any, overrides: Any) -> bytes:

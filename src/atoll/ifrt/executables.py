@@ -35,6 +35,7 @@ def _fingerprint(info: FunctionInfo, job: CompileJob) -> bytes:
         info.parameter_shardings,
         info.outputs,
         info.donated,
+        job.callbacks,
     )
     return hashlib.sha256(msgspec.msgpack.encode(identity)).hexdigest().encode()
 
@@ -50,6 +51,7 @@ class Executable(Loaded):
         self.devices = job.devices
         self.fingerprint = _fingerprint(info, job)
         self.functions = (function,)
+        self.callbacks = job.callbacks
         self.outputs = tuple(self._output(output) for output in info.outputs)
         self.donated = frozenset(info.donated)
 

@@ -9,7 +9,7 @@ import abc
 from collections.abc import Sequence
 from typing import Any
 
-from atoll.errors import Code, Status
+from atoll.errors import Code, Status, StatusError, invalid
 from atoll.ifrt.arrays import ArrayRecord
 from atoll.ir.program import Program
 from atoll.ir.types import ArraySpec
@@ -33,6 +33,7 @@ class Loaded(abc.ABC):
     functions: tuple[int, ...]
     outputs: tuple[ArraySpec, ...]
     donated: frozenset[int]
+    callbacks: tuple[int, ...] = ()  # the client's numbers for what it calls in the client's process
 
     def __init__(self) -> None:
         # The registered programs that run it and how many completions they give, by what the caller keeps and whether
@@ -85,3 +86,51 @@ class Loaded(abc.ABC):
             fingerprint_value=self.fingerprint,
             ready_future_handle=ready_future,
         )
+
+
+class Answer(Loaded):
+    """Bytes for the client, and the devices that they are about: to JAX an executable, which is never run.
+
+    A plug-in program is the one request of jaxlib's client that carries any bytes, and an executable is its only reply.
+    The executable's fingerprint carries the answer.
+    """
+
+    def __init__(self, name: str, devices: tuple[int, ...], content: bytes) -> None:
+        super().__init__()
+        self.name = name
+        self.devices = devices
+        self.fingerprint = content
+        self.functions = ()
+        self.outputs = ()
+        self.donated = frozenset()
+
+    def check(self, arguments: Sequence[ArrayRecord]) -> None:
+        raise self._not_run()
+
+    def program(self, preserved: frozenset[int], completion: bool) -> Program:
+        raise self._not_run()
+
+    async def cost(self, cluster: ClusterSession, reply: Any) -> None:
+        raise self._not_run()
+
+    async def text(self, cluster: ClusterSession) -> str:
+        raise self._not_run()
+
+    def metadata_reply(self) -> Any:
+        reply = executables_pb2.ExecutableMetadataReply()
+        for each in (
+            reply.parameter_layouts_list,
+            reply.output_layouts_list,
+            reply.output_shardings,
+            reply.donated_input_indices,
+            reply.compiled_memory_stats,
+        ):
+            each.SetInParent()
+        reply.output_memory_kinds.memory_kind_lists.add()
+        return reply
+
+    def output_replies(self, handles: list[int]) -> list[Any]:
+        return []
+
+    def _not_run(self) -> StatusError:
+        return invalid(f"{self.name} is no program: it cannot be run")

@@ -41,6 +41,7 @@ async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:
         open_one,
         token="" if address.is_local else token,
         transfer_directory=options.transfer_directory,
+        callback_address=lambda: _beside(address, options.directory),
         on_session_end=stop.set if options.client else lambda: None,
     )
     server = GrpcServer(service.methods())
@@ -63,6 +64,11 @@ async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:
     await stop.wait()
     service.close()
     await server.close()
+
+
+def _beside(address: Address, directory: str) -> Address:
+    """Where clients of a proxy at this address can have their callbacks: a socket in its folder, or any port."""
+    return Address(path=f"{directory}/callbacks.sock") if directory else Address(host=address.host or "127.0.0.1")
 
 
 def _note(path: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from atoll.errors import OK, AccessError, AtollError, Code, Status, StatusError, not_found
 from atoll.ifrt.buffer_service import BufferService
+from atoll.ifrt.callbacks import CallbackPort
 from atoll.ifrt.host_buffers import HostBuffers
 from atoll.ifrt.requests import handle_request
 from atoll.ifrt.session import IfrtSession
@@ -19,6 +20,7 @@ from atoll.ifrt.unary import unary
 from atoll.protocol.ifrt import session_pb2, transport_pb2
 from atoll.protocol.translation import codec
 from atoll.session.session import ClusterSession
+from atoll.wire.address import Address
 from atoll.wire.grpc import Call
 
 _log = logging.getLogger(__name__)
@@ -41,11 +43,13 @@ class Service:
         *,
         token: str = "",
         transfer_directory: str = "",
+        callback_address: Callable[[], Address] = lambda: Address(host="127.0.0.1"),
         on_session_end: Callable[[], None] = lambda: None,
     ) -> None:
         self._open_session = open_session
         self._token = token
         self._buffers = BufferService(self._buffers_of, transfer_directory)
+        self._callbacks = CallbackPort(callback_address)
         self._on_session_end = on_session_end
         self._sessions: dict[int, IfrtSession] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -60,6 +64,7 @@ class Service:
     def close(self) -> None:
         for session in list(self._sessions.values()):
             session.close()
+        self._callbacks.close()
 
     # ---- the handshake
 
@@ -120,6 +125,7 @@ class Service:
             call.resume()
             return
         session = IfrtSession(cluster, secrets.randbits(62), call.send, call.pause, call.resume)
+        session.open_relay = lambda: self._callbacks.relay(session.number, cluster)
 
         def end(status: Status) -> None:
             call.finish(status.code, status.message)
@@ -149,6 +155,7 @@ class Service:
     def _end(self, session: IfrtSession) -> None:
         if self._sessions.pop(session.number, None) is not None:
             session.close()
+            self._callbacks.close_relay(session.number)
             self._on_session_end()
 
     def _buffers_of(self, number: int) -> HostBuffers:

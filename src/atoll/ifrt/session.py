@@ -10,12 +10,14 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from atoll.errors import Status, invalid, not_found
+from atoll.errors import Status, invalid, not_found, unimplemented
 from atoll.ifrt.arrays import ArrayRecord, Arrays, Memory, Origin
+from atoll.ifrt.callbacks import Relay
 from atoll.ifrt.host_buffers import HostBuffers
 from atoll.ifrt.loaded import Loaded
 from atoll.ifrt.responses import ResponseStream
 from atoll.ir.types import ArraySpec
+from atoll.protocol.advice import CALLBACK_ADVICE
 from atoll.protocol.messages import FunctionInfo
 from atoll.session.session import ClusterSession
 
@@ -48,6 +50,8 @@ class IfrtSession:
         self.compiled: dict[str, FunctionInfo] = {}  # by the content of what was compiled last
         self.staged: list[int] = []  # arguments of the program that runs next, by handle
         self.layouts: dict[Any, bytes] = {}
+        self.open_relay: Callable[[], Relay] | None = None  # has calls into the client's Python go to it
+        self._relay: Relay | None = None
         self.deletions: dict[int, Status] = {}  # by the future that the client asks about once
         self._futures: dict[int, asyncio.Future[Status]] = {}
         self._loop = asyncio.get_running_loop()
@@ -154,6 +158,8 @@ class IfrtSession:
         loaded = self.executable(handle)
         del self.executables[handle]
         loaded.unloaded(self.cluster)
+        if self._relay is not None and loaded.callbacks:
+            self._relay.unloaded(loaded.callbacks)
         for program, _ in loaded.programs.values():
             self.cluster.release_program(program)
         self.cluster.drop_functions(loaded.functions)
@@ -164,6 +170,13 @@ class IfrtSession:
         if executable is None:
             raise not_found(f"unknown executable handle {handle}")
         return executable
+
+    def take_calls(self) -> Loaded:
+        """The client wants to be called back: the reply says where. Raises UNIMPLEMENTED where that cannot be."""
+        if self.open_relay is None:
+            raise unimplemented(CALLBACK_ADVICE)
+        self._relay = self.open_relay()
+        return self._relay.reply()
 
     # ---- futures
 

@@ -7,3 +7,5 @@ from __future__ import annotations
 
 # The program, as a portable artifact in base64, in place of the one in the request.
 PROGRAM_OPTION = "atoll_program"
+# The numbers of the client's callables that the program calls, as "FIRST+COUNT", in the order of the program's indices.
+CALLBACKS_OPTION = "atoll_callbacks"

@@ -173,9 +173,20 @@ class Scheduler(Generic[Payload]):
 
     def finished(self, gang: Gang[Payload], nanoseconds: int = 0) -> None:
         """A gang that `next` gave has left its island. Its session is charged the time that it took, where it ran."""
+        if not gang.detached:
+            if nanoseconds:
+                self._islands[gang.island].policy.charge(gang, nanoseconds)
+            self._leave(gang)
+
+    def detach(self, gang: Gang[Payload]) -> None:
+        """A gang in flight waits for its client: until it has finished, its hosts have room for others."""
+        if not gang.detached:
+            gang.detached = True
+            self._leave(gang)
+
+    def _leave(self, gang: Gang[Payload]) -> None:
+        """It is not in flight any more."""
         state = self._islands[gang.island]
-        if nanoseconds:
-            state.policy.charge(gang, nanoseconds)
         state.in_flight -= gang.weight
         state.busy_ns -= gang.estimate
         for load in self._loads(state, gang):

@@ -33,6 +33,7 @@ class Gang(Generic[Payload]):
 
     `estimate` is the time it keeps them busy, in nanoseconds; `weight` is how much of the window it takes; with
     `exclusive`, nothing else is in flight meanwhile. `hosts` are those of the island that it runs on.
+    One that is `detached` waits for its client, and takes nothing of the window any more.
     """
 
     sequence: int
@@ -43,3 +44,4 @@ class Gang(Generic[Payload]):
     exclusive: bool = False
     weight: int = 1
     hosts: tuple[int, ...] = (0,)
+    detached: bool = False

@@ -17,7 +17,8 @@ from functools import partial
 from typing import Any
 
 from atoll.errors import AtollError, Code, ConnectError, Status
-from atoll.session.connection import OnBroken, OnFeed, Unreached
+from atoll.session.connection import CallTaker, OnBroken, OnFeed, Unreached
+from atoll.transfers.call_messages import host_of, is_call
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.engine import Piece
 from atoll.wire.address import Address, parse_address
@@ -54,6 +55,7 @@ class Channels:
         self._controller = controller
         self._on_feed = on_feed
         self._on_broken = on_broken
+        self.calls: CallTaker | None = None
         self._open: dict[int, DataChannel] = {}
         self._absent: dict[int, list[tuple[_Send, bool]]] = {}  # by host: what to send, and whether it is small
         self._unexplained: dict[int, asyncio.TimerHandle] = {}  # breaks, by host, until the controller reports its loss
@@ -125,6 +127,7 @@ class Channels:
             channel = self._open.pop(host, None)
             if channel is not None:
                 channel.close()
+                self._calls_lost(host)
 
     def close(self) -> None:
         self._closed = True
@@ -167,8 +170,19 @@ class Channels:
         except (OSError, AtollError) as error:
             self._on_loop(self._break, host, channel, f"bulk data cannot be sent to host {host}: {error}")
 
+    def answer(self, feed: int, contents: Sequence[Any]) -> None:
+        channel = self._open.get(host_of(feed))
+        if channel is not None:
+            self._try(host_of(feed), channel, lambda channel: channel.send(self._session, feed, contents))
+
     def _receive(self, host: int, channel: DataChannel) -> None:
         def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
+            if is_call(piece.feed):  # past the loop: it may be busy, and the device waits
+                if self.calls is None:
+                    done()
+                else:
+                    self.calls.call(piece.feed, content, done)
+                return
             self._on_loop(self._on_feed, piece.feed, content, piece.more, done)
 
         try:
@@ -189,7 +203,12 @@ class Channels:
             return
         del self._open[host]
         channel.close()
+        self._calls_lost(host)
         self._unexplained[host] = self._loop.call_later(_REPORT_SECONDS, self._channel_broken, host, reason)
+
+    def _calls_lost(self, host: int) -> None:
+        if self.calls is not None:
+            self.calls.host_lost(host)
 
     def _explain(self, host: int) -> None:
         """The host was lost or is back: what broke was its end, and not its channel alone."""

@@ -27,8 +27,23 @@ class ControlConnection(Protocol):
     def close(self) -> None: ...
 
 
+class CallTaker(Protocol):
+    """Takes hosts' calls into the client's Python. Both methods are called on any thread."""
+
+    def call(self, feed: int, content: Any, done: Callable[[], None]) -> None:
+        """A call or a notice (see `transfers.call_messages`); `done` is to be called when the content has been read."""
+
+    def host_lost(self, host: int) -> None:
+        """There is no channel to the host any more: it waits for no answer."""
+
+
 class DataChannels(Protocol):
-    """Carries contents to and from hosts. What is uploaded to a host without a channel waits for one."""
+    """Carries contents to and from hosts. What is uploaded to a host without a channel waits for one.
+
+    `calls` takes the hosts' calls into the client's Python; without it nobody answers them.
+    """
+
+    calls: CallTaker | None
 
     def connect(
         self, hosts: Sequence[tuple[int, str]], then: Callable[[Unreached], None], patience: float = 0.0
@@ -46,6 +61,9 @@ class DataChannels(Protocol):
 
     def upload_file(self, hosts: Sequence[int], feed: int, nbytes: int, descriptor: int) -> None:
         """Sends the first `nbytes` of a file as one feed, and closes the descriptor."""
+
+    def answer(self, feed: int, contents: Sequence[Any]) -> None:
+        """Sends the answer to a call. On any thread; waits while the host does not read. Dropped if it is gone."""
 
     def close(self) -> None: ...
 

@@ -16,6 +16,7 @@ from atoll.errors import Code, Status, StatusError
 from atoll.ir.program import Program
 from atoll.protocol import messages as m
 from atoll.session.connection import (
+    CallTaker,
     ControlConnection,
     DataChannels,
     OnBroken,
@@ -299,6 +300,16 @@ class ClusterSession:
         if not more:
             del self._feeds[feed]
         then(content, more, done)
+
+    # ---- calls into the client's Python
+
+    def serve_calls(self, calls: CallTaker) -> None:
+        """Has the hosts' calls given to `calls`; each is to be answered by `answer`."""
+        self._channels.calls = calls
+
+    def answer(self, feed: int, contents: Sequence[Any]) -> None:
+        """Sends the answer to a call. On any thread; waits while the host does not read."""
+        self._channels.answer(feed, contents)
 
     # ---- hosts
 

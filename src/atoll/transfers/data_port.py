@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.errors import AtollError, Code, Status, StatusError
+from atoll.transfers.call_messages import is_call
+from atoll.transfers.calls import Calls
 from atoll.transfers.channel import ChannelStatistics, DataChannel
 from atoll.transfers.engine import Piece, TransferEngine
 from atoll.transfers.host_channels import HostChannels
@@ -43,6 +45,7 @@ class DataPort:
 
     def __init__(self, address: Address, inbox: Inbox, kinds: Sequence[type[TransferEngine]] = KINDS) -> None:
         self.inbox = inbox
+        self.calls = Calls(self.to_proxy)
         self._secrets: dict[int, str] = {}
         self._channels: dict[int, DataChannel] = {}
         self._hosts = HostChannels()
@@ -69,6 +72,7 @@ class DataPort:
             self._opened.notify_all()
         if channel is not None:
             channel.close()
+        self.calls.fail(session)
 
     def set_peers(self, hosts: tuple[tuple[int, str], ...], secret: str) -> None:
         """All hosts with their data ports' addresses, and the secret between them. Does not block."""
@@ -88,6 +92,9 @@ class DataPort:
                 self._keep(session, channel)
 
             def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
+                if session and is_call(piece.feed):
+                    self.calls.answered(session, piece.feed, content, done)
+                    return
                 self.inbox.put(session or piece.session, piece.feed, content, done)
 
             def on_failure(piece: Piece, status: Status) -> None:
@@ -98,8 +105,12 @@ class DataPort:
             _log.warning("data connection of session %d ends: %s", session, error)
         finally:
             with self._opened:
-                if self._channels.get(session) is channel:
+                is_last = self._channels.get(session) is channel
+                if is_last:
                     del self._channels[session]
+            channel.shut_down()  # before calls fail: who has just called notices
+            if is_last:
+                self.calls.fail(session)
 
     def _keep(self, session: int, channel: DataChannel) -> None:
         """The session's channel, in the place of one that it may have had before."""

@@ -25,6 +25,7 @@ import numpy as np
 
 from atoll.ir.plan import LocalArray
 from atoll.protocol.messages import DeviceInfo, FunctionInfo
+from atoll.worker.callbacks import Callbacks
 
 # [replica][partition] of (host of the island, ordinal of the device)
 Assignment = tuple[tuple[tuple[int, int], ...], ...]
@@ -76,11 +77,12 @@ class LoadedFunction(Protocol):
     donated: tuple[int, ...]
     scratch_bytes: int
 
-    def execute(self, arguments: list[Any], sequence: int) -> tuple[Sequence[Any], RunToken]:
+    def execute(self, arguments: list[Any], sequence: int, stream: int = 0) -> tuple[Sequence[Any], RunToken]:
         """Enqueues one run; returns its outputs, which are not ready yet, and its completion.
 
         The executor's thread, which this holds up: it must not wait for data. `sequence` is the same on all hosts that
-        run it together. The caller has checked the arguments. Arrays at `donated` positions are deleted by this.
+        run it together. Runs of a `stream` other than 0 may wait for a client, and must hold up no others. The caller
+        has checked the arguments. Arrays at `donated` positions are deleted by this.
         """
 
     def info(self) -> FunctionInfo:
@@ -107,9 +109,11 @@ class DeviceBackend(Protocol):
     def describe(self) -> tuple[DeviceInfo, ...]:
         """The devices, by ordinal."""
 
-    def compile(self, program: bytes, options: bytes, assignment: Assignment) -> tuple[LoadedFunction, bool, float]:
-        """Compiles and loads a client's program. Returns the function, whether a cache had it, and the seconds that it
-        took.
+    def compile(
+        self, program: bytes, options: bytes, assignment: Assignment, callbacks: Callbacks | None = None
+    ) -> tuple[LoadedFunction, bool, float]:
+        """Compiles and loads a client's program, which may call these `callbacks`. Returns the function, whether
+        a cache had it, and the seconds that it took.
 
         Compilers, several at a time. Raises UNIMPLEMENTED for what these devices cannot run.
         """

@@ -9,7 +9,7 @@ from atoll.errors import Status
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from atoll.worker.completions import Completion
-from atoll.worker.store import Buffer
+from atoll.worker.store import Buffer, ClientRun
 
 
 @dataclass(slots=True)
@@ -29,6 +29,7 @@ class PlanRun:
     segments: int = 0
     failure: Status | None = None
     values: dict[int, Buffer] | None = None  # from its first step on
+    client_run: ClientRun | None = None  # its last unit's that waits for the client
 
 
 @dataclass(slots=True, eq=False)
@@ -47,3 +48,6 @@ class DispatchUnit:
     started: int = 0  # in nanoseconds
     completions: list[Completion] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)
+    has_begun: bool = False
+    client_run: ClientRun | None = None  # where it waits for its client
+    is_detached: bool = False  # the controller knows that it waits for the client

@@ -12,7 +12,9 @@ import msgspec
 
 from atoll.errors import OK, StatusError, not_found, status_of
 from atoll.protocol.messages import Compile, Compiled, FunctionSource
+from atoll.transfers.calls import Calls
 from atoll.transfers.inbox import Inbox
+from atoll.worker.callbacks import Callbacks
 from atoll.worker.device import DeviceBackend, LoadedFunction
 from atoll.worker.type_keys import TypeKeys
 
@@ -22,10 +24,14 @@ IDLE_FUNCTIONS = 512
 
 
 class Function:
-    """A loaded function with the types it takes and gives, as small numbers."""
+    """A loaded function with the types it takes and gives, as small numbers.
 
-    def __init__(self, loaded: LoadedFunction, keys: TypeKeys) -> None:
+    One that calls its client belongs to that `session`, and is kept for nobody else.
+    """
+
+    def __init__(self, loaded: LoadedFunction, keys: TypeKeys, session: int = 0) -> None:
         self.loaded = loaded
+        self.session = session
         self.ordinals = loaded.ordinals
         count = len(self.ordinals)
 
@@ -44,7 +50,10 @@ class Function:
 
 
 class Functions:
-    """Compiled functions by name. `report` is called from the threads of `pool`, which compile."""
+    """Compiled functions by name. `report` is called from the threads of `pool`, which compile.
+
+    `calls` carries what functions call in their clients' processes.
+    """
 
     def __init__(
         self,
@@ -53,16 +62,19 @@ class Functions:
         keys: TypeKeys,
         report: Callable[[Compiled], None],
         pool: Pool | None = None,
+        calls: Calls | None = None,
     ) -> None:
         self._backend = backend
         self._inbox = inbox
         self._keys = keys
         self._report = report
+        self._calls = calls
         self._pool = pool or ThreadPoolExecutor(COMPILE_THREADS, "atoll-compile")
         self._lock = threading.Lock()
         self._functions: dict[str, Function] = {}
         self._info: dict[str, bytes] = {}
         self._compiling: dict[str, list[Compile]] = {}
+        self.with_callbacks = 0  # how many functions of this host call their clients
         self._idle: OrderedDict[str, None] = OrderedDict()
         self._dropped: set[str] = set()  # while they were being compiled
 
@@ -89,15 +101,19 @@ class Functions:
         function: Function | None = None
         try:
             source = self._source(message)
-            loaded, cached, seconds = self._backend.compile(source.program, source.options, message.assignment)
+            callbacks = self._callbacks(source)
+            loaded, cached, seconds = self._backend.compile(
+                source.program, source.options, message.assignment, callbacks
+            )
             info = msgspec.msgpack.encode(loaded.info())
-            function = Function(loaded, self._keys)
+            function = Function(loaded, self._keys, source.session)
         except Exception as error:
             status = status_of(error)
         with self._lock:
             others = self._compiling.pop(message.function, [])
             if function is not None:
                 self._functions[message.function] = function
+                self.with_callbacks += function.session > 0
                 self._info[message.function] = info
             if message.function in self._dropped:
                 self._dropped.discard(message.function)
@@ -124,14 +140,27 @@ class Functions:
             finally:
                 done()
 
+    def _callbacks(self, source: FunctionSource) -> Callbacks | None:
+        if not source.callbacks or self._calls is None:
+            return None
+        return Callbacks(self._calls, source.session, source.callbacks)
+
     def get(self, name: str) -> Function:
         function = self._functions.get(name)
         if function is None:
             raise not_found(f"compiled function {name} is not on this host")
         return function
 
+    def session_of(self, name: str) -> int:
+        """The session whose client the function calls; 0 where it calls none."""
+        function = self._functions.get(name)
+        return 0 if function is None else function.session
+
     def drop(self, name: str) -> None:
-        """No session refers to the function now; it stays until many others have been dropped after it."""
+        """No session refers to the function now; it stays until many others have been dropped after it.
+
+        One that calls its client goes at once: to be called when its session's runs have been enqueued.
+        """
         with self._lock:
             if name in self._compiling:
                 self._dropped.add(name)
@@ -140,6 +169,10 @@ class Functions:
 
     def _make_idle(self, name: str) -> None:
         if name not in self._functions:  # it could not be compiled
+            return
+        if self._functions[name].session:
+            del self._functions[name], self._info[name]
+            self.with_callbacks -= 1
             return
         self._idle[name] = None
         self._idle.move_to_end(name)

@@ -44,7 +44,8 @@ class Worker:
         address = parse_address(options.data_address)
         check_may_listen(address, os.environ.get(m.DEFAULT_TOKEN_VARIABLE, ""))
         data_port = DataPort(address, inbox, ONE_CLIENT_KINDS if options.has_one_client else KINDS)
-        functions = Functions(backend, inbox, keys, report)
+        data_port.calls.host = options.host
+        functions = Functions(backend, inbox, keys, report, calls=data_port.calls)
         network = DataPortNetwork(backend, data_port, options.host)
         steps = StepRunner(backend, functions, data_port, network, keys)
         executor = ExecutorThread(steps, inbox, report)

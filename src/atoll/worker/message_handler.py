@@ -59,7 +59,10 @@ class MessageHandler:
             case m.Compile():
                 self._functions.compile(message)
             case m.DropFunction(function=function):
-                self._functions.drop(function)
+                if self._functions.session_of(function):  # runs of its session may still be parked
+                    self._execute(message)
+                else:
+                    self._functions.drop(function)
             case m.WorkerQuery():
                 self._answers.submit(self._answer, message)
             case m.Peers(hosts=hosts, secret=secret):

@@ -16,19 +16,21 @@ from concurrent.futures import Executor as Pool
 from contextlib import nullcontext
 from typing import Any
 
-from atoll.errors import Code, Status, status_of
+from atoll.errors import Code, Status
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox
+from atoll.worker.client_errors import status_of
+from atoll.worker.client_units import ClientUnits, waits_for_client
 from atoll.worker.completions import ReadCompletion, Watcher, are_complete, wait_for
 from atoll.worker.dispatch_unit import DispatchUnit, PlanRun
 from atoll.worker.step_runner import StepRunner
-from atoll.worker.store import Store
+from atoll.worker.store import ClientRun, Store
 
 _log = logging.getLogger(__name__)
 
 # What a session has sent that is done in order.
-_Item = DispatchUnit | m.DropRun | m.Free | m.CloseStore
+_Item = DispatchUnit | m.DropRun | m.Free | m.CloseStore | m.DropFunction
 
 
 class PlanExecutor:
@@ -54,6 +56,7 @@ class PlanExecutor:
         self._watcher = watcher
         self._readers = readers
         self._wake = wake
+        self._client_units = ClientUnits(wake)
         self._now = now
         self._stores: dict[int, Store] = {}
         self._plans: dict[int, p.Plan] = {}
@@ -63,7 +66,7 @@ class PlanExecutor:
         self.completed: list[tuple[int, int, int]] = []  # units that completed at once: see `report_completed`
 
     def handle(self, message: Any) -> None:
-        """Takes one of Run, Dispatch, DropRun, Free, RegisterPlan, DropPlan, OpenStore, CloseStore.
+        """Takes one of Run, Dispatch, DropRun, Free, RegisterPlan, DropPlan, DropFunction, OpenStore, CloseStore.
 
         What belongs to a session is done in order.
         """
@@ -74,6 +77,8 @@ class PlanExecutor:
                 self._dispatch(message)
             elif type(message) in (m.Free, m.DropRun, m.CloseStore):
                 self._do_in_order(message.session, message)
+            elif type(message) is m.DropFunction:
+                self._do_in_order(self._steps.session_of(message.function), message)
             elif type(message) is m.RegisterPlan:
                 self._plans[message.plan] = message.definition
             elif type(message) is m.DropPlan:
@@ -124,6 +129,8 @@ class PlanExecutor:
         if parked is None:
             parked = self._parked[session] = deque()
         parked.append(item)
+        if type(item) is DispatchUnit and type(parked[0]) is DispatchUnit and parked[0].is_detached:
+            self._detach(item)
         if type(item) is DispatchUnit and item.collective:
             self._parked_collectives.append(item)
 
@@ -157,6 +164,8 @@ class PlanExecutor:
                     with self._steps.deletions.lock if delete else nullcontext():
                         for handle in handles:
                             store.free(handle, delete)
+            case m.DropFunction(function=function):
+                self._steps.drop_function(function)
             case m.DropRun(run=run):
                 self._plan_runs.pop(run, None)
             case m.CloseStore(session=session):
@@ -188,6 +197,13 @@ class PlanExecutor:
                 plan_run.values = {
                     value: store.get(handle) for value, handle in zip(plan.arguments, run.arguments, strict=True)
                 }
+            if unit.client_run is None and self._waits_for_client(unit):
+                unit.client_run = plan_run.client_run = ClientRun()
+                self._detach(unit)
+            if unit.client_run is not None and not unit.has_begun and self._client_units.is_full(run.session):
+                unit.started = 0
+                return False
+            unit.has_begun = True
             while unit.segment < unit.stop:
                 segment = plan.segments[unit.segment]
                 while unit.position < len(segment.steps):
@@ -200,6 +216,7 @@ class PlanExecutor:
                 if segment.results:
                     handles = dict(zip(plan.results, run.results, strict=True))
                     for value in segment.results:
+                        plan_run.values[value].client_run = unit.client_run
                         store.set(handles[value], plan_run.values[value])
                 for value in segment.drops:
                     plan_run.values.pop(value, None)
@@ -214,6 +231,17 @@ class PlanExecutor:
             self._report(m.Enqueued(unit.sequence))
         self._watch(unit)
         return True
+
+    def _waits_for_client(self, unit: DispatchUnit) -> bool:
+        """Whether it calls its client, or needs what such a unit makes."""
+        if self._client_units and waits_for_client(unit.plan_run):
+            return True
+        return self._steps.calls_client(unit.plan_run.plan.segments[unit.segment : unit.stop])
+
+    def _detach(self, unit: DispatchUnit) -> None:
+        if not unit.is_detached:
+            unit.is_detached = True
+            self._report(m.Detached(unit.sequence))
 
     def _fail(self, unit: DispatchUnit, store: Store, status: Status) -> None:
         run, plan = unit.plan_run.run, unit.plan_run.plan
@@ -258,6 +286,10 @@ class PlanExecutor:
         """Has the unit's completion reported: from here where it is complete already, which is faster than to pass it
         to another thread.
         """
+        if unit.client_run is not None:
+            self._start_reads(unit)
+            self._client_units.await_end(unit, lambda failure: self._report_end(unit, failure))
+            return
         if unit.reads and (unit.completions or len(unit.reads) > 1):
             self._start_reads(unit)
         if unit.reads:
@@ -276,6 +308,12 @@ class PlanExecutor:
             self._report(m.Failed(unit.sequence, failure))
         else:
             self.completed.append((unit.sequence, unit.started, self._now()))
+
+    def _report_end(self, unit: DispatchUnit, failure: Status | None) -> None:
+        if failure is not None:
+            self._report(m.Failed(unit.sequence, failure))
+        else:
+            self._report(m.Done(((unit.sequence, unit.started, self._now()),)))
 
     def _read(
         self, unit: DispatchUnit, read: Callable[[], None], on_completed: Callable[[tuple[int, int, int]], None]

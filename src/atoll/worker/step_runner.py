@@ -6,7 +6,7 @@ Every argument is checked here before a device sees it, since XLA ends the proce
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -71,6 +71,23 @@ class StepRunner:
             values[step.output] = self._buffer(received, step.array, _unusual_layout(step.array))
             unit.completions.append(ArrayCompletion(received, self.deletions))
 
+    def drop_function(self, name: str) -> None:
+        """Nothing of what is still to be run needs it."""
+        self._functions.drop(name)
+
+    def session_of(self, function: str) -> int:
+        return self._functions.session_of(function)
+
+    def calls_client(self, segments: Sequence[p.Segment]) -> bool:
+        """Whether one of their functions calls back into its client's process."""
+        if not self._functions.with_callbacks:
+            return False
+        return any(
+            type(step) is p.Execute and self._functions.session_of(step.function)
+            for segment in segments
+            for step in segment.steps
+        )
+
     def device_of(self, segment: p.Segment) -> int:
         """A device that the segment's last step keeps busy: its completion is watched with that device's others."""
         step = segment.steps[-1]
@@ -93,14 +110,15 @@ class StepRunner:
                 raise invalid("an argument has been deleted or donated")
         for position in step.preserved:
             arguments[position] = self._backend.copy(arguments[position])
+        stream = unit.plan_run.run.session if unit.client_run is not None else 0
         if step.donated:
             copied = self._copy_what_others_have(step.donated, buffers, arguments)
             with self.deletions.lock:
-                outputs, token = function.loaded.execute(arguments, unit.sequence)
+                outputs, token = function.loaded.execute(arguments, unit.sequence, stream)
             for buffer in copied:
                 buffer.give_up()
         else:
-            outputs, token = function.loaded.execute(arguments, unit.sequence)
+            outputs, token = function.loaded.execute(arguments, unit.sequence, stream)
         value = step.first_output
         for array, key in zip(outputs, function.output_keys, strict=True):
             values[value] = Buffer(array, key, _COMPUTED)

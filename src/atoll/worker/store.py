@@ -63,6 +63,15 @@ class Deleted:
 _DELETED = Deleted()
 
 
+class ClientRun:
+    """A run that waits for its client's Python, or did: what it makes may take long to be ready."""
+
+    __slots__ = ("has_ended",)
+
+    def __init__(self) -> None:
+        self.has_ended = False
+
+
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Buffer:
     """A `DeviceArray` and the key of its type: equal keys may be given to the same function.
@@ -75,6 +84,7 @@ class Buffer:
     key: int
     spec: LocalArray | None
     shards: tuple[ShardMemory, ...] | None = None
+    client_run: ClientRun | None = None  # that makes it
 
     def shard_memory(self, count: int) -> tuple[ShardMemory, ...]:
         """The memory of its `count` shards, in order."""

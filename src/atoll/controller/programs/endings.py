@@ -90,7 +90,7 @@ class Endings:
             )
             # Gangs that run at once on several devices of a host share its time, as their ends are reported.
             last_end = self._last_end.get(host, 0)
-            if ended > last_end:
+            if ended > last_end and not gang.detached:
                 self._last_end[host] = ended
                 run.duration = max(run.duration, ended - max(dispatched, last_end))
         run.hosts_left.discard(host)
@@ -100,7 +100,7 @@ class Endings:
         elif failure is not None:
             self.fail(launch, failure)
         if not run.hosts_left and (run.failure is None or launch.error is not None):
-            if launch.error is None:
+            if launch.error is None and not gang.detached:
                 spec.learn(run.duration)
                 if gang.exclusive:
                     for name in spec.functions:

@@ -186,6 +186,12 @@ class Launcher:
         if self._sequential is not None and gang is not None:
             self._sequential.enqueued(gang)
 
+    def detached(self, sequence: int) -> None:
+        """A host's part of a gang waits for its client's Python."""
+        gang = self.in_flight.get(sequence)
+        if gang is not None:
+            self.scheduler.detach(gang)
+
     def island_back(self, island: int) -> None:
         """The island's hosts have started anew, with nothing on them."""
         self._endings.island_back(island)

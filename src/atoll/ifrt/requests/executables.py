@@ -17,6 +17,7 @@ from atoll.ifrt.program_executables import read
 from atoll.ifrt.reshard_executables import ReshardExecutable, is_reshard_request
 from atoll.ir.submission import is_submission
 from atoll.protocol.advice import CALLBACK_ADVICE
+from atoll.protocol.callbacks import CALLBACKS_REQUEST
 from atoll.protocol.messages import FunctionInfo
 from atoll.protocol.translation import codec
 
@@ -29,6 +30,9 @@ def _compile(pending: PendingRequest, request: Any) -> None:
     if slices.is_slice_request(payload):
         slices.add(pending, payload)
         return
+    if payload == CALLBACKS_REQUEST:
+        pending.reply(_loaded(pending, session.take_calls()))
+        return
     if is_submission(payload):
         pending.reply(_loaded(pending, read(payload, list(session.executables.values()), session.cluster)))
         return
@@ -37,7 +41,8 @@ def _compile(pending: PendingRequest, request: Any) -> None:
         return
 
     async def work() -> Any:
-        job = compile_job(request, len(session.cluster.welcome.devices))
+        welcome = session.cluster.welcome
+        job = compile_job(request, len(welcome.devices), welcome.session)
         try:
             number, encoded = await session.cluster.register_function(job.source, job.content, job.assignment)
         except StatusError as error:

@@ -52,7 +52,12 @@ MEMORY_REPORT = "atoll.memory_report"
 
 
 class FunctionSource(msgspec.Struct, frozen=True, array_like=True):
-    """What a proxy sends for compilation: the program's bytes and XLA's serialized CompileOptions."""
+    """What a proxy sends for compilation: the program's bytes and XLA's serialized CompileOptions.
+
+    `callbacks` are the client's numbers for the Python that the program calls: such a function is only for `session`.
+    """
 
     program: bytes
     options: bytes
+    session: int = 0
+    callbacks: tuple[int, ...] = ()

@@ -71,6 +71,12 @@ class Pong(Message, frozen=True, tag=17):
     """The answer to a Ping."""
 
 
+class Detached(Message, frozen=True, tag=18):
+    """A dispatch unit waits for its client's Python: until it ends, it is not counted as work in flight."""
+
+    sequence: int
+
+
 # ---- controller -> worker
 
 
@@ -193,7 +199,7 @@ class Stop(Message, frozen=True, tag=31):
     """End, in good order."""
 
 
-FromWorker = WorkerReady | Compiled | Done | Failed | FeedsArrived | WorkerAnswer | Enqueued | Pong
+FromWorker = WorkerReady | Compiled | Done | Failed | FeedsArrived | WorkerAnswer | Enqueued | Detached | Pong
 ToWorker = (
     Refused
     | Compile

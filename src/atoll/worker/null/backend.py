@@ -10,6 +10,7 @@ import numpy as np
 
 from atoll.ir.plan import LocalArray
 from atoll.protocol.messages import DeviceInfo, FunctionInfo, OutputInfo
+from atoll.worker.callbacks import Callbacks
 from atoll.worker.device import Assignment, Layout
 from atoll.worker.null.arrays import NullArray, NullShard, bytes_of
 from atoll.worker.null.model import NullModel
@@ -77,7 +78,9 @@ class NullBackend:
             for ordinal in range(len(self.lines))
         )
 
-    def compile(self, program: bytes, options: bytes, assignment: Assignment) -> tuple[NullFunction, bool, float]:
+    def compile(
+        self, program: bytes, options: bytes, assignment: Assignment, callbacks: Callbacks | None = None
+    ) -> tuple[NullFunction, bool, float]:
         """For the sources of `null.program`."""
         devices = [device for row in assignment for device in row]
         ordinals = tuple(ordinal for host, ordinal in devices if host == self.host)
@@ -145,7 +148,7 @@ class NullFunction:
         self.scratch_bytes = program.scratch_bytes
         self._shapes = [(dtype, (shape,) * len(ordinals)) for dtype, shape in program.outputs]
 
-    def execute(self, arguments: list[NullArray], sequence: int) -> tuple[list[NullArray], NullToken]:
+    def execute(self, arguments: list[NullArray], sequence: int, stream: int = 0) -> tuple[list[NullArray], NullToken]:
         backend, program = self._backend, self._program
         if self._hosts == 1:
             work = Work(backend.clock, program.seconds)

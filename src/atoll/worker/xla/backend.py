@@ -21,11 +21,14 @@ from jax.sharding import SingleDeviceSharding
 from atoll.ir.plan import LocalArray
 from atoll.protocol.messages import DeviceInfo
 from atoll.transfers.dtypes import numpy_dtype
+from atoll.worker.callbacks import Callbacks
 from atoll.worker.device import Assignment
 from atoll.worker.xla import client_callbacks, island
 from atoll.worker.xla.arrays import Uneven, shards_of, stacked_handler, stacked_type
 from atoll.worker.xla.batch_threads import batch_threads
+from atoll.worker.xla.callback_stubs import stubs
 from atoll.worker.xla.executable import Executable
+from atoll.worker.xla.gate import Gates
 
 _cache_hit = threading.local()
 
@@ -51,6 +54,7 @@ class XlaBackend:
         monitoring.register_event_listener(_note_event)
         lapack._lapack.initialize()  # the custom calls of linear algebra, in programs lowered elsewhere
         island.keep_compiled_programs()
+        self._gates = Gates() if self.platform == "cpu" else None
 
     def describe(self) -> tuple[DeviceInfo, ...]:
         return tuple(
@@ -70,7 +74,9 @@ class XlaBackend:
 
     # ---- compiled functions
 
-    def compile(self, program: bytes, options: bytes, assignment: Assignment) -> tuple[Executable, bool, float]:
+    def compile(
+        self, program: bytes, options: bytes, assignment: Assignment, callbacks: Callbacks | None = None
+    ) -> tuple[Executable, bool, float]:
         """Compiles a portable StableHLO artifact for `assignment[replica][partition]` = (host, ordinal).
 
         Returns the executable, whether it came out of the persistent cache, and the seconds it took. Raises what
@@ -86,15 +92,21 @@ class XlaBackend:
         context = mlir.make_ir_context()
         with context:
             module = _jax.mlir.deserialize_portable_artifact(program, context)
-            client_callbacks.check(program, module)
+            results = client_callbacks.find(program, module, 0 if callbacks is None else len(callbacks))
             if "sym_name" not in module.operation.attributes:  # JAX asks for it
                 module.operation.attributes["sym_name"] = ir.StringAttr.get("program")
             _cache_hit.seen = False
-            loaded = compiler.compile_or_get_cached(self.client, module, grid, parsed, [], xc.DeviceList(flat))
+            devices = xc.DeviceList(flat)
+            if callbacks is not None:  # such a program is its session's alone: no cache has it
+                loaded = compiler.backend_compile_and_load(
+                    self.client, module, devices, parsed, stubs(callbacks, results)
+                )
+            else:
+                loaded = compiler.compile_or_get_cached(self.client, module, grid, parsed, [], devices)
         here = tuple(device for device in flat if device.client.process_index() == device.process_index)
         ordinals = tuple(self.devices.index(device) for device in here)
         return (
-            Executable(loaded, here, ordinals),
+            Executable(loaded, here, ordinals, self._gates if callbacks is not None and len(here) == 1 else None),
             bool(_cache_hit.seen),
             time.monotonic() - started,
         )

@@ -1,48 +1,114 @@
-"""Refuses programs that hold pointers of the client's process: XLA would follow them in this one, and end it.
+"""What a module calls in its client's process.
 
-JAX writes such pointers into custom calls that run the client's Python: callbacks while the program runs, and
-`inspect_array_sharding` while it is partitioned. `custom_partitioning` is none of them: XLA looks its number up.
+The custom calls that run the client's Python while the program runs name a callable by its index; the worker gives XLA
+a stub for each (`callback_stubs`). All other ways of JAX hold pointers of the client's process, which XLA would follow
+in this one, and end it: those are refused.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
+from jax._src.interpreters import mlir
 from jax._src.lib.mlir import ir
 
-from atoll.errors import StatusError, unimplemented
+from atoll.errors import StatusError, invalid, unimplemented
+from atoll.ir.types import DTYPE_BITS
 from atoll.protocol.advice import CALLBACK_ADVICE, INSPECT_SHARDING_ADVICE
+from atoll.worker.device import ShardType
+from atoll.worker.dtypes import numpy_dtype
 
-_ADVICE = {
+_CALLBACKS = (
+    "xla_ffi_python_cpu_callback",
+    "xla_ffi_python_gpu_callback",
+    "xla_ffi_partitioned_python_cpu_callback",
+    "xla_ffi_partitioned_python_gpu_callback",
+)
+_REFUSED = {
     "InspectSharding": INSPECT_SHARDING_ADVICE,
     "xla_python_cpu_callback": CALLBACK_ADVICE,
     "xla_python_gpu_callback": CALLBACK_ADVICE,
-    "xla_ffi_python_cpu_callback": CALLBACK_ADVICE,
-    "xla_ffi_python_gpu_callback": CALLBACK_ADVICE,
-    "xla_ffi_partitioned_python_cpu_callback": CALLBACK_ADVICE,
-    "xla_ffi_partitioned_python_gpu_callback": CALLBACK_ADVICE,
     "xla_buffer_python_cpu_callback": CALLBACK_ADVICE,
     "xla_buffer_python_gpu_callback": CALLBACK_ADVICE,
 }
-_NAMES = tuple(target.encode() for target in _ADVICE)
+_NAMES = tuple(target.encode() for target in (*_CALLBACKS, *_REFUSED))
+
+# The types of a callable's results.
+ResultTypes = tuple[ShardType, ...]
 
 
-def check(program: bytes, module: Any) -> None:
-    """Raises UNIMPLEMENTED, with advice, where the module calls back into the client's process.
+def find(program: bytes, module: Any, count: int) -> list[ResultTypes]:
+    """What each of the client's `count` callables has to return, by its index.
 
     `program` is the module's serialized form, in which all names stand as they are: most programs have none of these.
+    Raises UNIMPLEMENTED, with advice, where the module calls its client in another way, and INVALID_ARGUMENT where it
+    calls what there is not.
     """
+    results: list[ResultTypes] = [()] * count
     if not any(name in program for name in _NAMES):
-        return
-    found: list[StatusError] = []
+        return results
+    errors: list[StatusError] = []
+    seen: set[int] = set()
 
     def visit(operation: Any) -> Any:
         if operation.name == "stablehlo.custom_call":
-            advice = _ADVICE.get(operation.attributes["call_target_name"].value)
-            if advice is not None:
-                found.append(unimplemented(advice))
+            try:
+                _add(operation, results, seen)
+            except StatusError as error:
+                errors.append(error)
+                return ir.WalkResult.INTERRUPT
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)
-    if found:
-        raise found[0]
+    if errors:
+        raise errors[0]
+    return results
+
+
+def _add(operation: Any, results: list[ResultTypes], seen: set[int]) -> None:
+    target = operation.attributes["call_target_name"].value
+    if target in _REFUSED:
+        raise unimplemented(_REFUSED[target])
+    if target not in _CALLBACKS:
+        return
+    if not results:  # jaxlib's client refuses them unless the plug-in has taken the callables out
+        raise unimplemented(CALLBACK_ADVICE)
+    index = _index(operation.attributes)
+    if not 0 <= index < len(results):
+        raise invalid(f"the program calls callback {index} of {len(results)}")
+    types = tuple(_type(result.type) for result in operation.results)
+    if index in seen and results[index] != types:
+        raise invalid(f"the program calls callback {index} for results of different types")
+    seen.add(index)
+    results[index] = types
+
+
+def _index(attributes: Any) -> int:
+    for name in ("mhlo.backend_config", "backend_config"):
+        if name in attributes and isinstance(attributes[name], ir.DictAttr) and "index" in attributes[name]:
+            return int(ir.IntegerAttr(attributes[name]["index"]).value)
+    raise invalid("the program has a callback without an index")
+
+
+def _type(kind: Any) -> ShardType:
+    if str(kind) == "!stablehlo.token":
+        return "token", ()
+    if isinstance(kind, ir.RankedTensorType) and kind.has_static_shape and str(kind.element_type) in _dtypes():
+        return _dtypes()[str(kind.element_type)], tuple(kind.shape)
+    raise invalid(f"a callback cannot return {str(kind)[:100]}")
+
+
+@cache
+def _dtypes() -> dict[str, str]:
+    """The IR's names for dtypes, by MLIR's."""
+    names: dict[str, str] = {}
+    with mlir.make_ir_context():
+        for name in ("bool", *DTYPE_BITS):  # which is i1, as int1 is
+            if name in ("token", "opaque", "string"):
+                continue
+            try:
+                names.setdefault(str(mlir.dtype_to_ir_type(numpy_dtype(name))), name)
+            except TypeError:  # a dtype that JAX has not
+                continue
+    return names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -11,13 +12,21 @@ from jax._src.lib import xla_client as xc
 from atoll.protocol.messages import FunctionInfo, OutputInfo
 from atoll.transfers.dtypes import numpy_dtype
 from atoll.worker.xla.arrays import stacked_handler
+from atoll.worker.xla.gate import Gates
 
 
 class Executable:
-    """See `worker.device.LoadedFunction`. `devices` are the local ones, in the order of the function's assignment."""
+    """See `worker.device.LoadedFunction`. `devices` are the local ones, in the order of the function's assignment.
 
-    def __init__(self, loaded: Any, devices: tuple[Any, ...], ordinals: tuple[int, ...]) -> None:
+    `gates`: for a function that calls its client, where XLA would do so inside of the enqueuing call.
+    """
+
+    def __init__(
+        self, loaded: Any, devices: tuple[Any, ...], ordinals: tuple[int, ...], gates: Gates | None = None
+    ) -> None:
         self._loaded = loaded
+        self._gates = gates
+        self._devices = devices
         module = loaded.hlo_modules()[0]
         program = xc.XlaComputation(module.as_serialized_hlo_module_proto()).program_shape()
         result = program.result_shape()
@@ -37,13 +46,23 @@ class Executable:
             for (dtype, shape), kind in zip(self.outputs, self.output_memory_kinds, strict=True)
         ]
 
-    def execute(self, arguments: list[Any], sequence: int) -> tuple[list[Any], Any]:
+    def execute(self, arguments: list[Any], sequence: int, stream: int = 0) -> tuple[list[Any], Any]:
         """Enqueues one run; returns the outputs, not ready yet, and the run's completion token.
 
         The caller has checked count, dtypes, shapes and devices of the arguments, and that none is deleted.
         """
-        results = self._loaded.execute_sharded(arguments, with_tokens=True, launch_id=sequence & 0x7FFFFFFF)
+        if stream:
+            with self._beside_others(stream):
+                results = self._loaded.execute_sharded(arguments, with_tokens=True, launch_id=sequence & 0x7FFFFFFF)
+        else:
+            results = self._loaded.execute_sharded(arguments, with_tokens=True, launch_id=sequence & 0x7FFFFFFF)
         return results.consume_with_handlers(self._handlers), results.consume_token()
+
+    def _beside_others(self, stream: int) -> AbstractContextManager[None]:
+        if self._gates is not None:
+            return self._gates.closed(self._devices[0], stream)
+        context: AbstractContextManager[None] = xc.execution_stream_id(stream)
+        return context
 
     def info(self) -> FunctionInfo:
         loaded = self._loaded

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from atoll.session.connection import Unreached
+from atoll.session.connection import CallTaker, Unreached
 from atoll.transfers.inbox import Inbox
 
 
@@ -24,6 +24,7 @@ class VirtualConnection:
         on_close: Callable[[], None],
     ) -> None:
         self.send = send
+        self.calls: CallTaker | None = None
         self._session = session
         self._inboxes = inboxes
         self._on_close: Callable[[], None] | None = on_close
@@ -45,6 +46,9 @@ class VirtualConnection:
         contents = os.pread(descriptor, nbytes, 0)
         os.close(descriptor)
         self.upload(hosts, feed, [contents])
+
+    def answer(self, feed: int, contents: Sequence[Any]) -> None:
+        """Null programs call nobody."""
 
     def close(self) -> None:
         """Once, whichever of the two closes first."""

@@ -1,0 +1,203 @@
+"""The user's callables that programs on Atoll call: kept here, called here.
+
+A program is compiled with the numbers of its callables (`jax_patches/host_callbacks.py`), and its workers' calls come
+on one data channel from the proxy. One thread reads it. Each call has a thread: callbacks may wait for each other, and
+may use JAX on Atoll themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import queue
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from atoll.client.plugin_programs import submit
+from atoll.errors import AtollError
+from atoll.protocol.callbacks import CALLBACKS_REQUEST, CallbackAddress
+from atoll.transfers.call_messages import ArrayType, Call, Raised, Released, Returned, decode, encode
+from atoll.transfers.channel import DataChannel
+from atoll.transfers.engine import Piece
+from atoll.wire.address import parse_address
+from atoll.worker.dtypes import numpy_dtype
+
+Callback = Callable[..., Sequence[Any]]
+
+# A thread that has had nothing to do for so long ends.
+_IDLE_SECONDS = 30.0
+# Memory of the channel that the user's arrays may hold at once; beyond that, arguments are copied.
+_HELD_BYTES = 128 << 20
+_SMALL_BYTES = 64 * 1024
+
+
+class Threads:
+    """Daemon threads that grow on demand: `run` never waits for one."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+
+    def run(self, call: Callable[[], None]) -> None:
+        with self._lock:
+            is_new = self._idle == 0
+            if not is_new:
+                self._idle -= 1
+        if is_new:
+            threading.Thread(target=self._serve, args=(call,), name="atoll-callback", daemon=True).start()
+        else:
+            self._work.put(call)
+
+    def _serve(self, call: Callable[[], None]) -> None:
+        while True:
+            call()
+            del call
+            with self._lock:
+                self._idle += 1
+            while True:
+                try:
+                    call = self._work.get(timeout=_IDLE_SECONDS)
+                    break
+                except queue.Empty:
+                    with self._lock:
+                        if self._idle > 0:  # else one is being given to some thread
+                            self._idle -= 1
+                            return
+
+
+class CallbackTable:
+    """Callables by number, with the channel to the one client that has them. For any thread."""
+
+    def __init__(self) -> None:
+        self._callbacks: dict[int, Callback] = {}
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._threads = Threads()
+        self._channel: DataChannel | None = None
+        self._loaded: Any = None  # what the proxy answered with; the place is ours while it lives
+        self._held = 0
+
+    def add(self, client: Any, callbacks: Sequence[Callback]) -> tuple[int, ...]:
+        """Numbers for the callables of one program, one after the other. Raises JaxRuntimeError, or ConnectError."""
+        with self._lock:
+            if self._channel is None or self._channel.is_closed:
+                self._connect(client)
+            numbers = tuple(next(self._numbers) for _ in callbacks)
+            self._callbacks.update(zip(numbers, callbacks, strict=True))
+            return numbers
+
+    def __len__(self) -> int:
+        return len(self._callbacks)
+
+    def remove(self, numbers: Sequence[int]) -> None:
+        """They will not be called any more."""
+        for number in numbers:
+            self._callbacks.pop(number, None)
+
+    def _connect(self, client: Any) -> None:
+        self._loaded = submit(client, CALLBACKS_REQUEST)
+        where = msgspec.json.decode(self._loaded.fingerprint, type=CallbackAddress)
+        channel = DataChannel.connect(parse_address(where.address), where.session, where.secret)
+        threading.Thread(target=self._receive, args=(channel,), name="atoll-callbacks", daemon=True).start()
+        self._channel = channel
+
+    def clear_cache(self) -> None:
+        """The client that has them is gone."""
+        with self._lock:
+            channel, self._channel, self._loaded = self._channel, None, None
+            self._callbacks.clear()
+        if channel is not None:
+            channel.close()
+
+    # ---- calls
+
+    def _receive(self, channel: DataChannel) -> None:
+        def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
+            try:
+                message, views = decode(content)
+            except AtollError:
+                done()
+                return
+            if isinstance(message, Released):
+                done()
+                self.remove(message.callbacks)
+            elif isinstance(message, Call):
+                self._threads.run(lambda: self._call(channel, piece.feed, message, content, views, done))
+            else:
+                done()
+
+        with contextlib.suppress(AtollError, OSError):
+            channel.receive(on_piece)
+        channel.close()
+
+    def _call(
+        self, channel: DataChannel, feed: int, call: Call, content: Any, views: list[memoryview], done: Any
+    ) -> None:
+        callback = self._callbacks.get(call.callback)
+        if callback is None:
+            done()
+            contents = encode(Raised("its function exists no more", cancelled=True))
+        else:
+            contents = self._answer(callback, self._arguments(call, content, views, done))
+        with contextlib.suppress(AtollError, OSError):
+            channel.send(0, feed, contents)
+
+    def _arguments(self, call: Call, content: Any, views: list[memoryview], done: Callable[[], None]) -> list[Any]:
+        """Read-only arrays, or None for tokens. Memory of the channel is given back when the arrays are gone."""
+        nbytes = memoryview(content).nbytes
+        if nbytes <= _SMALL_BYTES or self._held + nbytes > _HELD_BYTES:
+            whole = np.array(np.frombuffer(content, np.uint8))
+            done()
+        else:
+            whole = np.frombuffer(content, np.uint8)
+            self._held += nbytes
+            weakref.finalize(whole, self._give_back, nbytes, done).atexit = False
+        whole.flags.writeable = False
+        start = np.frombuffer(content, np.uint8).ctypes.data
+        arguments: list[Any] = []
+        for each, view in zip(call.arrays, views, strict=True):
+            if not each.dtype:
+                arguments.append(None)
+                continue
+            kind = numpy_dtype(each.dtype)
+            offset = np.frombuffer(view, np.uint8).ctypes.data - start if view.nbytes else 0
+            arguments.append(whole[offset : offset + view.nbytes].view(kind).reshape(each.shape))
+        return arguments
+
+    def _give_back(self, nbytes: int, done: Callable[[], None]) -> None:
+        self._held -= nbytes
+        done()
+
+    def _answer(self, callback: Callback, arguments: list[Any]) -> list[Any]:
+        try:
+            results = callback(*arguments)
+        except BaseException as error:
+            return encode(Raised(_text(error)))
+        finally:
+            arguments.clear()
+        types: list[ArrayType] = []
+        contents: list[Any] = []
+        for each in results:
+            if each is None:
+                types.append(ArrayType("", (), 0))
+                contents.append(b"")
+                continue
+            array = np.ascontiguousarray(each).reshape(np.shape(each))
+            types.append(ArrayType(array.dtype.name, array.shape, array.nbytes))
+            contents.append(array.reshape(-1).view(np.uint8) if array.size else b"")
+        return encode(Returned(tuple(types)), contents)
+
+
+def _text(error: BaseException) -> str:
+    """The traceback, without this file's frames."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace)).rstrip()

@@ -1,0 +1,57 @@
+"""Lets programs call back into the user's Python.
+
+JAX gives the compiler a program's callables; jaxlib's IFRT proxy client refuses to send them. So they are taken out
+just before that, kept in this process under numbers (`client/callbacks.py`), and the numbers go along in an option of
+the compile request, which the proxy takes out again.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from atoll.client.callbacks import CallbackTable
+from atoll.client.plugin_programs import is_atoll
+from atoll.protocol.compile_options import CALLBACKS_OPTION
+
+TABLE = CallbackTable()
+
+
+def _numbering(compile_and_load: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(compile_and_load)
+    def backend_compile_and_load(
+        backend: Any, module: Any, executable_devices: Any, options: Any, host_callbacks: Sequence[Any]
+    ) -> Any:
+        if not host_callbacks or not is_atoll(backend):
+            return compile_and_load(backend, module, executable_devices, options, host_callbacks)
+        _add_local_cpu()
+        numbers = TABLE.add(backend, host_callbacks)
+        before = list(options.env_option_overrides)
+        options.env_option_overrides = [*before, (CALLBACKS_OPTION, f"{numbers[0]}+{len(numbers)}")]
+        try:
+            return compile_and_load(backend, module, executable_devices, options, [])
+        except BaseException:
+            TABLE.remove(numbers)
+            raise
+        finally:
+            options.env_option_overrides = before
+
+    backend_compile_and_load.__module__ = __name__
+    return backend_compile_and_load
+
+
+def _add_local_cpu() -> None:
+    """JAX puts the operands of a callback on a local CPU device, whether the user's platforms name it or not."""
+    from jax._src import xla_bridge
+
+    with xla_bridge._backend_lock:
+        if "cpu" not in xla_bridge._backends:
+            xla_bridge._backends["cpu"] = xla_bridge._init_backend("cpu")
+
+
+def install() -> None:
+    from jax._src import compiler
+
+    if compiler.backend_compile_and_load.__module__ != __name__:
+        compiler.backend_compile_and_load = _numbering(compiler.backend_compile_and_load)

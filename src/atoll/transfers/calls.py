@@ -1,0 +1,145 @@
+"""A host's calls into its clients' Python that wait for an answer: the one place where answers are awaited.
+
+Invariant: each call ends, by its answer or with its session's channel, whatever the client sends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.errors import AtollError, Code, FrameError, StatusError
+from atoll.transfers.call_messages import (
+    ArrayType,
+    Call,
+    Raised,
+    Released,
+    Retained,
+    Returned,
+    decode,
+    encode,
+    first_call,
+)
+from atoll.transfers.channel import DataChannel
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a callable has returned: arrays, their bytes, and what to call when these have been read."""
+
+    types: tuple[ArrayType, ...]
+    views: list[memoryview]
+    content: Any
+    done: Callable[[], None]
+
+
+class ClientError(Exception):
+    """A callable has raised; the text is the traceback of the client's process."""
+
+
+class Calls:
+    """For any thread. `channel_of(session)` is the channel to the session's proxy; raises StatusError without one."""
+
+    def __init__(self, channel_of: Callable[[int], DataChannel]) -> None:
+        self._channel_of = channel_of
+        self._waiting: dict[int, dict[int, queue.SimpleQueue[Any]]] = {}
+        self._lock = threading.Lock()
+        self._notices: queue.SimpleQueue[tuple[int, Retained | Released]] | None = None
+        self._serial = itertools.count(1)
+        self.host = 0  # whose calls they are: the proxy sends answers there
+
+    def call(self, session: int, callback: int, types: tuple[ArrayType, ...], arrays: Sequence[Any]) -> Answer:
+        """Calls the client's callable, and waits for the answer, for as long as the session has a channel.
+
+        Raises ClientError where the callable has raised, and StatusError: CANCELLED where nobody will answer.
+        """
+        feed = first_call(self.host) + next(self._serial)
+        slot: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        with self._lock:
+            self._waiting.setdefault(session, {})[feed] = slot
+        try:
+            self._send(session, feed, encode(Call(callback, types), arrays))
+            outcome = slot.get()
+        finally:
+            self._forget(session, feed)
+        if isinstance(outcome, Answer):
+            return outcome
+        raise outcome
+
+    def _forget(self, session: int, feed: int) -> queue.SimpleQueue[Any] | None:
+        with self._lock:
+            waiting = self._waiting.get(session, {})
+            slot = waiting.pop(feed, None)
+            if not waiting:
+                self._waiting.pop(session, None)
+            return slot
+
+    def retain(self, session: int, callbacks: tuple[int, ...]) -> None:
+        """Tells the session that this host may call these callables."""
+        with self._lock:
+            if self._notices is None:
+                self._notices = queue.SimpleQueue()
+                threading.Thread(target=self._send_notices, name="atoll-call-notices", daemon=True).start()
+        self._notices.put((session, Retained(callbacks)))
+
+    def release(self, session: int, callbacks: tuple[int, ...]) -> None:
+        """Tells the session that this host calls them no more. Blocks on nothing: it may run while garbage is
+        collected, whatever lock that thread holds.
+        """
+        if self._notices is not None:
+            self._notices.put((session, Released(callbacks)))
+
+    def _send_notices(self) -> None:
+        assert self._notices is not None
+        while True:
+            session, notice = self._notices.get()
+            with contextlib.suppress(AtollError):  # its session has ended
+                self._send(session, first_call(self.host), encode(notice))
+
+    def _send(self, session: int, feed: int, contents: list[Any]) -> None:
+        channel = self._channel_of(session)
+        try:
+            channel.send(session, feed, contents)
+        except OSError as error:
+            raise _cancelled(session) from error
+        if channel.is_closed:  # `fail` may have been before this call was registered
+            raise _cancelled(session)
+
+    # ---- what arrives
+
+    def answered(self, session: int, feed: int, content: Any, done: Callable[[], None]) -> None:
+        """A piece of a call has arrived. What answers no call is dropped: a client may send anything."""
+        slot = self._forget(session, feed)
+        if slot is None:
+            done()
+            return
+        try:
+            message, views = decode(content)
+        except FrameError as error:
+            done()
+            slot.put(StatusError(Code.INVALID_ARGUMENT, f"the answer of a callback cannot be read: {error}"))
+            return
+        if isinstance(message, Returned):
+            slot.put(Answer(message.arrays, views, content, done))
+            return
+        done()
+        if isinstance(message, Raised):
+            slot.put(_cancelled(session, message.text) if message.cancelled else ClientError(message.text))
+        else:
+            slot.put(StatusError(Code.INVALID_ARGUMENT, "a callback was answered by a call"))
+
+    def fail(self, session: int) -> None:
+        """The session's channel has ended: its calls get no answer."""
+        with self._lock:
+            waiting = self._waiting.pop(session, {})
+        for slot in waiting.values():
+            slot.put(_cancelled(session))
+
+
+def _cancelled(session: int, why: str = "its client, or the connection to it, is gone") -> StatusError:
+    return StatusError(Code.CANCELLED, f"a callback of session {session} has no answer: {why}")

@@ -1,0 +1,37 @@
+"""What XLA calls in the place of a client's callables."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from atoll.errors import StatusError
+from atoll.transfers.calls import ClientError
+from atoll.worker.callbacks import Callbacks
+from atoll.worker.client_errors import wrapped
+from atoll.worker.xla.client_callbacks import ResultTypes
+
+
+class _Function:
+    """Lives as long as XLA can still call a stub of its function: in a run, too, whose executable was dropped."""
+
+
+def stubs(callbacks: Callbacks, results: Sequence[ResultTypes]) -> list[Callable[..., Any]]:
+    """A callable for each of the function's callbacks, in their order."""
+    function = _Function()
+    weakref.finalize(function, callbacks.released).atexit = False
+    return [_stub(function, callbacks, position, types) for position, types in enumerate(results)]
+
+
+def _stub(function: _Function, callbacks: Callbacks, position: int, types: ResultTypes) -> Callable[..., Any]:
+    def stub(*arguments: np.ndarray[Any, Any] | None) -> tuple[Any, ...]:
+        _ = function
+        try:
+            return callbacks.call(position, types, arguments)
+        except (ClientError, StatusError) as error:
+            raise wrapped(error) from None
+
+    return stub

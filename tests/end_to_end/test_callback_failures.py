@@ -1,0 +1,226 @@
+"""Callbacks whose client or worker ends, and clients that answer what nobody asked: no hang, and nothing is left."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.end_to_end.remote_python import RemotePython, StartPython
+from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
+
+SECONDS = 30.0
+BACK_SECONDS = 30.0
+
+entered = threading.Event()
+go_on = threading.Event()
+
+
+@pytest.fixture(scope="module")
+def standing(start_cluster: StartCluster) -> StandingCluster:
+    """One host with two devices."""
+    return start_cluster(islands="1x1x2")
+
+
+@pytest.fixture(scope="module")
+def user(start_python: StartPython, standing: StandingCluster) -> RemotePython:
+    return start_python(ATOLL_ADDRESS=standing.address)
+
+
+# ---- what the users do
+
+
+def same_type(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+def sits_in_a_callback() -> list[float]:
+    """On the first device, until `release`."""
+
+    def wait(x: Any) -> Any:
+        entered.set()
+        go_on.wait(SECONDS)
+        return np.asarray(x)
+
+    y = jax.jit(lambda x: jax.pure_callback(wait, same_type(x), x))(jnp.ones(2))
+    return [float(z) for z in y]
+
+
+def begin_to_sit() -> None:
+    threading.Thread(target=sits_in_a_callback, daemon=True).start()
+    assert entered.wait(SECONDS)
+
+
+def release() -> None:
+    go_on.set()
+
+
+def computes(count: int) -> float:
+    """On the same device."""
+    x, step = jnp.float32(0), jax.jit(lambda x: x + 1)
+    for _ in range(count):
+        x = step(x)
+    return float(x)
+
+
+def calls_back() -> list[float]:
+    y = jax.jit(lambda x: jax.pure_callback(lambda x: np.asarray(x) + 1, same_type(x), x))(jnp.ones(2, jnp.float32))
+    return [float(z) for z in y]
+
+
+def calls_back_when_the_worker_is_back() -> list[float]:
+    deadline = time.monotonic() + BACK_SECONDS
+    while True:
+        try:
+            return calls_back()
+        except jax.errors.JaxRuntimeError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+def stays_in_a_callback() -> str:
+    try:
+        sits_in_a_callback()
+    except jax.errors.JaxRuntimeError as error:
+        return str(error)
+    return ""
+
+
+def leaves_its_channel() -> str:
+    """The connection for its calls breaks while one of them is out."""
+    from atoll.client.jax_patches import host_callbacks
+
+    def leave(x: Any) -> Any:
+        host_callbacks.TABLE._channel.shut_down()
+        return np.asarray(x)
+
+    try:
+        jax.jit(lambda x: jax.pure_callback(leave, same_type(x), x))(jnp.ones(2)).block_until_ready()
+    except jax.errors.JaxRuntimeError as error:
+        return str(error)
+    return ""
+
+
+def answers_with(wrong: str) -> str:
+    """The client answers with something that no callable returns: its own library does not check it."""
+    from atoll.client.jax_patches import host_callbacks
+    from atoll.transfers.call_messages import ArrayType, Call, Returned, encode
+
+    answers = {
+        "too few bytes": [b"\1" * 5],
+        "garbage": [b"\xff" * 100],
+        "a call": encode(Call(1, ())),
+        "no result": encode(Returned(())),
+        "another type": encode(Returned((ArrayType("int32", (2,), 8),)), [bytes(8)]),
+        "another shape": encode(Returned((ArrayType("float32", (1,), 4),)), [bytes(4)]),
+        "fewer bytes than its shape": encode(Returned((ArrayType("float32", (2,), 4),)), [bytes(4)]),
+        "more bytes than there are": encode(Returned((ArrayType("float32", (2,), 8),))),
+    }
+    table = host_callbacks.TABLE
+    honest = table._answer
+    table._answer = lambda callback, arguments: answers[wrong]  # type: ignore[method-assign]
+    try:
+        calls_back()
+    except jax.errors.JaxRuntimeError as error:
+        return str(error)
+    finally:
+        table._answer = honest  # type: ignore[method-assign]
+    return ""
+
+
+def compiles_with(numbers: str) -> str:
+    """A program of one callback, which says that these are the client's numbers for its callables."""
+    from jax._src import compiler
+
+    original = compiler.backend_compile_and_load.__wrapped__
+
+    def lie(backend: Any, module: Any, devices: Any, options: Any, host_callbacks: Any) -> Any:
+        if host_callbacks:
+            options.env_option_overrides = [("atoll_callbacks", numbers)]
+        return original(backend, module, devices, options, [])
+
+    before, compiler.backend_compile_and_load = compiler.backend_compile_and_load, lie
+    try:
+        calls_back()
+    except jax.errors.JaxRuntimeError as error:
+        return str(error)
+    finally:
+        compiler.backend_compile_and_load = before
+    return ""
+
+
+# ---- the tests
+
+
+def test_a_client_killed_inside_of_a_callback_frees_its_device(
+    standing: StandingCluster, start_python: StartPython, user: RemotePython
+) -> None:
+    assert user.call(calls_back) == [2.0, 2.0]
+    doomed = start_python(ATOLL_ADDRESS=standing.address)
+    doomed.call(begin_to_sit)
+    sessions = len(standing.report()["sessions"])
+    doomed.process.kill()
+    deadline = time.monotonic() + SECONDS
+    while len(standing.report()["sessions"]) == sessions:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert user.call(computes, 50) == 50.0
+    assert user.call(calls_back) == [2.0, 2.0]
+
+
+def test_another_session_computes_on_the_device_of_a_waiting_callback(
+    standing: StandingCluster, start_python: StartPython, user: RemotePython
+) -> None:
+    sitting = start_python(ATOLL_ADDRESS=standing.address)
+    sitting.call(begin_to_sit)
+    assert user.call(computes, 300) == 300.0
+    assert user.call(calls_back) == [2.0, 2.0]
+    sitting.call(release)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "too few bytes",
+        "garbage",
+        "a call",
+        "no result",
+        "another type",
+        "another shape",
+        "fewer bytes than its shape",
+        "more bytes than there are",
+    ],
+)
+def test_a_wrong_answer_fails_its_run_alone(user: RemotePython, wrong: str) -> None:
+    assert "INVALID_ARGUMENT: " in user.call(answers_with, wrong)
+    assert user.call(calls_back) == [2.0, 2.0]
+
+
+def test_numbers_that_a_client_does_not_have_call_nobody(user: RemotePython) -> None:
+    assert "its function exists no more" in user.call(compiles_with, "999999+1")
+    for numbers in ("", "7", "-1+1", "1+0", "1+99999999", "1+1+1", "x+1"):
+        assert "no numbers of callbacks" in user.call(compiles_with, numbers)
+    assert user.call(calls_back) == [2.0, 2.0]
+
+
+def test_a_client_that_leaves_its_channel_gets_an_error_and_can_be_called_again(user: RemotePython) -> None:
+    assert "CANCELLED" in user.call(leaves_its_channel)
+    assert user.call(calls_back) == [2.0, 2.0]
+
+
+def test_a_worker_killed_under_a_callback_is_named_and_callbacks_work_again(
+    standing: StandingCluster, start_python: StartPython
+) -> None:
+    python = start_python(ATOLL_ADDRESS=standing.address)
+    assert python.call(calls_back) == [2.0, 2.0]
+    python.begin(stays_in_a_callback)
+    time.sleep(1.0)
+    standing.worker(0).kill()
+    assert "DATA_LOSS" in python.finish()
+    assert python.call(calls_back_when_the_worker_is_back) == [2.0, 2.0]

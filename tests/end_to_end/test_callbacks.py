@@ -1,0 +1,275 @@
+"""Programs that call back into the user's Python: as on stock JAX, wherever they run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src import dispatch
+from jax.experimental import checkify, io_callback
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from tests.end_to_end.remote_python import RemoteError, RemotePython
+
+SECONDS = 30.0
+
+
+def mesh(count: int = 4) -> Mesh:
+    return Mesh(np.array(jax.devices()[:count]), ("x",))
+
+
+def same_type(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+def doubled(x: Any) -> Any:
+    """Twice `x`, by a callback."""
+    return jax.pure_callback(lambda x: np.asarray(x) * 2, same_type(x), x, vmap_method="expand_dims")
+
+
+# ---- values and orders
+
+
+def results_of_transformations() -> dict[str, Any]:
+    x = jnp.arange(4, dtype=jnp.float32)
+
+    @jax.custom_jvp
+    def square(x: Any) -> Any:
+        return jax.pure_callback(lambda x: np.asarray(x) ** 2, same_type(x), x, vmap_method="expand_dims")
+
+    square.defjvp(lambda primals, tangents: (square(*primals), 2 * primals[0] * tangents[0]))
+    sharded = jax.device_put(x, NamedSharding(mesh(), P("x")))
+    results = {
+        "jit": jax.jit(doubled)(x),
+        "eager": doubled(x),
+        "vmap": jax.jit(jax.vmap(doubled))(x.reshape(2, 2)),
+        "grad": jax.jit(jax.grad(lambda x: square(x).sum()))(x),
+        "scan": jax.jit(lambda x: jax.lax.scan(lambda c, y: (doubled(c) + y, c), jnp.float32(1), x)[1])(x),
+        "while": jax.jit(lambda x: jax.lax.while_loop(lambda x: x.sum() < 100, doubled, x))(x),
+        "shard_map": jax.jit(jax.shard_map(doubled, mesh=mesh(), in_specs=P("x"), out_specs=P("x")))(sharded),
+        "automatically sharded": jax.jit(doubled)(sharded),
+        "pmap": jax.pmap(doubled)(x),
+    }
+    return {name: np.asarray(result) for name, result in results.items()}
+
+
+def test_callbacks_have_their_values_under_all_transformations(atoll_python: RemotePython) -> None:
+    results = atoll_python.call(results_of_transformations)
+    x = np.arange(4, dtype=np.float32)
+    for name in ("jit", "eager", "grad", "shard_map", "automatically sharded", "pmap"):
+        np.testing.assert_array_equal(results[name], 2 * x, err_msg=name)
+    np.testing.assert_array_equal(results["vmap"], 2 * x.reshape(2, 2))
+    np.testing.assert_array_equal(results["scan"], [1, 2, 5, 12])
+    np.testing.assert_array_equal(results["while"], 32 * x)
+
+
+def returned_arrays() -> list[Any]:
+    given = [
+        np.zeros((0, 3), np.float32),
+        np.arange(6, dtype=np.int8).reshape(2, 3),
+        np.array([True, False]),
+        np.array(2 + 1j, np.complex64),
+        np.asarray(jnp.ones(3, jnp.bfloat16)),
+        np.arange(300_000, dtype=np.int32),
+    ]
+
+    def swap(*xs: Any) -> Any:
+        return tuple(np.asarray(x)[..., ::-1] if x.ndim else np.asarray(x) for x in xs)
+
+    got = jax.jit(lambda *xs: jax.pure_callback(swap, tuple(map(same_type, xs)), *xs))(*given)
+    wanted = swap(*given)
+    return [(a.dtype == b.dtype, np.array_equal(a, b)) for a, b in zip(got, wanted, strict=True)]
+
+
+def test_arrays_of_any_type_and_size_come_and_go(atoll_python: RemotePython) -> None:
+    assert atoll_python.call(returned_arrays) == [(True, True)] * 6
+
+
+def ordered_calls(count: int) -> list[int]:
+    seen: list[int] = []
+
+    @jax.jit
+    def note(i: Any) -> None:
+        io_callback(lambda i: seen.append(int(i)), None, i, ordered=True)
+
+    for i in range(count):
+        note(i)
+    jax.effects_barrier()
+    return seen
+
+
+def test_300_ordered_callbacks_in_flight_keep_their_order(atoll_python: RemotePython) -> None:
+    assert atoll_python.call(ordered_calls, 300) == list(range(300))
+
+
+def printed() -> list[str]:
+    lines: list[str] = []
+
+    @jax.jit
+    def step(x: Any) -> Any:
+        jax.debug.callback(lambda x: lines.append(f"x={float(x)}"), x)
+        return x + 1
+
+    x = jnp.float32(0)
+    for _ in range(5):
+        x = step(x)
+    jax.effects_barrier()
+    return lines
+
+
+def test_unordered_callbacks_of_runs_that_follow_one_another_keep_their_order(atoll_python: RemotePython) -> None:
+    assert atoll_python.call(printed) == [f"x={i}.0" for i in range(5)]
+
+
+def checked() -> str:
+    def divide(x: Any) -> Any:
+        checkify.check(x > 0, "not positive: {x}", x=x)
+        return 1 / x
+
+    jax.config.update("jax_experimental_unsafe_xla_runtime_errors", True)
+    try:
+        jax.jit(divide)(jnp.float32(-1)).block_until_ready()
+        jax.effects_barrier()
+    except Exception as error:
+        return str(error)
+    finally:
+        jax.config.update("jax_experimental_unsafe_xla_runtime_errors", False)
+    return ""
+
+
+def test_checks_at_run_time_raise(atoll_python: RemotePython) -> None:
+    assert "not positive: -1.0" in atoll_python.call(checked)
+
+
+# ---- exceptions
+
+
+def raises() -> None:
+    def stumble(x: Any) -> Any:
+        raise KeyError("my own key")
+
+    jax.jit(lambda x: jax.pure_callback(stumble, same_type(x), x))(jnp.ones(3)).block_until_ready()
+
+
+def raises_in_one_shard() -> None:
+    def stumble(x: Any) -> Any:
+        if x[0] == 2:
+            raise ValueError("the third shard")
+        return np.asarray(x)
+
+    sharded = jax.device_put(jnp.arange(4.0), NamedSharding(mesh(), P("x")))
+    call = jax.shard_map(
+        lambda x: jax.pure_callback(stumble, same_type(x), x), mesh=mesh(), in_specs=P("x"), out_specs=P("x")
+    )
+    jax.jit(call)(sharded).block_until_ready()
+
+
+def test_an_exception_arrives_with_its_own_traceback_and_no_other(atoll_python: RemotePython) -> None:
+    with pytest.raises(RemoteError, match="INTERNAL: CpuCallback error calling callback") as caught:
+        atoll_python.call(raises)
+    assert "stumble" in caught.value.text
+    assert "KeyError: 'my own key'" in caught.value.text
+    assert "callback_stubs" not in caught.value.text
+
+
+def forget_failed_runs() -> None:
+    """JAX's barrier raises what has failed before, on stock JAX as well."""
+    dispatch.runtime_tokens.clear()
+
+
+def test_an_exception_in_one_shard_fails_the_run_and_nothing_else(atoll_python: RemotePython) -> None:
+    with pytest.raises(RemoteError, match="ValueError: the third shard"):
+        atoll_python.call(raises_in_one_shard)
+    atoll_python.call(forget_failed_runs)
+    assert atoll_python.call(ordered_calls, 3) == [0, 1, 2]
+
+
+# ---- callbacks that use the cluster, and what waits for them
+
+
+def uses_the_cluster() -> list[float]:
+    inner = jax.device_put(jnp.arange(3.0), jax.devices()[0])
+
+    def compute(x: Any) -> Any:
+        with jax.default_device(jax.devices()[0]):
+            there = jax.device_put(np.asarray(x), jax.devices()[0])
+            return np.asarray(jax.jit(lambda a, b: a + b)(there, inner))
+
+    outer = jax.jit(lambda x: jax.pure_callback(compute, same_type(x), x))
+    y = outer(jax.device_put(jnp.ones(3), jax.devices()[0]))
+    return [float(z) for z in y + 1]
+
+
+def test_a_callback_may_compute_on_the_device_that_waits_for_it(atoll_python: RemotePython) -> None:
+    assert atoll_python.call(uses_the_cluster) == [2.0, 3.0, 4.0]
+
+
+def others_while_one_waits() -> tuple[bool, list[float]]:
+    """Whether a callback was still waiting when other work had its results."""
+    go_on = threading.Event()
+
+    def wait(x: Any) -> Any:
+        go_on.wait(SECONDS)
+        return np.asarray(x)
+
+    slow = jax.jit(lambda x: jax.pure_callback(wait, same_type(x), x))(jnp.ones(3))
+    later = slow + 1  # is enqueued behind it
+    quick = jax.jit(lambda x: x * 2)
+    results = [float(quick(jnp.float32(i))) for i in range(20)]
+    still = not go_on.is_set()
+    go_on.set()
+    later.block_until_ready()
+    return still, results
+
+
+def test_other_work_of_the_device_goes_on_while_a_callback_waits(atoll_python: RemotePython) -> None:
+    still_waiting, results = atoll_python.call(others_while_one_waits)
+    assert still_waiting
+    assert results == [2.0 * i for i in range(20)]
+
+
+def callables_that_are_left() -> int:
+    from atoll.client.jax_patches import host_callbacks
+
+    def run(i: int) -> None:
+        jax.jit(lambda x: jax.debug.callback(lambda x: time.sleep(0.01), x))(jnp.float32(i))
+
+    before = len(host_callbacks.TABLE)
+    for i in range(5):
+        run(i)
+    jax.effects_barrier()
+    jax.clear_caches()
+    deadline = time.monotonic() + SECONDS
+    while len(host_callbacks.TABLE) > before and time.monotonic() < deadline:
+        jax.jit(lambda x: x)(1.0).block_until_ready()
+        time.sleep(0.05)
+    return len(host_callbacks.TABLE) - before
+
+
+def test_callables_are_forgotten_with_their_functions(atoll_python: RemotePython) -> None:
+    assert atoll_python.call(callables_that_are_left) <= 0
+
+
+# ---- other clusters
+
+
+def test_callbacks_work_on_an_island_of_two_hosts(start_python: Any) -> None:
+    results = start_python("1x2x2").call(results_of_transformations)
+    np.testing.assert_array_equal(results["shard_map"], [0, 2, 4, 6])
+    np.testing.assert_array_equal(results["automatically sharded"], [0, 2, 4, 6])
+
+
+def test_callbacks_work_where_atoll_is_the_only_platform(start_python: Any) -> None:
+    python = start_python("1x1x1", JAX_PLATFORMS="atoll")
+    assert python.call(ordered_calls, 3) == [0, 1, 2]
+    assert python.call(uses_the_cluster) == [2.0, 3.0, 4.0]
+
+
+def test_callbacks_work_beside_a_local_cpu_platform(start_python: Any) -> None:
+    assert start_python("1x1x1", JAX_PLATFORMS="atoll,cpu").call(ordered_calls, 3) == [0, 1, 2]
