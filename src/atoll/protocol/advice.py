@@ -4,8 +4,8 @@ from __future__ import annotations
 
 CALLBACK_ADVICE = (
     "this program calls back into the client's Python (jax.pure_callback, io_callback or debug.print/callback), which "
-    "jaxlib's IFRT proxy client cannot serve; return the values and use them outside of jit, or run that part on a "
-    "local CPU device (JAX_PLATFORMS=atoll,cpu and jax.default_device(jax.local_devices(backend='cpu')[0]))"
+    "only Atoll's own plug-in can serve: install the package atoll, in the cluster's version, where the script runs; or "
+    "return the values and use them outside of jit"
 )
 INSPECT_SHARDING_ADVICE = (
     "this program calls jax.debug.inspect_array_sharding, which calls back into the client's Python while XLA "
