@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+import msgspec
 import pytest
 
 from atoll.errors import Code, StatusError
 from atoll.ifrt.compile_requests import compile_job, default_assignment
-from atoll.protocol.compile_options import PROGRAM_OPTION
+from atoll.protocol.compile_options import CALLBACKS_OPTION, PROGRAM_OPTION
 from atoll.protocol.ifrt import compile_pb2
+from atoll.protocol.messages import FunctionSource
 from tests.protocol.translation.wire import compile_request
 
 
@@ -91,3 +93,27 @@ def test_programs_of_other_kinds_are_refused(change, code, text):
     with pytest.raises(StatusError, match=text) as caught:
         compile_job(request, 8)
     assert caught.value.status.code == code
+
+
+def calling_back(numbers: str) -> Any:
+    request = compile_request()
+    options = compile_pb2.XlaCompileOptions.FromString(request.compile_options.data)
+    options.compile_options.env_option_overrides[CALLBACKS_OPTION].string_field = numbers
+    request.compile_options.data = options.SerializeToString()
+    return request
+
+
+def test_a_program_with_callbacks_is_its_sessions_alone():
+    job = compile_job(calling_back("12+3"), 8, session=5)
+    assert job.callbacks == (12, 13, 14)
+    source = msgspec.msgpack.decode(job.source, type=FunctionSource)
+    assert (source.session, source.callbacks) == (5, (12, 13, 14))
+    assert CALLBACKS_OPTION.encode() not in source.options
+    assert compile_job(calling_back("12+3"), 8, session=6).content != job.content
+    assert compile_job(compile_request(), 8, session=5).content == compile_job(compile_request(), 8, session=6).content
+
+
+@pytest.mark.parametrize("numbers", ["", "1", "1+0", "+1", "-1+1", "1+-1", "1+65537", "1" * 16 + "+1", "1+1+1", "a+b"])
+def test_numbers_of_callbacks_that_are_none_are_refused(numbers: str):
+    with pytest.raises(StatusError, match="no numbers of callbacks"):
+        compile_job(calling_back(numbers), 8)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 CALLBACK_ADVICE = (
     "this program calls back into the client's Python (jax.pure_callback, io_callback or debug.print/callback), which "
-    "only Atoll's own plug-in can serve: install the package atoll, in the cluster's version, where the script runs; or "
-    "return the values and use them outside of jit"
+    "only Atoll's own plug-in can serve: install the package atoll, in the cluster's version, where the script runs; "
+    "or return the values and use them outside of jit"
 )
 INSPECT_SHARDING_ADVICE = (
     "this program calls jax.debug.inspect_array_sharding, which calls back into the client's Python while XLA "

@@ -49,7 +49,7 @@ class Calls:
         self._channel_of = channel_of
         self._waiting: dict[int, dict[int, queue.SimpleQueue[Any]]] = {}
         self._lock = threading.Lock()
-        self._notices: queue.SimpleQueue[tuple[int, Retained | Released]] | None = None
+        self._notices: queue.SimpleQueue[tuple[int, Retained | Released] | None] | None = None
         self._serial = itertools.count(1)
         self.host = 0  # whose calls they are: the proxy sends answers there
 
@@ -96,8 +96,8 @@ class Calls:
 
     def _send_notices(self) -> None:
         assert self._notices is not None
-        while True:
-            session, notice = self._notices.get()
+        while (each := self._notices.get()) is not None:
+            session, notice = each
             with contextlib.suppress(AtollError):  # its session has ended
                 self._send(session, first_call(self.host), encode(notice))
 
@@ -109,6 +109,11 @@ class Calls:
             raise _cancelled(session) from error
         if channel.is_closed:  # `fail` may have been before this call was registered
             raise _cancelled(session)
+
+    def close(self) -> None:
+        """Sends no more notices."""
+        if self._notices is not None:
+            self._notices.put(None)
 
     # ---- what arrives
 

@@ -176,6 +176,7 @@ class DataPort:
             sessions = list(self._channels)
         for session in sessions:
             self.close_session(session)
+        self.calls.close()
 
     def statistics(self) -> DataPortStatistics:
         with self._opened:

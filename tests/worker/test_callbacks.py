@@ -1,0 +1,91 @@
+"""What a client answers is checked, and its errors arrive as its own."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atoll.errors import Code, Status, StatusError
+from atoll.transfers.call_messages import ArrayType, Call, Returned, decode, encode
+from atoll.transfers.calls import Answer, ClientError
+from atoll.worker.callbacks import Callbacks
+from atoll.worker.client_errors import status_of, wrapped
+
+
+class FakeCalls:
+    """Answers each call with `answer`: a message and the bytes of its arrays."""
+
+    def __init__(self, message: Any = None, arrays: Any = ()) -> None:
+        self.content = b"".join(bytes(part) for part in encode(message, arrays)) if message is not None else b""
+        self.called: list[Any] = []
+        self.given_back = 0
+
+    def retain(self, session: int, numbers: tuple[int, ...]) -> None: ...
+
+    def call(self, session: int, callback: int, types: Any, arrays: Any) -> Answer:
+        self.called.append((session, Call(callback, types), [bytes(each) for each in arrays]))
+        message, views = decode(self.content)
+
+        def done() -> None:
+            self.given_back += 1
+
+        return Answer(message.arrays, views, self.content, done)
+
+
+def callbacks(calls: FakeCalls) -> Callbacks:
+    return Callbacks(calls, 7, (40, 41))  # type: ignore[arg-type]
+
+
+def test_arrays_and_tokens_go_and_come():
+    ints = ArrayType("int32", (2,), 8)
+    calls = FakeCalls(Returned((ArrayType("", (), 0), ints)), [b"", np.array([5, 6], np.int32).tobytes()])
+    results = callbacks(calls).call(
+        1, (("token", ()), ("int32", (2,))), (None, np.array([[1, 2], [3, 4]], np.int16)[:, 1])
+    )
+    assert results[0] is None
+    assert results[1] is not None
+    assert results[1].tolist() == [5, 6]
+    types = (ArrayType("", (), 0), ArrayType("int16", (2,), 4))
+    assert calls.called == [(7, Call(41, types), [np.array([2, 4], np.int16).tobytes()])]
+    assert calls.given_back == 0, "the results are views of the channel's memory"
+    del results
+    gc.collect()
+    assert calls.given_back == 1
+
+
+@pytest.mark.parametrize(
+    "given",
+    [(), (("int32", (3,), 12),), (("float32", (2,), 8),), (("int32", (2,), 4),), (("int32", (2,), 8),) * 2],
+)
+def test_an_answer_of_another_type_is_refused_and_its_memory_given_back(given: Any):
+    types = tuple(ArrayType(*each) for each in given)
+    calls = FakeCalls(Returned(types), [bytes(each.nbytes) for each in types])
+    with pytest.raises(StatusError, match="a callback has answered with") as caught:
+        callbacks(calls).call(0, (("int32", (2,)),), ())
+    assert caught.value.status.code == Code.INVALID_ARGUMENT
+    assert calls.given_back == 1
+
+
+XLA = (
+    "INTERNAL: CpuCallback error calling callback: "
+    'Traceback (most recent call last):\n  File "stub.py", line 1, in stub\n'
+)
+
+
+def test_a_clients_traceback_is_shown_without_that_of_the_worker():
+    text = f'Traceback (most recent call last):\n  File "mine.py", line 2, in mine\n{XLA}ValueError: mine'
+    error = RuntimeError(f"{XLA}ClientError: {wrapped(ClientError(text))}")
+    message = f"CpuCallback error calling callback: {text}"
+    assert status_of(error) == Status(int(Code.INTERNAL), message)
+
+
+def test_a_status_of_a_stub_is_the_status_of_its_run():
+    error = RuntimeError(f"{XLA}ClientError: {wrapped(StatusError(Code.CANCELLED, 'nobody is there'))}")
+    assert status_of(error) == Status(int(Code.CANCELLED), "nobody is there")
+
+
+def test_other_errors_are_what_they_are():
+    assert status_of(ValueError("no")) == Status(int(Code.INVALID_ARGUMENT), "no")
