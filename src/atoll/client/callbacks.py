@@ -24,9 +24,9 @@ from atoll.errors import AtollError
 from atoll.protocol.callbacks import CALLBACKS_REQUEST, CallbackAddress
 from atoll.transfers.call_messages import ArrayType, Call, Raised, Released, Returned, decode, encode
 from atoll.transfers.channel import DataChannel
+from atoll.transfers.dtypes import numpy_dtype
 from atoll.transfers.engine import Piece
 from atoll.wire.address import parse_address
-from atoll.worker.dtypes import numpy_dtype
 
 Callback = Callable[..., Sequence[Any]]
 

@@ -16,7 +16,7 @@ import numpy as np
 from atoll.errors import invalid
 from atoll.transfers.call_messages import ArrayType
 from atoll.transfers.calls import Answer, Calls
-from atoll.worker.dtypes import numpy_dtype
+from atoll.transfers.dtypes import numpy_dtype
 
 # dtype and shape
 ResultType = tuple[str, tuple[int, ...]]

@@ -16,8 +16,8 @@ from jax._src.lib.mlir import ir
 from atoll.errors import StatusError, invalid, unimplemented
 from atoll.ir.types import DTYPE_BITS
 from atoll.protocol.advice import CALLBACK_ADVICE, INSPECT_SHARDING_ADVICE
+from atoll.transfers.dtypes import numpy_dtype
 from atoll.worker.device import ShardType
-from atoll.worker.dtypes import numpy_dtype
 
 _CALLBACKS = (
     "xla_ffi_python_cpu_callback",
