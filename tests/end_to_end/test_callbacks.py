@@ -147,6 +147,20 @@ def test_checks_at_run_time_raise(atoll_python: RemotePython) -> None:
     assert "not positive: -1.0" in atoll_python.call(checked)
 
 
+def traced_program() -> list[list[float]]:
+    """Of two functions that are the same but for their callables."""
+    import atoll as pw
+
+    doubles = jax.jit(lambda x: jax.pure_callback(lambda x: np.asarray(x) * 2, same_type(x), x) + 1)
+    trebles = jax.jit(lambda x: jax.pure_callback(lambda x: np.asarray(x) * 3, same_type(x), x) + 1)
+    both = pw.program(lambda x: (trebles(doubles(x)), doubles(trebles(x))))
+    return [[float(y) for y in both(jnp.float32(i))] for i in range(2)]
+
+
+def test_functions_of_a_traced_program_have_pure_callbacks(atoll_python: RemotePython) -> None:
+    assert atoll_python.call(traced_program) == [[4.0, 3.0], [10.0, 9.0]]
+
+
 # ---- exceptions
 
 

@@ -38,9 +38,10 @@ _SMALL_BYTES = 64 * 1024
 
 
 class Threads:
-    """Daemon threads that grow on demand: `run` never waits for one."""
+    """Daemon threads that grow on demand: `run` never waits for one. Each ends after `idle` seconds without work."""
 
-    def __init__(self) -> None:
+    def __init__(self, idle: float = _IDLE_SECONDS) -> None:
+        self._idle_seconds = idle
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0
@@ -63,7 +64,7 @@ class Threads:
                 self._idle += 1
             while True:
                 try:
-                    call = self._work.get(timeout=_IDLE_SECONDS)
+                    call = self._work.get(timeout=self._idle_seconds)
                     break
                 except queue.Empty:
                     with self._lock:
@@ -82,7 +83,7 @@ class CallbackTable:
         self._threads = Threads()
         self._channel: DataChannel | None = None
         self._loaded: Any = None  # what the proxy answered with; the place is ours while it lives
-        self._held = 0
+        self._held: dict[int, int] = {}  # bytes of the channel's memory that arrays have, by the feed of their call
 
     def add(self, client: Any, callbacks: Sequence[Callback]) -> tuple[int, ...]:
         """Numbers for the callables of one program, one after the other. Raises JaxRuntimeError, or ConnectError."""
@@ -145,20 +146,25 @@ class CallbackTable:
             done()
             contents = encode(Raised("its function exists no more", cancelled=True))
         else:
-            contents = self._answer(callback, self._arguments(call, content, views, done))
+            try:
+                contents = self._answer(callback, self._arguments(feed, call, content, views, done))
+            except BaseException as error:
+                contents = encode(Raised(_text(error)))
         with contextlib.suppress(AtollError, OSError):
             channel.send(0, feed, contents)
 
-    def _arguments(self, call: Call, content: Any, views: list[memoryview], done: Callable[[], None]) -> list[Any]:
+    def _arguments(
+        self, feed: int, call: Call, content: Any, views: list[memoryview], done: Callable[[], None]
+    ) -> list[Any]:
         """Read-only arrays, or None for tokens. Memory of the channel is given back when the arrays are gone."""
         nbytes = memoryview(content).nbytes
-        if nbytes <= _SMALL_BYTES or self._held + nbytes > _HELD_BYTES:
+        if nbytes <= _SMALL_BYTES or sum(list(self._held.values())) + nbytes > _HELD_BYTES:
             whole = np.array(np.frombuffer(content, np.uint8))
             done()
         else:
             whole = np.frombuffer(content, np.uint8)
-            self._held += nbytes
-            weakref.finalize(whole, self._give_back, nbytes, done).atexit = False
+            self._held[feed] = nbytes
+            weakref.finalize(whole, self._give_back, feed, done).atexit = False
         whole.flags.writeable = False
         start = np.frombuffer(content, np.uint8).ctypes.data
         arguments: list[Any] = []
@@ -171,17 +177,14 @@ class CallbackTable:
             arguments.append(whole[offset : offset + view.nbytes].view(kind).reshape(each.shape))
         return arguments
 
-    def _give_back(self, nbytes: int, done: Callable[[], None]) -> None:
-        self._held -= nbytes
+    def _give_back(self, feed: int, done: Callable[[], None]) -> None:
+        """While garbage is collected, maybe: it takes no lock."""
+        self._held.pop(feed, None)
         done()
 
     def _answer(self, callback: Callback, arguments: list[Any]) -> list[Any]:
-        try:
-            results = callback(*arguments)
-        except BaseException as error:
-            return encode(Raised(_text(error)))
-        finally:
-            arguments.clear()
+        results = callback(*arguments)
+        arguments.clear()
         types: list[ArrayType] = []
         contents: list[Any] = []
         for each in results:

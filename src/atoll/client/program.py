@@ -54,7 +54,7 @@ def program(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
       static_argnums, static_argnames: arguments that are no arrays, as in `jax.jit`.
       donate_argnums, donate_argnames: arguments that the program may consume, as in `jax.jit`.
 
-    As in jit, `jax.set_mesh` stands outside of the function. Callbacks and jax.debug.print cannot be used in it.
+    As in jit, `jax.set_mesh` stands outside of the function. jax.debug.print and io_callback cannot be used in it.
 
     Under another transformation, in another program, and on backends other than Atoll, the function is simply called.
 

@@ -1,0 +1,118 @@
+"""The user's callables: each call runs, whatever others wait for, and whatever it returns or raises is an answer."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atoll.client.callbacks import CallbackTable, Threads
+from atoll.transfers.call_messages import ArrayType, Call, Raised, Returned, decode, encode
+
+SECONDS = 10.0
+FEED = 77
+
+
+class Channel:
+    """Keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, Any, list[bytes]]] = []
+
+    def send(self, session: int, feed: int, contents: list[Any]) -> None:
+        message, views = decode(b"".join(bytes(part) for part in contents))
+        self.sent.append((feed, message, [bytes(view) for view in views]))
+
+
+def answer(callback: Any, *arguments: Any, given_back: list[int] | None = None) -> tuple[Any, list[bytes]]:
+    """What a table answers to a call of `callback` with these arrays, None standing for a token."""
+    table, channel = CallbackTable(), Channel()
+    if callback is not None:
+        table._callbacks[5] = callback
+    types = tuple(
+        ArrayType("", (), 0) if each is None else ArrayType(each.dtype.name, each.shape, each.nbytes)
+        for each in arguments
+    )
+    parts = encode(Call(5, types), [b"" if each is None else each.reshape(-1).view(np.uint8) for each in arguments])
+    content = b"".join(bytes(part) for part in parts)
+    call, views = decode(content)
+    table._call(channel, FEED, call, content, views, lambda: given_back is not None and given_back.append(1))  # type: ignore[arg-type]
+    ((feed, message, results),) = channel.sent
+    assert feed == FEED
+    return message, results
+
+
+def test_calls_that_wait_for_each_other_all_run():
+    threads = Threads(idle=0.05)
+    together = threading.Barrier(20)
+    done = threading.Semaphore(0)
+
+    def call() -> None:
+        together.wait(SECONDS)
+        done.release()
+
+    for _ in range(20):
+        threads.run(call)
+    for _ in range(20):
+        assert done.acquire(timeout=SECONDS)
+
+
+def test_a_thread_that_has_ended_its_call_takes_the_next():
+    threads = Threads(idle=0.5)
+    used: list[str] = []
+    done = threading.Event()
+    for _ in range(3):
+        done.clear()
+        threads.run(lambda: (used.append(threading.current_thread().name), done.set()))
+        assert done.wait(SECONDS)
+        while not threads._idle:
+            pass
+    assert len(set(used)) == 1
+
+
+def test_a_callable_gets_arrays_that_it_cannot_write_to_and_its_results_are_sent():
+    given: list[Any] = []
+
+    def callback(token: Any, x: Any) -> Any:
+        given.append((token, x.tolist(), x.flags.writeable))
+        return token, np.asarray(x[::-1])
+
+    message, results = answer(callback, None, np.arange(3, dtype=np.int16))
+    assert given == [(None, [0, 1, 2], False)]
+    assert message == Returned((ArrayType("", (), 0), ArrayType("int16", (3,), 6)))
+    assert results[1] == np.array([2, 1, 0], np.int16).tobytes()
+
+
+def test_memory_of_the_channel_is_given_back_when_the_last_array_is_gone():
+    given_back: list[int] = []
+    kept: list[Any] = []
+    answer(lambda x: kept.append(x) or (), np.zeros(1 << 20, np.uint8), given_back=given_back)
+    assert not given_back
+    kept.clear()
+    gc.collect()
+    assert given_back == [1]
+
+
+@pytest.mark.parametrize("result", [7, (object(),)])
+def test_a_result_that_is_no_array_is_an_error_of_the_callable(result: Any):
+    message, _ = answer(lambda: result)
+    assert isinstance(message, Raised)
+
+
+def test_what_a_callable_raises_is_sent_with_the_users_frames_alone():
+    def stumbles() -> None:
+        raise SystemExit("mine")
+
+    message, _ = answer(stumbles)
+    assert message.text.startswith("Traceback (most recent call last):\n")
+    assert "in stumbles" in message.text
+    assert message.text.endswith("SystemExit: mine")
+    assert "atoll/client/callbacks.py" not in message.text
+
+
+def test_a_number_that_nobody_has_is_answered():
+    message, _ = answer(None)
+    assert message.cancelled
