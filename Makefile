@@ -33,7 +33,7 @@ docs: $(VENV)/.docs  ## Build the documentation site in docs/_build/html; a brok
 bench: $(VENV)/.bench  ## Measure Atoll beside stock JAX: a table, and JSON in benchmarks/results/local
 	$(BIN)/python -m benchmarks micro $(ARGS)
 
-conformance: $(VENV)/.test $(VENV)/.conformance-requirements  ## Run JAX's own tests: make conformance JAX=<a JAX source checkout>
+conformance: $(VENV)/.test $(VENV)/.conformance-requirements  ## Run JAX's own tests: make conformance JAX=<a JAX source checkout> ARGS="--suite more --shard 1/4"
 	@test -n "$(JAX)" || { echo "say where JAX's sources are: make conformance JAX=<checkout at the installed version's tag>" >&2; exit 2; }
 	$(BIN)/python -m scripts.conformance --jax "$(JAX)" $(ARGS)
 

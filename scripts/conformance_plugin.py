@@ -8,7 +8,9 @@ native code holds the GIL, where a Python timer thread would wait for ever.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
+import importlib
 import importlib.util
 import json
 import os
@@ -22,6 +24,8 @@ STACKS = "CONFORMANCE_STACKS"  # file for the stacks of a test that ran out of t
 WANTED = "CONFORMANCE_WANTED"  # optional: JSON file with the list of node ids to run
 TIMEOUT = "CONFORMANCE_TIMEOUT"  # seconds a test may take, its set-up and tear-down included
 FOREIGN = "CONFORMANCE_FOREIGN"  # optional: a source tree whose packages must not be imported
+PACKAGES = "CONFORMANCE_PACKAGES"  # with FOREIGN: the packages under test, with commas between
+LEFT_OUT = "CONFORMANCE_LEFT_OUT"  # optional, PACKAGE=FOLDER: more modules of an installed package
 
 MESSAGE_LIMIT = 400  # characters
 
@@ -105,10 +109,16 @@ class Recorder:
 
 def pytest_configure(config: pytest.Config) -> None:
     foreign = os.environ.get(FOREIGN)
-    spec = importlib.util.find_spec("jax")
-    origin = spec.origin if spec is not None else None
-    if foreign and origin and Path(origin).resolve().is_relative_to(Path(foreign).resolve()):
-        raise pytest.UsageError(f"jax would be imported from the checkout ({origin}), not as installed")
+    for package in os.environ[PACKAGES].split(",") if foreign else ():
+        spec = importlib.util.find_spec(package)
+        origin = spec.origin if spec is not None else None
+        if foreign and origin and Path(origin).resolve().is_relative_to(Path(foreign).resolve()):
+            raise pytest.UsageError(f"{package} would be imported from the checkout ({origin}), not as installed")
+    package, _, folder = os.environ.get(LEFT_OUT, "").partition("=")
+    if package:
+        importlib.import_module(package).__path__.append(folder)
+    with contextlib.suppress(ImportError):  # as absl's own runner does before it makes temporary folders
+        importlib.import_module("absl.flags").FLAGS.mark_as_parsed()
     # Both stay open until the process ends: faulthandler writes to the one, the last event goes to the other.
     stacks = open(os.environ[STACKS], "w")  # noqa: SIM115
     events = open(os.environ[EVENTS], "a")  # noqa: SIM115

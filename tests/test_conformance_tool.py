@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import textwrap
 from pathlib import Path
 
 import pytest
 
-from scripts.conformance import attempt, comparison, markdown, reasons
+from scripts.conformance import attempt, comparison, markdown, projects, reasons, suites
 from scripts.conformance.baseline import BaselineCache
 from scripts.conformance.comparison import Difference, StatusReply
 from scripts.conformance.environments import Environment
+from scripts.conformance.projects import Project, Sources, SuiteError, TestFile
 from scripts.conformance.results import FileResults, Outcome, TestResult
 from scripts.conformance.runner import run_file
-from scripts.conformance.suites import TestFile
+from scripts.conformance.suites import Suite
 
 BARE = Environment("bare", {})
 
@@ -302,3 +304,88 @@ def test_reports_of_other_settings_do_not_mix(tmp_path: Path) -> None:
     assert report.comparable(report.holding({}))
     assert not report.comparable(StatusReply("1", "1", "0", "2x1x4", "atoll,cpu", {}))
     assert comparison.load(tmp_path / "none.json") is None
+
+
+# ---- suites
+
+
+def jax_checkout(folder: Path, *tests: str) -> Path:
+    for name in ("tests/pallas", "jax"):
+        (folder / name).mkdir(parents=True)
+    (folder / "jax" / "version.py").write_text(f'_version = "{importlib.metadata.version("jax")}"\n')
+    for name in tests:
+        (folder / "tests" / f"{name}.py").touch()
+    return folder
+
+
+def test_more_is_what_no_other_suite_holds(tmp_path: Path) -> None:
+    others = (*suites.CORE, *suites.FULL, *suites.NOTHING_ON_CPU)
+    checkout = jax_checkout(tmp_path, "new_test", "pallas/kernels_test", "helpers", *others)
+    names = [file.name for file in suites.files_of(Suite.MORE, Sources(checkout))]
+    assert names == ["new_test", "pallas/kernels_test"]
+    assert suites.named_file("pallas/kernels_test.py", Sources(checkout)).path.is_file()
+
+
+def test_shards_hold_each_file_once_and_take_about_as_long(tmp_path: Path) -> None:
+    files = [TestFile(str(i), tmp_path, tmp_path, tmp_path, "sample 1") for i in range(40)]
+    seconds = {str(i): float(i % 7 + 1) for i in range(30)}
+    shards = [suites.shard(files, f"{i}/3", seconds) for i in (1, 2, 3)]
+    assert sorted(file.name for shard in shards for file in shard) == sorted(file.name for file in files)
+    loads = [sum(seconds.get(file.name, 4.0) for file in shard) for shard in shards]
+    assert max(loads) - min(loads) <= 7
+    assert shards[0] == [file for file in files if file in shards[0]]  # in the suite's order
+    for wrong in ("0/3", "4/3", "3", "a/b", "1/0"):
+        with pytest.raises(SuiteError, match="1/4"):
+            suites.shard(files, wrong, seconds)
+
+
+def test_seconds_are_added_to_those_that_are_known(tmp_path: Path) -> None:
+    path = tmp_path / "seconds.json"
+    path.write_text("{}")
+    suites.record({"b": 2.0}, path)
+    suites.record({"a": 1.0}, path)
+    assert suites.measured(path) == {"a": 1.0, "b": 2.0}
+    assert all(isinstance(each, float) for each in suites.measured().values())
+
+
+@pytest.fixture
+def sample_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout of a project called sample, whose tests have a conftest.py and import what the wheel lacks."""
+    project = Project(
+        "pytest", "pytest", "tests", ("**/test_*.py",), "version.py", conftest=True, left_out=("xml.dom", "extra")
+    )
+    monkeypatch.setitem(projects.PROJECTS, "sample", project)
+    root = tmp_path / "sample"
+    (root / "tests" / "sub").mkdir(parents=True)
+    (root / "extra").mkdir()
+    (root / "extra" / "left_out_test.py").write_text("answer = 42\n")
+    (root / "version.py").write_text(f"__version__ = '{pytest.__version__}'\n")
+    (root / "tests" / "__init__.py").touch()
+    (root / "tests" / "helpers.py").write_text("one = 1\n")
+    (root / "tests" / "conftest.py").write_text("import pytest\n@pytest.fixture\ndef two(): return 2\n")
+    (root / "tests" / "test_a.py").write_text("from .helpers import one\ndef test_sum(two): assert one + two == 3\n")
+    (root / "tests" / "sub" / "test_b.py").write_text(
+        "from xml.dom.left_out_test import answer\ndef test_answer(): assert answer == 42\n"
+    )
+    return tmp_path
+
+
+def test_a_projects_tests_come_from_its_checkout(sample_project: Path) -> None:
+    sources = Sources(folder=sample_project)
+    files = projects.project_files("sample", sources)
+    assert [file.name for file in files] == ["sample/sub/test_b", "sample/test_a"]
+    assert suites.named_file("sample/test_a", sources) == files[1]
+    with pytest.raises(SuiteError, match="no test file sample/test_c; it has sample/sub/test_b"):
+        suites.named_file("sample/test_c", sources)
+    results = [run_file(file, BARE, timeout=30) for file in files]
+    assert [outcomes(each) for each in results] == [{"test_answer": "passed"}, {"test_sum": "passed"}], results
+
+
+def test_a_checkout_of_another_version_is_refused(sample_project: Path) -> None:
+    (sample_project / "sample" / "version.py").write_text("__version__ = '0.0.1'\n")
+    with pytest.raises(SuiteError, match=f"holds pytest 0.0.1, installed is {pytest.__version__}"):
+        projects.project_files("sample", Sources(folder=sample_project))
+    with pytest.raises(SuiteError, match="give --sources a folder with a checkout in sample/"):
+        projects.project_files("sample", Sources())
+    with pytest.raises(SuiteError, match="at the tag jax-v"):
+        suites.files_of(Suite.CORE, Sources())

@@ -16,34 +16,36 @@ from . import comparison, environments, markdown, reasons, suites
 from .baseline import BaselineCache
 from .comparison import FileReport, StatusReply
 from .environments import Environment
+from .projects import Sources, SuiteError, TestFile
 from .results import FileResults
 from .runner import run_file
 from .screen import Screen
-from .suites import Suite, TestFile
+from .suites import Suite
 
 CACHE = Path("~/.cache/atoll/conformance")
 SHOWN = 20  # tests listed on screen for one and the same error
 REASONS = Path("docs/conformance-reasons.toml")
 
-REFUSALS = (suites.SuiteError, reasons.ReasonError, markdown.MarkerError, comparison.ReportError)
+REFUSALS = (SuiteError, reasons.ReasonError, markdown.MarkerError, comparison.ReportError)
 
 console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 120)
 
 
-def chosen_files(suite: Suite | None, names: list[str], checkout: Path | None) -> list[TestFile]:
-    """The files of the suite and those asked for by name; `core` if neither is given."""
-    if suite is None and not names:
-        suite = Suite.CORE
-    files = suites.files_of(suite, checkout) if suite is not None else []
-    files += [suites.named_file(name, checkout) for name in names]
-    return list({file.name: file for file in files}.values())
+def chosen_files(chosen: list[Suite], names: list[str], sources: Sources, shard: str) -> list[TestFile]:
+    """The files of the suites and those asked for by name; `core` if neither is given. Of all these, the shard's."""
+    if not chosen and not names:
+        chosen = [Suite.CORE]
+    files = [file for suite in chosen for file in suites.files_of(suite, sources)]
+    files += [suites.named_file(name, sources) for name in names]
+    distinct = list({file.name: file for file in files}.values())
+    return suites.shard(distinct, shard, suites.measured()) if shard else distinct
 
 
 def empty_report(islands: str, platforms: str) -> StatusReply:
     try:
         atoll = importlib.metadata.version("atoll")
     except importlib.metadata.PackageNotFoundError as error:
-        raise suites.SuiteError("atoll is not installed in this Python: pip install -e .") from error
+        raise SuiteError("atoll is not installed in this Python: pip install -e .") from error
     jax, jaxlib = importlib.metadata.version("jax"), importlib.metadata.version("jaxlib")
     return StatusReply(jax, jaxlib, atoll, islands, platforms, files={})
 
@@ -91,7 +93,11 @@ def option(help_text: str, *names: str) -> Any:
 
 def conformance(
     jax: Annotated[Path | None, option("JAX source checkout at the installed version's tag.")] = None,
-    suite: Annotated[Suite | None, option("Which files; core if no --file is given either.")] = None,
+    sources: Annotated[
+        Path | None, option("A folder with a checkout for each other project: equinox/, flax/, orbax/.")
+    ] = None,
+    suite: Annotated[list[Suite] | None, option("Which files; core if no --file is given either.")] = None,
+    shard: Annotated[str, option("Of these files, the part i/n: 1/4 to 4/4.")] = "",
     file: Annotated[list[str] | None, option("A file, such as array_test or optax/alias_test.")] = None,
     keyword: Annotated[str | None, option("pytest's -k, on Atoll only. No report is written.", "-k")] = None,
     only_differences: Annotated[
@@ -99,6 +105,9 @@ def conformance(
     ] = False,
     stock_only: Annotated[bool, option("Only fill the cache of stock results.", "--stock-only")] = False,
     refresh_stock: Annotated[bool, option("Use no stock results of the cache.", "--refresh-stock")] = False,
+    record_seconds: Annotated[
+        bool, option("Keep how long the files took on stock, for shards of equal length.", "--record-seconds")
+    ] = False,
     islands: Annotated[str, option("ATOLL_ISLANDS for the Atoll side.")] = "1x1x8",
     platforms: Annotated[str, option("JAX_PLATFORMS for the Atoll side.")] = "atoll,cpu",
     timeout: Annotated[float, option("Seconds that a test may take.")] = 180.0,
@@ -107,7 +116,7 @@ def conformance(
     page: Annotated[Path | None, option("A page to put the tables in.", "--markdown")] = None,
     reason_table: Annotated[Path, option("Reasons for known differences.", "--reasons")] = REASONS,
 ) -> None:
-    """Run JAX's own tests on stock JAX and on Atoll, and compare them test by test.
+    """Run the tests of JAX and of its libraries on stock JAX and on Atoll, and compare them test by test.
 
     Exits with 1 if a test passes on stock and not on Atoll and the table of reasons does not say why.
     """
@@ -116,7 +125,7 @@ def conformance(
     stock, atoll = environments.stock(), environments.atoll(islands, platforms)
     baselines = BaselineCache(cache)
     try:
-        files = chosen_files(suite, file or [], jax)
+        files = chosen_files(suite or [], file or [], Sources(jax, sources), shard)
         explain = reasons.read(reason_table).explain
         if page is not None:
             markdown.around(page)  # now, not after an hour of tests
@@ -139,6 +148,8 @@ def conformance(
                 run_stock = partial(run_file, each, stock, timeout=timeout, listener=listener)
                 expected = baselines.get_or_run(each, stock, run_stock, refresh=refresh_stock)
                 screen.stock_done(each.name, expected)
+                if record_seconds:
+                    suites.record({each.name: expected.seconds})
                 if stock_only:
                     continue
                 measured = run_atoll(each, atoll, expected, timeout, keyword, screen)

@@ -20,8 +20,8 @@ from typing import Any, TextIO
 
 from .. import conformance_plugin as plugin
 from .environments import Environment
+from .projects import TestFile
 from .results import Outcome, TestResult
-from .suites import TestFile
 
 COLLECT_SECONDS = 300.0  # importing JAX, starting a cluster, making the test cases
 EXIT_SECONDS = 60.0  # from the last test to the process's end
@@ -54,7 +54,8 @@ class Order:
     def command(self) -> list[str]:
         # -s: what native code says before it dies must reach the log; pytest's capture would swallow it.
         # importlib mode keeps the checkout off sys.path: its jax folder must not hide the installed one.
-        flags = ["-q", "-s", "--no-header", "--tb=short", "--import-mode=importlib", "--noconftest"]
+        flags = ["-q", "-s", "--no-header", "--tb=short", "--import-mode=importlib"]
+        flags += [] if self.file.conftest else ["--noconftest"]
         places = ["-c", str(self.file.config), "--rootdir", str(self.file.root)]
         own = plugin.__name__.rpartition(".")[2]
         plugins = [f"-p{own}", "-pno:cacheprovider", "-pno:faulthandler"]
@@ -72,6 +73,9 @@ class Order:
         }
         if self.file.foreign is not None:
             variables[plugin.FOREIGN] = str(self.file.foreign)
+            variables[plugin.PACKAGES] = ",".join(self.file.packages)
+        if self.file.left_out is not None:
+            variables[plugin.LEFT_OUT] = "=".join(map(str, self.file.left_out))
         if self.wanted is not None:
             (folder / "wanted").write_text(json.dumps([self.node(test) for test in self.wanted]))
             variables[plugin.WANTED] = str(folder / "wanted")

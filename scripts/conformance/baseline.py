@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 from .environments import Environment
+from .projects import TestFile
 from .results import FileResults
-from .suites import TestFile
 
 FORMAT = 1  # of the stored results; part of the key
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from .attempt import Attempt, Listener, Order
 from .environments import Environment
+from .projects import TestFile
 from .results import FileResults, Outcome, TestResult
-from .suites import TestFile
 
 MAX_PROCESSES = 40  # lost to one file before the rest of it is given up
 

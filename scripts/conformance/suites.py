@@ -1,18 +1,19 @@
-"""Which test files a suite holds and where they come from.
+"""Which test files a suite holds, and which of them a shard of it.
 
-JAX's tests are read from a source checkout at the tag of the installed version, for the wheel leaves them
-out; the packages under test are always the installed ones. Optax ships its tests in its wheel.
+JAX's tests are read from a source checkout at the tag of the installed version, for the wheel leaves them out; what
+other projects have is in `projects`.
 """
 
 from __future__ import annotations
 
 import enum
 import importlib.metadata
-import importlib.util
-import os
-import re
-from dataclasses import dataclass
+import json
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
+
+from .projects import PROJECTS, Sources, SuiteError, TestFile, check_version, project_files
 
 CORE = (
     "array_test",
@@ -27,55 +28,62 @@ CORE = (
 )
 FULL = ("pmap_test", "pjit_test", "shard_map_test", "api_test", "lax_test", "lax_control_flow_test")
 
+# Of these, no test passes on stock JAX on a CPU: they need other devices, several processes, or other packages.
+NOTHING_ON_CPU = ("absl_cpp_logging_test",)
+
+# Wall seconds of each file on stock JAX, measured here: they balance the shards, and need not be exact.
+SECONDS = Path(__file__).with_name("seconds.json")
+
 
 class Suite(enum.StrEnum):
     CORE = "core"
     FULL = "full"  # the long files, those of `core` not among them
+    MORE = "more"  # every other file of JAX's
     OPTAX = "optax"
+    CHEX = "chex"
+    EQUINOX = "equinox"
+    FLAX = "flax"
+    ORBAX = "orbax"
+    PATHWAYSUTILS = "pathwaysutils"
     ALL = "all"
 
 
-class SuiteError(Exception):
-    """The tests asked for are not there, or do not belong to the installed version."""
-
-
-@dataclass(frozen=True)
-class TestFile:
-    """One test file: its name in reports, where it is, and the pytest settings it is to run under."""
-
-    __test__ = False  # a record, not a test case
-
-    name: str
-    path: Path
-    root: Path  # pytest's rootdir
-    config: Path  # pytest's configuration file
-    origin: str  # distribution and version, "jax 0.10.2"
-    foreign: Path | None = None  # a source tree that must stay off sys.path
-
-
-def files_of(suite: Suite, checkout: Path | None) -> list[TestFile]:
+def files_of(suite: Suite, sources: Sources) -> list[TestFile]:
     """The files of a suite, in the order to run them.
 
-    Raises `SuiteError` if the checkout is missing or at another version than the installed JAX.
+    Raises `SuiteError` if a checkout is missing or at another version than what is installed.
     """
-    names = {Suite.CORE: CORE, Suite.FULL: FULL, Suite.ALL: CORE + FULL}.get(suite, ())
-    files = [jax_file(name, checkout) for name in names]
-    return files + (optax_files() if suite in (Suite.OPTAX, Suite.ALL) else [])
+    if suite is Suite.ALL:
+        return [file for each in Suite if each is not Suite.ALL for file in files_of(each, sources)]
+    if suite in PROJECTS:
+        return project_files(suite, sources)
+    names: Sequence[str] = {Suite.CORE: CORE, Suite.FULL: FULL}.get(suite) or more(sources)
+    return [jax_file(name, sources) for name in names]
 
 
-def named_file(name: str, checkout: Path | None) -> TestFile:
+def more(sources: Sources) -> list[str]:
+    """JAX's files that no other suite holds and that have something to run on a CPU."""
+    tests = matching_checkout(sources) / "tests"
+    paths = sorted({*tests.glob("*_test.py"), *tests.glob("pallas/*_test.py")})
+    names = [str(path.relative_to(tests).with_suffix("")) for path in paths]
+    return [name for name in names if name not in {*CORE, *FULL, *NOTHING_ON_CPU}]
+
+
+def named_file(name: str, sources: Sources) -> TestFile:
     """The file that a user calls `array_test`, `array_test.py` or `optax/alias_test`."""
     name = name.removesuffix(".py")
-    if not name.startswith("optax/"):
-        return jax_file(name, checkout)
-    for file in optax_files():
+    project = name.partition("/")[0]
+    if project not in PROJECTS:
+        return jax_file(name, sources)
+    files = project_files(project, sources)
+    for file in files:
         if file.name == name:
             return file
-    raise SuiteError(f"optax has no test file {name}; it has {', '.join(file.name for file in optax_files())}")
+    raise SuiteError(f"{project} has no test file {name}; it has {', '.join(file.name for file in files)}")
 
 
-def jax_file(name: str, checkout: Path | None) -> TestFile:
-    root = matching_checkout(checkout)
+def jax_file(name: str, sources: Sources) -> TestFile:
+    root = matching_checkout(sources)
     path = root / "tests" / f"{name}.py"
     if not path.is_file():
         raise SuiteError(f"the JAX checkout has no tests/{name}.py")
@@ -83,32 +91,41 @@ def jax_file(name: str, checkout: Path | None) -> TestFile:
     return TestFile(name, path, root, root / "pyproject.toml", f"jax {version}", foreign=root)
 
 
-def matching_checkout(checkout: Path | None) -> Path:
-    installed = importlib.metadata.version("jax")
-    if checkout is None:
-        raise SuiteError(f"JAX's tests come from its source: give --jax a checkout at the tag jax-v{installed}")
-    root = checkout.resolve()
-    try:
-        found = re.search(r'^_version = "([^"]+)"', (root / "jax" / "version.py").read_text(), re.MULTILINE)
-    except OSError as error:
-        raise SuiteError(f"{checkout} is not a JAX source checkout: {error}") from error
-    if found is None or found[1] != installed:
-        got = found[1] if found else "no version"
-        raise SuiteError(
-            f"{checkout} holds JAX {got}, installed is {installed}: check out the tag jax-v{installed} there"
-        )
+def matching_checkout(sources: Sources) -> Path:
+    root = sources.checkout("jax")
+    check_version(root, "jax/version.py", r'^_version = "([^"]+)"', "jax")
     return root
 
 
-def optax_files() -> list[TestFile]:
-    spec = importlib.util.find_spec("optax")
-    if spec is None or spec.origin is None:
-        raise SuiteError("optax is not installed: pip install -r scripts/conformance-requirements.txt")
-    package = Path(spec.origin).parent
-    version = importlib.metadata.version("optax")
-    paths = sorted((package / "_src").glob("*_test.py"))
-    if not paths:
-        raise SuiteError(f"optax {version} as installed has no tests in optax/_src: install optax >= 0.2.4")
-    return [
-        TestFile(f"optax/{path.stem}", path, package.parent, Path(os.devnull), f"optax {version}") for path in paths
-    ]
+# ---- shards
+
+
+def measured(path: Path = SECONDS) -> dict[str, float]:
+    """Seconds by file name."""
+    seconds: dict[str, float] = json.loads(path.read_text())
+    return seconds
+
+
+def record(seconds: dict[str, float], path: Path = SECONDS) -> None:
+    """Adds what was measured."""
+    known = measured(path) | seconds
+    path.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+
+
+def shard(files: Sequence[TestFile], part: str, seconds: dict[str, float]) -> list[TestFile]:
+    """Part `i/n` of the files, whose parts take about as long; a file that was not measured takes what most take.
+
+    The same files and seconds give the same parts everywhere. Raises `SuiteError`.
+    """
+    number, _, count = part.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise SuiteError(f"a shard is one of several, such as 1/4, not {part!r}")
+    usual = statistics.median(seconds.values()) if seconds else 1.0
+    loads = [0.0] * int(count)
+    mine = set()
+    for file in sorted(files, key=lambda file: (-seconds.get(file.name, usual), file.name)):
+        lightest = loads.index(min(loads))
+        loads[lightest] += seconds.get(file.name, usual)
+        if lightest == int(number) - 1:
+            mine.add(file.name)
+    return [file for file in files if file.name in mine]

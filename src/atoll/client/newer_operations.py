@@ -14,8 +14,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from atoll.client.jax_internals import leave_out_of_tracebacks
 from atoll.client.plugin_programs import is_atoll
 from atoll.protocol.compile_options import PROGRAM_OPTION
+
+leave_out_of_tracebacks(__file__)
 
 _REFUSAL = "Failed to serialize StableHLO to plugin version"
 
