@@ -26,7 +26,15 @@ CORE = (
     "xla_metadata_test",
     "random_test",
 )
-FULL = ("pmap_test", "pjit_test", "shard_map_test", "api_test", "lax_test", "lax_control_flow_test")
+FULL = (
+    "pmap_test",
+    "pjit_test",
+    "shard_map_test",
+    "api_test",
+    "lax_test",
+    "lax_control_flow_test",
+    "colocated_python_test",
+)
 
 # Of these, no test passes on stock JAX on a CPU: they need other devices, several processes, or other packages.
 NOTHING_ON_CPU = ("absl_cpp_logging_test",)

@@ -9,6 +9,7 @@ import time
 import weakref
 from typing import Any, Protocol
 
+from atoll.client.colocated_python import bring_settings
 from atoll.client.jax_patches import host_callbacks
 from atoll.client.log_filter import filtered_stderr
 from atoll.client.newer_operations import accept_newer_operations
@@ -69,6 +70,7 @@ def make_client() -> Any:
     accept_newer_operations()
     host_callbacks.install()
     clear_with_client(host_callbacks.TABLE)
+    bring_settings()
     options = ifrt_proxy.ClientConnectionOptions()
     options.connection_timeout_in_seconds = _CONNECT_SECONDS
     with filtered_stderr(), relaxed():

@@ -74,7 +74,7 @@ class Executable(Loaded):
         if len(arguments) != len(self.info.parameters):
             raise invalid(f"{self.name} takes {len(self.info.parameters)} arguments, got {len(arguments)}")
 
-    def program(self, preserved: frozenset[int], completion: bool) -> Program:
+    def program(self, preserved: frozenset[int], completion: bool, stream: int) -> Program:
         arguments = tuple(
             ArraySpec(dtype, shape, Sharding(self.devices, Even(shape))) for dtype, shape in self.info.parameters
         )

@@ -34,11 +34,12 @@ class Loaded(abc.ABC):
     outputs: tuple[ArraySpec, ...]
     donated: frozenset[int]
     callbacks: tuple[int, ...] = ()  # the client's numbers for what it calls in the client's process
+    has_streams = False  # whether it matters in which stream it runs: devices have an order of their own
 
     def __init__(self) -> None:
-        # The registered programs that run it and how many completions they give, by what the caller keeps and whether
-        # it asks for the run's status.
-        self.programs: dict[tuple[frozenset[int], bool], tuple[int, int]] = {}
+        # The registered programs that run it and how many completions they give, by what the caller keeps, whether it
+        # asks for the run's status, and the run's stream.
+        self.programs: dict[tuple[frozenset[int], bool, int], tuple[int, int]] = {}
         self.credits = 1  # of the session's window, that a run takes
 
     def unloaded(self, cluster: ClusterSession) -> None:
@@ -54,7 +55,7 @@ class Loaded(abc.ABC):
         """Raises INVALID_ARGUMENT where it cannot be run on these."""
 
     @abc.abstractmethod
-    def program(self, preserved: frozenset[int], completion: bool) -> Program:
+    def program(self, preserved: frozenset[int], completion: bool, stream: int) -> Program:
         """The program that runs it; the caller keeps the `preserved` of `donated`."""
 
     def awaited(self, handles: Sequence[int], completions: Sequence[int]) -> tuple[int, ...]:
@@ -107,7 +108,7 @@ class Answer(Loaded):
     def check(self, arguments: Sequence[ArrayRecord]) -> None:
         raise self._not_run()
 
-    def program(self, preserved: frozenset[int], completion: bool) -> Program:
+    def program(self, preserved: frozenset[int], completion: bool, stream: int) -> Program:
         raise self._not_run()
 
     async def cost(self, cluster: ClusterSession, reply: Any) -> None:

@@ -84,7 +84,7 @@ class ProgramExecutable(Loaded):
                     )
                 self._fitting[i] = record.spec
 
-    def program(self, preserved: frozenset[int], completion: bool) -> Program:
+    def program(self, preserved: frozenset[int], completion: bool, stream: int) -> Program:
         nodes = tuple(_preserving(node, preserved) for node in self.definition.nodes)
         if not completion:
             return msgspec.structs.replace(self.definition, nodes=nodes)
@@ -158,7 +158,7 @@ class StagingExecutable(Loaded):
     def check(self, arguments: Sequence[ArrayRecord]) -> None:
         raise unimplemented(_NOTHING_RUNS)
 
-    def program(self, preserved: frozenset[int], completion: bool) -> Program:
+    def program(self, preserved: frozenset[int], completion: bool, stream: int) -> Program:
         raise unimplemented(_NOTHING_RUNS)
 
     async def cost(self, cluster: ClusterSession, reply: Any) -> None:

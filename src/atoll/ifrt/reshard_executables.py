@@ -102,8 +102,8 @@ class ReshardExecutable(Loaded):
             raise invalid("a reshardRequest that has not been run has no program yet: its arrays are not known")
         return self._program
 
-    def program(self, preserved: frozenset[int], completion: bool) -> Program:
-        return self._known().program(preserved, completion)
+    def program(self, preserved: frozenset[int], completion: bool, stream: int) -> Program:
+        return self._known().program(preserved, completion, stream)
 
     def awaited(self, handles: Sequence[int], completions: Sequence[int]) -> tuple[int, ...]:
         return self._known().awaited(handles, completions)

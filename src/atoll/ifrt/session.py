@@ -15,6 +15,7 @@ from atoll.ifrt.arrays import ArrayRecord, Arrays, Memory, Origin
 from atoll.ifrt.callbacks import Relay
 from atoll.ifrt.host_buffers import HostBuffers
 from atoll.ifrt.loaded import Loaded
+from atoll.ifrt.python_functions import PythonFunctions
 from atoll.ifrt.responses import ResponseStream
 from atoll.ir.types import ArraySpec
 from atoll.protocol.advice import CALLBACK_ADVICE
@@ -48,6 +49,7 @@ class IfrtSession:
         self.buffers = HostBuffers()
         self.executables: dict[int, Loaded] = {}
         self.compiled: dict[str, FunctionInfo] = {}  # by the content of what was compiled last
+        self.python = PythonFunctions(cluster)
         self.staged: list[int] = []  # arguments of the program that runs next, by handle
         self.layouts: dict[Any, bytes] = {}
         self.open_relay: Callable[[], Relay] | None = None  # has calls into the client's Python go to it
@@ -70,6 +72,7 @@ class IfrtSession:
         """The client is gone."""
         for task in self._tasks:
             task.cancel()
+        self.python.close()
         self.buffers.close()
         self.cluster.close()
 

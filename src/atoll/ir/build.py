@@ -76,6 +76,8 @@ def _op(
                 facts["donated"] = Numbers(node.donated)
             if node.preserved:
                 facts["preserved"] = Numbers(node.preserved)
+            if node.stream is not None:
+                facts["stream"] = IntAttr(node.stream)
             return CallOp.create(operands=operands, result_types=types, properties=facts)
         case HostToDevice():
             return PutOp.create(result_types=types, properties={"buffers": Buffers(node.buffers)})

@@ -22,6 +22,7 @@ class LoweredGang:
     collective: bool = False  # its hosts compute something together: on none of them it ends without the others
     makes: tuple[int, ...] = ()  # values, or their parts here
     drops: tuple[int, ...] = ()  # values between nodes that no later gang of this island uses
+    colocated: bool = False  # it runs Python beside the devices, for as long as that likes
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,20 @@ class Execute(msgspec.Struct, frozen=True, array_like=True, tag="exec"):
     completion: bool
 
 
+class Python(msgspec.Struct, frozen=True, array_like=True, tag="python"):
+    """Calls a function of colocated Python, in the order of `stream`; its outputs are there once it has returned.
+
+    `arguments` are (position, value), and `results` (position, value, array), of those that have shards on this host.
+    Value `completion` is the call's own; -1 where nobody asked for it.
+    """
+
+    function: str
+    stream: int
+    arguments: tuple[tuple[int, int], ...]
+    results: tuple[tuple[int, int, LocalArray], ...]
+    completion: int
+
+
 class HostPiece(msgspec.Struct, frozen=True, array_like=True):
     """Local shard `shard` is `box` of the feed's buffer (None: all of it)."""
 
@@ -129,11 +143,12 @@ class Select(msgspec.Struct, frozen=True, array_like=True, tag="select"):
     bitcast: bool
 
 
-Step = Execute | Put | Get | Move | Send | Receive | Select
+Step = Execute | Python | Put | Get | Move | Send | Receive | Select
 
 # What each step is for, as traces name it.
 STEP_KINDS: dict[type[Step], str] = {
     Execute: "call",
+    Python: "python",
     Put: "put",
     Get: "get",
     Move: "move",
@@ -148,6 +163,8 @@ def uses(step: Step) -> tuple[int, ...]:
     match step:
         case Execute(inputs=inputs) | Move(inputs=inputs):
             return inputs
+        case Python(arguments=arguments):
+            return tuple(value for _, value in arguments)
         case Get(input=value) | Send(input=value):
             return (value,)
         case Select(inputs=inputs, takes=takes):

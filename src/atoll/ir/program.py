@@ -20,7 +20,8 @@ class Call(msgspec.Struct, frozen=True, array_like=True, tag="call"):
     """Runs a compiled function, as one gang on all devices of its assignment.
 
     `donated` are the positions among `inputs` whose buffers the call consumes; `preserved` those that the function
-    would consume but that the caller keeps.
+    would consume but that the caller keeps. `stream` is None for what runs on the devices. A function of colocated
+    Python runs beside them, takes as long as it likes, and starts after the calls before it of the same stream.
     """
 
     function: int
@@ -31,6 +32,7 @@ class Call(msgspec.Struct, frozen=True, array_like=True, tag="call"):
     preserved: tuple[int, ...] = ()
     # A last output that is no array but the call's own completion, for callers that asked for its status.
     completion: bool = False
+    stream: int | None = None
 
 
 class HostBuffer(msgspec.Struct, frozen=True, array_like=True):

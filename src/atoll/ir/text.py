@@ -63,7 +63,8 @@ def _symbols(functions: Sequence[str]) -> dict[int, str]:
 def _gang(number: int, gang: LoweredGang) -> str:
     text = f"gang {number}: node {gang.node} on island {gang.island}, hosts {ranges_text(gang.hosts)}"
     if gang.function:
-        text += f", runs @{gang.function}" + (" together" if gang.collective else "")
+        how = " together" if gang.collective else " beside the devices" if gang.colocated else ""
+        text += f", runs @{gang.function}{how}"
     if gang.makes:
         text += f", makes ({_values(gang.makes)})"
     return text + (f", drops ({_values(gang.drops)})" if gang.drops else "")
@@ -78,6 +79,9 @@ def _step(step: p.Step) -> str:
         case p.Execute():
             donated = f", donates {ranges_text(step.donated)}" if step.donated else ""
             return f"execute @{step.function}({_values(step.inputs)}), outputs from %{step.first_output} on{donated}"
+        case p.Python():
+            given = _values(value for _, value, _ in step.results)
+            return f"{given} = python @{step.function}({_values(v for _, v in step.arguments)}) stream {step.stream}"
         case p.Put():
             return f"%{step.output} = put on {_on(step.array)}, feeds {_feeds(step.pieces)}"
         case p.Get():

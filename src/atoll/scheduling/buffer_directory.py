@@ -9,10 +9,12 @@ its last use.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from atoll.errors import OK, Code, Status, invalid
 from atoll.ir.types import ArraySpec
 from atoll.scheduling.ledger import Block
+from atoll.scheduling.tickets import Promise
 
 
 @dataclass(slots=True)
@@ -32,6 +34,7 @@ class Entry:
     maker: str = ""  # the program that it is a result of
     context: int = 0  # the client's number for the Python stack of its request
     spec: ArraySpec | None = None  # None: an error from the start, or a call's completion
+    promise: Promise[Any] | None = None  # of its launch, where others must wait for that to end
 
 
 @dataclass(slots=True)

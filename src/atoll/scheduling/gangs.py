@@ -39,8 +39,8 @@ class HostFeeds(NamedTuple):
 class GangSpec:
     """What one gang of each launch of a program does: a node on one island, or several short ones as one dispatch unit.
 
-    `estimate` is the time that this takes in nanoseconds, learnt from its runs. A gang that waits for other hosts
-    teaches nothing: how long it takes does not depend on itself.
+    `estimate` is the time that this takes of the devices, in nanoseconds, learnt from its runs. A gang that waits for
+    other hosts teaches nothing: how long it takes does not depend on itself.
     """
 
     island: int
@@ -58,11 +58,17 @@ class GangSpec:
     devices: Mapping[int, tuple[int, ...]]  # by host, the ordinals of those that it keeps busy
     estimate: int = UNKNOWN_NS
     segments: int = 1  # of each of its hosts' plans
+    colocated: bool = False  # Python beside the devices: it takes none of their time, and as long as it likes
     runs: int = 0  # from which it has learnt
+
+    @property
+    def weight(self) -> int:
+        """How much of its island's window it takes."""
+        return 0 if self.colocated else self.segments
 
     def learn(self, nanoseconds: int) -> None:
         """A run took so long."""
-        if self.incoming:
+        if self.incoming or self.colocated:
             return
         self.runs += 1
         # Slow to forget: the first run often takes longer, and one that was disturbed should not count for much.

@@ -16,6 +16,7 @@ from atoll.ir.program import Call, Program, value_specs
 from atoll.ir.types import ArraySpec
 from atoll.scheduling.dispatch_units import Unit, UnitBuilder
 from atoll.scheduling.gangs import ClientFeed, GangSpec, HostFeeds, MadeValue
+from atoll.scheduling.tickets import UNKNOWN_NS
 
 # A worker ends over a control frame of 64 MiB. A launch's message has a number of up to 9 bytes for each feed.
 MAX_PLAN_BYTES = 48 << 20
@@ -62,6 +63,11 @@ class RegisteredProgram:
     # Gangs that have not started still need the plans, also of a program that its session has released.
     waiting: int = 0
     released: bool = False
+
+    @property
+    def colocated(self) -> bool:
+        """Whether it calls Python: such a call is a program of its own."""
+        return self.nodes[0][0].colocated if self.nodes else False
 
     @property
     def gangs(self) -> list[GangSpec]:
@@ -163,6 +169,8 @@ def _spec(
         scratch,
         gang.collective,
         _devices(gang.hosts, uses.union(gang.makes), values),
+        estimate=0 if gang.colocated else UNKNOWN_NS,
+        colocated=gang.colocated,
     )
 
 

@@ -25,7 +25,7 @@ from typing import Generic
 
 from atoll.scheduling.policies.first_come import FirstComeFirstServed
 from atoll.scheduling.policy import Policy
-from atoll.scheduling.tickets import Gang, Payload, Ticket
+from atoll.scheduling.tickets import Gang, Payload, Promise, Ticket
 
 # Work in flight on a host, by what its gangs took before.
 BUSY_NS = 8_000_000
@@ -90,6 +90,7 @@ class Scheduler(Generic[Payload]):
         self._busy_ns = busy_ns
         self._policy = policy
         self._islands: list[_Island[Payload]] = [_Island(policy(), window) for _ in range(islands)]
+        self._aside: dict[int, Ticket[Payload]] = {}  # in no line yet, by number
         # Ready, by the paused island that they need; in the order in which they were held.
         self._held: dict[int, dict[Ticket[Payload], None]] = {}
         self.touched: set[int] = set()  # islands that may have something to start now
@@ -111,17 +112,39 @@ class Scheduler(Generic[Payload]):
         self._islands[island].window = window
 
     def enqueue(self, ticket: Ticket[Payload]) -> None:
-        """The ticket joins the ends of its session's lines. Numbers rise."""
+        """The ticket joins its session's lines, which are ordered by age; one that stands aside does so later."""
+        if ticket.aside is not None and ticket.missing > 0:
+            self._aside[ticket.number] = ticket
+            return
         for gang in ticket.gangs:
             line = self._islands[gang.island].lines.setdefault(ticket.session, deque())
-            ticket.behind += bool(line)
-            line.append(ticket)
+            place = len(line)
+            while place and line[place - 1].number > ticket.number:
+                place -= 1
+            if place:
+                ticket.behind += 1
+            elif line:
+                line[0].behind += 1
+            line.insert(place, ticket)
         self._offer(ticket)
 
     def arrived(self, ticket: Ticket[Payload]) -> None:
         """One of the things that the ticket waited for has arrived."""
         ticket.missing -= 1
-        self._offer(ticket)
+        if ticket.missing == 0 and self._aside.pop(ticket.number, None) is not None:
+            self.enqueue(ticket)
+            self.keep(ticket.aside)
+        else:
+            self._offer(ticket)
+
+    def keep(self, promise: Promise[Payload] | None) -> None:
+        """Its results are there, or will be before what comes now: tickets that waited for them go on."""
+        if promise is not None and not promise.is_kept:
+            promise.is_kept = True
+            for ticket in promise.waiting:
+                if not ticket.dropped:
+                    self.arrived(ticket)
+            promise.waiting.clear()
 
     def next(self, island: int) -> Gang[Payload] | None:
         """The next gang to start there, or None while the island is full, paused, or blocked, or no ticket is ready."""
@@ -172,9 +195,9 @@ class Scheduler(Generic[Payload]):
         return [state.loads[host] for host in gang.hosts]
 
     def finished(self, gang: Gang[Payload], nanoseconds: int = 0) -> None:
-        """A gang that `next` gave has left its island. Its session is charged the time that it took, where it ran."""
+        """A gang that `next` gave has left its island. Its session is charged the time that it took of the devices."""
         if not gang.detached:
-            if nanoseconds:
+            if nanoseconds and gang.weight:
                 self._islands[gang.island].policy.charge(gang, nanoseconds)
             self._leave(gang)
 
@@ -232,8 +255,9 @@ class Scheduler(Generic[Payload]):
         """The ticket's gangs will not run, where they have not started yet."""
         if ticket.dropped:
             return
+        is_aside = ticket.number in self._aside
         self._mark_dropped(ticket)
-        if not ticket.committed:
+        if not is_aside and not ticket.committed:
             self._leave_lines(ticket)
 
     def drop_session(self, session: int) -> list[Ticket[Payload]]:
@@ -254,6 +278,7 @@ class Scheduler(Generic[Payload]):
 
     def _mark_dropped(self, ticket: Ticket[Payload]) -> None:
         ticket.dropped = True
+        self._aside.pop(ticket.number, None)
         for gang in ticket.gangs:
             self.unblock(gang.island)  # it may have been the blocked one
             self._held.get(gang.island, {}).pop(ticket, None)
@@ -333,10 +358,11 @@ class Scheduler(Generic[Payload]):
             self._offer(line[0])
 
     def tickets(self, island: int) -> list[Ticket[Payload]]:
-        """The tickets that wait for the island, committed ones first."""
+        """The tickets that wait for the island, committed ones first, those that stand aside last."""
         state = self._islands[island]
         in_line = (ticket for line in state.lines.values() for ticket in line)
-        return [*(gang.ticket for gang in state.committed), *in_line]
+        aside = (each for each in self._aside.values() if any(gang.island == island for gang in each.gangs))
+        return [*(gang.ticket for gang in state.committed), *in_line, *aside]
 
     def others_wait(self, island: int, session: int) -> bool:
         """Whether sessions other than this one have tickets in line there."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 # What a gang is about: the scheduler never looks at it.
@@ -25,6 +25,18 @@ class Ticket(Generic[Payload]):
     behind: int = 0  # in how many lines it is not at the head
     committed: bool = False
     dropped: bool = False
+    aside: Promise[Payload] | None = None  # it is in no line until it misses nothing; what its results then keep
+
+
+@dataclass(slots=True, eq=False)
+class Promise(Generic[Payload]):
+    """The results of one launch, which take as long as they like: see `scheduling.promises`. `is_aside`: not even the
+    launch is in line yet.
+    """
+
+    is_aside: bool
+    waiting: list[Ticket[Payload]] = field(default_factory=list)
+    is_kept: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -91,6 +91,11 @@ def _strings(content: Any, shape: Shape) -> np.ndarray[Any, Any]:
     return flat.reshape(shape)
 
 
+def bytes_of(array: np.ndarray[Any, Any]) -> Any:
+    """The contents of a contiguous array, without a copy."""
+    return array.reshape(-1).view(np.uint8).data if array.size else b""
+
+
 def encode_strings(array: np.ndarray[Any, Any]) -> bytes:
     """The inverse of what `view` reads for strings."""
     return msgspec.msgpack.encode([str(text).encode() for text in array.reshape(-1)])

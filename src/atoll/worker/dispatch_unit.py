@@ -47,6 +47,7 @@ class DispatchUnit:
     position: int = 0  # among the segment's steps
     started: int = 0  # in nanoseconds
     completions: list[Completion] = field(default_factory=list)
+    promises: int = 0  # calls of Python on whose outcome it waits
     reads: list[Read] = field(default_factory=list)
     has_begun: bool = False
     client_run: ClientRun | None = None  # where it waits for its client

@@ -40,10 +40,11 @@ class ExecutorThread:
         readers = ThreadPoolExecutor(READ_THREADS, "atoll-read")
         watcher = CompletionWatcher(report)
         self.plan_executor = PlanExecutor(steps, inbox, report, watcher, readers, lambda: self._queue.put(_Wake()))
+        steps.on_outcome = self.submit
         threading.Thread(target=self._work, name="atoll-executor", daemon=True).start()
 
     def submit(self, message: Any) -> None:
-        """Takes what `PlanExecutor.handle` takes."""
+        """Takes what `PlanExecutor.handle` takes. Any thread."""
         self._queue.put(message)
 
     def _work(self) -> None:

@@ -10,12 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from atoll.errors import OK, StatusError, not_found, status_of
+from atoll.errors import OK, Status, StatusError, not_found, status_of
 from atoll.protocol.messages import Compile, Compiled, FunctionSource
 from atoll.transfers.calls import Calls
 from atoll.transfers.inbox import Inbox
 from atoll.worker.callbacks import Callbacks
 from atoll.worker.device import DeviceBackend, LoadedFunction
+from atoll.worker.python.sessions import PythonSessions
 from atoll.worker.type_keys import TypeKeys
 
 COMPILE_THREADS = 2
@@ -63,7 +64,9 @@ class Functions:
         report: Callable[[Compiled], None],
         pool: Pool | None = None,
         calls: Calls | None = None,
+        python: PythonSessions | None = None,
     ) -> None:
+        self.python = python or PythonSessions(None)
         self._backend = backend
         self._inbox = inbox
         self._keys = keys
@@ -101,6 +104,9 @@ class Functions:
         function: Function | None = None
         try:
             source = self._source(message)
+            if source.is_python:
+                self.python.load(message, source.program, lambda status: self._loaded_python(message.function, status))
+                return
             callbacks = self._callbacks(source)
             loaded, cached, seconds = self._backend.compile(
                 source.program, source.options, message.assignment, callbacks
@@ -122,6 +128,15 @@ class Functions:
             self._inbox.drop(other.session, other.feed)
         scratch = 0 if function is None else function.loaded.scratch_bytes
         self._report(Compiled(message.function, status, info, seconds, cached, scratch))
+
+    def _loaded_python(self, function: str, status: Status) -> None:
+        with self._lock:
+            self._compiling.pop(function, None)
+            dropped = function in self._dropped
+            self._dropped.discard(function)
+        if dropped:
+            self.python.drop(function)
+        self._report(Compiled(function, status, b"", 0.0, False))
 
     def _source(self, message: Compile) -> FunctionSource:
         """What to compile: as the first session sent it, or another that waits for the same, if the first has ended."""
@@ -152,9 +167,9 @@ class Functions:
         return function
 
     def session_of(self, name: str) -> int:
-        """The session whose client the function calls; 0 where it calls none."""
+        """The session whose client the function calls, or whose Python it is; 0 for any other."""
         function = self._functions.get(name)
-        return 0 if function is None else function.session
+        return (self.python.session_of(name) or 0) if function is None else function.session
 
     def drop(self, name: str) -> None:
         """No session refers to the function now; it stays until many others have been dropped after it.
@@ -164,6 +179,8 @@ class Functions:
         with self._lock:
             if name in self._compiling:
                 self._dropped.add(name)
+            elif self.python.session_of(name) is not None:
+                self.python.drop(name)
             elif name in self._functions:
                 self._make_idle(name)
 

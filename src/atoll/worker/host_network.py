@@ -45,11 +45,6 @@ def is_small_and_ready(array: DeviceArray) -> bool:
     return array.nbytes <= SMALL_BYTES and array.is_ready()
 
 
-def bytes_of(array: np.ndarray[Any, Any]) -> Any:
-    """The contents of a contiguous array, without a copy."""
-    return array.reshape(-1).view(np.uint8).data if array.size else b""
-
-
 class DataPortNetwork:
     """Sends bytes from reader threads, by the data port of `host`."""
 
@@ -68,7 +63,7 @@ class DataPortNetwork:
                 for piece in step.pieces:
                     part = np.ascontiguousarray(host_data.cut(np.asarray(shards[piece.shard]), piece.box))
                     feed = run.feeds[piece.feed]
-                    content = host_data.encode_strings(part) if part.dtype.kind == "T" else bytes_of(part)
+                    content = host_data.encode_strings(part) if part.dtype.kind == "T" else host_data.bytes_of(part)
                     if piece.host == self._host:
                         self._inbox.put(run.session, feed, np.array(np.frombuffer(content, np.uint8)))
                     else:

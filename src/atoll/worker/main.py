@@ -25,6 +25,7 @@ from atoll.worker.host_network import DataPortNetwork
 from atoll.worker.kinds import kind_of
 from atoll.worker.message_handler import MessageHandler
 from atoll.worker.options import WorkerOptions
+from atoll.worker.python.sessions import PythonSessions
 from atoll.worker.step_runner import StepRunner
 from atoll.worker.type_keys import TypeKeys
 
@@ -45,7 +46,7 @@ class Worker:
         check_may_listen(address, os.environ.get(m.DEFAULT_TOKEN_VARIABLE, ""))
         data_port = DataPort(address, inbox, ONE_CLIENT_KINDS if options.has_one_client else KINDS)
         data_port.calls.host = options.host
-        functions = Functions(backend, inbox, keys, report, calls=data_port.calls)
+        functions = Functions(backend, inbox, keys, report, calls=data_port.calls, python=PythonSessions(options))
         network = DataPortNetwork(backend, data_port, options.host)
         steps = StepRunner(backend, functions, data_port, network, keys)
         executor = ExecutorThread(steps, inbox, report)

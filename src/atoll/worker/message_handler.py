@@ -45,10 +45,12 @@ class MessageHandler:
                 self._execute(message)
             case m.OpenStore():
                 self._execute(message)
+                self._functions.python.begin(message.session)
                 self._data_port.open_session(message.session, message.secret)
             case m.CloseStore():
                 self._execute(message)
                 self._data_port.close_session(message.session)
+                self._functions.python.close(message.session)
             case m.FailFeeds(session=session, feeds=feeds, status=status):
                 self._data_port.inbox.fail(session, feeds, status)
             case m.Ping(lease=lease):

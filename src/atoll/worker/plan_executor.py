@@ -2,6 +2,7 @@
 
 A unit that awaits bytes of another host is *parked* with all that its session has sent after it; other sessions
 proceed. Collectives keep their order on all hosts of an island, though: one does not overtake another that is parked.
+A unit that calls Python is not parked: it completes when its promises are kept, and only what needs their arrays waits.
 
 All of this runs on one thread, which waits for nothing but for the devices to take what is enqueued.
 """
@@ -22,10 +23,11 @@ from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox
 from atoll.worker.client_errors import status_of
 from atoll.worker.client_units import ClientUnits, waits_for_client
-from atoll.worker.completions import ReadCompletion, Watcher, are_complete, wait_for
+from atoll.worker.completions import ArrayCompletion, ReadCompletion, Watcher, are_complete, wait_for
 from atoll.worker.dispatch_unit import DispatchUnit, PlanRun
+from atoll.worker.promises import Outcome, Promise
 from atoll.worker.step_runner import StepRunner
-from atoll.worker.store import ClientRun, Store
+from atoll.worker.store import Buffer, ClientRun, Store
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +36,7 @@ _Item = DispatchUnit | m.DropRun | m.Free | m.CloseStore | m.DropFunction
 
 
 class PlanExecutor:
-    """Owns the stores. `handle` takes messages in order; `report` sends back what came of them.
+    """Owns the stores. `handle` takes messages and outcomes in order; `report` sends back what came of them.
 
     `wake` is called on any thread once bytes that a parked unit awaited are here: `resume_parked` is to be called then.
     `now` is the clock, in nanoseconds.
@@ -63,10 +65,12 @@ class PlanExecutor:
         self._plan_runs: dict[int, PlanRun] = {}  # those with segments to come, by the sequence number of their first
         self._parked: dict[int, deque[_Item]] = {}  # by session
         self._parked_collectives: deque[DispatchUnit] = deque()
+        self._promises = 0  # calls of Python that have no outcome yet
         self.completed: list[tuple[int, int, int]] = []  # units that completed at once: see `report_completed`
 
     def handle(self, message: Any) -> None:
-        """Takes one of Run, Dispatch, DropRun, Free, RegisterPlan, DropPlan, DropFunction, OpenStore, CloseStore.
+        """Takes one of Run, Dispatch, DropRun, Free, RegisterPlan, DropPlan, DropFunction, OpenStore, CloseStore, or an
+        Outcome.
 
         What belongs to a session is done in order.
         """
@@ -83,6 +87,8 @@ class PlanExecutor:
                 self._plans[message.plan] = message.definition
             elif type(message) is m.DropPlan:
                 self._plans.pop(message.plan, None)
+            elif type(message) is Outcome:
+                self._end_promises(message)
             elif type(message) is m.OpenStore:
                 self._stores.setdefault(message.session, Store())
         except Exception:
@@ -208,10 +214,12 @@ class PlanExecutor:
                 segment = plan.segments[unit.segment]
                 while unit.position < len(segment.steps):
                     step = segment.steps[unit.position]
-                    if type(step) is p.Receive and not self._is_here(step, unit):
+                    waits = type(step) is p.Receive and not self._is_here(step, unit)
+                    if waits or (self._promises and _needs_promise(step, plan_run.values)):
                         unit.started = 0  # it takes no time of its own until then
                         return False
                     self._steps.run(step, unit)
+                    self._promises += type(step) is p.Python
                     unit.position += 1
                 if segment.results:
                     handles = dict(zip(plan.results, run.results, strict=True))
@@ -282,10 +290,39 @@ class PlanExecutor:
         unit.completions.extend(ReadCompletion(self._readers.submit(each.read)) for each in unit.reads)
         unit.reads.clear()
 
+    def _end_promises(self, outcome: Outcome) -> None:
+        """Puts the arrays of a Python call in their buffers' places, or its failure into the store."""
+        unit, contents = outcome.unit, outcome.contents
+        run, name = unit.plan_run.run, unit.plan_run.plan.name
+        self._promises -= 1
+        unit.promises -= 1
+        try:
+            if isinstance(contents, Status):
+                contents.raise_if_error()
+                raise AssertionError("a failure that is none")
+            for (buffer, array), shards in zip(outcome.promised, contents, strict=True):
+                self._steps.keep(buffer, array, shards)
+                unit.completions.append(ArrayCompletion(buffer.array, self._steps.deletions))
+        except Exception as error:
+            status = status_of(error).within(name)
+            store = self._stores.get(run.session)
+            for buffer, _ in outcome.promised:
+                if isinstance(buffer.array, Promise):
+                    buffer.array.fail(status)
+                if store is not None:
+                    store.fail(buffer, status)
+            self._report(m.Failed(unit.sequence, status))
+        else:
+            if not unit.promises:
+                self._watch(unit)
+        self.resume_parked()
+
     def _watch(self, unit: DispatchUnit) -> None:
         """Has the unit's completion reported: from here where it is complete already, which is faster than to pass it
         to another thread.
         """
+        if unit.promises:
+            return
         if unit.client_run is not None:
             self._start_reads(unit)
             self._client_units.await_end(unit, lambda failure: self._report_end(unit, failure))
@@ -325,3 +362,10 @@ class PlanExecutor:
             self._report(m.Failed(unit.sequence, status_of(error).within(unit.plan_run.plan.name)))
         else:
             on_completed((unit.sequence, started, self._now()))
+
+
+def _needs_promise(step: p.Step, values: dict[int, Buffer]) -> bool:
+    """Whether the step needs an array that is yet to come. A call of Python may wait for its arguments by itself."""
+    return type(step) is not p.Python and any(
+        value in values and isinstance(values[value].array, Promise) for value in p.uses(step)
+    )

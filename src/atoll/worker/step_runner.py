@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,9 @@ from atoll.worker.completions import ArrayCompletion, DeletionGuard, RunCompleti
 from atoll.worker.device import DeviceBackend
 from atoll.worker.dispatch_unit import DispatchUnit, Read
 from atoll.worker.functions import Function, Functions
-from atoll.worker.host_network import SMALL_BYTES, HostNetwork, bytes_of, is_small_and_ready
+from atoll.worker.host_network import SMALL_BYTES, HostNetwork, is_small_and_ready
+from atoll.worker.promises import Outcome, Promise, raise_failure
+from atoll.worker.python.sessions import Input
 from atoll.worker.store import Buffer, Deleted, ShardMemory, share
 from atoll.worker.type_keys import TypeKeys
 
@@ -43,6 +45,8 @@ class StepRunner:
         self._network = network
         self._inbox = data_port.inbox
         self._keys = keys
+        self._python = functions.python
+        self.on_outcome: Callable[[Outcome], None] = lambda outcome: None  # on any thread
         self.deletions = DeletionGuard()
         self.release_memory = backend.release_memory
         self._readers_lock = threading.Lock()
@@ -53,6 +57,8 @@ class StepRunner:
         assert values is not None
         if type(step) is p.Execute:
             self._execute(step, unit, values)
+        elif type(step) is p.Python:
+            self._call_python(step, unit, values)
         elif type(step) is p.Put:
             values[step.output] = self._put(step, run)
             unit.completions.append(ArrayCompletion(values[step.output].array, self.deletions))
@@ -107,6 +113,7 @@ class StepRunner:
         arguments = [buffer.array for buffer in buffers]
         for array in arguments:
             if array.is_deleted():
+                raise_failure(array)
                 raise invalid("an argument has been deleted or donated")
         for position in step.preserved:
             arguments[position] = self._backend.copy(arguments[position])
@@ -160,6 +167,59 @@ class StepRunner:
             if key != buffer.key:
                 got = "no array" if buffer.key < 0 else self._keys.describe(buffer.key)
                 raise invalid(f"argument {position}: expected {self._keys.describe(key)}, got {got}")
+
+    # ---- Python
+
+    def _call_python(self, step: p.Python, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
+        inputs = [self._python_input(position, values[value]) for position, value in step.arguments]
+        promised = []
+        for _, value, array in step.results:
+            values[value] = self._buffer(Promise(), array)
+            promised.append((values[value], array))
+        if step.completion >= 0:
+            values[step.completion] = Buffer(_NO_ARRAY, -1, None)
+        results = [(position, array) for position, _, array in step.results]
+        unit.promises += 1
+        try:
+            self._python.call(
+                step.function,
+                step.stream,
+                inputs,
+                results,
+                lambda contents: self.on_outcome(Outcome(unit, promised, contents)),
+            )
+        except BaseException:
+            unit.promises -= 1
+            for each in inputs:
+                each.release()
+            raise
+
+    def _python_input(self, position: int, buffer: Buffer) -> Input:
+        """The argument stays as it is until it has been read, on another thread."""
+        array = _alive(buffer)
+        dtype, shapes = self._keys.shards(buffer.key)
+        releases = [self._hold(buffer, len(shapes))]
+
+        def release() -> None:
+            with suppress(IndexError):  # it has been called
+                releases.pop()()
+
+        is_promise = isinstance(array, Promise)
+
+        def read() -> list[np.ndarray[Any, Any]]:
+            return [np.asarray(shard) for shard in self._backend.shards(array.wait() if is_promise else array)]
+
+        return Input(position, dtype, shapes, not is_promise and is_small_and_ready(array), read, release)
+
+    def keep(self, buffer: Buffer, array: p.LocalArray, shards: Sequence[np.ndarray[Any, Any]]) -> None:
+        """Puts the array that was promised into its buffer."""
+        promise = buffer.array
+        made = self._backend.put(array, shards)
+        buffer.array = made
+        if isinstance(promise, Promise):  # else the buffer has been given up
+            promise.keep(made)
+            if promise.is_deleted():
+                buffer.delete()
 
     # ---- data in
 
@@ -244,7 +304,7 @@ class StepRunner:
                     return
                 whole = tuple((0, size) for size in step.shape)
                 if step.strides is None and step.boxes == (whole,) and arrays[0].flags.c_contiguous:
-                    channel.send_in_parts(run.session, feed, bytes_of(arrays[0]))
+                    channel.send_in_parts(run.session, feed, host_data.bytes_of(arrays[0]))
                     return
                 size, _ = host_data.region_bytes(dtype.itemsize, step.shape, step.strides)
                 channel.send_filled(
@@ -306,5 +366,6 @@ def _alive(buffer: Buffer) -> Any:
     if buffer.spec is None:
         raise invalid("a call's completion is no array")
     if buffer.array.is_deleted():
+        raise_failure(buffer.array)
         raise invalid("the array has been deleted or donated")
     return buffer.array

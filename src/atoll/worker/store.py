@@ -150,5 +150,11 @@ class Store:
         if isinstance(record, Buffer) and record.spec is not None:
             record.delete()
 
+    def fail(self, buffer: Buffer, status: Status) -> None:
+        """What stands for the buffer is the error from now on."""
+        for handle, record in self._records.items():
+            if record is buffer:
+                self._records[handle] = status
+
     def __len__(self) -> int:
         return len(self._records)

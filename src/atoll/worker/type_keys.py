@@ -41,6 +41,11 @@ class TypeKeys:
         layout: tuple[int, ...] | None = self._types[key][3]
         return layout
 
+    def shards(self, key: int) -> tuple[str, tuple[tuple[int, ...], ...]]:
+        """The dtype, and the shape of each shard."""
+        dtype, shapes, _, _ = self._types[key]
+        return dtype, shapes
+
     def describe(self, key: int) -> str:
         dtype, shapes, devices, layout = self._types[key]
         shape = shapes[0] if len(set(shapes)) == 1 else shapes

@@ -155,6 +155,7 @@ class Endings:
             return
         for handle in launch.results:
             self._buffers.settle(session, handle, launch.error)
+        self._scheduler.keep(launch.promise)
         session.in_flight -= 1
         self._outbox.return_credits(launch.session, launch.credits)
 

@@ -25,6 +25,7 @@ from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.policies.first_come import FirstComeFirstServed
 from atoll.scheduling.policy import Policy
 from atoll.scheduling.programs import RegisteredProgram
+from atoll.scheduling.promises import await_promises
 from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.sequential import SequentialDispatch
@@ -109,6 +110,11 @@ class Launcher:
         )
         for unit in program.units.next_launch(may_join=may_join):
             self._make_ticket(session, launch, unit)
+        inputs = [entry.promise for entry in launch.entries[: program.arguments]]
+        launch.promise = await_promises(launch.tickets, inputs, colocated=program.colocated)
+        if launch.promise is not None:
+            for entry in launch.entries[program.arguments :]:
+                entry.promise = launch.promise
         for i in program.donated:
             launch.entries[i].consumed = True
         if not launch.pending:
@@ -167,7 +173,7 @@ class Launcher:
                 entries[handles[position]].uses += 1
             exclusive = not self._quarantine.suspects.isdisjoint(spec.functions)
             run = GangRun(launch, spec, set(spec.hosts))
-            gangs.append(Gang(sequence, spec.island, ticket, run, spec.estimate, exclusive, spec.segments, spec.hosts))
+            gangs.append(Gang(sequence, spec.island, ticket, run, spec.estimate, exclusive, spec.weight, spec.hosts))
         ticket.gangs = tuple(gangs)
         launch.pending += len(gangs)
         launch.program.waiting += len(gangs)

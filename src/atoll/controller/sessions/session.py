@@ -13,7 +13,7 @@ from atoll.scheduling.feeds import Feeds
 from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.ledger import Block
 from atoll.scheduling.programs import RegisteredProgram
-from atoll.scheduling.tickets import Ticket
+from atoll.scheduling.tickets import Promise, Ticket
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +35,7 @@ class Launch:
     pending: int = 0
     error: Status | None = None
     credits: int = 1  # of its session's window
+    promise: Promise[GangRun] | None = None  # of its results
     handles: tuple[int, ...] = field(init=False)  # of arguments and results
 
     def __post_init__(self) -> None:

@@ -14,14 +14,17 @@ from atoll.ifrt.executables import Executable, LostExecutable
 from atoll.ifrt.loaded import MPMD_ERROR, Loaded
 from atoll.ifrt.pending_request import Handler, PendingRequest
 from atoll.ifrt.program_executables import read
+from atoll.ifrt.python_functions import CUSTOM_CALL_PROGRAM, PythonExecutable
 from atoll.ifrt.reshard_executables import ReshardExecutable, is_reshard_request
 from atoll.ir.submission import is_submission
 from atoll.protocol.advice import CALLBACK_ADVICE
 from atoll.protocol.callbacks import CALLBACKS_REQUEST
+from atoll.protocol.ifrt import compile_pb2
 from atoll.protocol.messages import FunctionInfo
 from atoll.protocol.translation import codec
 
 _NOTHING_KEPT: frozenset[int] = frozenset()
+_MOST_PROGRAMS = 64  # of one executable
 
 
 def _compile(pending: PendingRequest, request: Any) -> None:
@@ -38,6 +41,10 @@ def _compile(pending: PendingRequest, request: Any) -> None:
         return
     if is_reshard_request(payload):
         pending.reply(_loaded(pending, ReshardExecutable(payload, session.cluster)))
+        return
+    if request.program.type_name == CUSTOM_CALL_PROGRAM:
+        program = codec.parse(compile_pb2.CustomCallProgram, request.program.data)
+        pending.reply_later(_compile_python(pending, PythonExecutable(program, session.cluster)), with_stack=False)
         return
 
     async def work() -> Any:
@@ -56,6 +63,11 @@ def _compile(pending: PendingRequest, request: Any) -> None:
 
     # JAX raises this error from the very call that failed: without a stack it reads as in stock JAX.
     pending.reply_later(work(), with_stack=False)
+
+
+async def _compile_python(pending: PendingRequest, executable: PythonExecutable) -> Any:
+    await pending.session.python.register(executable)
+    return _loaded(pending, executable)
 
 
 def _loaded(pending: PendingRequest, loaded: Loaded) -> Any:
@@ -178,12 +190,14 @@ def _run(pending: PendingRequest, request: Any, given: list[int]) -> tuple[list[
     preserved = _NOTHING_KEPT
     if options.non_donatable_input_indices and executable.donated:
         preserved = executable.donated & frozenset(options.non_donatable_input_indices)
-    key = (preserved, options.fill_status)
+    key = (preserved, options.fill_status, options.execution_stream_id if executable.has_streams else 0)
     registered = executable.programs.get(key)
     if registered is None:
         definition = executable.program(*key)
         completions = len(definition.results) - len(executable.outputs)
         registered = executable.programs[key] = session.cluster.register_program(definition), completions
+        if len(executable.programs) > _MOST_PROGRAMS:  # each thread of the client is a stream
+            session.cluster.release_program(executable.programs.pop(next(iter(executable.programs)))[0])
     program, completions = registered
     handles = session.handles(given, len(executable.outputs))
     status_handle = 0

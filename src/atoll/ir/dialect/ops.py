@@ -173,7 +173,8 @@ class ProgramOp(IRDLOperation):
 class CallOp(Node):
     """`%2 = atoll.call @step(%0, %1) on [0:8] donate [1] preserve [0] : !atoll.array<...>`
 
-    Runs a compiled function as one gang. A last result of type completion is the call's own.
+    Runs a compiled function as one gang. A last result of type completion is the call's own. With `stream N` it is a
+    function of colocated Python.
     """
 
     name = "atoll.call"
@@ -184,6 +185,7 @@ class CallOp(Node):
     locations = opt_prop_def(DeviceLocations)  # after it
     donated = opt_prop_def(Numbers)
     preserved = opt_prop_def(Numbers)
+    stream = opt_prop_def(IntAttr)
 
     def consumes(self, index: int) -> bool:
         return self.donated is not None and index in self.donated.data
@@ -204,6 +206,8 @@ class CallOp(Node):
         for word, name in (("donate", "donated"), ("preserve", "preserved")):
             if parser.parse_optional_keyword(word):
                 properties[name] = Numbers(Numbers.parse_bare(parser))
+        if parser.parse_optional_keyword("stream"):
+            properties["stream"] = IntAttr(parser.parse_integer(allow_boolean=False))
 
     def print_facts(self, printer: Printer) -> None:
         printer.print_string(" ")
@@ -214,6 +218,8 @@ class CallOp(Node):
         print_optional(printer, "at", self.locations)
         print_optional(printer, "donate", self.donated)
         print_optional(printer, "preserve", self.preserved)
+        if self.stream is not None:
+            printer.print_string(f" stream {self.stream.data}")
 
     def verify_(self) -> None:
         for value in self.operands:

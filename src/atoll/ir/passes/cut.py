@@ -49,6 +49,7 @@ class _Work:
 class _Node:
     islands: dict[int, list[int]]  # its hosts, by island
     function: str = ""
+    colocated: bool = False
     works: dict[int, _Work] = field(default_factory=dict)  # by host
 
     def on(self, host: int) -> _Work:
@@ -131,6 +132,13 @@ class _Cut:
         inputs = self._inputs(op)
         defines = tuple([self.numbers[result] for result in op.results])
         node.function = op.callee.data
+        hosts = dict.fromkeys(location.host for location in op.locations.data)
+        self.island_of.update((location.host, location.island) for location in op.locations.data)
+        if op.stream is not None:
+            node.colocated = True
+            for host in hosts:
+                node.on(host).add(*self._python(op, op.stream.data, host))
+            return
         # A call without results still has a number for them in the plan.
         first = defines[0] if defines else len(self.numbers)
         step = p.Execute(
@@ -141,9 +149,25 @@ class _Cut:
             op.preserved.data if op.preserved is not None else (),
             op.completes,
         )
-        for host in dict.fromkeys(location.host for location in op.locations.data):
+        for host in hosts:
             node.on(host).add(step, inputs, defines)
-        self.island_of.update((location.host, location.island) for location in op.locations.data)
+
+    def _python(self, op: CallOp, stream: int, host: int) -> tuple[p.Python, list[int], list[int]]:
+        """A host takes and gives the arrays that have shards on it."""
+        arguments = [(i, self.numbers[each]) for i, each in enumerate(op.operands) if host in _located(each).hosts]
+        results = [each for each in op.results if not isinstance(each.type, PlacedCompletionType)]
+        given = [(i, each) for i, each in enumerate(results) if host in _located(each).hosts]
+        step = p.Python(
+            op.callee.data,
+            stream,
+            tuple(arguments),
+            tuple((i, self.numbers[each], _located(each).on(host)) for i, each in given),
+            self.numbers[op.results[-1]] if op.completes else -1,
+        )
+        defines = [self.numbers[each] for _, each in given]
+        if op.completes:
+            defines.append(step.completion)
+        return step, [value for _, value in arguments], defines
 
     def _put(self, op: PutOp, node: _Node) -> None:
         located, (output,) = self._known(op.value), self._outputs(op)
@@ -250,7 +274,7 @@ class _Cut:
             node = self.nodes[number]
             for island, hosts in reversed(islands[number]):
                 index -= 1
-                collective = bool(node.function) and len(hosts) > 1
+                collective = bool(node.function) and len(hosts) > 1 and not node.colocated
                 gang_touches: set[int] = set()
                 makes: set[int] = set()
                 for host in hosts:
@@ -272,7 +296,8 @@ class _Cut:
                 needed = by_island.setdefault(island, set(kept))
                 drops = tuple(sorted(gang_touches - needed))
                 needed |= gang_touches
-                gangs.append(LoweredGang(number, island, hosts, node.function, collective, tuple(sorted(makes)), drops))
+                made = tuple(sorted(makes))
+                gangs.append(LoweredGang(number, island, hosts, node.function, collective, made, drops, node.colocated))
         gangs.reverse()
         return tuple(gangs), {host: self._plan(host, segments[host][::-1], results) for host in sorted(segments)}
 

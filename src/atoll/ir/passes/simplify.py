@@ -24,7 +24,7 @@ class SimplifyPass(LoweringPass):
     Takes location-free programs, and guarantees the same results from fewer nodes or as many:
 
     - dead nodes go: calls, transfers and rearrangements whose results have no uses. Calls that donate, report their
-      completion or have no results are kept, and so is whatever donates; puts and gets always are.
+      completion, have no results or run Python are kept, and so is whatever donates; puts and gets always are.
     - transfers to where the value already is go (same sharding, memory and layout).
     - of two equal transfers of one value, one is left.
     - A to B to C, where nobody else uses B, becomes A to C. Not where B is in a memory of another kind than both A and
@@ -73,7 +73,7 @@ def _drop_dead(program: ProgramOp) -> None:
 
 def _is_pure(op: Operation) -> bool:
     if isinstance(op, CallOp):
-        return bool(op.results) and not op.completes and op.donated is None
+        return bool(op.results) and not op.completes and op.donated is None and op.stream is None
     return isinstance(op, RearrangeOp) and op.donate is None
 
 

@@ -55,9 +55,11 @@ class FunctionSource(msgspec.Struct, frozen=True, array_like=True):
     """What a proxy sends for compilation: the program's bytes and XLA's serialized CompileOptions.
 
     `callbacks` are the client's numbers for the Python that the program calls: such a function is only for `session`.
+    With `is_python`, the program is an encoded `PythonProgram`, and there are no options.
     """
 
     program: bytes
     options: bytes
     session: int = 0
     callbacks: tuple[int, ...] = ()
+    is_python: bool = False

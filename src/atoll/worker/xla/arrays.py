@@ -18,7 +18,7 @@ from atoll.transfers.dtypes import numpy_dtype
 
 
 class Uneven:
-    """Local shards of different shapes: they can be moved and fetched, not computed with."""
+    """Local shards of different shapes, or of strings: they can be moved and fetched, not computed with."""
 
     def __init__(self, shards: tuple[Any, ...]) -> None:
         self.shards = shards

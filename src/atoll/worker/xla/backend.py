@@ -118,7 +118,8 @@ class XlaBackend:
         devices = self._devices(array.devices)
         if array.layout is not None and array.layout != tuple(range(len(array.layout))):
             return self.stack(array, self._put_with_layout(array, contents, devices))
-        if len(set(array.shard_shapes)) > 1:
+        if len(set(array.shard_shapes)) > 1 or (contents[0].dtype.kind == "T" and len(contents) > 1):
+            # Of equal strings on several devices jaxlib would make one buffer.
             singles = [
                 xc.batched_device_put(
                     jax.core.ShapedArray(shape, content.dtype),
@@ -151,7 +152,7 @@ class XlaBackend:
         """One stacked array out of single-device arrays that are already in place; nothing is copied."""
         if len(shards) == 1:
             return shards[0]
-        if len(set(array.shard_shapes)) > 1:
+        if len(set(array.shard_shapes)) > 1 or array.dtype == "string":
             return Uneven(tuple(shards))
         devices = self._devices(array.devices)
         aval, sharding = stacked_type(shards[0].dtype, shards[0].shape, devices, array.memory_kind)

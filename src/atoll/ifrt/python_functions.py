@@ -1,0 +1,148 @@
+"""Colocated Python (`jax.experimental.colocated_python`): functions that run in Python processes beside the devices.
+
+A function arrives as a CustomCallProgram with a pickle that nobody opens but the session's own processes. To the
+cluster it is a compiled function of another kind. Before the first one on an island, all of that island's hosts start
+the session's processes: they are one JAX program of several processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from atoll.errors import invalid, unimplemented
+from atoll.ifrt.arrays import ArrayRecord
+from atoll.ifrt.loaded import Loaded
+from atoll.ifrt.program_checks import describe, fits
+from atoll.ifrt.program_executables import metadata_reply
+from atoll.ir.program import Call, Program, single
+from atoll.ir.types import ArraySpec, shard_shape
+from atoll.protocol.ifrt import executables_pb2
+from atoll.protocol.messages import FunctionSource
+from atoll.protocol.messages.python import ClientSettings, PythonFunction, PythonHosts, split_settings
+from atoll.protocol.translation import codec
+from atoll.protocol.translation.array_specs import spec_from
+from atoll.session.session import ClusterSession
+
+CUSTOM_CALL_PROGRAM = "xla::ifrt::CustomCallProgram"
+_LANGUAGE = "jax_colocated_python_v0.0.1"
+_MAX_ARRAYS = 1 << 16
+_NO_ESTIMATES = "a Python function has no cost that could be known before it runs"
+
+
+class PythonExecutable(Loaded):
+    """A function of colocated Python. Raises INVALID_ARGUMENT or UNIMPLEMENTED from the constructor."""
+
+    has_streams = True
+
+    def __init__(self, proto: Any, cluster: ClusterSession) -> None:
+        super().__init__()
+        if proto.type != _LANGUAGE:
+            raise unimplemented(f"custom programs of type {proto.type[:100]!r}: this server runs {_LANGUAGE}")
+        if max(len(proto.input_specs), len(proto.output_specs)) > _MAX_ARRAYS:
+            raise invalid(f"a Python function of more than {_MAX_ARRAYS} arrays")
+        self.name = proto.name[:200] or "python"
+        self.devices = tuple(proto.devices.device_ids)
+        if not self.devices or len(set(self.devices)) != len(self.devices):
+            raise invalid("a Python function needs devices, each once")
+        cluster.hosts_of(self.devices)
+        self.fingerprint = b""
+        self.functions = ()
+        self.donated = frozenset()
+        self.settings, text = split_settings(proto.serialized_program_text)
+        self.source = PythonFunction(self.name, text, self.settings.path)
+        self._function = -1
+        self.inputs = tuple(self._spec(each) for each in proto.input_specs)
+        self.outputs = tuple(self._spec(each) for each in proto.output_specs)
+        self._output_shardings = [each.sharding for each in proto.output_specs]
+
+    def _spec(self, proto: Any) -> ArraySpec:
+        spec = spec_from(proto)
+        if not set(spec.sharding.devices) <= set(self.devices):
+            raise invalid(f"{self.name} has an array on devices {list(spec.sharding.devices)}, which are not its own")
+        if spec.dtype in ("token", "opaque"):
+            raise invalid(f"{self.name} has an array of dtype {spec.dtype}, which holds no data")
+        if len({shard_shape(spec.sharding, spec.shape, i) for i in range(len(spec.sharding.devices))}) > 1:
+            raise unimplemented(f"{self.name} has an array whose shards differ in shape: {describe(spec)}")
+        return spec
+
+    def compiled(self, function: int) -> None:
+        """It is known to the cluster under this number."""
+        self._function = function
+        self.functions = (function,)
+
+    def check(self, arguments: Sequence[ArrayRecord]) -> None:
+        if len(arguments) != len(self.inputs):
+            raise invalid(f"{self.name} takes {len(self.inputs)} arguments, got {len(arguments)}")
+        for i, (record, expected) in enumerate(zip(arguments, self.inputs, strict=True)):
+            if record.spec is None or not fits(record.spec, expected):
+                given = "nothing" if record.spec is None else describe(record.spec)
+                raise invalid(f"{self.name} takes {describe(expected)} as argument {i}, got {given}")
+
+    def program(self, preserved: frozenset[int], completion: bool, stream: int) -> Program:
+        inputs = tuple(range(len(self.inputs)))
+        call = Call(self._function, inputs, self.outputs, self.devices, completion=completion, stream=stream)
+        return single(self.name, self.inputs, call)
+
+    async def cost(self, cluster: ClusterSession, reply: Any) -> None:
+        raise unimplemented(_NO_ESTIMATES)
+
+    async def text(self, cluster: ClusterSession) -> str:
+        return f"{self.name}: a Python function of {len(self.inputs)} arrays to {len(self.outputs)}"
+
+    def metadata_reply(self) -> Any:
+        return metadata_reply([spec.sharding.memory_kind for spec in self.outputs], ())
+
+    def output_replies(self, handles: list[int]) -> list[Any]:
+        return [
+            executables_pb2.ExecuteReply.Output(
+                dtype=codec.dtype_to(spec.dtype), shape={"dims": spec.shape}, sharding=sharding, array=handle
+            )
+            for spec, sharding, handle in zip(self.outputs, self._output_shardings, handles, strict=True)
+        ]
+
+
+class PythonFunctions:
+    """The Python functions of a session, and the processes that it has had started for them.
+
+    Names of functions are the session's own: two sessions never share one.
+    """
+
+    def __init__(self, cluster: ClusterSession) -> None:
+        self._cluster = cluster
+        self._nonce = secrets.token_hex(16)
+        self._opened: dict[int, asyncio.Task[None]] = {}  # by island
+
+    def close(self) -> None:
+        """The session has ended."""
+        for opening in self._opened.values():
+            opening.cancel()
+
+    async def register(self, executable: PythonExecutable) -> None:
+        """Has it loaded in the processes of its hosts. Raises StatusError."""
+        await self._open(executable.devices[0], executable.settings)
+        executable.compiled(await self._register(executable.source, executable.devices))
+
+    async def _open(self, device: int, settings: ClientSettings) -> None:
+        """Has the processes started on the island of the device, by the first function that needs them."""
+        devices = self._cluster.welcome.devices
+        island = devices[device].island
+        opening = self._opened.get(island)
+        if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
+            there = tuple(each.id for each in devices if each.island == island)
+            opening = self._opened[island] = asyncio.create_task(self._start(there, settings))
+        await asyncio.shield(opening)
+
+    async def _start(self, devices: tuple[int, ...], settings: ClientSettings) -> None:
+        number = await self._register(PythonHosts(devices, settings), devices)
+        self._cluster.retain_functions((number,))  # as long as the session lasts
+
+    async def _register(self, program: PythonHosts | PythonFunction, devices: tuple[int, ...]) -> int:
+        source = msgspec.msgpack.encode(FunctionSource(msgspec.msgpack.encode(program), b"", is_python=True))
+        content = f"python {self._nonce} {self._cluster.number()}"
+        number, _ = await self._cluster.register_function(source, content, (devices,))
+        return number

@@ -1,0 +1,194 @@
+"""What the Python process of a session does for its worker: it loads the user's functions and calls them.
+
+One thread reads what the worker sends, one loads functions, and each stream has a thread for its calls. The process
+ends with its worker, and when the worker closes their link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import threading
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from atoll.errors import OK, Code, Status
+from atoll.protocol.messages import python as m
+from atoll.session.python.functions import open_functions
+from atoll.transfers.python.link import PythonLink, view
+
+_IDLE_SECONDS = 60.0
+
+
+class Stream:
+    """Runs calls one after the other, on a thread that ends when there were none for a while."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._runs = False
+        self._pending = 0
+
+    def submit(self, run: Callable[[], None]) -> None:
+        with self._lock:
+            self._pending += 1
+            self._queue.put(run)
+            if not self._runs:
+                self._runs = True
+                threading.Thread(target=self._work, name="colocated-python", daemon=True).start()
+
+    @property
+    def is_busy(self) -> bool:
+        with self._lock:
+            return self._pending > 0
+
+    def _work(self) -> None:
+        while True:
+            try:
+                self._queue.get(timeout=_IDLE_SECONDS)()
+            except queue.Empty:
+                with self._lock:
+                    if not self._pending:
+                        self._runs = False
+                        return
+            else:
+                with self._lock:
+                    self._pending -= 1
+
+
+class Contents:
+    """What has arrived of arguments, and the calls that wait for it."""
+
+    def __init__(self) -> None:
+        self._arrived: dict[int, np.ndarray[Any, Any]] = {}
+        self._failed: dict[int, Status] = {}  # by call
+        self._change = threading.Condition()
+
+    def put(self, feed: int, contents: np.ndarray[Any, Any]) -> None:
+        with self._change:
+            self._arrived[feed] = contents
+            self._change.notify_all()
+
+    def fail(self, call: int, status: Status) -> None:
+        with self._change:
+            self._failed[call] = status
+            self._change.notify_all()
+
+    def take(self, call: m.Call) -> list[list[np.ndarray[Any, Any]]] | Status:
+        """The shards of each argument, once all are here: the worker sends them, or says that it cannot."""
+        feeds = [feed for argument in call.arguments for feed in argument.feeds]
+        with self._change:
+            self._change.wait_for(lambda: call.number in self._failed or all(feed in self._arrived for feed in feeds))
+            failure = self._failed.pop(call.number, None)
+            taken = {feed: self._arrived.pop(feed) for feed in feeds if feed in self._arrived}
+        if failure is not None:
+            return failure
+        return [
+            [view(taken[feed], argument.dtype, argument.shape) for feed in argument.feeds]
+            for argument in call.arguments
+        ]
+
+
+class Runner:
+    """Does what the worker asks. `functions` is the JAX side: see `session.python.functions`."""
+
+    def __init__(self, link: PythonLink, functions: Any) -> None:
+        self._link = link
+        self._functions = functions
+        self._loaded: dict[str, Any] = {}
+        self._loads = Stream()
+        self._streams: dict[int, Stream] = {}
+        self._contents = Contents()
+        self._feed = 0
+        self._feed_lock = threading.Lock()
+
+    def run(self, isolated: bool) -> None:
+        """Until the worker closes the link."""
+        self._link.send(m.PythonReady(isolated))
+        self._link.receive(self._handle, self._contents.put)
+
+    def _handle(self, message: Any) -> None:
+        match message:
+            case m.Load():
+                self._loads.submit(lambda: self._load(message))
+            case m.Call(function=name, stream=number):
+                stream = self._streams.get(number)
+                if stream is None:
+                    stream = self._streams[number] = Stream()
+                stream.submit(self._bound(message, self._loaded.get(name)))
+            case m.InputFailed(number=number, status=status):
+                self._contents.fail(number, status)
+            case m.Drop(function=name):
+                self._drop(self._loaded.pop(name, None))
+
+    def _drop(self, function: Any) -> None:
+        """Lets go of it once all calls that came before have run: they may be the next to need its objects."""
+        for stream in [each for each in self._streams.values() if each.is_busy]:
+            stream.submit(partial(_let_go, [function]))
+
+    def _load(self, message: m.Load) -> None:
+        status = OK
+        try:
+            self._loaded[message.function] = self._functions.load(message.source, message.again)
+        except BaseException as error:
+            status = _raised(f"{message.source.name} cannot be loaded", error)
+        self._link.send(m.Loaded(message.function, status))
+
+    def _bound(self, call: m.Call, function: Any) -> Callable[[], None]:
+        """The call with its function, which may be dropped while it waits; nothing holds either afterwards."""
+        held = [function]
+
+        def run() -> None:
+            returned = self._call(call, held)
+            with contextlib.suppress(OSError):
+                self._link.send(returned)
+
+        return run
+
+    def _call(self, call: m.Call, held: list[Any]) -> m.Returned:
+        try:
+            arguments = self._contents.take(call)
+            if isinstance(arguments, Status):
+                return m.Returned(call.number, arguments)
+            shards = held.pop()(call, arguments)
+            return m.Returned(call.number, OK, tuple(tuple(map(self._send, each)) for each in shards))
+        except OSError:
+            raise
+        except BaseException as error:
+            return m.Returned(call.number, _raised("a Python function on the host raised", error))
+
+    def _send(self, shard: np.ndarray[Any, Any]) -> int:
+        with self._feed_lock:
+            self._feed += 1
+            feed = self._feed
+        self._link.send_array(feed, shard)
+        return feed
+
+
+def _let_go(held: list[Any]) -> None:
+    held.clear()
+
+
+def _raised(what: str, error: BaseException) -> Status:
+    """The exception with its traceback, from the user's first line on."""
+    lines = error.__traceback__
+    while lines is not None and os.path.dirname(lines.tb_frame.f_code.co_filename) == os.path.dirname(__file__):
+        lines = lines.tb_next
+    text = "".join(traceback.format_exception(type(error), error, lines))
+    return Status(Code.INTERNAL, f"{what}:\n{text}")
+
+
+def run(options: m.PythonOptions, isolated: bool) -> None:
+    """Runs the process to its end, whatever it still does then."""
+    with contextlib.suppress(OSError):
+        os.chdir(options.settings.directory or options.folder)
+    link = PythonLink(socket.socket(fileno=options.descriptor), m.ToPython)
+    with contextlib.suppress(EOFError, OSError):
+        Runner(link, open_functions(options)).run(isolated)
+    os._exit(0)

@@ -1,0 +1,190 @@
+"""Colocated Python where processes end: named, replaced, and gone with their session."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import psutil
+import pytest
+from jax.experimental import colocated_python
+
+from atoll.cluster.processes.process_table import began
+from tests.end_to_end.remote_python import RemotePython, StartPython
+
+_kept: dict[str, Any] = {}
+
+
+@pytest.fixture(scope="module", params=["1x1x2", "1x2x1"])
+def python(request: pytest.FixtureRequest, start_python: StartPython) -> RemotePython:
+    """A child with an island of one host, and of two."""
+    return start_python(request.param)
+
+
+def argument() -> jax.Array:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
+    return jax.device_put(np.arange(2), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x")))
+
+
+def end_the_process() -> tuple[str, list[int], str]:
+    @colocated_python.colocated_python
+    def same(x: jax.Array) -> jax.Array:
+        return x
+
+    @colocated_python.colocated_python_class
+    class Holder:
+        def get(self, x: jax.Array) -> jax.Array:
+            return x
+
+    @colocated_python.colocated_python
+    def die(x: jax.Array) -> jax.Array:
+        print("these are the last words", file=sys.stderr, flush=True)
+        os._exit(3)
+
+    x, holder = argument(), Holder()
+    jax.block_until_ready((same(x), same(x), holder.get(x), holder.get(x)))
+    texts = []
+    for call in (die, holder.get):
+        try:
+            jax.block_until_ready(call(x))
+        except jax.errors.JaxRuntimeError as error:
+            texts.append(str(error))
+        for _ in range(20):  # on several hosts, until all of their processes have been replaced
+            try:
+                after = jax.device_get(same(x)).tolist()
+                break
+            except jax.errors.JaxRuntimeError:
+                time.sleep(0.5)
+    return texts[0], after, texts[1]
+
+
+def test_a_process_that_ends_fails_its_calls_and_is_replaced(python: RemotePython):
+    aborted, after, lost = python.call(end_the_process)
+    assert aborted.startswith("ABORTED: the Python process of session 1 on host")
+    assert "exited with 3; its last lines:\nthese are the last words" in aborted
+    assert after == [0, 1]
+    assert "the object was lost when its process on this host ended" in lost
+
+
+def colocated_processes() -> set[int]:
+    return {
+        each.pid
+        for each in psutil.process_iter(["cmdline"])
+        if "atoll.session.python.main" in (each.info["cmdline"] or [])
+        and any(parent.pid == os.getpid() for parent in each.parents())
+    }
+
+
+def until_ended(pids: set[int]) -> None:
+    deadline = time.monotonic() + 20
+    while any(began(pid) is not None for pid in pids):
+        assert time.monotonic() < deadline, "a Python process outlives what it belongs to"
+        time.sleep(0.05)
+
+
+def leave_one_running() -> set[int]:
+    @colocated_python.colocated_python
+    def forever(x: jax.Array) -> jax.Array:
+        time.sleep(1000)
+        return x
+
+    forever = forever.specialize(out_specs_fn=lambda x: x)
+    _kept["result"] = forever(argument())
+    time.sleep(0.1)
+    return colocated_processes()
+
+
+def test_processes_end_with_their_session_whatever_they_do(start_python: StartPython):
+    child = start_python("1x1x2")
+    pids = child.call(leave_one_running)
+    assert pids
+    child.process.kill()
+    child.process.wait()
+    until_ended(pids)
+
+
+def lose_the_worker() -> tuple[set[int], list[int]]:
+    @colocated_python.colocated_python
+    def same(x: jax.Array) -> jax.Array:
+        return x
+
+    same = same.specialize(out_specs_fn=lambda x: x)
+    jax.block_until_ready(same(argument()))
+    pids = leave_one_running()
+    (pid,) = [each for each in pids if psutil.Process(each).parent().pid not in pids]
+    psutil.Process(pid).parent().kill()
+    for _ in range(100):
+        try:
+            after = jax.device_get(same(argument())).tolist()
+            break
+        except jax.errors.JaxRuntimeError:
+            time.sleep(0.2)
+    return pids, after
+
+
+def test_processes_end_with_their_worker_and_come_back_with_it(start_python: StartPython):
+    pids, after = start_python("1x1x2").call(lose_the_worker)
+    until_ended(pids)
+    assert after == [0, 1]
+
+
+def look_around() -> dict[str, Any]:
+    @colocated_python.colocated_python
+    def look(x: jax.Array) -> jax.Array:
+        import json
+        import resource
+
+        seen = {
+            "token": [name for name in os.environ if name.startswith("ATOLL_")],
+            "descriptors": [os.readlink(f"/proc/self/fd/{each}") for each in ("0", "1")],
+            "mode": oct(os.stat(os.environ["TMPDIR"]).st_mode & 0o777),
+            "core": resource.getrlimit(resource.RLIMIT_CORE)[0],
+            "memory": resource.getrlimit(resource.RLIMIT_DATA)[0] > 0,
+        }
+        return jax.device_put(np.array(json.dumps(seen), dtype=np.dtypes.StringDType()), next(iter(x.devices())))
+
+    import json
+
+    x = jax.device_put(np.array(1), jax.devices()[0])
+    found: dict[str, Any] = json.loads(jax.device_get(look(x)).item())
+    return found
+
+
+def test_a_process_has_nothing_of_the_clusters_own(start_python: StartPython):
+    assert start_python("1x1x2", ATOLL_LOG="warning").call(look_around) == {
+        "token": [],
+        "descriptors": ["/dev/null", "/dev/null"],
+        "mode": "0o700",
+        "core": 0,
+        "memory": True,
+    }
+
+
+def start_without_modules(folder: str) -> str:
+    sys.path.insert(0, folder)
+    import only_here  # type: ignore[import-not-found]
+
+    @colocated_python.colocated_python
+    def through(x: jax.Array) -> jax.Array:
+        return jax.device_put(only_here.triple(np.asarray(x)), x.sharding)
+
+    Path(folder, "only_here.py").unlink()
+    try:
+        jax.block_until_ready(through(jax.device_put(np.array(1), jax.devices()[0])))
+    except jax.errors.JaxRuntimeError as error:
+        return str(error)
+    finally:
+        sys.path.remove(folder)
+    return ""
+
+
+def test_a_function_whose_module_is_not_on_the_host_cannot_be_loaded(python: RemotePython, tmp_path: Path):
+    (tmp_path / "only_here.py").write_text("def triple(x): return 3 * x\n")
+    text = python.call(start_without_modules, str(tmp_path))
+    assert "cannot be loaded" in text
+    assert "No module named 'only_here'" in text

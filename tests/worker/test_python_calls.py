@@ -1,0 +1,196 @@
+"""Calls of Python in an executor: promises that are kept, broken, awaited, freed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atoll.errors import Code, Status
+from atoll.ir import plan as p
+from atoll.protocol import messages as m
+from tests.worker.rig import SECONDS, Behaviours, Rig, add, local, says, spec
+
+BEHAVIOURS = Behaviours("tests.worker.test_python_calls")
+
+
+class FakePython:
+    """Takes calls, which the test lets return."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.calls: list[tuple[list[Any], Callable[[Any], None]]] = []
+        rig.executor.plan_executor._steps._python = self
+
+    def call(self, function: str, stream: int, inputs: Any, results: Any, on_outcome: Callable[[Any], None]) -> None:
+        if function == "unknown":
+            raise KeyError(function)
+        self.calls.append((list(inputs), on_outcome))
+
+
+def call_python(rig: Rig, *arguments: int, function: str = "f", results: int = 1) -> tuple[int, ...]:
+    """Starts a call of one array on device 0 a result; the results' handles."""
+    count = len(arguments)
+    given = tuple((i, count + i, local(0)) for i in range(results))
+    return rig.start([p.Python(function, 0, tuple((i, i) for i in range(count)), given, -1)], arguments, results)
+
+
+def settled(rig: Rig) -> None:
+    """All that was submitted has been done, or is parked."""
+    rig.ones()
+
+
+def done(rig: Rig, units: int) -> None:
+    """So many have completed, reported together or not."""
+    while units:
+        report = rig.reports.get(timeout=SECONDS)
+        assert isinstance(report, m.Done), report
+        units -= len(report.runs)
+
+
+@BEHAVIOURS.add
+def it_puts_what_a_call_returned_in_the_place_of_what_was_promised(rig: Rig) -> None:
+    python = FakePython(rig)
+    (result,) = call_python(rig, rig.ones())
+    settled(rig)
+    ((argument,), on_outcome) = python.calls[0]
+    assert (argument.dtype, argument.shapes, argument.at_once) == ("float32", ((4,),), True)
+    assert argument.read()[0].tolist() == [1, 1, 1, 1]
+    on_outcome([[np.full(4, 7, np.float32)]])
+    assert isinstance(rig.reports.get(timeout=SECONDS), m.Done)
+    assert rig.shard(result).tolist() == [7, 7, 7, 7]
+
+
+@BEHAVIOURS.add
+def it_completes_others_of_the_session_while_a_call_runs(rig: Rig) -> None:
+    python = FakePython(rig)
+    name = rig.function(add, spec(), spec())
+    call_python(rig, rig.ones())
+    report, (result,) = rig.call(name, rig.ones(), rig.ones())
+    assert isinstance(report, m.Done)
+    assert rig.shard(result)[0] == 2
+    python.calls[0][1]([[np.zeros(4, np.float32)]])
+    rig.reports.get(timeout=SECONDS)
+
+
+@BEHAVIOURS.add
+def it_parks_what_needs_a_promised_array_on_a_device(rig: Rig) -> None:
+    python = FakePython(rig)
+    name = rig.function(add, spec(), spec())
+    (promised,) = call_python(rig, rig.ones())
+    (total,) = rig.start([p.Execute(name, (0, 0), 1, (), (), False)], (promised,))
+    while not python.calls or not rig.executor.plan_executor._parked:
+        pass
+    python.calls[0][1]([[np.full(4, 3, np.float32)]])
+    done(rig, 2)
+    assert rig.shard(total)[0] == 6
+
+
+@BEHAVIOURS.add
+def it_fails_what_needs_an_array_that_will_never_be_with_the_reason(rig: Rig) -> None:
+    python = FakePython(rig)
+    name = rig.function(add, spec(), spec())
+    (promised,) = call_python(rig, rig.ones())
+    rig.start([p.Execute(name, (0, 0), 1, (), (), False)], (promised,))
+    while not python.calls or not rig.executor.plan_executor._parked:
+        pass
+    python.calls[0][1](Status(int(Code.ABORTED), "its process has ended"))
+    for _ in range(2):
+        says(rig.reports.get(timeout=SECONDS).status, Code.ABORTED, "its process has ended")
+    says(rig.failure(rig.call(name, promised, promised)), Code.ABORTED, "its process has ended")
+
+
+@BEHAVIOURS.add
+def it_passes_a_promised_array_to_the_next_call_without_waiting(rig: Rig) -> None:
+    python = FakePython(rig)
+    (promised,) = call_python(rig, rig.ones())
+    call_python(rig, promised)
+    settled(rig)
+    ((argument,), on_outcome) = python.calls[1]
+    assert not argument.at_once
+    python.calls[0][1]([[np.full(4, 5, np.float32)]])
+    assert isinstance(rig.reports.get(timeout=SECONDS), m.Done)
+    assert argument.read()[0].tolist() == [5, 5, 5, 5]
+    on_outcome([[np.zeros(4, np.float32)]])
+    rig.reports.get(timeout=SECONDS)
+
+
+@BEHAVIOURS.add
+def it_copies_an_argument_that_is_donated_before_it_was_read(rig: Rig) -> None:
+    python = FakePython(rig)
+    name = rig.function(add, spec(), spec(), donate=(0,))
+    a = rig.ones()
+    call_python(rig, a)
+    rig.call(name, a, rig.ones(), donated=(0,))
+    ((argument,), on_outcome) = python.calls[0]
+    assert argument.read()[0].tolist() == [1, 1, 1, 1]
+    argument.release()
+    argument.release()  # once more does nothing
+    on_outcome([[np.zeros(4, np.float32)]])
+    rig.reports.get(timeout=SECONDS)
+
+
+@BEHAVIOURS.add
+def it_keeps_nothing_of_a_result_that_was_freed_before_it_came(rig: Rig) -> None:
+    python = FakePython(rig)
+    (result,) = call_python(rig)
+    rig.executor.submit(m.Free(rig.session, (result,)))
+    settled(rig)
+    python.calls[0][1](Status(int(Code.INTERNAL), "it raised"))
+    says(rig.reports.get(timeout=SECONDS).status, Code.INTERNAL, "it raised")
+    report, _ = rig.read(result)
+    says(report.status, Code.NOT_FOUND, "not on this host")
+
+
+@BEHAVIOURS.add
+def it_deletes_a_result_that_was_deleted_before_it_came(rig: Rig) -> None:
+    python = FakePython(rig)
+    (result,) = call_python(rig)
+    rig.executor.submit(m.Free(rig.session, (result,), True))
+    settled(rig)
+    python.calls[0][1]([[np.zeros(4, np.float32)]])
+    rig.reports.get(timeout=SECONDS)
+    report, _ = rig.read(result)
+    says(report.status, Code.INVALID_ARGUMENT, "deleted")
+
+
+@BEHAVIOURS.add
+def it_fails_a_call_of_a_function_that_is_not_here(rig: Rig) -> None:
+    FakePython(rig)
+    call_python(rig, rig.ones(), function="unknown")
+    assert isinstance(rig.reports.get(timeout=SECONDS), m.Failed)
+
+
+@BEHAVIOURS.add
+def it_drops_a_python_function_in_the_order_of_its_session(rig: Rig) -> None:
+    python = FakePython(rig)
+    dropped: list[int] = []
+    rig.functions.python._session_of["g"] = rig.session
+    rig.functions.python.drop = lambda name: dropped.append(len(python.calls))
+    (promised,) = call_python(rig, rig.ones())
+    name = rig.function(add, spec(), spec())
+    rig.start([p.Execute(name, (0, 0), 1, (), (), False)], (promised,))  # parks the session
+    call_python(rig)
+    rig.executor.submit(m.DropFunction("g"))
+    while len(rig.executor.plan_executor._parked.get(rig.session, ())) < 3:
+        pass
+    assert dropped == []
+    python.calls[0][1]([[np.zeros(4, np.float32)]])
+    done(rig, 2)
+    settled(rig)
+    assert dropped == [2]
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, str]:
+    return BEHAVIOURS.outcomes()
+
+
+@pytest.mark.parametrize("name", BEHAVIOURS.names)
+def test_the_executor(outcomes: dict[str, str], name: str) -> None:
+    assert outcomes.get(name, outcomes[""]) == "ok"
+
+
+if __name__ == "__main__":
+    BEHAVIOURS.play()
