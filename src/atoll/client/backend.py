@@ -10,12 +10,11 @@ import weakref
 from typing import Any, Protocol
 
 from atoll.client.jax_patches import host_callbacks
+from atoll.client.jax_patches import install as install_patches
 from atoll.client.log_filter import filtered_stderr
-from atoll.client.newer_operations import accept_newer_operations
 from atoll.client.processes import ClientProcesses
 from atoll.client.settings import Settings
 from atoll.client.slices import forget_slices
-from atoll.client.strided_arrays import accept_any_strides
 from atoll.client.timer_slack import relaxed
 
 # From this size on, arrays reach the proxy through files in shared memory.
@@ -65,9 +64,7 @@ def make_client() -> Any:
     # jaxlib's client reads its environment when it first connects.
     from jax.extend.backend import ifrt_proxy
 
-    accept_any_strides()
-    accept_newer_operations()
-    host_callbacks.install()
+    install_patches()
     clear_with_client(host_callbacks.TABLE)
     options = ifrt_proxy.ClientConnectionOptions()
     options.connection_timeout_in_seconds = _CONNECT_SECONDS

@@ -7,11 +7,11 @@ the compile request, which the proxy takes out again.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from atoll.client.callbacks import CallbackTable
+from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll
 from atoll.protocol.compile_options import CALLBACKS_OPTION
 
@@ -19,7 +19,6 @@ TABLE = CallbackTable()
 
 
 def _numbering(compile_and_load: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(compile_and_load)
     def backend_compile_and_load(
         backend: Any, module: Any, executable_devices: Any, options: Any, host_callbacks: Sequence[Any]
     ) -> Any:
@@ -37,7 +36,6 @@ def _numbering(compile_and_load: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             options.env_option_overrides = before
 
-    backend_compile_and_load.__module__ = __name__
     return backend_compile_and_load
 
 
@@ -50,8 +48,15 @@ def _add_local_cpu() -> None:
             xla_bridge._backends["cpu"] = xla_bridge._init_backend("cpu")
 
 
-def install() -> None:
-    from jax._src import compiler
-
-    if compiler.backend_compile_and_load.__module__ != __name__:
-        compiler.backend_compile_and_load = _numbering(compiler.backend_compile_and_load)
+PATCH = Patch(
+    name="host callbacks",
+    lifts="Unsupported host callback type",
+    replacements=(
+        Replacement(
+            "jax._src.compiler",
+            "backend_compile_and_load",
+            _numbering,
+            ("backend", "module", "executable_devices", "options", "host_callbacks"),
+        ),
+    ),
+)
