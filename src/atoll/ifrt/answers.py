@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.errors import OK, invalid, not_found
+from atoll.errors import OK, invalid, not_found, unimplemented
 from atoll.ifrt.executables import Executable
 from atoll.ifrt.loaded import Answer
 from atoll.ifrt.pending_request import PendingRequest
@@ -46,6 +46,8 @@ async def _answer(session: IfrtSession, question: Question) -> Answer:
 def _source(session: IfrtSession, fingerprint: bytes) -> Answer:
     for each in session.executables.values():
         if isinstance(each, Executable) and each.fingerprint == fingerprint:
+            if each.callbacks:
+                raise unimplemented(f"{each.name} calls back into this process: it cannot be run in another")
             encoded = session.cluster.source(each.function)
             source = msgspec.msgpack.decode(encoded, type=FunctionSource)
             content = CompiledSource(source.program, source.options, each.assignment)

@@ -79,3 +79,25 @@ def test_parameters_of_jaxlibs_functions_are_read_from_their_signatures() -> Non
     assert parameters(_jax.hlo_module_cost_analysis) == ("arg0", "arg1")
     assert parameters(_jax.Client.deserialize_executable)[:3] == ("self", "serialized", "executable_devices")
     assert parameters(_jax.pjit)[:3] == ("function_name", "fun", "cache_miss")
+
+
+def test_a_property_is_replaced_by_a_property(library: Any) -> None:
+    class Owner:
+        @property
+        def size(self) -> int:
+            return 3
+
+    library.Owner = Owner
+    patch = Patch("sizes", "", (Replacement("library_of_the_test:Owner", "size", negated, ("self",)),))
+    assert install([patch], VERSION) == (patch,)
+    assert Owner().size == -3
+
+
+def test_modules_that_bound_the_original_get_the_replacement(library: Any) -> None:
+    copy: Any = ModuleType("copy_of_the_test")
+    copy.triple = library.triple
+    sys.modules[copy.__name__] = copy
+    copies = ("copy_of_the_test", "never_imported")
+    install([Patch("signs", "", (Replacement("library_of_the_test", "triple", negated, ("x",), copies),))], VERSION)
+    del sys.modules[copy.__name__]
+    assert copy.triple(1) == -3

@@ -5,10 +5,31 @@ Only a process that uses Atoll is changed: the patches are put in place when its
 
 from __future__ import annotations
 
-from atoll.client.jax_patches import host_callbacks, newer_operations, patch, strided_arrays
+from atoll.client.jax_patches import (
+    cost_analysis,
+    dlpack,
+    host_callbacks,
+    memory_stats,
+    newer_operations,
+    other_clients,
+    patch,
+    serialized_executables,
+    strided_arrays,
+    transfer_server,
+)
 from atoll.client.jax_patches.patch import Patch
 
-PATCHES: tuple[Patch, ...] = (strided_arrays.PATCH, newer_operations.PATCH, host_callbacks.PATCH)
+PATCHES: tuple[Patch, ...] = (
+    strided_arrays.PATCH,
+    other_clients.PATCH,
+    dlpack.PATCH,
+    cost_analysis.PATCH,
+    memory_stats.PATCH,
+    serialized_executables.PATCH,
+    transfer_server.PATCH,
+    newer_operations.PATCH,
+    host_callbacks.PATCH,
+)
 
 _installed: tuple[Patch, ...] | None = None
 

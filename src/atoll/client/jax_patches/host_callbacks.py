@@ -24,7 +24,6 @@ def _numbering(compile_and_load: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if not host_callbacks or not is_atoll(backend):
             return compile_and_load(backend, module, executable_devices, options, host_callbacks)
-        _add_local_cpu()
         numbers = TABLE.add(backend, host_callbacks)
         before = list(options.env_option_overrides)
         options.env_option_overrides = [*before, (CALLBACKS_OPTION, f"{numbers[0]}+{len(numbers)}")]
@@ -37,15 +36,6 @@ def _numbering(compile_and_load: Callable[..., Any]) -> Callable[..., Any]:
             options.env_option_overrides = before
 
     return backend_compile_and_load
-
-
-def _add_local_cpu() -> None:
-    """JAX puts the operands of a callback on a local CPU device, whether the user's platforms name it or not."""
-    from jax._src import xla_bridge
-
-    with xla_bridge._backend_lock:
-        if "cpu" not in xla_bridge._backends:
-            xla_bridge._backends["cpu"] = xla_bridge._init_backend("cpu")
 
 
 PATCH = Patch(

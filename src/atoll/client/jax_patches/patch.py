@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 @dataclass(frozen=True)
 class Replacement:
-    """One name, and what stands in its place.
+    """One name of a function or property, and what stands in its place.
 
     `owner` is a module, or a class of one: "jaxlib._jax:Device". `parameters` are those that the original must have,
     in this order and first, by name; jaxlib's functions number those that have none (arg0, arg1; a method's first is
@@ -34,6 +35,7 @@ class Replacement:
     name: str
     wrap: Wrap
     parameters: tuple[str, ...]
+    copies: tuple[str, ...] = ()
 
     @property
     def target(self) -> str:
@@ -52,7 +54,13 @@ class Replacement:
 
     def apply(self) -> None:
         owner = self._resolve()
-        setattr(owner, self.name, self.wrap(getattr(owner, self.name)))
+        found = getattr(owner, self.name)
+        holders = [owner, *(sys.modules[each] for each in self.copies if each in sys.modules)]
+        original = _function(found)
+        new: Any = self.wrap(original)
+        new.__name__, new.__doc__, new.__wrapped__ = self.name, original.__doc__, original
+        for holder in holders:
+            setattr(holder, self.name, property(new) if isinstance(found, property) else new)
 
     def _resolve(self) -> Any:
         module, _, attribute = self.owner.partition(":")
@@ -99,9 +107,14 @@ def install(patches: Sequence[Patch], version: tuple[int, ...]) -> tuple[Patch, 
     return tuple(done)
 
 
+def _function(found: Any) -> Any:
+    """What a name stands for; of a property, its getter."""
+    return found.fget if isinstance(found, property) else found
+
+
 def parameters(function: Any) -> tuple[str, ...]:
     """The names of a function's parameters; of an overloaded one of jaxlib's, those of the first form."""
-    function = inspect.unwrap(function)
+    function = inspect.unwrap(_function(function))
     if signatures := getattr(function, "__nb_signature__", None):
         return _parameters_of_text(str(signatures[0][0]))
     try:

@@ -8,7 +8,6 @@ itself.)
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +17,6 @@ from atoll.client.jax_patches.patch import Patch, Replacement
 
 
 def _copying(send: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(send)
     def batched_device_put(aval: Any, sharding: Any, xs: Sequence[Any], *others: Any, **options: Any) -> Any:
         return send(aval, sharding, [_sendable(x) for x in xs], *others, **options)
 
