@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from atoll.client.jax_internals import default_device
 from atoll.client.jax_patches.other_clients import client_of, host_copies
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll
@@ -62,6 +61,8 @@ def _on_the_cpu(device: Callable[..., Any]) -> Callable[..., Any]:
 def _importing(take: Callable[..., Any]) -> Callable[..., Any]:
     import jax
     import jax.numpy as jnp
+
+    from atoll.client.jax_internals import default_device
 
     def from_dlpack(external_array: Any, device: Any = None, copy: bool | None = None) -> Any:
         if (

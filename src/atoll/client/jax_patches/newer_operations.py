@@ -13,18 +13,19 @@ import base64
 from collections.abc import Callable
 from typing import Any
 
-from atoll.client.jax_internals import leave_out_of_tracebacks
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll
 from atoll.protocol.compile_options import PROGRAM_OPTION
-
-leave_out_of_tracebacks(__file__)
 
 _REFUSAL = "Failed to serialize StableHLO to plugin version"
 
 
 def _second_try(compile_and_load: Callable[..., Any]) -> Callable[..., Any]:
     import jax
+
+    from atoll.client.jax_internals import leave_out_of_tracebacks
+
+    leave_out_of_tracebacks(__file__)
 
     def backend_compile_and_load(
         backend: Any, module: Any, devices: Any, options: Any, *others: Any, **named: Any
