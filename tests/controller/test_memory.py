@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from atoll.errors import Code
+from atoll.errors import OK, Code
 from atoll.ir.program import (
     Mapping,
     Rearrange,
@@ -177,3 +177,17 @@ def test_views_of_an_array_share_its_memory_until_the_last_is_freed():
     assert play.controller.memory.used[0, 0] == 8
     play.say(m.Release((11,)))
     assert play.controller.memory.used[0, 0] == 0
+
+
+def test_a_question_about_memory_goes_to_the_worker_with_what_is_reserved():
+    play = Play(device_memory=20)
+    play.with_put()
+    play.say(m.Launch(2, (), (20,), (77,)))
+    play.report(0, m.FeedsArrived(play.session, (77,)))
+    (query,) = play.say(m.Query(5, "memory", 0, -1, b"whatever"))
+    ordinal, known = msgspec.msgpack.decode(query.payload, type=tuple[int, dict[str, int]])
+    used = play.controller.memory.used[0, 0]
+    assert ordinal == 0
+    assert used > 0
+    assert known == {"bytes_in_use": used, "peak_bytes_in_use": used, "bytes_limit": 20}
+    assert play.report(0, m.WorkerAnswer(play.session, query.query, OK, b"{}")) == [m.QueryReply(5, OK, b"{}")]

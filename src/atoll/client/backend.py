@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import os
 import time
 import weakref
 from typing import Any, Protocol
 
-from atoll.client.colocated_python import bring_settings
+from atoll.client.forks import ForkGuard
 from atoll.client.jax_patches import host_callbacks
+from atoll.client.jax_patches import install as install_patches
 from atoll.client.log_filter import filtered_stderr
-from atoll.client.newer_operations import accept_newer_operations
 from atoll.client.processes import ClientProcesses
 from atoll.client.settings import Settings
 from atoll.client.slices import forget_slices
-from atoll.client.strided_arrays import accept_any_strides
 from atoll.client.timer_slack import relaxed
+from atoll.errors import BackendError
 
 # From this size on, arrays reach the proxy through files in shared memory.
 _LARGE_TRANSFER_BYTES = 256 * 1024
@@ -35,6 +36,8 @@ class Cache(Protocol):
 _caches: weakref.WeakSet[Cache] = weakref.WeakSet()
 _chosen: Settings | None = None
 _processes: ClientProcesses | None = None
+_client: Any = None
+_leaving = False  # this process is ending
 
 
 def choose(settings: Settings | None) -> None:
@@ -54,30 +57,73 @@ def clear_with_client(cache: Cache) -> None:
 
 
 def make_client() -> Any:
-    """Starts what is needed and connects. Called by JAX when it makes its backends."""
-    global _processes
+    """Starts what is needed and connects. Called by JAX when it makes its backends.
+
+    JAX does so again where an exit handler computes after JAX's own has dropped the backends. The arrays of such a
+    handler are of the first client, so it gets that one. Raises BackendError in one of several processes of a
+    distributed JAX.
+    """
+    global _processes, _client
+    if _leaving:
+        return _client
+    _check_alone()
     settings = _chosen or Settings.from_environment()
     disconnect()
     _processes = ClientProcesses(settings, _users_cache())
-    atexit.register(_processes.leave)
+    atexit.register(_leave)
     os.environ["IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS"] = "true"
     os.environ["IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY"] = str(_processes.transfer_directory)
     os.environ["IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_THRESHOLD_BYTES"] = str(_LARGE_TRANSFER_BYTES)
     # jaxlib's client reads its environment when it first connects.
     from jax.extend.backend import ifrt_proxy
 
-    accept_any_strides()
-    accept_newer_operations()
-    host_callbacks.install()
+    install_patches()
     clear_with_client(host_callbacks.TABLE)
-    bring_settings()
     options = ifrt_proxy.ClientConnectionOptions()
     options.connection_timeout_in_seconds = _CONNECT_SECONDS
-    with filtered_stderr(), relaxed():
+    with filtered_stderr(), relaxed(), _fork_guard().connecting() as clients:
         client = ifrt_proxy.get_client("grpc://" + _processes.proxy_address, options)
+        clients.append(client)
     # Its destructor would report the end of the connection as if it were an error. The process's end closes it too.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
+    _client = client
     return client
+
+
+def add_local_cpu() -> None:
+    """Gives JAX its local CPU as `cpu` beside Atoll, where the user's platforms leave it out.
+
+    Callbacks, dlpack and what stays at home need it. Called while JAX makes its backends, once Atoll's is made.
+    """
+    import jax
+    from jax._src import xla_bridge
+
+    if "cpu" not in str(jax.config.jax_platforms).split(","):
+        xla_bridge._backends.setdefault("cpu", xla_bridge._init_backend("cpu"))
+
+
+def _check_alone() -> None:
+    from jax._src import distributed
+
+    state = distributed.global_state
+    if state.num_processes > 1:
+        raise BackendError(
+            f"jax.distributed.initialize has made this process {state.process_id} of {state.num_processes}, and Atoll "
+            "has one controller: one process of yours uses the devices of all hosts. Run the script once, without "
+            "jax.distributed.initialize; `atoll up --islands ISLANDSxHOSTSxDEVICES` starts the hosts' processes"
+        )
+
+
+@functools.cache
+def _fork_guard() -> ForkGuard:
+    return ForkGuard(lambda: atexit.unregister(_leave))
+
+
+def _leave() -> None:
+    global _leaving
+    _leaving = True
+    if _processes is not None:
+        _processes.leave()
 
 
 def losses() -> int:
@@ -96,12 +142,12 @@ def _users_cache() -> str:
 
 def disconnect() -> None:
     """Ends this client's processes, if there are any."""
-    global _processes
+    global _processes, _client
     for cache in list(_caches):
         cache.clear_cache()
-    processes, _processes = _processes, None
+    processes, _processes, _client = _processes, None, None
     if processes is not None:
-        atexit.unregister(processes.leave)
+        atexit.unregister(_leave)
         with filtered_stderr():
             forget_slices()
             processes.close()

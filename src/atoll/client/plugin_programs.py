@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from atoll.protocol.questions import Question, write_question
+
 _ATOLL = "proxy/atoll"  # jaxlib's name for a client of our proxy
 
 
@@ -22,3 +24,8 @@ def submit(client: Any, payload: bytes) -> Any:
     plugin: Any = ifrt_programs
     program = plugin.make_plugin_program(payload)
     return client.compile_ifrt_program(program, plugin.make_plugin_compile_options())
+
+
+def ask(client: Any, question: Question) -> bytes:
+    """The answer to a question of Atoll's own. Raises jax.errors.JaxRuntimeError with the server's refusal."""
+    return bytes(submit(client, write_question(question)).fingerprint)

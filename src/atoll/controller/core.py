@@ -132,7 +132,7 @@ class Controller:
 
     def _make_sessions(self, settings: ClusterSettings) -> None:
         """Sessions, and the hosts that they run on."""
-        queries = Queries(self.resources, self.sessions, self._outbox, _location)
+        queries = Queries(self.resources, self.sessions, self._outbox, _location, self.memory)
         self.migrations = Migrations(
             self.resources, self._compilation, queries, self.launcher, self.programs, self._outbox
         )

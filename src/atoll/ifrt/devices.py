@@ -61,7 +61,7 @@ def init_reply(welcome: Welcome, session: int) -> Any:
         reply.addressable_device_ids.append(device.id)
     _set(reply.client_attributes, "runtime", "atoll")
     _set(reply.client_attributes, "serialize_with_sdy", True)  # jax.export asks; the workers' own clients say so
-    # Else JAX's persistent cache, which is the workers' affair, would try to store each program on the client's side.
+    # By jaxlib's client alone they cannot; Atoll's plug-in can (client/jax_patches/serialized_executables.py).
     _set(reply.client_attributes, "supports_executable_serialization", False)
     return reply
 

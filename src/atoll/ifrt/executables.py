@@ -48,6 +48,7 @@ class Executable(Loaded):
         self.function = function
         self.info = info
         self.name = info.name
+        self.assignment = job.assignment
         self.devices = job.devices
         self.fingerprint = _fingerprint(info, job)
         self.functions = (function,)

@@ -48,6 +48,12 @@ class Ledger:
         capacity = self.capacity.get(device)
         return 1 << 62 if capacity is None else capacity - self.used[device]
 
+    def statistics(self, device: HostDevice) -> dict[str, int]:
+        """By jax's names for what `Device.memory_stats` gives, in bytes; no limit where the size is not known."""
+        known = {"bytes_in_use": self.used.get(device, 0), "peak_bytes_in_use": self.peak.get(device, 0)}
+        capacity = self.capacity.get(device)
+        return known if capacity is None else known | {"bytes_limit": capacity}
+
     def take(self, requirement: MemoryRequirement) -> Block:
         used, peak = self.used, self.peak
         for device, nbytes in requirement:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from atoll.cluster.slices import SliceRequest
-from atoll.errors import Code, Status, StatusError
+from atoll.errors import Code, Status, StatusError, not_found
 from atoll.ir.program import Program
 from atoll.protocol import messages as m
 from atoll.session.connection import (
@@ -183,6 +183,13 @@ class ClusterSession:
             self._functions.remove(function)
         ready.status.raise_if_error()
         return function, ready.info
+
+    def source(self, function: int) -> bytes:
+        """What a function of the session was registered with. Raises NOT_FOUND."""
+        source = self._functions.source(function)
+        if source is None:
+            raise not_found(f"function {function} does not exist in this session")
+        return source
 
     def retain_functions(self, functions: Sequence[int]) -> None:
         """One more executable uses these functions."""

@@ -144,5 +144,8 @@ class DeviceBackend(Protocol):
         """Frees the host memory of arrays that exist no more, where the platform has kept it. Called once a session has
         ended, since no other call may come for long."""
 
+    def memory_stats(self, ordinal: int) -> dict[str, int]:
+        """What the platform knows of the device's memory, by jax's names, in bytes; {} where nothing. Any thread."""
+
     def default_layout(self, dtype: str, shape: tuple[int, ...], ordinal: int) -> str:
         """The layout that an array gets by default, in XLA's notation, such as {1,0}. Any thread."""

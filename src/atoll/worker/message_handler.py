@@ -81,6 +81,9 @@ class MessageHandler:
             if query.what == "layout":
                 dtype, shape, ordinal = msgspec.msgpack.decode(query.payload, type=tuple[str, tuple[int, ...], int])
                 payload = self._backend.default_layout(dtype, shape, ordinal).encode()
+            elif query.what == "memory":
+                ordinal, known = msgspec.msgpack.decode(query.payload, type=tuple[int, dict[str, int]])
+                payload = msgspec.json.encode(known | self._backend.memory_stats(ordinal))
             else:
                 payload = self._functions.answer(query.what, query.subject)
             self._report(m.WorkerAnswer(query.session, query.query, Status(), payload))

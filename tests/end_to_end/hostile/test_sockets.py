@@ -92,6 +92,7 @@ CONTROL: dict[str, list[Any]] = {
     "a second greeting": [m.Hello(m.PROTOCOL, "worker", "", 1, "0")],
     "a question of no device": [m.Query(1, "layout", -5, -1, b"")],
     "a question of no kind": [m.Query(1, "nonsense", 0, -1, b"")],
+    "memory of no device": [m.Query(1, "memory", -5, -1, b"")],
     "a layout of garbage": [m.Query(1, "layout", 0, -1, b"\xc1")],
     "a function of no devices": [m.RegisterFunction(1, "x", 1, ())],
     "a function of no such device": [m.RegisterFunction(1, "x", 1, ((99,),))],

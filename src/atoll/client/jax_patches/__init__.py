@@ -1,1 +1,46 @@
-"""What Atoll changes of JAX in the user's process, one file a patch."""
+"""What Atoll changes of JAX in the user's process: the table of patches. `patch` has the contract, each patch its file.
+
+Only a process that uses Atoll is changed: the patches are put in place when its client is made, once for all.
+"""
+
+from __future__ import annotations
+
+from atoll.client.jax_patches import (
+    colocated_python,
+    cost_analysis,
+    dlpack,
+    host_callbacks,
+    memory_stats,
+    newer_operations,
+    other_clients,
+    patch,
+    serialized_executables,
+    strided_arrays,
+    transfer_server,
+)
+from atoll.client.jax_patches.patch import Patch
+
+PATCHES: tuple[Patch, ...] = (
+    strided_arrays.PATCH,
+    other_clients.PATCH,
+    dlpack.PATCH,
+    cost_analysis.PATCH,
+    memory_stats.PATCH,
+    serialized_executables.PATCH,
+    transfer_server.PATCH,
+    newer_operations.PATCH,
+    host_callbacks.PATCH,
+    colocated_python.PATCH,
+)
+
+_installed: tuple[Patch, ...] | None = None
+
+
+def install() -> tuple[Patch, ...]:
+    """Puts the patches in place, the first time that it is called; returns those that are."""
+    global _installed
+    if _installed is None:
+        import jax
+
+        _installed = patch.install(PATCHES, jax.__version_info__)
+    return _installed

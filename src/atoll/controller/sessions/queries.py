@@ -1,4 +1,4 @@
-"""Queries that only a worker can answer: layouts, costs, texts.
+"""Queries that only a worker can answer: layouts, costs, texts, memory.
 
 Each is answered once, also where its island restarts: jaxlib's client ends its process where some of them fail.
 """
@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import msgspec
+
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.resources import ResourceManager
 from atoll.controller.outbox import Outbox
 from atoll.controller.sessions.session import Session
 from atoll.errors import Status, not_found
 from atoll.protocol import messages as m
+from atoll.scheduling.ledger import Ledger
 
 
 class Queries:
@@ -24,11 +27,13 @@ class Queries:
         sessions: Mapping[int, Session],
         outbox: Outbox,
         location_of: Callable[[Session, int], DeviceLocation],
+        memory: Ledger,
     ) -> None:
         self._resources = resources
         self._sessions = sessions
         self._outbox = outbox
         self._location_of = location_of
+        self._memory = memory
         self._next = 1
         self._asked: dict[int, tuple[int, int, m.Query]] = {}  # to which host, of which session
 
@@ -45,13 +50,15 @@ class Queries:
         if given_up is not None:
             self._outbox.to_session(session.number, m.QueryReply(message.query, given_up, b""))
             return
+        payload = message.payload
+        if message.what == "memory":  # the worker adds what only its platform knows
+            known = self._memory.statistics((location.host, location.ordinal))
+            payload = msgspec.msgpack.encode((location.ordinal, known))
         query = self._next
         self._next += 1
         self._asked[query] = (location.host, session.number, message)
         if not self._resources.is_lost(location.host):  # else it is asked when its island is back
-            self._outbox.to_host(
-                location.host, m.WorkerQuery(session.number, query, message.what, subject, message.payload)
-            )
+            self._outbox.to_host(location.host, m.WorkerQuery(session.number, query, message.what, subject, payload))
 
     def answered(self, message: m.WorkerAnswer) -> None:
         asked = self._asked.pop(message.query, None)

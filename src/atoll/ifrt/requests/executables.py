@@ -9,6 +9,7 @@ import msgspec
 
 from atoll.errors import OK, Code, Status, StatusError, invalid, unimplemented
 from atoll.ifrt import slices
+from atoll.ifrt.answers import answer
 from atoll.ifrt.compile_requests import compile_job, plugin_payload
 from atoll.ifrt.executables import Executable, LostExecutable
 from atoll.ifrt.loaded import MPMD_ERROR, Loaded
@@ -21,6 +22,7 @@ from atoll.protocol.advice import CALLBACK_ADVICE
 from atoll.protocol.callbacks import CALLBACKS_REQUEST
 from atoll.protocol.ifrt import compile_pb2
 from atoll.protocol.messages import FunctionInfo
+from atoll.protocol.questions import is_question
 from atoll.protocol.translation import codec
 
 _NOTHING_KEPT: frozenset[int] = frozenset()
@@ -35,6 +37,9 @@ def _compile(pending: PendingRequest, request: Any) -> None:
         return
     if payload == CALLBACKS_REQUEST:
         pending.reply(_loaded(pending, session.take_calls()))
+        return
+    if is_question(payload):
+        answer(pending, payload)
         return
     if is_submission(payload):
         pending.reply(_loaded(pending, read(payload, list(session.executables.values()), session.cluster)))

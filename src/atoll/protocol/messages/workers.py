@@ -165,7 +165,7 @@ class DropFeed(Message, frozen=True, tag=28):
 
 
 class WorkerQuery(Message, frozen=True, tag=29):
-    """Something only a worker knows: `what` is one of "layout", "cost", "text"."""
+    """Something only a worker knows: `what` is one of "layout", "cost", "text", "memory"."""
 
     session: int
     query: int

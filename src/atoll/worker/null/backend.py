@@ -128,6 +128,9 @@ class NullBackend:
     def release_memory(self) -> None:
         """Null arrays have no memory."""
 
+    def memory_stats(self, ordinal: int) -> dict[str, int]:
+        return {}
+
     def default_layout(self, dtype: str, shape: tuple[int, ...], ordinal: int) -> str:
         return "{" + ",".join(str(i) for i in reversed(range(len(shape)))) + "}"
 

@@ -193,6 +193,10 @@ class XlaBackend:
         """jaxlib drops its references to what arrays were made of at its next call, or when Python collects garbage."""
         _jax.collect_garbage()
 
+    def memory_stats(self, ordinal: int) -> dict[str, int]:
+        """XLA's own; it has none for CPUs."""
+        return {name: int(value) for name, value in (self.devices[ordinal].memory_stats() or {}).items()}
+
     def default_layout(self, dtype: str, shape: tuple[int, ...], ordinal: int) -> str:
         """XLA's text form of the layout that an array gets by default, such as {1,0}."""
         if dtype in ("token", "opaque", "string"):

@@ -1,14 +1,17 @@
 """What functions of colocated Python bring along of the user's process: its path, directory and configuration of JAX.
 
-A program text is a pickle that nobody opens on its way. The settings stand before it: see `protocol.messages.python`.
+jaxlib makes programs of the pickled function alone. It is a pickle that nobody opens on its way; the settings stand
+before it: see `protocol.messages.python`.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
+from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll
 from atoll.protocol.messages.python import ClientSettings, with_settings
 
@@ -26,29 +29,13 @@ _NOT_FOR_HOSTS = (
 )
 
 
-def bring_settings() -> None:
-    """Has functions for devices of Atoll bring along the settings that hold when they are made."""
-    from jax.experimental.colocated_python import func
-
-    programs: Any = func.ifrt_programs
-    if not isinstance(programs, _Programs):
-        private: Any = func
-        private.ifrt_programs = _Programs(programs)
-
-
-class _Programs:
-    """jaxlib's module of IFRT programs, as JAX's colocated Python uses it."""
-
-    def __init__(self, module: Any) -> None:
-        self._module = module
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
-
-    def make_colocated_python_program(self, name: str, text: bytes, devices: Any, *specs: Any) -> Any:
+def _with_settings(make: Callable[..., Any]) -> Callable[..., Any]:
+    def make_colocated_python_program(name: str, text: bytes, devices: Any, *specs: Any) -> Any:
         if is_atoll(devices[0].client):
             text = with_settings(settings(), text)
-        return self._module.make_colocated_python_program(name, text, devices, *specs)
+        return make(name, text, devices, *specs)
+
+    return make_colocated_python_program
 
 
 def settings() -> ClientSettings:
@@ -62,3 +49,17 @@ def settings() -> ClientSettings:
         if name not in _NOT_FOR_HOSTS and type(value) in (bool, int, float, str)
     }
     return ClientSettings(os.getcwd(), path, config)
+
+
+PATCH = Patch(
+    name="settings of colocated Python",
+    lifts="functions of colocated Python find the user's modules only where a host's own path has them",
+    replacements=(
+        Replacement(
+            "jaxlib._jax:ifrt_programs",
+            "make_colocated_python_program",
+            _with_settings,
+            ("name", "picked_function", "devices"),
+        ),
+    ),
+)

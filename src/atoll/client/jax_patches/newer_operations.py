@@ -10,32 +10,23 @@ jaxlib say which version they lack. A client that does not have this plug-in kee
 from __future__ import annotations
 
 import base64
-import functools
 from collections.abc import Callable
 from typing import Any
 
-from atoll.client.jax_internals import leave_out_of_tracebacks
+from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll
 from atoll.protocol.compile_options import PROGRAM_OPTION
 
-leave_out_of_tracebacks(__file__)
-
 _REFUSAL = "Failed to serialize StableHLO to plugin version"
-
-
-def accept_newer_operations() -> None:
-    """Wraps JAX's one function that compiles, once; where this JAX has none of that name, the refusal stands."""
-    from jax._src import compiler
-
-    compile_and_load = getattr(compiler, "backend_compile_and_load", None)
-    if compile_and_load is not None and not hasattr(compile_and_load, "accepts_newer_operations"):
-        compiler.backend_compile_and_load = _second_try(compile_and_load)
 
 
 def _second_try(compile_and_load: Callable[..., Any]) -> Callable[..., Any]:
     import jax
 
-    @functools.wraps(compile_and_load)
+    from atoll.client.jax_internals import leave_out_of_tracebacks
+
+    leave_out_of_tracebacks(__file__)
+
     def backend_compile_and_load(
         backend: Any, module: Any, devices: Any, options: Any, *others: Any, **named: Any
     ) -> Any:
@@ -47,7 +38,6 @@ def _second_try(compile_and_load: Callable[..., Any]) -> Callable[..., Any]:
         carrier, carrying = _carried(module, options)
         return compile_and_load(backend, carrier, devices, carrying, *others, **named)
 
-    backend_compile_and_load.accepts_newer_operations = True  # type: ignore[attr-defined]
     return backend_compile_and_load
 
 
@@ -65,3 +55,17 @@ def _carried(module: Any, options: Any) -> tuple[Any, Any]:
     text = base64.b64encode(written).decode()
     carrying.env_option_overrides = [*carrying.env_option_overrides, (PROGRAM_OPTION, text)]
     return carrier, carrying
+
+
+PATCH = Patch(
+    name="newer operations",
+    lifts=_REFUSAL,
+    replacements=(
+        Replacement(
+            "jax._src.compiler",
+            "backend_compile_and_load",
+            _second_try,
+            ("backend", "module", "executable_devices", "options"),
+        ),
+    ),
+)

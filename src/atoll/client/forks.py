@@ -1,0 +1,129 @@
+"""A child that was made by fork leaves its parent's cluster alone: its end harms nothing, its calls are refused.
+
+The child inherits jaxlib's clients with their connection, and none of their threads. Without care, destructors in the
+child write to the parent's connection ("destruct this array"), a poll in the child takes events of the parent's, and
+what waits for a thread waits for ever. So in the child the descriptors of the connection are replaced by dead ones,
+clients, arrays and executables stay for ever (none of their destructors runs), and the functions through which JAX uses
+a client refuse. The invariant: nothing that the child does reaches the cluster, and it waits for no client's threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import select
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from atoll.client.jax_patches.patch import Patch, Replacement, install
+from atoll.errors import BackendError
+
+# What a connection consists of, as /proc names it.
+_KINDS = re.compile(r"socket:|anon_inode:\[event(poll|fd)\]")
+
+
+class ForkGuard:
+    """Acts in the children of this process. `on_fork` runs there, too, before all else."""
+
+    def __init__(self, on_fork: Callable[[], None]) -> None:
+        self._on_fork = on_fork
+        self._clients: list[Any] = []
+        self._descriptors: dict[int, str] = {}
+        self._parent = os.getpid()
+        os.register_at_fork(after_in_child=self._in_child)
+
+    @contextlib.contextmanager
+    def connecting(self) -> Iterator[list[Any]]:
+        """Gives a list that takes the client which is made in this block; what the block opens is its connection."""
+        before = _descriptors()
+        yield self._clients
+        self._descriptors |= {number: what for number, what in _descriptors().items() if before.get(number) != what}
+
+    def _in_child(self) -> None:
+        from jax._src import xla_bridge
+
+        if not self._clients:
+            return
+        self._on_fork()
+        _cut(self._descriptors)
+        for client in (*self._clients, *xla_bridge._backends.values()):
+            for each in (client, *client.live_arrays(), *client.live_executables()):
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
+        _refuse(self._parent)
+        self._clients = []
+
+
+def _descriptors() -> dict[int, str]:
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            what = os.readlink(f"/proc/self/fd/{name}")
+            if _KINDS.match(what):
+                found[int(name)] = what
+    return found
+
+
+def _cut(descriptors: dict[int, str]) -> None:
+    """Has these numbers stand for something that leads nowhere, unless they stand for something else by now."""
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    poller = select.epoll()
+    for number, what in _descriptors().items():
+        if descriptors.get(number) == what:
+            os.dup2(poller.fileno() if "eventpoll" in what else ours.fileno(), number)
+    ours.close()
+    poller.close()
+
+
+# ---- refusals
+
+
+def _refuse(parent: int) -> None:
+    """Has JAX refuse to compile, run, copy, read and wait."""
+    import jax
+    from jax._src.lib import _jax
+
+    def refusing(function: Callable[..., Any]) -> Callable[..., Any]:
+        def refused(*arguments: Any, **options: Any) -> Any:
+            raise BackendError(_ADVICE.format(parent=parent))
+
+        return refused
+
+    each = [Replacement(owner, name, refusing, ()) for owner, names in _REFUSED.items() for name in names]
+    refusals = Patch(
+        "refusals after a fork",
+        "JAX calls in a child that was made by fork wait for ever, or fail as jaxlib has it",
+        tuple(replacement for replacement in each if not replacement.difference()),
+    )
+    install((refusals,), jax.__version_info__)
+    _jax.PjitFunctionCache.clear_all()  # calls that take JAX's C++ path look for none of these
+
+
+# Through which JAX uses a client, by owner. Those that a version of JAX lacks are left out.
+_REFUSED: dict[str, tuple[str, ...]] = {
+    "jaxlib._jax:ArrayImpl": (
+        "_arrays",
+        "_single_device_array_to_np_array_did_copy",
+        "_to_np_array_did_copy",
+        "_copy_single_device_array_to_host_async",
+        "block_until_ready",
+        "is_ready",
+        "delete",
+    ),
+    "jaxlib._jax": ("batched_copy_to_host_async",),
+    "jaxlib.xla_client": (
+        "batched_device_put",
+        "batched_copy_array_to_devices_with_sharding",
+        "batched_block_until_ready",
+    ),
+    "jax._src.compiler": ("backend_compile_and_load",),
+    "jax._src.interpreters.pxla:ExecuteReplicated": ("__call__",),
+}
+
+_ADVICE = (
+    "JAX on Atoll cannot be used in a process that was made by fork: the connection to the cluster is that of its "
+    "parent, process {parent}. Give the child NumPy arrays, or start it by multiprocessing's spawn or forkserver"
+)

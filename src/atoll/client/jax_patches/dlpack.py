@@ -1,0 +1,118 @@
+"""Exports and imports arrays by dlpack, as copies: Atoll's arrays are in the memory of other processes.
+
+`torch.from_dlpack(x)`, `torch.tensor(x)`, `np.from_dlpack(x)`, TensorFlow and others ask an array where it is and for
+its memory. The answer is a copy on the local CPU, whatever the devices are. The consumer owns it: what it writes there
+changes no JAX array. One that insists on not copying gets a BufferError, as the array API standard has it.
+
+`jnp.from_dlpack` gives an array on JAX's default device, as stock JAX on one CPU does, but uncommitted, so that it goes
+where it is used with others; an array of JAX's stays on its device. One from elsewhere that must not be copied stays on
+the local CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from atoll.client.jax_patches.other_clients import client_of, host_copies
+from atoll.client.jax_patches.patch import Patch, Replacement
+from atoll.client.plugin_programs import is_atoll
+
+_CPU = 0  # the local device's number, for jaxlib and for consumers
+
+
+def _is_remote(array: Any) -> bool:
+    """Whether it is on one device of Atoll. JAX refuses those on several by itself."""
+    return len(array.sharding.device_set) == 1 and is_atoll(client_of(array))
+
+
+def _exporting(export: Callable[..., Any]) -> Callable[..., Any]:
+    import jax
+
+    def __dlpack__(
+        self: Any, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
+    ) -> Any:
+        if not _is_remote(self):
+            return export(self, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+        if copy is not None and not copy:
+            raise BufferError(
+                "this array is on Atoll, in the memory of another process: dlpack can only export a copy, and "
+                "copy=False forbids it. Leave copy out, or pass copy=True"
+            )
+        # Of its own: what JAX keeps of the array must not change with what the consumer writes.
+        contents = np.array(host_copies(self)[0])
+        local = jax.device_put(contents, jax.devices("cpu")[_CPU])
+        return export(local, stream=None, max_version=max_version, dl_device=dl_device, copy=None)
+
+    return __dlpack__
+
+
+def _on_the_cpu(device: Callable[..., Any]) -> Callable[..., Any]:
+    from jax._src.dlpack import DLDeviceType
+
+    def __dlpack_device__(self: Any) -> Any:
+        return (DLDeviceType.kDLCPU, _CPU) if _is_remote(self) else device(self)
+
+    return __dlpack_device__
+
+
+def _importing(take: Callable[..., Any]) -> Callable[..., Any]:
+    import jax
+    import jax.numpy as jnp
+
+    from atoll.client.jax_internals import default_device
+
+    def from_dlpack(external_array: Any, device: Any = None, copy: bool | None = None) -> Any:
+        if (
+            isinstance(external_array, jax.Array)
+            and _is_remote(external_array)
+            and device in (None, external_array.device)
+        ):
+            return jnp.array(external_array, copy=bool(copy))
+        if device is not None or (copy is not None and not copy) or not is_atoll(default_device().client):
+            return take(external_array, device, copy)
+        return jnp.asarray(np.array(take(external_array, None, None)))
+
+    return from_dlpack
+
+
+def _by_way_of_the_cpu(take: Callable[..., Any]) -> Callable[..., Any]:
+    import jax
+
+    def dlpack_managed_tensor_to_buffer(tensor: Any, device: Any = None, *others: Any) -> Any:
+        if device is None or not is_atoll(device.client):
+            return take(tensor, device, *others)
+        return jax.device_put(take(tensor, jax.devices("cpu")[_CPU], *others), device)
+
+    return dlpack_managed_tensor_to_buffer
+
+
+def _no_address(interface: Callable[..., Any]) -> Callable[..., Any]:
+    def __cuda_array_interface__(self: Any) -> Any:
+        if is_atoll(client_of(self)):
+            raise AttributeError("__cuda_array_interface__ is only defined for this process's own GPU buffers.")
+        return interface(self)
+
+    return __cuda_array_interface__
+
+
+PATCH = Patch(
+    name="dlpack",
+    lifts="This operation is implemented for a PjRt-compatible backend only",
+    replacements=(
+        Replacement(
+            "jaxlib._jax:ArrayImpl",
+            "__dlpack__",
+            _exporting,
+            ("self", "stream", "max_version", "dl_device", "copy"),
+        ),
+        Replacement("jaxlib._jax:ArrayImpl", "__dlpack_device__", _on_the_cpu, ("self",)),
+        Replacement("jaxlib._jax:ArrayImpl", "__cuda_array_interface__", _no_address, ("self",)),
+        Replacement("jaxlib._jax", "dlpack_managed_tensor_to_buffer", _by_way_of_the_cpu, ()),
+        Replacement(
+            "jax._src.dlpack", "from_dlpack", _importing, ("external_array", "device", "copy"), copies=("jax.dlpack",)
+        ),
+    ),
+)

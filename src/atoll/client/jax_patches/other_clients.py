@@ -1,0 +1,163 @@
+"""Arrays between Atoll and the process's other clients, such as the local CPU: by way of host memory.
+
+Each of jaxlib's clients copies among its own devices only. JAX's own rules decide what is copied where: `device_put`
+copies, a jit call takes uncommitted arrays to its devices and refuses committed ones. This only makes the copies that
+these rules ask for possible. A copy from Atoll waits for its values, since a local array cannot be promised; one to
+Atoll does not.
+
+JAX's Python code makes its copies with two functions of jaxlib. Its C++ fast path for jit calls makes copies by itself:
+a call with arguments of another client does not get that path. (It is looked up by the arguments' shardings, so other
+calls of the same function keep it.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from atoll.client.jax_patches.patch import Patch, Replacement
+
+
+def client_of(array: Any) -> Any:
+    """The client of an array of jaxlib's; None for anything else."""
+    device_list = getattr(getattr(array, "sharding", None), "_internal_device_list", None)
+    return device_list[0].client if device_list else None
+
+
+def _is_foreign(array: Any, client: Any) -> bool:
+    own = client_of(array)
+    return own is not None and own is not client
+
+
+def host_copies(array: Any) -> list[np.ndarray[Any, Any]]:
+    """The values of its shards, in the order of its devices; equal ones are read once.
+
+    This is a step of a copy between devices, so JAX's guard of transfers to the host has no say in it.
+    """
+    import jax
+
+    array._check_if_deleted()
+    shards = [array.addressable_data(i) for i in range(len(array.sharding._internal_device_list))]
+    indices = [str(index) for index in array.sharding.addressable_devices_indices_map(array.shape).values()]
+    first = {index: shard for index, shard in zip(reversed(indices), reversed(shards), strict=True)}
+    with jax.transfer_guard("allow"):
+        for shard in first.values():
+            shard.copy_to_host_async()
+        values = {index: shard._single_device_array_to_np_array_did_copy()[0] for index, shard in first.items()}
+    return [values[index] for index in indices]
+
+
+# ---- JAX's copies of arrays
+
+
+def _through_the_host(copy: Callable[..., Any]) -> Callable[..., Any]:
+    import jax
+    from jax._src.lib import xla_client
+
+    def one(array: Any, devices: Any, sharding: Any, semantics: Any) -> Any:
+        try:
+            return copy([array], [devices], [sharding], [semantics])[0]  # JAX's transfer guard speaks here
+        except Exception as error:
+            if not any(text in str(error) for text in _REFUSALS):
+                raise
+        with jax.transfer_guard("allow"):
+            copied = xla_client.batched_device_put(
+                array.aval, sharding, host_copies(array), list(devices), array._committed, enable_x64=True
+            )
+        if semantics == xla_client.ArrayCopySemantics.DONATE_INPUT:
+            array.delete()
+        return copied
+
+    def batched_copy_array_to_devices_with_sharding(
+        arrays: Sequence[Any], device_lists: Sequence[Any], shardings: Sequence[Any], semantics: Sequence[Any]
+    ) -> Any:
+        each = list(zip(arrays, device_lists, shardings, semantics, strict=True))
+        foreign = [i for i, (array, devices, _, _) in enumerate(each) if _is_foreign(array, devices[0].client)]
+        if not foreign:
+            return copy(arrays, device_lists, shardings, semantics)
+        own = [i for i in range(len(each)) if i not in foreign]
+        copied = dict(zip(own, copy(*zip(*(each[i] for i in own), strict=True)) if own else (), strict=True))
+        copied |= {i: one(*each[i]) for i in foreign}
+        return [copied[i] for i in range(len(each))]
+
+    return batched_copy_array_to_devices_with_sharding
+
+
+# What the clients say: jaxlib's proxy client, and the others of it.
+_REFUSALS = (
+    "CopyArrays only supports devices that are instances of",
+    "The destination device is owned by a non-PjRt-compatible client",
+)
+
+
+def _putting(send: Callable[..., Any]) -> Callable[..., Any]:
+    def batched_device_put(
+        aval: Any, sharding: Any, xs: Sequence[Any], devices: Sequence[Any], *others: Any, **options: Any
+    ) -> Any:
+        if devices:
+            client = devices[0].client
+            if any(_is_foreign(x, client) for x in xs):
+                xs = [host_copies(x)[0] if _is_foreign(x, client) else x for x in xs]
+        return send(aval, sharding, xs, devices, *others, **options)
+
+    return batched_device_put
+
+
+# ---- JAX's fast paths
+
+
+def _any_foreign(arguments: Iterable[Any], executable: Any) -> bool:
+    client = executable.client
+    # Behind a key are the numbers.
+    return any(_is_foreign(getattr(each, "_base_array", each), client) for each in arguments)
+
+
+def _only_for_own_arguments(fastpath_data: Callable[..., Any]) -> Callable[..., Any]:
+    def _get_fastpath_data(executable: Any, out_tree: Any, args_flat: Any, *others: Any, **options: Any) -> Any:
+        data = fastpath_data(executable, out_tree, args_flat, *others, **options)
+        if data is None or _any_foreign((*args_flat, *data.const_args), data.xla_executable):
+            return None
+        return data
+
+    return _get_fastpath_data
+
+
+def _compiled_for_own_arguments(pjit: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls of what was compiled ahead of time: those have no Python function."""
+    import jax
+
+    def make(function_name: Any, fun: Any, cache_miss: Any, *others: Any, **options: Any) -> Any:
+        if fun is not None:
+            return pjit(function_name, fun, cache_miss, *others, **options)
+
+        def miss(*args: Any, **kwargs: Any) -> Any:
+            outputs, data, remove = cache_miss(*args, **kwargs)
+            if data is not None and _any_foreign(jax.tree.leaves((args, kwargs)), data.xla_executable):
+                data = None
+            return outputs, data, remove
+
+        return pjit(function_name, fun, miss, *others, **options)
+
+    return make
+
+
+PATCH = Patch(
+    name="other clients",
+    lifts="CopyArrays only supports devices that are instances of xla::ifrt::proxy::Device (and, the other way, The "
+    "destination device is owned by a non-PjRt-compatible client)",
+    replacements=(
+        Replacement(
+            "jaxlib.xla_client",
+            "batched_copy_array_to_devices_with_sharding",
+            _through_the_host,
+            ("arg0", "arg1", "arg2", "arg3"),
+        ),
+        Replacement("jaxlib.xla_client", "batched_device_put", _putting, ("aval", "sharding", "xs", "devices")),
+        Replacement(
+            "jax._src.pjit", "_get_fastpath_data", _only_for_own_arguments, ("executable", "out_tree", "args_flat")
+        ),
+        Replacement("jaxlib._jax", "pjit", _compiled_for_own_arguments, ("function_name", "fun", "cache_miss")),
+    ),
+)

@@ -1,0 +1,55 @@
+"""Answers to what only Atoll's own plug-in asks: to jaxlib's client, executables that are never run.
+
+A plugin program is the one request of jaxlib's client that carries any bytes, and an executable is its only reply. The
+executable's fingerprint carries the answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from atoll.errors import OK, invalid, not_found, unimplemented
+from atoll.ifrt.executables import Executable
+from atoll.ifrt.loaded import Answer
+from atoll.ifrt.pending_request import PendingRequest
+from atoll.ifrt.session import IfrtSession
+from atoll.protocol.messages import FunctionSource
+from atoll.protocol.questions import CompiledSource, MemoryQuestion, Question, SourceQuestion, read_question
+
+
+def answer(pending: PendingRequest, payload: bytes) -> None:
+    """Answers a question of the plug-in's. Raises INVALID_ARGUMENT for what is none."""
+    session = pending.session
+    question = read_question(bytes(payload))
+
+    async def work() -> Any:
+        loaded = await _answer(session, question)
+        response = pending.response()
+        response.compile.CopyFrom(loaded.compile_reply(session.load(loaded), session.add_future(OK)))
+        return response
+
+    pending.reply_later(work(), with_stack=False)
+
+
+async def _answer(session: IfrtSession, question: Question) -> Answer:
+    match question:
+        case MemoryQuestion(device=device):
+            if device >= len(session.cluster.welcome.devices):
+                raise invalid(f"device {device} does not exist")
+            return Answer("memory statistics", (device,), await session.cluster.inquire("memory", device))
+        case SourceQuestion(fingerprint=fingerprint):
+            return _source(session, fingerprint)
+
+
+def _source(session: IfrtSession, fingerprint: bytes) -> Answer:
+    for each in session.executables.values():
+        if isinstance(each, Executable) and each.fingerprint == fingerprint:
+            if each.callbacks:
+                raise unimplemented(f"{each.name} calls back into this process: it cannot be run in another")
+            encoded = session.cluster.source(each.function)
+            source = msgspec.msgpack.decode(encoded, type=FunctionSource)
+            content = CompiledSource(source.program, source.options, each.assignment)
+            return Answer(f"source of {each.name}", each.devices, msgspec.msgpack.encode(content))
+    raise not_found("no executable of this session has that fingerprint")

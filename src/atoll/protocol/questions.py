@@ -1,0 +1,57 @@
+"""What the plug-in in the user's process asks its proxy, where IFRT has no request for it.
+
+A question travels as the payload of a plugin program, since that is what jaxlib's client lets through. The answer is an
+executable that is never run: its fingerprint is the answer's bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from atoll.errors import invalid
+
+MAGIC = b"atoll.question\0"
+
+_Device = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+
+
+class MemoryQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="memory"):
+    """How much memory of a device is in use. The answer is JSON: names as in jax's `Device.memory_stats`, and bytes."""
+
+    device: _Device
+
+
+class SourceQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="source"):
+    """What an executable of this session was compiled from, by its fingerprint. The answer is a `CompiledSource`."""
+
+    fingerprint: Annotated[bytes, msgspec.Meta(max_length=1000)]
+
+
+class CompiledSource(msgspec.Struct, frozen=True):
+    """A program (a portable StableHLO artifact), its serialized CompileOptions, and devices as [replica][partition]."""
+
+    program: bytes
+    options: bytes
+    assignment: tuple[tuple[int, ...], ...]
+
+
+Question = MemoryQuestion | SourceQuestion
+
+
+def write_question(question: Question) -> bytes:
+    return MAGIC + msgspec.msgpack.encode(question)
+
+
+def is_question(payload: bytes) -> bool:
+    return payload.startswith(MAGIC)
+
+
+def read_question(payload: bytes) -> Question:
+    """Raises INVALID_ARGUMENT."""
+    try:
+        question: Question = msgspec.msgpack.decode(payload[len(MAGIC) :], type=Question)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid(f"this is no question: {error}") from None
+    return question

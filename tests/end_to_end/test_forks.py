@@ -1,0 +1,99 @@
+"""A child that is made by fork: it harms nothing, waits for nothing, and is told what to do."""
+
+from __future__ import annotations
+
+from tests.end_to_end.script_process import StartScript
+
+BEGIN = """
+import os, sys, warnings
+warnings.simplefilter("ignore")
+import jax, jax.numpy as jnp, numpy as np
+
+x = jnp.arange(4.0)
+double = jax.jit(lambda x: x * 2)
+y = double(x)
+halves = jax.jit(lambda x: x / 2).lower(x).compile()
+halves(x)
+mesh = jax.sharding.Mesh(np.array(jax.devices()), "x")
+whole = jax.device_put(np.arange(8.0), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x")))
+
+def still_there(child):
+    assert os.waitpid(child, 0)[1] == 0
+    print((double(x) + y).tolist(), halves(x).tolist(), (x + 1).tolist(), float(whole.sum()))
+"""
+STILL_THERE = "[0.0, 4.0, 8.0, 12.0] [0.0, 0.5, 1.0, 1.5] [1.0, 2.0, 3.0, 4.0] 28.0"
+
+
+def test_a_childs_end_leaves_the_parents_functions_and_arrays(start_script: StartScript) -> None:
+    script = start_script(
+        BEGIN
+        + """
+child = os.fork()
+if not child:
+    del x, y, double, halves, whole
+    sys.exit()  # with all destructors
+still_there(child)
+""",
+        islands="1x1x4",
+    )
+    assert script.line() == STILL_THERE
+    assert script.process.wait(30) == 0
+    assert script.errors() == ""
+
+
+def test_jax_calls_in_a_child_are_refused_at_once(start_script: StartScript) -> None:
+    script = start_script(
+        BEGIN
+        + """
+calls = {
+    "jit": lambda: double(x),
+    "compiled": lambda: halves(x),
+    "eager": lambda: x + 1,
+    "new": lambda: jax.jit(lambda x: x - 7)(x),
+    "put": lambda: jnp.ones(3),
+    "read": lambda: np.asarray(y),
+    "read shards": lambda: np.asarray(whole),
+    "wait": lambda: jax.block_until_ready(y),
+    "copy": lambda: jax.device_put(x, jax.devices()[1]),
+    "shards": lambda: [shard.data for shard in whole.addressable_shards],
+    "delete": lambda: y.delete(),
+    "local": lambda: jax.device_put(np.ones(3), jax.devices("cpu")[0]) + 1,
+}
+child = os.fork()
+if not child:
+    for name, call in calls.items():
+        try:
+            call()
+            print(name, "was done", flush=True)
+        except Exception as error:
+            if "start it by multiprocessing's spawn or forkserver" not in str(error):
+                print(name, error, flush=True)
+    print("all refused", flush=True)
+    sys.exit()
+still_there(child)
+""",
+        islands="1x1x4",
+    )
+    assert script.line() == "all refused"
+    assert script.line() == STILL_THERE
+
+
+def test_a_loader_with_forked_workers_runs_beside_the_training(start_script: StartScript) -> None:
+    script = start_script(
+        BEGIN
+        + """
+import multiprocessing
+
+def load(i):
+    return np.full(4, float(i))
+
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    total = x * 0
+    for batch in pool.imap(load, range(20)):
+        total = double(total) * 0.5 + batch
+print(total.tolist())
+""",
+        islands="1x1x4",
+    )
+    assert script.line() == "[190.0, 190.0, 190.0, 190.0]"
+    assert script.process.wait(30) == 0

@@ -1,0 +1,71 @@
+"""What only Atoll's own plug-in asks, and how it is answered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from atoll.errors import OK, Code, Status
+from atoll.protocol import messages as m
+from atoll.protocol.questions import MAGIC, CompiledSource, MemoryQuestion, Question, SourceQuestion, write_question
+from tests.ifrt.requests.test_executables import compiled
+from tests.ifrt.rig import Rig, check_refused
+from tests.protocol.translation.wire import compile_request
+
+LOST = Status(int(Code.DATA_LOSS), "host 0 is gone")
+
+
+def plugin_request(payload: bytes) -> Any:
+    request = compile_request()
+    request.program.type_name = "xla::ifrt::PluginProgram"
+    request.program.data = b"__serialized_plugin_program " + payload
+    return request
+
+
+def ask(rig: Rig, question: Question) -> int:
+    return rig.send("compile", plugin_request(write_question(question)))
+
+
+def test_a_devices_memory_is_a_workers_to_say(rig: Rig):
+    op = ask(rig, MemoryQuestion(1))
+    (query,) = rig.take()
+    assert (query.what, query.device) == ("memory", 1)
+    rig.receive(m.QueryReply(query.query, OK, b'{"bytes_in_use":7}'))
+    assert rig.answer(op).compile.fingerprint_value == b'{"bytes_in_use":7}'
+
+
+def test_a_worker_that_is_lost_fails_the_question(rig: Rig):
+    op = ask(rig, MemoryQuestion(0))
+    (query,) = rig.take()
+    rig.receive(m.QueryReply(query.query, LOST, b""))
+    check_refused(rig.answer(op), Code.DATA_LOSS, "host 0 is gone")
+
+
+def test_an_executables_source_is_what_it_was_compiled_from(rig: Rig):
+    handle, _ = compiled(rig)
+    op = ask(rig, SourceQuestion(rig.session.executable(handle).fingerprint))
+    reply = rig.answer(op).compile
+    source = msgspec.msgpack.decode(reply.fingerprint_value, type=CompiledSource)
+    assert (source.program, source.assignment) == (b"module", ((0,),))
+    check_refused(rig.ask("execute", executable=reply.executable), Code.INVALID_ARGUMENT, "cannot be run")
+    assert rig.take() == []
+
+
+@pytest.mark.parametrize(
+    ("payload", "code", "text"),
+    [
+        (write_question(MemoryQuestion(99)), Code.INVALID_ARGUMENT, "device 99 does not exist"),
+        (write_question(SourceQuestion(b"stranger")), Code.NOT_FOUND, "no executable of this session"),
+        (MAGIC + b"\xc1", Code.INVALID_ARGUMENT, "this is no question"),
+        (
+            MAGIC + msgspec.msgpack.encode({"type": "memory", "device": -1}),
+            Code.INVALID_ARGUMENT,
+            "this is no question",
+        ),
+    ],
+)
+def test_what_cannot_be_answered_is_refused(rig: Rig, payload: bytes, code: Code, text: str):
+    op = rig.send("compile", plugin_request(payload))
+    check_refused(rig.answer(op), code, text)
