@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # How many tests run at the same time: each starts processes of its own, and most of them wait for one another.
-WORKERS ?= 2
+WORKERS ?= 3
 # More arguments for the tool behind a target, for example: make test ARGS="-k cli -x"
 ARGS ?=
 

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from atoll.operate.requests import request_report
 from atoll.wire.address import Address
-from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPython
+from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.same import assert_same
 from tests.end_to_end.standing_cluster import StartCluster
 
@@ -165,32 +165,6 @@ def wrong_arguments() -> Any:
 @pytest.mark.parametrize("failure", [unknown_custom_call, impossible_sharding, wrong_arguments])
 def test_what_cannot_be_compiled_or_called_fails_as_in_stock_jax(same_as_stock: Any, failure: Any) -> None:
     same_as_stock(failure)
-
-
-def pure_callback() -> Any:
-    shape = jax.ShapeDtypeStruct((4,), jnp.float32)
-    return np.array(jax.jit(lambda x: jax.pure_callback(np.sin, shape, x))(jnp.ones(4, jnp.float32)))
-
-
-def debug_print() -> Any:
-    def noisy(x: Any) -> Any:
-        jax.debug.print("{}", x)
-        return x + 1
-
-    return np.array(jax.jit(noisy)(jnp.ones(4, jnp.float32)))
-
-
-def quiet() -> Any:
-    return np.array(jax.jit(lambda x: x + 1)(jnp.ones(4, jnp.float32)))
-
-
-@pytest.mark.parametrize("function", [pure_callback, debug_print])
-def test_host_callbacks_are_refused_and_the_session_goes_on(
-    atoll_python: RemotePython, same_as_stock: Any, function: Any
-) -> None:
-    with pytest.raises(RemoteError, match=r"UNIMPLEMENTED.*callback"):
-        atoll_python.call(function)
-    same_as_stock(quiet)
 
 
 # ---- how often
