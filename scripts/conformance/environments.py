@@ -48,7 +48,7 @@ def stock() -> Environment:
 def atoll(islands: str, platforms: str) -> Environment:
     """Atoll with the given islands; `platforms` is JAX_PLATFORMS.
 
-    The tests ask for `jax.devices("cpu")` and for `jax.local_devices(backend="cpu")` as a second backend, and
-    JAX refuses names that JAX_PLATFORMS leaves out: hence `atoll,cpu`, with Atoll the default.
+    The tests ask for `jax.devices("cpu")` and for `jax.local_devices(backend="cpu")` as a second backend: with
+    `atoll,cpu`, Atoll is the default. (`atoll` alone has the local CPU, too.)
     """
     return Environment("atoll", {**COMMON, "JAX_PLATFORMS": platforms, "ATOLL_ISLANDS": islands})

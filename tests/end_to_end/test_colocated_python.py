@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -163,6 +164,37 @@ def test_an_exception_comes_back_with_its_traceback(python: RemotePython):
     assert "in fail" in text
     assert "KeyError: 'no such thing'" in text
     assert "session/python" not in text
+
+
+def fail_to_read_a_file() -> tuple[str, list[int], int]:
+    @colocated_python.colocated_python
+    def read(x: jax.Array) -> jax.Array:
+        os.listdir("/there/is/none")
+        return x
+
+    @colocated_python.colocated_python
+    def say_much(x: jax.Array) -> jax.Array:
+        raise ValueError("x" * (8 << 20))
+
+    @colocated_python.colocated_python
+    def same(x: jax.Array) -> jax.Array:
+        return x
+
+    x = jax.device_put(np.arange(len(jax.devices())), sharded())
+    texts = []
+    for function in (read, say_much):
+        try:
+            jax.block_until_ready(function(x))
+        except jax.errors.JaxRuntimeError as error:
+            texts.append(str(error))
+    return texts[0], jax.device_get(same(x)).tolist(), len(texts[1])
+
+
+def test_a_function_that_raises_whatever_it_likes_fails_its_call_alone(python: RemotePython):
+    text, after, length = python.call(fail_to_read_a_file)
+    assert "FileNotFoundError" in text
+    assert after == list(range(len(after)))
+    assert length < 1 << 20
 
 
 def large_through() -> bool:

@@ -7,7 +7,7 @@ from tests.end_to_end.script_process import StartScript
 BEGIN = """
 import os, sys, warnings
 warnings.simplefilter("ignore")
-import jax, jax.numpy as jnp, numpy as np
+import atoll, jax, jax.numpy as jnp, numpy as np
 
 x = jnp.arange(4.0)
 double = jax.jit(lambda x: x * 2)
@@ -15,6 +15,8 @@ y = double(x)
 halves = jax.jit(lambda x: x / 2).lower(x).compile()
 halves(x)
 mesh = jax.sharding.Mesh(np.array(jax.devices()), "x")
+program = atoll.program(lambda x: double(x))
+program(x)
 whole = jax.device_put(np.arange(8.0), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x")))
 
 def still_there(child):
@@ -58,6 +60,9 @@ calls = {
     "shards": lambda: [shard.data for shard in whole.addressable_shards],
     "delete": lambda: y.delete(),
     "local": lambda: jax.device_put(np.ones(3), jax.devices("cpu")[0]) + 1,
+    "costs": lambda: halves.cost_analysis(),
+    "memory": lambda: jax.devices()[0].memory_stats(),
+    "program": lambda: program(x),
 }
 child = os.fork()
 if not child:
@@ -96,4 +101,30 @@ print(total.tolist())
         islands="1x1x4",
     )
     assert script.line() == "[190.0, 190.0, 190.0, 190.0]"
+    assert script.process.wait(30) == 0
+
+
+def test_a_child_that_leaves_a_block_of_connect_leaves_the_parents_cluster_whole(start_script: StartScript) -> None:
+    script = start_script(
+        """
+import os, sys, warnings
+warnings.simplefilter("ignore")
+import atoll, jax, jax.numpy as jnp, numpy as np
+
+with atoll.connect(islands="1x1x2"):
+    x = jnp.arange(4.0)
+    seen = []
+    show = jax.jit(lambda x: jax.debug.callback(lambda x: seen.append(x.tolist()), x))
+    show(x)
+    jax.effects_barrier()
+    child = os.fork()
+    if not child:
+        sys.exit()  # by way of the block's end
+    assert os.waitpid(child, 0)[1] == 0
+    show(x + 1)
+    jax.effects_barrier()
+    print(seen, float(jax.device_put(np.ones(1 << 18, np.float32)).sum()))
+""",
+    )
+    assert script.line() == "[[0.0, 1.0, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0]] 262144.0"
     assert script.process.wait(30) == 0

@@ -103,6 +103,19 @@ def test_a_client_that_leaves_leaves_no_call_unanswered(cluster: FakeCluster, re
     assert [feed for feed, _ in answers(cluster)] == [first_call(0) + 1]
 
 
+def test_a_client_that_connects_anew_leaves_no_call_of_its_old_connection_unanswered(
+    cluster: FakeCluster, relay: Relay
+):
+    receiver = Receiver(connected(relay))
+    give(relay, first_call(0) + 1, Call(3, ()))
+    receiver.wait(1)
+    before = relay._channel
+    connected(relay)
+    until(lambda: relay._channel is not before)
+    until(lambda: cluster.answers)
+    assert [feed for feed, _ in answers(cluster)] == [first_call(0) + 1]
+
+
 def test_who_does_not_know_the_secret_gets_no_calls(relay: Relay):
     for session, secret in ((SESSION, "wrong"), (SESSION + 1, relay.where.secret)):
         stranger = DataChannel.connect(parse_address(relay.where.address), session, secret)

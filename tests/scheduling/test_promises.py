@@ -153,3 +153,15 @@ def test_a_launch_aside_that_is_dropped_never_starts():
     launches.scheduler.drop(ticket)
     launches.scheduler.keep(promise)
     assert launches.started() == []
+
+
+def test_a_chain_as_long_as_a_window_starts_in_order_once_its_first_promise_is_kept():
+    launches = Launches()
+    first = promise = launches.launch(1, python=True)
+    for number in range(2, 2002):
+        promise = launches.launch(number, promise)
+    assert launches.started() == [1]
+    launches.scheduler.keep(first)
+    assert launches.started()[0] == 2
+    assert promise is not None
+    assert promise.is_kept

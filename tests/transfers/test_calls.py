@@ -23,7 +23,7 @@ from atoll.transfers.call_messages import (
     is_call,
     is_notice,
 )
-from atoll.transfers.calls import Answer, Calls, ClientError
+from atoll.transfers.calls import MAX_TEXT, Answer, Calls, ClientError
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.engine import Piece
 from tests.transfers.ends import SECONDS, Ends, Receiver
@@ -95,6 +95,12 @@ def test_what_nobody_has_encoded_is_refused(content: bytes):
         decode(content)
 
 
+def test_an_array_of_a_million_dimensions_is_refused():
+    content = b"".join(map(bytes, encode(Returned((ArrayType("float32", (1 << 62,) * 1_000_000, 4),)))))
+    with pytest.raises(FrameError, match="no such shape"):
+        decode(content + bytes(64))
+
+
 def test_the_number_of_a_call_says_whose_it_is():
     assert not is_call((1 << 48) + 5)
     for host in (0, 1, 4095):
@@ -135,6 +141,22 @@ def test_what_a_callable_raises_is_raised_here(ends: Ends):
     Client(ends[1], lambda message, views: encode(Raised("ValueError: mine")))
     with pytest.raises(ClientError, match="ValueError: mine"):
         call(calls_over(ends))
+
+
+def test_of_a_traceback_its_end_is_kept_and_no_mark_of_a_worker(ends: Ends):
+    Client(ends[1], lambda message, views: encode(Raised("x" * (1 << 20) + "\x02\x03\x04ValueError: mine")))
+    with pytest.raises(ClientError) as caught:
+        call(calls_over(ends))
+    assert str(caught.value).endswith("xValueError: mine")
+    assert len(str(caught.value)) < MAX_TEXT
+
+
+def test_calls_of_a_host_that_was_started_anew_have_other_numbers(ends: Ends):
+    seen = []
+    for _ in range(2):
+        calls = Calls(lambda session: ends[0])
+        seen.append(next(calls._serial))
+    assert seen[0] != seen[1]
 
 
 @pytest.mark.parametrize("wrong", [[b"nonsense"], encode(Call(1, ()))])

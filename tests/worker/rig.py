@@ -41,13 +41,13 @@ class Rig:
     """An executor of its own session, and what it reports."""
 
     def __init__(self, directory: Path) -> None:
+        from atoll.ir.type_keys import TypeKeys
         from atoll.transfers.data_port import DataPort
         from atoll.transfers.inbox import Inbox
         from atoll.worker.executor_thread import ExecutorThread
         from atoll.worker.functions import Functions
         from atoll.worker.host_network import DataPortNetwork
         from atoll.worker.step_runner import StepRunner
-        from atoll.worker.type_keys import TypeKeys
         from atoll.worker.xla.backend import XlaBackend
 
         self.reports: queue.SimpleQueue[Any] = queue.SimpleQueue()

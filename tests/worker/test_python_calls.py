@@ -117,6 +117,23 @@ def it_passes_a_promised_array_to_the_next_call_without_waiting(rig: Rig) -> Non
 
 
 @BEHAVIOURS.add
+def it_gives_the_next_call_a_promised_array_that_was_deleted_meanwhile(rig: Rig) -> None:
+    python = FakePython(rig)
+    (promised,) = call_python(rig, rig.ones())
+    call_python(rig, promised)
+    rig.executor.submit(m.Free(rig.session, (promised,), True))
+    settled(rig)
+    ((argument,), on_outcome) = python.calls[1]
+    python.calls[0][1]([[np.full(4, 5, np.float32)]])
+    assert isinstance(rig.reports.get(timeout=SECONDS), m.Done)
+    assert argument.read()[0].tolist() == [5, 5, 5, 5]
+    report, _ = rig.read(promised)
+    says(report.status, Code.INVALID_ARGUMENT, "deleted")
+    on_outcome([[np.zeros(4, np.float32)]])
+    rig.reports.get(timeout=SECONDS)
+
+
+@BEHAVIOURS.add
 def it_copies_an_argument_that_is_donated_before_it_was_read(rig: Rig) -> None:
     python = FakePython(rig)
     name = rig.function(add, spec(), spec(), donate=(0,))

@@ -116,7 +116,15 @@ def _check_alone() -> None:
 
 @functools.cache
 def _fork_guard() -> ForkGuard:
-    return ForkGuard(lambda: atexit.unregister(_leave))
+    return ForkGuard(_abandon)
+
+
+def _abandon() -> None:
+    """In a child made by fork: processes, folders and channels are its parent's, and nothing here may end them."""
+    global _processes, _client
+    atexit.unregister(_leave)
+    _processes = _client = None
+    _caches.clear()  # to clear them would shut down sockets of the parent
 
 
 def _leave() -> None:

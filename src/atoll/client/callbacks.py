@@ -134,9 +134,11 @@ class CallbackTable:
             else:
                 done()
 
-        with contextlib.suppress(AtollError, OSError):
-            channel.receive(on_piece)
-        channel.close()
+        try:
+            with contextlib.suppress(AtollError, OSError):
+                channel.receive(on_piece)
+        finally:
+            channel.close()
 
     def _call(
         self, channel: DataChannel, feed: int, call: Call, content: Any, views: list[memoryview], done: Any
@@ -150,8 +152,13 @@ class CallbackTable:
                 contents = self._answer(callback, self._arguments(feed, call, content, views, done))
             except BaseException as error:
                 contents = encode(Raised(_text(error)))
-        with contextlib.suppress(AtollError, OSError):
+        try:
             channel.send(0, feed, contents)
+        except Exception as error:
+            try:
+                channel.send(0, feed, encode(Raised(_text(error))))
+            except Exception:
+                channel.close()  # its proxy answers instead
 
     def _arguments(
         self, feed: int, call: Call, content: Any, views: list[memoryview], done: Callable[[], None]

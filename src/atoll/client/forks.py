@@ -73,7 +73,7 @@ def _cut(descriptors: dict[int, str]) -> None:
     poller = select.epoll()
     for number, what in _descriptors().items():
         if descriptors.get(number) == what:
-            os.dup2(poller.fileno() if "eventpoll" in what else ours.fileno(), number)
+            os.dup2(poller.fileno() if "eventpoll" in what else ours.fileno(), number, inheritable=False)
     ours.close()
     poller.close()
 
@@ -111,9 +111,13 @@ _REFUSED: dict[str, tuple[str, ...]] = {
         "_copy_single_device_array_to_host_async",
         "block_until_ready",
         "is_ready",
+        "is_deleted",
         "delete",
     ),
     "jaxlib._jax": ("batched_copy_to_host_async",),
+    "jaxlib._jax:Client": ("compile_ifrt_program", "compile_and_load", "deserialize_executable"),
+    "jaxlib._jax:LoadedExecutable": ("execute_sharded", "serialize", "cost_analysis", "get_hlo_text", "hlo_modules"),
+    "atoll.client.launch:Launch": ("call",),  # has jaxlib's method since before the fork
     "jaxlib.xla_client": (
         "batched_device_put",
         "batched_copy_array_to_devices_with_sharding",

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from atoll.errors import OK, invalid, not_found, unimplemented
-from atoll.ifrt.executables import Executable
+from atoll.ifrt.executables import Executable, LostExecutable
 from atoll.ifrt.loaded import Answer
 from atoll.ifrt.pending_request import PendingRequest
 from atoll.ifrt.session import IfrtSession
@@ -46,6 +46,8 @@ async def _answer(session: IfrtSession, question: Question) -> Answer:
 def _source(session: IfrtSession, fingerprint: bytes) -> Answer:
     for each in session.executables.values():
         if isinstance(each, Executable) and each.fingerprint == fingerprint:
+            if isinstance(each, LostExecutable):
+                each.loss.raise_if_error()
             if each.callbacks:
                 raise unimplemented(f"{each.name} calls back into this process: it cannot be run in another")
             encoded = session.cluster.source(each.function)

@@ -92,7 +92,7 @@ class Relay:
         self.where = where
         self._cluster = cluster
         self._channel: DataChannel | None = None
-        self._unanswered: set[int] = set()
+        self._unanswered: dict[int, DataChannel | None] = {}  # feeds, with the channel that took the call
         # By the first number of a function's callables: hosts that may call them, and those whose executable is gone.
         self._holders: dict[int, set[int]] = {}
         self._dropped: dict[int, tuple[int, ...]] = {}
@@ -107,12 +107,12 @@ class Relay:
             return
         with self._lock:
             channel = self._channel
-            self._unanswered.add(feed)
+            self._unanswered[feed] = channel
         try:
             if channel is None:
                 raise BrokenPipeError
             channel.send(0, feed, [content])
-        except (AtollError, OSError):
+        except (AtollError, OSError, ValueError):  # ValueError: memory of a channel that is being closed
             self._answer(feed, _NOBODY)
         finally:
             done()
@@ -129,7 +129,7 @@ class Relay:
 
     def host_lost(self, host: int) -> None:
         with self._lock:
-            self._unanswered = {feed for feed in self._unanswered if host_of(feed) != host}
+            self._unanswered = {feed: each for feed, each in self._unanswered.items() if host_of(feed) != host}
             for holders in self._holders.values():
                 holders.discard(host)
         self._release_unheld()
@@ -160,7 +160,7 @@ class Relay:
         with self._lock:
             if feed not in self._unanswered:
                 return  # nobody waits for it
-            self._unanswered.remove(feed)
+            del self._unanswered[feed]
         self._cluster.answer(feed, contents)
 
     def serve(self, channel: DataChannel) -> None:
@@ -183,9 +183,7 @@ class Relay:
             with self._lock:
                 if self._channel is channel:
                     self._channel = None
-                    unanswered = list(self._unanswered)
-                else:
-                    unanswered = []
+                unanswered = [feed for feed, each in self._unanswered.items() if each is channel]
             for feed in unanswered:
                 self._answer(feed, _NOBODY)
 

@@ -130,21 +130,27 @@ class Scheduler(Generic[Payload]):
 
     def arrived(self, ticket: Ticket[Payload]) -> None:
         """One of the things that the ticket waited for has arrived."""
+        self.keep(self._arrive(ticket))
+
+    def _arrive(self, ticket: Ticket[Payload]) -> Promise[Payload] | None:
+        """Returns the promise that is kept in turn, if there is one."""
         ticket.missing -= 1
         if ticket.missing == 0 and self._aside.pop(ticket.number, None) is not None:
             self.enqueue(ticket)
-            self.keep(ticket.aside)
-        else:
-            self._offer(ticket)
+            return ticket.aside
+        self._offer(ticket)
+        return None
 
     def keep(self, promise: Promise[Payload] | None) -> None:
         """Its results are there, or will be before what comes now: tickets that waited for them go on."""
-        if promise is not None and not promise.is_kept:
-            promise.is_kept = True
-            for ticket in promise.waiting:
-                if not ticket.dropped:
-                    self.arrived(ticket)
-            promise.waiting.clear()
+        promises = deque([promise])  # a chain of them may be as long as a session's window
+        while promises:
+            each = promises.popleft()
+            if each is None or each.is_kept:
+                continue
+            each.is_kept = True
+            promises.extend(self._arrive(ticket) for ticket in each.waiting if not ticket.dropped)
+            each.waiting.clear()
 
     def next(self, island: int) -> Gang[Payload] | None:
         """The next gang to start there, or None while the island is full, paused, or blocked, or no ticket is ready."""

@@ -21,6 +21,7 @@ _FIRST_CALL = 1 << 62
 _CALLS_OF_A_HOST = 1 << 40
 _LENGTH = struct.Struct("<I")
 _ALIGNMENT = 64
+_MAX_RANK = 64
 
 
 class ArrayType(msgspec.Struct, frozen=True, array_like=True):
@@ -119,7 +120,9 @@ def decode(content: Any) -> tuple[Any, list[memoryview]]:
         raise FrameError(f"no call: {error}") from None
     views = []
     for each in message.arrays:
-        if each.nbytes < 0 or min(each.shape, default=0) < 0 or (each.nbytes and math.prod(each.shape) > each.nbytes):
+        if len(each.shape) > _MAX_RANK or each.nbytes < 0 or min(each.shape, default=0) < 0:
+            raise FrameError("an array of a call has no such shape")
+        if each.nbytes and math.prod(each.shape) > each.nbytes:
             raise FrameError("an array of a call has no such size")
         if each.nbytes:
             position += -position % _ALIGNMENT

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import queue
+import secrets
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,11 @@ from atoll.transfers.call_messages import (
     first_call,
 )
 from atoll.transfers.channel import DataChannel
+
+# Characters of a traceback that are kept: its end, which has the error.
+MAX_TEXT = 64 * 1024
+# No traceback has these: workers mark what they pass through XLA with them.
+_NO_MARKS = str.maketrans("", "", "\x02\x03\x04")
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,8 @@ class Calls:
         self._waiting: dict[int, dict[int, queue.SimpleQueue[Any]]] = {}
         self._lock = threading.Lock()
         self._notices: queue.SimpleQueue[tuple[int, Retained | Released] | None] | None = None
-        self._serial = itertools.count(1)
+        # Not those of an earlier process of this host, whose calls the client may still answer.
+        self._serial = itertools.count(1 + secrets.randbits(39))
         self.host = 0  # whose calls they are: the proxy sends answers there
 
     def call(self, session: int, callback: int, types: tuple[ArrayType, ...], arrays: Sequence[Any]) -> Answer:
@@ -134,7 +141,8 @@ class Calls:
             return
         done()
         if isinstance(message, Raised):
-            slot.put(_cancelled(session, message.text) if message.cancelled else ClientError(message.text))
+            text = message.text[-MAX_TEXT:].translate(_NO_MARKS)
+            slot.put(_cancelled(session, text) if message.cancelled else ClientError(text))
         else:
             slot.put(StatusError(Code.INVALID_ARGUMENT, "a callback was answered by a call"))
 

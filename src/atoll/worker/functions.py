@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from atoll.errors import OK, Status, StatusError, not_found, status_of
+from atoll.ir.type_keys import TypeKeys
 from atoll.protocol.messages import Compile, Compiled, FunctionSource
 from atoll.transfers.calls import Calls
 from atoll.transfers.inbox import Inbox
 from atoll.worker.callbacks import Callbacks
 from atoll.worker.device import DeviceBackend, LoadedFunction
 from atoll.worker.python.sessions import PythonSessions
-from atoll.worker.type_keys import TypeKeys
 
 COMPILE_THREADS = 2
 # Functions that no session refers to are kept for the next script that sends the same program.

@@ -12,6 +12,7 @@ from atoll._version import __version__
 from atoll.cluster.processes.lifeline import Lease, watch_in_thread
 from atoll.cluster.processes.process import read_options, spare_collector, start_logging
 from atoll.errors import ConnectError
+from atoll.ir.type_keys import TypeKeys
 from atoll.protocol import messages as m
 from atoll.transfers.data_port import DataPort
 from atoll.transfers.inbox import Inbox
@@ -27,7 +28,6 @@ from atoll.worker.message_handler import MessageHandler
 from atoll.worker.options import WorkerOptions
 from atoll.worker.python.sessions import PythonSessions
 from atoll.worker.step_runner import StepRunner
-from atoll.worker.type_keys import TypeKeys
 
 _log = logging.getLogger(__name__)
 

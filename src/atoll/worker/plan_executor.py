@@ -195,6 +195,8 @@ class PlanExecutor:
             self._leave_out(unit, plan_run.failure)
             return True
         if unit.collective and self._parked_collectives and self._parked_collectives[0] is not unit:
+            if self._parked_collectives[0].is_detached:
+                self._detach(unit)
             return False
         try:
             if not unit.started:
@@ -300,15 +302,14 @@ class PlanExecutor:
             if isinstance(contents, Status):
                 contents.raise_if_error()
                 raise AssertionError("a failure that is none")
-            for (buffer, array), shards in zip(outcome.promised, contents, strict=True):
-                self._steps.keep(buffer, array, shards)
-                unit.completions.append(ArrayCompletion(buffer.array, self._steps.deletions))
+            for (buffer, promise, array), shards in zip(outcome.promised, contents, strict=True):
+                made = self._steps.keep(buffer, promise, array, shards)
+                unit.completions.append(ArrayCompletion(made, self._steps.deletions))
         except Exception as error:
             status = status_of(error).within(name)
             store = self._stores.get(run.session)
-            for buffer, _ in outcome.promised:
-                if isinstance(buffer.array, Promise):
-                    buffer.array.fail(status)
+            for buffer, promise, _ in outcome.promised:
+                promise.fail(status)
                 if store is not None:
                     store.fail(buffer, status)
             self._report(m.Failed(unit.sequence, status))

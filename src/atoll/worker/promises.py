@@ -73,5 +73,5 @@ class Outcome:
     """What came of a unit's promises: the contents of each one's local shards, or why there are none."""
 
     unit: DispatchUnit
-    promised: Sequence[tuple[Buffer, LocalArray]]
+    promised: Sequence[tuple[Buffer, Promise, LocalArray]]
     contents: Sequence[Sequence[np.ndarray[Any, Any]]] | Status

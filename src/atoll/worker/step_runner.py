@@ -14,18 +14,18 @@ import numpy as np
 
 from atoll.errors import invalid
 from atoll.ir import plan as p
+from atoll.ir.type_keys import TypeKeys
 from atoll.protocol import messages as m
 from atoll.transfers import host_data
 from atoll.transfers.data_port import DataPort
 from atoll.worker.completions import ArrayCompletion, DeletionGuard, RunCompletion
-from atoll.worker.device import DeviceBackend
+from atoll.worker.device import DeviceArray, DeviceBackend
 from atoll.worker.dispatch_unit import DispatchUnit, Read
 from atoll.worker.functions import Function, Functions
 from atoll.worker.host_network import SMALL_BYTES, HostNetwork, is_small_and_ready
 from atoll.worker.promises import Outcome, Promise, raise_failure
 from atoll.worker.python.sessions import Input
 from atoll.worker.store import Buffer, Deleted, ShardMemory, share
-from atoll.worker.type_keys import TypeKeys
 
 
 class StepRunner:
@@ -171,11 +171,19 @@ class StepRunner:
     # ---- Python
 
     def _call_python(self, step: p.Python, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
-        inputs = [self._python_input(position, values[value]) for position, value in step.arguments]
+        inputs: list[Input] = []
+        try:
+            for position, value in step.arguments:
+                inputs.append(self._python_input(position, values[value]))
+        except BaseException:
+            for each in inputs:
+                each.release()
+            raise
         promised = []
         for _, value, array in step.results:
-            values[value] = self._buffer(Promise(), array)
-            promised.append((values[value], array))
+            promise = Promise()
+            values[value] = self._buffer(promise, array)
+            promised.append((values[value], promise, array))
         if step.completion >= 0:
             values[step.completion] = Buffer(_NO_ARRAY, -1, None)
         results = [(position, array) for position, _, array in step.results]
@@ -211,15 +219,17 @@ class StepRunner:
 
         return Input(position, dtype, shapes, not is_promise and is_small_and_ready(array), read, release)
 
-    def keep(self, buffer: Buffer, array: p.LocalArray, shards: Sequence[np.ndarray[Any, Any]]) -> None:
-        """Puts the array that was promised into its buffer."""
-        promise = buffer.array
+    def keep(
+        self, buffer: Buffer, promise: Promise, array: p.LocalArray, shards: Sequence[np.ndarray[Any, Any]]
+    ) -> DeviceArray:
+        """Makes the array that was promised, and puts it into its buffer, unless that has been given up."""
         made = self._backend.put(array, shards)
-        buffer.array = made
-        if isinstance(promise, Promise):  # else the buffer has been given up
-            promise.keep(made)
+        promise.keep(made)
+        if buffer.array is promise:
+            buffer.array = made
             if promise.is_deleted():
                 buffer.delete()
+        return made
 
     # ---- data in
 

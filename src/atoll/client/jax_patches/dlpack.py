@@ -43,7 +43,8 @@ def _exporting(export: Callable[..., Any]) -> Callable[..., Any]:
             )
         # Of its own: what JAX keeps of the array must not change with what the consumer writes.
         contents = np.array(host_copies(self)[0])
-        local = jax.device_put(contents, jax.devices("cpu")[_CPU])
+        with jax.ensure_compile_time_eval():  # also while JAX traces
+            local = jax.device_put(contents, jax.devices("cpu")[_CPU])
         return export(local, stream=None, max_version=max_version, dl_device=dl_device, copy=None)
 
     return __dlpack__
@@ -61,17 +62,19 @@ def _on_the_cpu(device: Callable[..., Any]) -> Callable[..., Any]:
 def _importing(take: Callable[..., Any]) -> Callable[..., Any]:
     import jax
     import jax.numpy as jnp
+    from jax._src.array import ArrayImpl
 
     from atoll.client.jax_internals import default_device
 
     def from_dlpack(external_array: Any, device: Any = None, copy: bool | None = None) -> Any:
         if (
-            isinstance(external_array, jax.Array)
+            isinstance(external_array, ArrayImpl)
             and _is_remote(external_array)
             and device in (None, external_array.device)
         ):
             return jnp.array(external_array, copy=bool(copy))
-        if device is not None or (copy is not None and not copy) or not is_atoll(default_device().client):
+        may_not_move = isinstance(external_array, jax.Array) or device is not None or (copy is not None and not copy)
+        if may_not_move or not is_atoll(default_device().client):
             return take(external_array, device, copy)
         return jnp.asarray(np.array(take(external_array, None, None)))
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from atoll.client.jax_patches.patch import Patch, Replacement
+from atoll.client.plugin_programs import is_atoll
 
 
 def client_of(array: Any) -> Any:
@@ -27,8 +28,9 @@ def client_of(array: Any) -> Any:
 
 
 def _is_foreign(array: Any, client: Any) -> bool:
+    """Whether one of the two is Atoll's, and the other is not."""
     own = client_of(array)
-    return own is not None and own is not client
+    return own is not None and own is not client and (is_atoll(own) or is_atoll(client))
 
 
 def host_copies(array: Any) -> list[np.ndarray[Any, Any]]:
@@ -93,13 +95,20 @@ _REFUSALS = (
 
 
 def _putting(send: Callable[..., Any]) -> Callable[..., Any]:
+    import jax
+
     def batched_device_put(
         aval: Any, sharding: Any, xs: Sequence[Any], devices: Sequence[Any], *others: Any, **options: Any
     ) -> Any:
         if devices:
             client = devices[0].client
-            if any(_is_foreign(x, client) for x in xs):
-                xs = [host_copies(x)[0] if _is_foreign(x, client) else x for x in xs]
+            foreign = {id(x): x for x in xs if _is_foreign(x, client)}  # a replicated one is there many times
+            if foreign:
+                with jax.transfer_guard("allow"):
+                    for x in foreign.values():
+                        x.copy_to_host_async()
+                read = {number: host_copies(x)[0] for number, x in foreign.items()}
+                xs = [read.get(id(x), x) for x in xs]
         return send(aval, sharding, xs, devices, *others, **options)
 
     return batched_device_put

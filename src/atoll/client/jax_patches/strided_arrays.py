@@ -14,11 +14,16 @@ from typing import Any
 import numpy as np
 
 from atoll.client.jax_patches.patch import Patch, Replacement
+from atoll.client.plugin_programs import is_atoll
 
 
 def _copying(send: Callable[..., Any]) -> Callable[..., Any]:
-    def batched_device_put(aval: Any, sharding: Any, xs: Sequence[Any], *others: Any, **options: Any) -> Any:
-        return send(aval, sharding, [_sendable(x) for x in xs], *others, **options)
+    def batched_device_put(
+        aval: Any, sharding: Any, xs: Sequence[Any], devices: Sequence[Any], *others: Any, **options: Any
+    ) -> Any:
+        if devices and is_atoll(devices[0].client):
+            xs = [_sendable(x) for x in xs]
+        return send(aval, sharding, xs, devices, *others, **options)
 
     return batched_device_put
 
@@ -32,5 +37,7 @@ def _sendable(array: Any) -> Any:
 PATCH = Patch(
     name="strided arrays",
     lifts="Negative or zero strides are not fully supported",
-    replacements=(Replacement("jaxlib.xla_client", "batched_device_put", _copying, ("aval", "sharding", "xs")),),
+    replacements=(
+        Replacement("jaxlib.xla_client", "batched_device_put", _copying, ("aval", "sharding", "xs", "devices")),
+    ),
 )

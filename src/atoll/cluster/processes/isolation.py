@@ -21,6 +21,7 @@ _BIND, _RECURSIVE, _PRIVATE, _NO_SUID, _NO_DEVICES, _NO_EXEC = 4096, 16384, 1 <<
 _SET_DEATH_SIGNAL, _NO_NEW_PRIVILEGES = 1, 38
 _CAPABILITY_VERSION = 0x20080522
 _MOST_PROCESSES = 4096  # and threads
+_SHARED_MEMORY = Path("/dev/shm")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -82,6 +83,8 @@ def _enter(folder: Path, shared: Path, hidden: Sequence[Path]) -> None:
         elif each.exists():
             _mount("/dev/null", each, "", _BIND)
     os.close(kept)
+    if _SHARED_MEMORY.is_dir() and _SHARED_MEMORY not in shared.parents:  # where clients put what they send
+        _cover(_SHARED_MEMORY)
     _cover(folder)
 
 
@@ -100,10 +103,15 @@ def _set_up_death() -> None:
 
 
 def _end_with(child: int) -> None:
-    """In the parent: waits for the child, and ends as it does. Returns in the child."""
+    """In the parent: waits for the child, and ends as it does. Returns in the child.
+
+    On SIGTERM, and when the process that started this one ends, it ends the child. The child can do nothing about that:
+    it does not see this process.
+    """
     if child == 0:
         return
-    _set_up_death()
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
+    _call("prctl", _SET_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
     os.closerange(0, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status < 0:

@@ -22,7 +22,7 @@ class LastWords:
         self._thread.start()
 
     def _read(self) -> None:
-        for line in self._output:
+        while line := self._output.readline(_BYTES):  # whatever it prints without an end of a line
             self._lines.append(line)
             with contextlib.suppress(OSError):
                 sys.stderr.buffer.write(line)

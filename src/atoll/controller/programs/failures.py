@@ -25,9 +25,9 @@ class Failures:
         self._failed_for: Durations[int] = Durations()  # gangs, by sequence
 
     def running(self, island: int) -> set[str]:
-        """The functions in flight on the island."""
+        """The functions in flight on the island's devices: colocated Python runs in processes of its own."""
         specs = (gang.run.spec for gang in self._launcher.in_flight.values() if gang.island == island)
-        return {name for spec in specs for name in spec.functions}
+        return {name for spec in specs if spec.weight for name in spec.functions}
 
     def half_failed(self) -> list[Gang[GangRun]]:
         """What failed on one host while others of its island still compute it: they may wait for it in vain."""

@@ -73,9 +73,10 @@ class Queries:
     def ask_again(self, hosts: set[int]) -> None:
         """These hosts' workers were started anew, and know of no queries."""
         for query, (host, session, message) in list(self._asked.items()):
-            if host in hosts and session in self._sessions:
+            if host in hosts:
                 del self._asked[query]
-                self.ask(self._sessions[session], message)
+                if session in self._sessions:
+                    self.ask(self._sessions[session], message)
 
     def give_up(self, hosts: set[int], status: Status) -> None:
         """These hosts will not be back."""

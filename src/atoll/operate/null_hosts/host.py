@@ -7,6 +7,7 @@ from concurrent.futures import Executor as Pool
 from concurrent.futures import Future
 from typing import Any
 
+from atoll.ir.type_keys import TypeKeys
 from atoll.operate.null_hosts.network import NullNetwork
 from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox
@@ -19,7 +20,6 @@ from atoll.worker.null.model import NullModel
 from atoll.worker.null.moments import Clock
 from atoll.worker.plan_executor import PlanExecutor
 from atoll.worker.step_runner import StepRunner
-from atoll.worker.type_keys import TypeKeys
 
 
 class AtOnce(Pool):

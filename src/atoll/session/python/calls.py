@@ -13,6 +13,7 @@ import socket
 import threading
 import traceback
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -101,7 +102,7 @@ class Runner:
     def __init__(self, link: PythonLink, functions: Any) -> None:
         self._link = link
         self._functions = functions
-        self._loaded: dict[str, Any] = {}
+        self._loaded: dict[str, Future[Any]] = {}
         self._loads = Stream()
         self._streams: dict[int, Stream] = {}
         self._contents = Contents()
@@ -116,31 +117,36 @@ class Runner:
     def _handle(self, message: Any) -> None:
         match message:
             case m.Load():
-                self._loads.submit(lambda: self._load(message))
+                # Calls of it may come before it is loaded.
+                loading: Future[Any] = Future()
+                self._loaded[message.function] = loading
+                self._loads.submit(lambda: self._load(message, loading))
             case m.Call(function=name, stream=number):
                 stream = self._streams.get(number)
                 if stream is None:
                     stream = self._streams[number] = Stream()
-                stream.submit(self._bound(message, self._loaded.get(name)))
+                stream.submit(self._bound(message, self._loaded.get(name) or _nothing(name)))
             case m.InputFailed(number=number, status=status):
                 self._contents.fail(number, status)
             case m.Drop(function=name):
                 self._drop(self._loaded.pop(name, None))
 
-    def _drop(self, function: Any) -> None:
+    def _drop(self, function: Future[Any] | None) -> None:
         """Lets go of it once all calls that came before have run: they may be the next to need its objects."""
         for stream in [each for each in self._streams.values() if each.is_busy]:
             stream.submit(partial(_let_go, [function]))
 
-    def _load(self, message: m.Load) -> None:
+    def _load(self, message: m.Load, loading: Future[Any]) -> None:
         status = OK
         try:
-            self._loaded[message.function] = self._functions.load(message.source, message.again)
+            loading.set_result(self._functions.load(message.source, message.again))
         except BaseException as error:
             status = _raised(f"{message.source.name} cannot be loaded", error)
-        self._link.send(m.Loaded(message.function, status))
+            loading.set_exception(RuntimeError(status.message))
+        with contextlib.suppress(OSError):  # the worker has ended
+            self._link.send(m.Loaded(message.function, status))
 
-    def _bound(self, call: m.Call, function: Any) -> Callable[[], None]:
+    def _bound(self, call: m.Call, function: Future[Any]) -> Callable[[], None]:
         """The call with its function, which may be dropped while it waits; nothing holds either afterwards."""
         held = [function]
 
@@ -151,15 +157,13 @@ class Runner:
 
         return run
 
-    def _call(self, call: m.Call, held: list[Any]) -> m.Returned:
+    def _call(self, call: m.Call, held: list[Future[Any]]) -> m.Returned:
         try:
             arguments = self._contents.take(call)
             if isinstance(arguments, Status):
                 return m.Returned(call.number, arguments)
-            shards = held.pop()(call, arguments)
+            shards = held.pop().result()(call, arguments)
             return m.Returned(call.number, OK, tuple(tuple(map(self._send, each)) for each in shards))
-        except OSError:
-            raise
         except BaseException as error:
             return m.Returned(call.number, _raised("a Python function on the host raised", error))
 
@@ -175,12 +179,19 @@ def _let_go(held: list[Any]) -> None:
     held.clear()
 
 
+def _nothing(name: str) -> Future[Any]:
+    """What a call finds in the place of a function that was never sent, or is dropped."""
+    missing: Future[Any] = Future()
+    missing.set_exception(LookupError(f"function {name} is not in this process"))
+    return missing
+
+
 def _raised(what: str, error: BaseException) -> Status:
     """The exception with its traceback, from the user's first line on."""
     lines = error.__traceback__
     while lines is not None and os.path.dirname(lines.tb_frame.f_code.co_filename) == os.path.dirname(__file__):
         lines = lines.tb_next
-    text = "".join(traceback.format_exception(type(error), error, lines))
+    text = m.shortened("".join(traceback.format_exception(type(error), error, lines)))
     return Status(Code.INTERNAL, f"{what}:\n{text}")
 
 

@@ -42,20 +42,27 @@ class PythonLink:
             content = host_data.bytes_of(np.ascontiguousarray(array))
         self._channel.send(_CONTENTS, feed, [content])
 
-    def receive(self, on_message: Callable[[Any], None], on_contents: Callable[[int, Any], None]) -> None:
+    def receive(
+        self,
+        on_message: Callable[[Any], None],
+        on_contents: Callable[[int, Any], None],
+        max_bytes: int | None = None,
+    ) -> None:
         """Reads until the peer ends. Contents are copied first: the peer can write to what it has sent.
 
-        Raises FrameError for what no honest peer sends.
+        Raises FrameError for what no honest peer sends, and for more than `max_bytes` at a time.
         """
 
         def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
             try:
+                if max_bytes is not None and memoryview(content).nbytes > max_bytes:
+                    raise FrameError(f"{memoryview(content).nbytes} bytes at a time")
                 if piece.session == _CONTENTS:
                     on_contents(piece.feed, _copied(content))
                     return
                 try:
                     message = self._decoder.decode(bytes(content))
-                except msgspec.MsgspecError as error:
+                except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                     raise FrameError(f"not a message: {error}") from None
                 on_message(message)
             finally:

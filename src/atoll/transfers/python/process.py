@@ -10,9 +10,11 @@ import contextlib
 import logging
 import os
 import queue
+import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -32,6 +34,7 @@ _log = logging.getLogger(__name__)
 _MODULE = "atoll.session.python.main"
 _INPUT_THREADS = 8
 _END_SECONDS = 1.0
+_POLL_SECONDS = 0.02
 
 # Sends what is ready at once, and says what is left to be sent once it is: see `PythonProcess.call`.
 Send = Callable[[PythonLink], None]
@@ -58,6 +61,7 @@ class PythonProcess:
         self._outbox: queue.SimpleQueue[Send | None] = queue.SimpleQueue()
         self._inputs = ThreadPoolExecutor(_INPUT_THREADS, f"atoll-python-input-{name}")
         self._process: subprocess.Popen[bytes] | None = None
+        self._link: PythonLink | None = None
         self._is_killed = False
         self._lock = threading.Lock()
 
@@ -84,16 +88,20 @@ class PythonProcess:
         self._outbox.put(both)
 
     def kill(self) -> None:
+        """Ends it, with what it has started: at once if it can be, and by force a moment later."""
         with self._lock:
             self._is_killed = True
-            if self._process is not None:
-                self._process.kill()
+            process, link = self._process, self._link
+        if process is not None:
+            _signal(process, signal.SIGTERM)
+        if link is not None:
+            link.close()
 
     # ---- its threads
 
     def _run(self) -> None:
         ours, theirs = socket.socketpair()
-        link = PythonLink(ours, m.FromPython)
+        link = self._link = PythonLink(ours, m.FromPython)
         reason = "did not start"
         try:
             with self._lock:
@@ -117,12 +125,13 @@ class PythonProcess:
         words = LastWords(process.stdout, f"atoll-python-log-{self.name}")
         threading.Thread(target=self._send, args=(link,), name=f"atoll-python-out-{self.name}", daemon=True).start()
         try:
-            link.receive(self._on_message, self._keep)
-        except (FrameError, OSError) as error:
+            link.receive(self._on_message, self._keep, MAX_INBOX_BYTES)
+        except Exception as error:  # whatever the process has sent
             _log.warning("the Python process of %s: %s", self.name, error)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_END_SECONDS)  # it has closed the link: most often because it ends
-        process.kill()
+        if not _ends(process):  # it has closed the link: most often because it ends
+            _signal(process, signal.SIGTERM)
+            _ends(process)
+        _signal(process, signal.SIGKILL)
         return how_it_ended(process, words, _END_SECONDS)
 
     def _start(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
@@ -163,6 +172,23 @@ class PythonProcess:
         except Exception:
             _log.exception("cannot be sent to the Python process of %s", self.name)
             self.kill()
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+    """To the process and to what it has started."""
+    if process.returncode is None:  # else its number may be another's
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+
+
+def _ends(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it ends within a moment. It is not reaped: its group's number stays its own."""
+    deadline = time.monotonic() + _END_SECONDS
+    while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
 
 
 def _environment(folder: str) -> dict[str, str]:

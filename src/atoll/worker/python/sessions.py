@@ -227,6 +227,7 @@ class PythonSessions:
                 for then in waiting:
                     then(OK)
             case m.Loaded(function=function, status=status):
+                status = _checked(status)
                 with self._lock:
                     loaded = record.loading.pop(function, None)
                     if not status.ok and loaded is not None:
@@ -238,7 +239,7 @@ class PythonSessions:
                 call = record.calls.get(number)
                 if call is None:
                     raise FrameError(f"a call {number} that was not made has returned")
-                outcome = _outcome(process, call, status, results)
+                outcome = _outcome(process, call, _checked(status), results)
                 with self._lock:
                     mine = record.calls.pop(number, None)
                 if mine is not None:
@@ -291,3 +292,9 @@ def _outcome(process: PythonProcess, call: _Call, status: Status, results: Seque
         ]
     except StatusError as error:
         return Status(Code.INTERNAL, f"a result is not of its declared type: {error.status.message}")
+
+
+def _checked(status: Status) -> Status:
+    """What a user's process has sent as one: of a code that there is, and not too long to be passed on."""
+    code = status.code if status.code in {each.value for each in Code} else Code.INTERNAL.value
+    return Status(code, m.shortened(status.message))

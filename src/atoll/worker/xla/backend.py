@@ -31,6 +31,7 @@ from atoll.worker.xla.executable import Executable
 from atoll.worker.xla.gate import Gates
 
 _cache_hit = threading.local()
+_COLLECTIVE_TIMEOUT = "xla_cpu_collective_call_terminate_timeout_seconds"
 
 
 def _note_event(event: str, **_: Any) -> None:
@@ -88,6 +89,9 @@ class XlaBackend:
         ids = np.array([[device.id for device in row] for row in grid], dtype=np.int32)
         parsed.device_assignment = xc.DeviceAssignment.create(ids)
         parsed.compile_portable_executable = False
+        if callbacks is not None and self.platform == "cpu":
+            # A participant of a collective may sit in its client's Python: XLA is not to end this process for that.
+            parsed.env_option_overrides = [*parsed.env_option_overrides, (_COLLECTIVE_TIMEOUT, str((1 << 31) - 1))]
         flat = tuple(grid.flatten())
         context = mlir.make_ir_context()
         with context:

@@ -29,10 +29,11 @@ _REFUSED = {
     "InspectSharding": INSPECT_SHARDING_ADVICE,
     "xla_python_cpu_callback": CALLBACK_ADVICE,
     "xla_python_gpu_callback": CALLBACK_ADVICE,
-    "xla_buffer_python_cpu_callback": CALLBACK_ADVICE,
-    "xla_buffer_python_gpu_callback": CALLBACK_ADVICE,
 }
-_NAMES = tuple(target.encode() for target in (*_CALLBACKS, *_REFUSED))
+# What begins with this has pointers in all its forms.
+_POINTERS = "xla_buffer_python_"
+# In MLIR's bytecode, names of operations stand as they are. What attributes hold may not.
+_BYTECODE, _NAME = b"ML\xefR", b"custom_call"
 
 # The types of a callable's results.
 ResultTypes = tuple[ShardType, ...]
@@ -41,12 +42,11 @@ ResultTypes = tuple[ShardType, ...]
 def find(program: bytes, module: Any, count: int) -> list[ResultTypes]:
     """What each of the client's `count` callables has to return, by its index.
 
-    `program` is the module's serialized form, in which all names stand as they are: most programs have none of these.
-    Raises UNIMPLEMENTED, with advice, where the module calls its client in another way, and INVALID_ARGUMENT where it
-    calls what there is not.
+    `program` is the module's serialized form: most programs have no custom calls. Raises UNIMPLEMENTED, with advice,
+    where the module calls its client in another way, and INVALID_ARGUMENT where it calls what there is not.
     """
     results: list[ResultTypes] = [()] * count
-    if not any(name in program for name in _NAMES):
+    if program.startswith(_BYTECODE) and _NAME not in program:
         return results
     errors: list[StatusError] = []
     seen: set[int] = set()
@@ -68,8 +68,8 @@ def find(program: bytes, module: Any, count: int) -> list[ResultTypes]:
 
 def _add(operation: Any, results: list[ResultTypes], seen: set[int]) -> None:
     target = operation.attributes["call_target_name"].value
-    if target in _REFUSED:
-        raise unimplemented(_REFUSED[target])
+    if target in _REFUSED or target.startswith(_POINTERS):
+        raise unimplemented(_REFUSED.get(target, CALLBACK_ADVICE))
     if target not in _CALLBACKS:
         return
     if not results:  # jaxlib's client refuses them unless the plug-in has taken the callables out
@@ -85,10 +85,11 @@ def _add(operation: Any, results: list[ResultTypes], seen: set[int]) -> None:
 
 
 def _index(attributes: Any) -> int:
-    for name in ("mhlo.backend_config", "backend_config"):
-        if name in attributes and isinstance(attributes[name], ir.DictAttr) and "index" in attributes[name]:
-            return int(ir.IntegerAttr(attributes[name]["index"]).value)
-    raise invalid("the program has a callback without an index")
+    given = [attributes[name] for name in ("mhlo.backend_config", "backend_config") if name in attributes]
+    given = [each for each in given if not (isinstance(each, ir.StringAttr) and not each.value)]
+    if len(given) != 1 or not isinstance(given[0], ir.DictAttr) or "index" not in given[0]:
+        raise invalid("the program has a callback without one index")
+    return int(ir.IntegerAttr(given[0]["index"]).value)
 
 
 def _type(kind: Any) -> ShardType:
