@@ -106,13 +106,16 @@ def test_a_client_that_leaves_leaves_no_call_unanswered(cluster: FakeCluster, re
 def test_a_client_that_connects_anew_leaves_no_call_of_its_old_connection_unanswered(
     cluster: FakeCluster, relay: Relay
 ):
-    receiver = Receiver(connected(relay))
+    old = connected(relay)
+    receiver = Receiver(old)
     give(relay, first_call(0) + 1, Call(3, ()))
     receiver.wait(1)
     before = relay._channel
-    connected(relay)
+    new = connected(relay)
     until(lambda: relay._channel is not before)
     until(lambda: cluster.answers)
+    old.close()
+    new.close()
     assert [feed for feed, _ in answers(cluster)] == [first_call(0) + 1]
 
 

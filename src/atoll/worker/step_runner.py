@@ -223,7 +223,7 @@ class StepRunner:
         self, buffer: Buffer, promise: Promise, array: p.LocalArray, shards: Sequence[np.ndarray[Any, Any]]
     ) -> DeviceArray:
         """Makes the array that was promised, and puts it into its buffer, unless that has been given up."""
-        made = self._backend.put(array, shards)
+        made: DeviceArray = self._backend.put(array, shards)
         promise.keep(made)
         if buffer.array is promise:
             buffer.array = made
