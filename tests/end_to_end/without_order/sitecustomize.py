@@ -1,6 +1,7 @@
 """Switches the order of gangs off, in the controller that is started with this folder in PYTHONPATH.
 
-What every second host is sent at one flush is held until the next, and comes behind what other sessions send it then.
+What every second host is sent at one flush is held until the next, and comes behind what other sessions send it then,
+session by session, the last one first.
 Each host still gets each session's messages in order: what is missing is the one order of all sessions. The controller
 flushes at least once a second, so that nothing is held for long.
 """
@@ -26,7 +27,7 @@ if any("atoll.controller.main" in argument for argument in getattr(sys, "orig_ar
         sessions = {each.message.session for each in held}
         overtakes = [each for each in odd if each.message.session not in sessions]
         behind = [each for each in odd if each.message.session in sessions]
-        late = list(held)
+        late = sorted(held, key=lambda each: -each.message.session)
         held.clear()
         return others + overtakes + late + behind
 
