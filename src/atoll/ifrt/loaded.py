@@ -29,10 +29,10 @@ class Loaded(abc.ABC):
 
     name: str
     devices: tuple[int, ...]
-    fingerprint: bytes  # names it to programs of the same session
-    functions: tuple[int, ...]
-    outputs: tuple[ArraySpec, ...]
-    donated: frozenset[int]
+    fingerprint = b""  # names it to programs of the same session
+    functions: tuple[int, ...] = ()
+    outputs: tuple[ArraySpec, ...] = ()
+    donated: frozenset[int] = frozenset()
     callbacks: tuple[int, ...] = ()  # the client's numbers for what it calls in the client's process
     has_streams = False  # whether it matters in which stream it runs: devices have an order of their own
 
@@ -101,9 +101,6 @@ class Answer(Loaded):
         self.name = name
         self.devices = devices
         self.fingerprint = content
-        self.functions = ()
-        self.outputs = ()
-        self.donated = frozenset()
 
     def check(self, arguments: Sequence[ArrayRecord]) -> None:
         raise self._not_run()

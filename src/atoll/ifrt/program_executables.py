@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 
 from atoll.errors import Code, Status, invalid, unimplemented
+from atoll.ifrt.arguments import Arguments
 from atoll.ifrt.arrays import ArrayRecord
 from atoll.ifrt.executables import Executable, LostExecutable
 from atoll.ifrt.loaded import MPMD_ERROR, NO_LAYOUTS, Loaded
-from atoll.ifrt.program_checks import MAX_VALUES, ProgramChecker, consumes, describe, fits
+from atoll.ifrt.program_checks import MAX_VALUES, ProgramChecker, consumes
 from atoll.ir.program import Call, Node, Program, output_count
 from atoll.ir.submission import Staging, Submission, decode
 from atoll.ir.types import ArraySpec
@@ -54,7 +55,6 @@ class ProgramExecutable(Loaded):
         self.definition, self._op_shardings = ProgramChecker(submission.program, functions, cluster).run()
         self.name = self.definition.name
         self.credits = 1 + len(self.definition.nodes) // NODES_PER_CREDIT
-        self.fingerprint = b""
         self.functions = tuple({each.function: None for each in functions})
         specs = _values(self.definition)
         if not specs:
@@ -64,7 +64,7 @@ class ProgramExecutable(Loaded):
         self.devices = specs[len(self.definition.arguments) - 1 if self.definition.arguments else 0].sharding.devices
         consumed = {value for node in self.definition.nodes for value in consumes(node)}
         self.donated = frozenset(i for i in range(len(self.definition.arguments)) if i in consumed)
-        self._fitting: list[ArraySpec] = list(self.definition.arguments)  # by argument, the last that fitted
+        self._arguments = Arguments(f"program {self.name!r}", self.definition.arguments)
 
     def gather(self, staged: list[int], arguments: list[int]) -> list[int]:
         every = [*staged, *arguments]
@@ -72,17 +72,7 @@ class ProgramExecutable(Loaded):
         return every
 
     def check(self, arguments: Sequence[ArrayRecord]) -> None:
-        expected = self.definition.arguments
-        if len(arguments) != len(expected):
-            raise invalid(f"program {self.name!r} takes {len(expected)} arguments, got {len(arguments)}")
-        for i, record in enumerate(arguments):
-            if record.spec is not self._fitting[i]:
-                if record.spec is None or not fits(record.spec, expected[i]):
-                    raise invalid(
-                        f"program {self.name!r} takes {describe(expected[i])} as argument {i}, "
-                        f"got {describe(record.spec) if record.spec else 'nothing'}"
-                    )
-                self._fitting[i] = record.spec
+        self._arguments.check(arguments)
 
     def program(self, preserved: frozenset[int], completion: bool, stream: int) -> Program:
         nodes = tuple(_preserving(node, preserved) for node in self.definition.nodes)
@@ -144,10 +134,6 @@ class StagingExecutable(Loaded):
             raise invalid("arguments are staged by devices, each once")
         self.name = "staging"
         self.devices = submission.devices
-        self.fingerprint = b""
-        self.functions = ()
-        self.outputs = ()
-        self.donated = frozenset()
 
     def gather(self, staged: list[int], arguments: list[int]) -> None:
         if len(staged) + len(arguments) > MAX_VALUES:

@@ -15,9 +15,10 @@ from typing import Any
 import msgspec
 
 from atoll.errors import invalid, unimplemented
+from atoll.ifrt.arguments import Arguments
 from atoll.ifrt.arrays import ArrayRecord
 from atoll.ifrt.loaded import Loaded
-from atoll.ifrt.program_checks import describe, fits
+from atoll.ifrt.program_checks import describe
 from atoll.ifrt.program_executables import metadata_reply
 from atoll.ir.program import Call, Program, single
 from atoll.ir.types import ArraySpec, shard_shape
@@ -50,13 +51,11 @@ class PythonExecutable(Loaded):
         if not self.devices or len(set(self.devices)) != len(self.devices):
             raise invalid("a Python function needs devices, each once")
         cluster.hosts_of(self.devices)
-        self.fingerprint = b""
-        self.functions = ()
-        self.donated = frozenset()
         self.settings, text = split_settings(proto.serialized_program_text)
         self.source = PythonFunction(self.name, text, self.settings.path)
         self._function = -1
         self.inputs = tuple(self._spec(each) for each in proto.input_specs)
+        self._arguments = Arguments(self.name, self.inputs)
         self.outputs = tuple(self._spec(each) for each in proto.output_specs)
         self._output_shardings = [each.sharding for each in proto.output_specs]
 
@@ -76,12 +75,7 @@ class PythonExecutable(Loaded):
         self.functions = (function,)
 
     def check(self, arguments: Sequence[ArrayRecord]) -> None:
-        if len(arguments) != len(self.inputs):
-            raise invalid(f"{self.name} takes {len(self.inputs)} arguments, got {len(arguments)}")
-        for i, (record, expected) in enumerate(zip(arguments, self.inputs, strict=True)):
-            if record.spec is None or not fits(record.spec, expected):
-                given = "nothing" if record.spec is None else describe(record.spec)
-                raise invalid(f"{self.name} takes {describe(expected)} as argument {i}, got {given}")
+        self._arguments.check(arguments)
 
     def program(self, preserved: frozenset[int], completion: bool, stream: int) -> Program:
         inputs = tuple(range(len(self.inputs)))

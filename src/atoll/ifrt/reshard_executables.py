@@ -74,10 +74,6 @@ class ReshardExecutable(Loaded):
         self._program: ProgramExecutable | None = None
         self.name = "reshard"
         self.devices = sources[0].devices.device_ids  # jaxlib's client compares their number with the arguments' shards
-        self.fingerprint = b""
-        self.functions = ()
-        self.outputs = ()
-        self.donated = frozenset()
 
     def check(self, arguments: Sequence[ArrayRecord]) -> None:
         if self._program is None:
