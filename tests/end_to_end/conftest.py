@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 
 from tests.conftest import script_environment
 from tests.end_to_end.remote_python import RemotePython, StartPython
+from tests.end_to_end.same import assert_same
 from tests.end_to_end.script_process import Script, StartScript
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
@@ -49,6 +50,16 @@ def start_python(module_directory: Path, program_cache: Path) -> Iterator[StartP
 def atoll_python(start_python: StartPython) -> RemotePython:
     """A child with an embedded cluster of one island with four devices."""
     return start_python()
+
+
+@pytest.fixture
+def same_as_stock(atoll_python: RemotePython) -> Callable[..., None]:
+    """Runs a function on Atoll and on stock JAX, and compares what it returns."""
+
+    def check(function: Callable[..., Any], *arguments: Any) -> None:
+        assert_same(atoll_python.call(function, *arguments), function(*arguments))
+
+    return check
 
 
 @pytest.fixture(scope="module")

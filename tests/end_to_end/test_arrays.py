@@ -5,7 +5,6 @@ Each function named without `test_` runs twice, here on stock JAX and in a child
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -22,16 +21,6 @@ from tests.end_to_end.same import assert_same
 
 # Arrays from this size on travel through shared memory.
 BIG = 1 << 20
-
-
-@pytest.fixture
-def same_as_stock(atoll_python: RemotePython) -> Callable[..., None]:
-    """Runs a function on Atoll and on stock JAX, and compares what it returns."""
-
-    def check(function: Callable[..., Any], *arguments: Any) -> None:
-        assert_same(atoll_python.call(function, *arguments), function(*arguments))
-
-    return check
 
 
 def fetched(array: Any) -> np.ndarray[Any, Any]:

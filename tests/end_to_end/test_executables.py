@@ -26,16 +26,6 @@ from tests.end_to_end.same import assert_same
 from tests.end_to_end.standing_cluster import StartCluster
 
 
-@pytest.fixture
-def same_as_stock(atoll_python: RemotePython) -> Callable[..., None]:
-    """Runs a function on Atoll and on stock JAX, and compares what it returns."""
-
-    def check(function: Callable[..., Any], *arguments: Any) -> None:
-        assert_same(atoll_python.call(function, *arguments), function(*arguments))
-
-    return check
-
-
 def compiled_step() -> Any:
     """A compiled function with two sharded arguments, one of them donated, and two results."""
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))

@@ -5,7 +5,6 @@ Each function named without `test_` runs twice, here on stock JAX and in a child
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,17 +14,6 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tests.end_to_end.remote_python import RemoteError, RemotePython
-from tests.end_to_end.same import assert_same
-
-
-@pytest.fixture
-def same_as_stock(atoll_python: RemotePython) -> Callable[..., None]:
-    """Runs a function on Atoll and on stock JAX, and compares what it returns."""
-
-    def check(function: Callable[..., Any], *arguments: Any) -> None:
-        assert_same(atoll_python.call(function, *arguments), function(*arguments))
-
-    return check
 
 
 def ordered_effects() -> Any:

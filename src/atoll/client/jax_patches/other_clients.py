@@ -38,6 +38,11 @@ def host_copies(array: Any) -> list[np.ndarray[Any, Any]]:
 
     This is a step of a copy between devices, so JAX's guard of transfers to the host has no say in it.
     """
+    return _reading(array)()
+
+
+def _reading(array: Any) -> Callable[[], list[np.ndarray[Any, Any]]]:
+    """Starts to read the shards of an array; what is returned waits for them."""
     import jax
 
     array._check_if_deleted()
@@ -47,8 +52,13 @@ def host_copies(array: Any) -> list[np.ndarray[Any, Any]]:
     with jax.transfer_guard("allow"):
         for shard in first.values():
             shard.copy_to_host_async()
-        values = {index: shard._single_device_array_to_np_array_did_copy()[0] for index, shard in first.items()}
-    return [values[index] for index in indices]
+
+    def read() -> list[np.ndarray[Any, Any]]:
+        with jax.transfer_guard("allow"):
+            values = {index: shard._single_device_array_to_np_array_did_copy()[0] for index, shard in first.items()}
+        return [values[index] for index in indices]
+
+    return read
 
 
 # ---- JAX's copies of arrays
@@ -95,8 +105,6 @@ _REFUSALS = (
 
 
 def _putting(send: Callable[..., Any]) -> Callable[..., Any]:
-    import jax
-
     def batched_device_put(
         aval: Any, sharding: Any, xs: Sequence[Any], devices: Sequence[Any], *others: Any, **options: Any
     ) -> Any:
@@ -104,11 +112,9 @@ def _putting(send: Callable[..., Any]) -> Callable[..., Any]:
             client = devices[0].client
             foreign = {id(x): x for x in xs if _is_foreign(x, client)}  # a replicated one is there many times
             if foreign:
-                with jax.transfer_guard("allow"):
-                    for x in foreign.values():
-                        x.copy_to_host_async()
-                read = {number: host_copies(x)[0] for number, x in foreign.items()}
-                xs = [read.get(id(x), x) for x in xs]
+                reading = {number: _reading(x) for number, x in foreign.items()}
+                values = {number: read()[0] for number, read in reading.items()}
+                xs = [values.get(id(x), x) for x in xs]
         return send(aval, sharding, xs, devices, *others, **options)
 
     return batched_device_put

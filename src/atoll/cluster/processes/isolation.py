@@ -97,9 +97,9 @@ def _mount_processes() -> None:
     _mount("proc", Path("/proc"), "proc", _NO_SUID | _NO_DEVICES | _NO_EXEC)
 
 
-def _set_up_death() -> None:
-    """The process that started this one ends: so does this one, whatever it does."""
-    _call("prctl", _SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+def _set_up_death(by: signal.Signals = signal.SIGKILL) -> None:
+    """The process that started this one ends: so does this one, whatever it does, or it gets another signal."""
+    _call("prctl", _SET_DEATH_SIGNAL, by, 0, 0, 0)
 
 
 def _end_with(child: int) -> None:
@@ -111,7 +111,7 @@ def _end_with(child: int) -> None:
     if child == 0:
         return
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
-    _call("prctl", _SET_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
+    _set_up_death(signal.SIGTERM)
     os.closerange(0, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status < 0:
