@@ -25,8 +25,12 @@ it into that exception, so the message says what failed, where, and what to do n
 from __future__ import annotations
 
 import enum
+import traceback
 
 import msgspec
+
+# Characters that a status has at most.
+MAX_TEXT = 64 * 1024
 
 
 class Code(enum.IntEnum):
@@ -176,3 +180,22 @@ def status_of(error: BaseException) -> Status:
     if isinstance(error, ValueError | TypeError):
         return Status(int(Code.INVALID_ARGUMENT), text)
     return Status(int(Code.INTERNAL), f"{type(error).__name__}: {text}")
+
+
+def shortened(text: str) -> str:
+    """Its beginning and its end, where it is longer than a status may be."""
+    if len(text) <= MAX_TEXT:
+        return text
+    gap = "\n...\n"
+    half = (MAX_TEXT - len(gap)) // 2
+    return f"{text[:half]}{gap}{text[-half:]}"
+
+
+def traceback_of(error: BaseException, own: str) -> str:
+    """The exception with its traceback, from the user's first line on: that is after the frames of files that begin
+    with `own`.
+    """
+    lines = error.__traceback__
+    while lines is not None and lines.tb_frame.f_code.co_filename.startswith(own):
+        lines = lines.tb_next
+    return "".join(traceback.format_exception(type(error), error, lines)).rstrip()

@@ -23,8 +23,10 @@ class Channel:
         self.sent: list[tuple[int, Any, list[bytes]]] = []
 
     def send(self, session: int, feed: int, contents: list[Any]) -> None:
-        message, views = decode(b"".join(bytes(part) for part in contents))
-        self.sent.append((feed, message, [bytes(view) for view in views]))
+        content = b"".join(bytes(part) for part in contents)
+        message, offsets = decode(content)
+        arrays = zip(message.arrays, offsets, strict=True)
+        self.sent.append((feed, message, [content[offset : offset + each.nbytes] for each, offset in arrays]))
 
 
 def answer(callback: Any, *arguments: Any, given_back: list[int] | None = None) -> tuple[Any, list[bytes]]:
@@ -38,8 +40,8 @@ def answer(callback: Any, *arguments: Any, given_back: list[int] | None = None) 
     )
     parts = encode(Call(5, types), [b"" if each is None else each.reshape(-1).view(np.uint8) for each in arguments])
     content = b"".join(bytes(part) for part in parts)
-    call, views = decode(content)
-    table._call(channel, FEED, call, content, views, lambda: given_back is not None and given_back.append(1))  # type: ignore[arg-type]
+    call, offsets = decode(content)
+    table._call(channel, FEED, call, content, offsets, lambda: given_back is not None and given_back.append(1))  # type: ignore[arg-type]
     ((feed, message, results),) = channel.sent
     assert feed == FEED
     return message, results

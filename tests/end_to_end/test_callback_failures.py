@@ -109,7 +109,7 @@ def leaves_its_channel() -> str:
 
 def answers_with(wrong: str) -> str:
     """The client answers with something that no callable returns: its own library does not check it."""
-    from atoll.client.jax_patches import host_callbacks
+    from atoll.client import callbacks
     from atoll.transfers.call_messages import ArrayType, Call, Returned, encode
 
     answers = {
@@ -122,16 +122,66 @@ def answers_with(wrong: str) -> str:
         "fewer bytes than its shape": encode(Returned((ArrayType("float32", (2,), 4),)), [bytes(4)]),
         "more bytes than there are": encode(Returned((ArrayType("float32", (2,), 8),))),
     }
-    table = host_callbacks.TABLE
-    honest = table._answer
-    table._answer = lambda callback, arguments: answers[wrong]  # type: ignore[method-assign]
+    honest = callbacks._answer
+    callbacks._answer = lambda callback, arguments: answers[wrong]
     try:
         calls_back()
     except jax.errors.JaxRuntimeError as error:
         return str(error)
     finally:
-        table._answer = honest  # type: ignore[method-assign]
+        callbacks._answer = honest
     return ""
+
+
+kept: dict[str, jax.Array] = {}
+
+
+def keeps_an_array() -> None:
+    kept["x"] = jnp.arange(4.0) + 1
+
+
+def reads_what_it_kept() -> list[float]:
+    return [float(x) for x in kept["x"]]
+
+
+def raises_while_the_other_device_waits() -> list[str]:
+    """What the result says, what is made of it before that is known, and what is made of it later."""
+    mesh = jax.make_mesh((2,), ("x",))
+
+    def refuse(x: Any) -> Any:
+        if x[0] == 0:
+            time.sleep(0.3)
+            raise ValueError("not on the first device")
+        return np.asarray(x)
+
+    @jax.jit
+    @jax.shard_map(mesh=mesh, in_specs=jax.P("x"), out_specs=jax.P())
+    def step(x: Any) -> Any:
+        return jax.lax.psum(jax.pure_callback(refuse, same_type(x), x), "x")
+
+    sharding = jax.sharding.NamedSharding(mesh, jax.P("x"))
+    zero, one = jax.device_put(np.arange(2.0), sharding), jax.device_put(np.arange(1.0, 3.0), sharding)
+    result = step(zero)
+    after = jax.jit(lambda x: x + 1)(result)
+    said = []
+    for read in (lambda: after, lambda: result, lambda: result + 1, lambda: step(one) * 10):
+        try:
+            said.append(str(np.asarray(read())))
+        except jax.errors.JaxRuntimeError as error:
+            said.append(str(error))
+    return said
+
+
+def donates_what_a_callback_reads() -> float:
+    x = jax.device_put(jnp.ones(1 << 16), jax.devices()[0])
+    read = jax.jit(lambda x: jax.pure_callback(lambda x: go_on.wait(SECONDS) and x, same_type(x), x) + x)
+    kept["y"] = read(x)
+    kept["z"] = jax.jit(lambda x: x * 3, donate_argnums=0)(x)
+    return computes(20)
+
+
+def reads_what_was_made_of_it() -> tuple[float, float]:
+    return float(kept["y"][0]), float(kept["z"][0])
 
 
 def compiles_with(numbers: str) -> str:
@@ -200,6 +250,27 @@ def test_another_session_computes_on_the_device_of_a_waiting_callback(
 def test_a_wrong_answer_fails_its_run_alone(user: RemotePython, wrong: str) -> None:
     assert "INVALID_ARGUMENT: " in user.call(answers_with, wrong)
     assert user.call(calls_back) == [2.0, 2.0]
+
+
+def test_a_device_whose_callback_raises_leaves_no_other_waiting(
+    standing: StandingCluster, start_python: StartPython, user: RemotePython
+) -> None:
+    other = start_python(ATOLL_ADDRESS=standing.address)
+    other.call(keeps_an_array)
+    said = user.call(raises_while_the_other_device_waits)
+    assert ["ValueError: not on the first device" in each for each in said] == [True, True, True, False], said
+    assert said[3] == "[30.]"
+    assert other.call(reads_what_it_kept) == [1.0, 2.0, 3.0, 4.0], "the island's arrays are all there"
+
+
+def test_what_a_waiting_callback_reads_can_be_donated_and_nobody_waits(
+    standing: StandingCluster, start_python: StartPython, user: RemotePython
+) -> None:
+    donor = start_python(ATOLL_ADDRESS=standing.address)
+    assert donor.call(donates_what_a_callback_reads) == 20.0
+    assert user.call(computes, 50) == 50.0
+    donor.call(release)
+    assert donor.call(reads_what_was_made_of_it) == (2.0, 3.0)
 
 
 def test_numbers_that_a_client_does_not_have_call_nobody(user: RemotePython) -> None:

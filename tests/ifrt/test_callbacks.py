@@ -141,3 +141,18 @@ def test_callables_are_released_when_the_client_and_the_last_host_have_dropped_t
     assert messages == [Call(9, ()), Released((4, 5))]
     channel.close()
     receiver.join()
+
+
+def test_callables_are_kept_for_a_host_that_has_yet_to_say_that_it_may_call_them(relay: Relay):
+    channel = connected(relay)
+    receiver = Receiver(channel)
+    relay.compiled((4, 5), (0,))
+    relay.unloaded((4, 5))
+    give(relay, first_call(0) + 1, Call(4, ()))
+    receiver.wait(1)
+    give(relay, first_call(0), Retained((4, 5)))
+    give(relay, first_call(0), Released((4, 5)))
+    messages = [decode(content)[0] for _, _, content in receiver.wait(2)]
+    assert messages == [Call(4, ()), Released((4, 5))]
+    channel.close()
+    receiver.join()

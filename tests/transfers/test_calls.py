@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.errors import Code, FrameError, StatusError
+from atoll.errors import MAX_TEXT, Code, FrameError, StatusError
 from atoll.transfers.call_messages import (
     ArrayType,
     Call,
@@ -23,7 +23,7 @@ from atoll.transfers.call_messages import (
     is_call,
     is_notice,
 )
-from atoll.transfers.calls import MAX_TEXT, Answer, Calls, ClientError
+from atoll.transfers.calls import Calls, ClientError, Reply
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.engine import Piece
 from tests.transfers.ends import SECONDS, Ends, Receiver
@@ -33,7 +33,7 @@ SESSION = 7
 
 
 class Client:
-    """Answers each call that comes on a channel with `answer(call, views)`, the contents of a piece."""
+    """Answers each call that comes on a channel with `answer(call, arrays)`, the contents of a piece."""
 
     def __init__(self, channel: DataChannel, answer: Any) -> None:
         self.channel = channel
@@ -42,12 +42,16 @@ class Client:
         threading.Thread(target=lambda: channel.receive(self._take), daemon=True).start()
 
     def _take(self, piece: Piece, content: Any, done: Any) -> None:
-        message, views = decode(content)
+        message, offsets = decode(content)
         self.seen.append(message)
-        contents = None if is_notice(piece.feed) else self.answer(message, [bytes(view) for view in views])
+        contents = None if is_notice(piece.feed) else self.answer(message, contents_of(message, offsets, content))
         done()
         if contents is not None:
             self.channel.send(SESSION, piece.feed, contents)
+
+
+def contents_of(message: Any, offsets: list[int], content: Any) -> list[bytes]:
+    return [bytes(content[offset : offset + each.nbytes]) for each, offset in zip(message.arrays, offsets, strict=True)]
 
 
 def calls_over(ends: Ends) -> Calls:
@@ -62,7 +66,7 @@ def calls_over(ends: Ends) -> Calls:
     return calls
 
 
-def call(calls: Calls, callback: int = 4) -> Answer:
+def call(calls: Calls, callback: int = 4) -> Reply:
     return calls.call(SESSION, callback, (FLOATS,), [np.arange(3, dtype=np.float32).view(np.uint8)])
 
 
@@ -70,11 +74,10 @@ def test_the_arrays_of_a_message_come_back_each_aligned():
     arrays = [np.arange(5, dtype=np.int8), np.empty(0, np.int8), np.arange(7, dtype=np.int8)]
     types = tuple(ArrayType("int8", each.shape, each.nbytes) for each in arrays)
     content = b"".join(bytes(part) for part in encode(Call(9, types), arrays))
-    message, views = decode(content)
+    message, offsets = decode(content)
     assert message == Call(9, types)
-    assert [bytes(view) for view in views] == [each.tobytes() for each in arrays]
-    start = np.frombuffer(content, np.uint8).ctypes.data
-    assert all((np.frombuffer(view, np.uint8).ctypes.data - start) % 64 == 0 for view in views if view.nbytes)
+    assert contents_of(message, offsets, content) == [each.tobytes() for each in arrays]
+    assert all(offset % 64 == 0 for offset, each in zip(offsets, arrays, strict=True) if each.nbytes)
 
 
 @pytest.mark.parametrize(
@@ -110,10 +113,10 @@ def test_the_number_of_a_call_says_whose_it_is():
 
 
 def test_a_call_returns_what_the_client_answers(ends: Ends):
-    client = Client(ends[1], lambda message, views: encode(Returned((FLOATS,)), views))
-    answer = call(calls_over(ends))
-    assert answer.types == (FLOATS,)
-    assert [bytes(view) for view in answer.views] == [np.arange(3, dtype=np.float32).tobytes()]
+    client = Client(ends[1], lambda message, arrays: encode(Returned((FLOATS,)), arrays))
+    reply = call(calls_over(ends))
+    assert reply.types == (FLOATS,)
+    assert bytes(reply.content[reply.offsets[0] :]) == np.arange(3, dtype=np.float32).tobytes()
     assert client.seen == [Call(4, (FLOATS,))]
 
 
@@ -138,13 +141,13 @@ def test_calls_are_answered_in_any_order(ends: Ends):
 
 
 def test_what_a_callable_raises_is_raised_here(ends: Ends):
-    Client(ends[1], lambda message, views: encode(Raised("ValueError: mine")))
+    Client(ends[1], lambda message, arrays: encode(Raised("ValueError: mine")))
     with pytest.raises(ClientError, match="ValueError: mine"):
         call(calls_over(ends))
 
 
 def test_of_a_traceback_its_end_is_kept_and_no_mark_of_a_worker(ends: Ends):
-    Client(ends[1], lambda message, views: encode(Raised("x" * (1 << 20) + "\x02\x03\x04ValueError: mine")))
+    Client(ends[1], lambda message, arrays: encode(Raised("x" * (1 << 20) + "\x02\x03\x04ValueError: mine")))
     with pytest.raises(ClientError) as caught:
         call(calls_over(ends))
     assert str(caught.value).endswith("xValueError: mine")
@@ -161,18 +164,18 @@ def test_calls_of_a_host_that_was_started_anew_have_other_numbers(ends: Ends):
 
 @pytest.mark.parametrize("wrong", [[b"nonsense"], encode(Call(1, ()))])
 def test_an_answer_that_is_none_fails_its_call_alone(ends: Ends, wrong: Any):
-    client = Client(ends[1], lambda message, views: wrong)
+    client = Client(ends[1], lambda message, arrays: wrong)
     calls = calls_over(ends)
     with pytest.raises(StatusError) as caught:
         call(calls)
     assert caught.value.status.code == Code.INVALID_ARGUMENT
-    client.answer = lambda message, views: encode(Returned(()))
+    client.answer = lambda message, arrays: encode(Returned(()))
     assert call(calls).types == ()
 
 
 def test_calls_fail_with_their_channel(ends: Ends):
     calls = calls_over(ends)
-    Client(ends[1], lambda message, views: calls.fail(SESSION))
+    Client(ends[1], lambda message, arrays: calls.fail(SESSION))
     with pytest.raises(StatusError, match="is gone") as caught:
         call(calls)
     assert caught.value.status.code == Code.CANCELLED

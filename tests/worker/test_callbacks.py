@@ -10,7 +10,7 @@ import pytest
 
 from atoll.errors import Code, Status, StatusError
 from atoll.transfers.call_messages import ArrayType, Call, Returned, decode, encode
-from atoll.transfers.calls import Answer, ClientError
+from atoll.transfers.calls import ClientError, Reply
 from atoll.worker.callbacks import Callbacks
 from atoll.worker.client_errors import status_of, wrapped
 
@@ -25,14 +25,16 @@ class FakeCalls:
 
     def retain(self, session: int, numbers: tuple[int, ...]) -> None: ...
 
-    def call(self, session: int, callback: int, types: Any, arrays: Any) -> Answer:
+    def release(self, session: int, numbers: tuple[int, ...]) -> None: ...
+
+    def call(self, session: int, callback: int, types: Any, arrays: Any) -> Reply:
         self.called.append((session, Call(callback, types), [bytes(each) for each in arrays]))
-        message, views = decode(self.content)
+        message, offsets = decode(self.content)
 
         def done() -> None:
             self.given_back += 1
 
-        return Answer(message.arrays, views, self.content, done)
+        return Reply(message.arrays, offsets, self.content, done)
 
 
 def callbacks(calls: FakeCalls) -> Callbacks:
@@ -89,3 +91,22 @@ def test_a_status_of_a_stub_is_the_status_of_its_run():
 
 def test_other_errors_are_what_they_are():
     assert status_of(ValueError("no")) == Status(int(Code.INVALID_ARGUMENT), "no")
+
+
+@pytest.mark.parametrize("spans_devices", [False, True])
+def test_what_a_callable_raises_stops_its_device_unless_others_may_wait_for_it(spans_devices: bool):
+    from atoll.worker.xla.callback_stubs import stubs
+
+    mine = Callbacks(FakeCalls(Returned(())), 7, (40,), spans_devices)  # type: ignore[arg-type]
+    (stub,) = stubs(mine, [(("int32", (2,)), ("token", ()))])
+    if not spans_devices:
+        with pytest.raises(ClientError):
+            stub()
+        assert mine.take_failure() is None
+        return
+    zeros, token = stub()
+    assert (zeros.tolist(), zeros.dtype, token) == ([0, 0], np.int32, None)
+    failure = mine.take_failure()
+    assert failure is not None
+    assert "a callback has answered with 0 results" in failure.message
+    assert mine.take_failure() is None

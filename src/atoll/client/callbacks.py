@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import queue
 import threading
-import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,11 +19,11 @@ import msgspec
 import numpy as np
 
 from atoll.client.plugin_programs import submit
-from atoll.errors import AtollError
+from atoll.errors import AtollError, traceback_of
 from atoll.protocol.callbacks import CALLBACKS_REQUEST, CallbackAddress
-from atoll.transfers.call_messages import ArrayType, Call, Raised, Released, Returned, decode, encode
+from atoll.transfers.call_arrays import packed, unpacked
+from atoll.transfers.call_messages import Call, Raised, Released, Returned, decode, encode
 from atoll.transfers.channel import DataChannel
-from atoll.transfers.dtypes import numpy_dtype
 from atoll.transfers.engine import Piece
 from atoll.wire.address import parse_address
 
@@ -122,7 +121,7 @@ class CallbackTable:
     def _receive(self, channel: DataChannel) -> None:
         def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
             try:
-                message, views = decode(content)
+                message, offsets = decode(content)
             except AtollError:
                 done()
                 return
@@ -130,7 +129,7 @@ class CallbackTable:
                 done()
                 self.remove(message.callbacks)
             elif isinstance(message, Call):
-                self._threads.run(lambda: self._call(channel, piece.feed, message, content, views, done))
+                self._threads.run(lambda: self._call(channel, piece.feed, message, content, offsets, done))
             else:
                 done()
 
@@ -141,7 +140,7 @@ class CallbackTable:
             channel.close()
 
     def _call(
-        self, channel: DataChannel, feed: int, call: Call, content: Any, views: list[memoryview], done: Any
+        self, channel: DataChannel, feed: int, call: Call, content: Any, offsets: list[int], done: Callable[[], None]
     ) -> None:
         callback = self._callbacks.get(call.callback)
         if callback is None:
@@ -149,65 +148,39 @@ class CallbackTable:
             contents = encode(Raised("its function exists no more", cancelled=True))
         else:
             try:
-                contents = self._answer(callback, self._arguments(feed, call, content, views, done))
+                contents = _answer(callback, self._arguments(feed, call, content, offsets, done))
             except BaseException as error:
-                contents = encode(Raised(_text(error)))
+                contents = encode(Raised(traceback_of(error, __file__)))
         try:
             channel.send(0, feed, contents)
         except Exception as error:
             try:
-                channel.send(0, feed, encode(Raised(_text(error))))
+                channel.send(0, feed, encode(Raised(traceback_of(error, __file__))))
             except Exception:
                 channel.close()  # its proxy answers instead
 
     def _arguments(
-        self, feed: int, call: Call, content: Any, views: list[memoryview], done: Callable[[], None]
+        self, feed: int, call: Call, content: Any, offsets: list[int], done: Callable[[], None]
     ) -> list[Any]:
         """Read-only arrays, or None for tokens. Memory of the channel is given back when the arrays are gone."""
-        nbytes = memoryview(content).nbytes
-        if nbytes <= _SMALL_BYTES or sum(list(self._held.values())) + nbytes > _HELD_BYTES:
-            whole = np.array(np.frombuffer(content, np.uint8))
+        whole = np.frombuffer(content, np.uint8)
+        if whole.nbytes <= _SMALL_BYTES or sum(list(self._held.values())) + whole.nbytes > _HELD_BYTES:
+            whole = whole.copy()
             done()
         else:
-            whole = np.frombuffer(content, np.uint8)
-            self._held[feed] = nbytes
+            self._held[feed] = whole.nbytes
             weakref.finalize(whole, self._give_back, feed, done).atexit = False
         whole.flags.writeable = False
-        start = np.frombuffer(content, np.uint8).ctypes.data
-        arguments: list[Any] = []
-        for each, view in zip(call.arrays, views, strict=True):
-            if not each.dtype:
-                arguments.append(None)
-                continue
-            kind = numpy_dtype(each.dtype)
-            offset = np.frombuffer(view, np.uint8).ctypes.data - start if view.nbytes else 0
-            arguments.append(whole[offset : offset + view.nbytes].view(kind).reshape(each.shape))
-        return arguments
+        return [unpacked(whole, each, offset) for each, offset in zip(call.arrays, offsets, strict=True)]
 
     def _give_back(self, feed: int, done: Callable[[], None]) -> None:
         """While garbage is collected, maybe: it takes no lock."""
         self._held.pop(feed, None)
         done()
 
-    def _answer(self, callback: Callback, arguments: list[Any]) -> list[Any]:
-        results = callback(*arguments)
-        arguments.clear()
-        types: list[ArrayType] = []
-        contents: list[Any] = []
-        for each in results:
-            if each is None:
-                types.append(ArrayType("", (), 0))
-                contents.append(b"")
-                continue
-            array = np.ascontiguousarray(each).reshape(np.shape(each))
-            types.append(ArrayType(array.dtype.name, array.shape, array.nbytes))
-            contents.append(array.reshape(-1).view(np.uint8) if array.size else b"")
-        return encode(Returned(tuple(types)), contents)
 
-
-def _text(error: BaseException) -> str:
-    """The traceback, without this file's frames."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    return "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+def _answer(callback: Callback, arguments: list[Any]) -> list[Any]:
+    results = callback(*arguments)
+    arguments.clear()
+    types, contents = packed(results)
+    return encode(Returned(types), contents)

@@ -136,6 +136,11 @@ class Relay:
 
     # ---- callables that nobody needs
 
+    def compiled(self, callbacks: tuple[int, ...], hosts: Sequence[int]) -> None:
+        """These hosts have a function that calls these: what they say of that themselves may be on its way yet."""
+        with self._lock:
+            self._holders.setdefault(callbacks[0], set()).update(hosts)
+
     def unloaded(self, callbacks: tuple[int, ...]) -> None:
         """The client has dropped the executable that calls these. They stay for as long as a host may still run it."""
         with self._lock:

@@ -154,6 +154,8 @@ class IfrtSession:
         handle = self.cluster.mint()
         self.executables[handle] = loaded
         self.cluster.retain_functions(loaded.functions)
+        if self._relay is not None and loaded.callbacks and loaded.functions:
+            self._relay.compiled(loaded.callbacks, self.cluster.hosts_of(loaded.devices))
         return handle
 
     def unload(self, handle: int) -> None:

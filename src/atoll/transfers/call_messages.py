@@ -107,8 +107,11 @@ def encode(message: CallMessage, arrays: Sequence[Any] = ()) -> list[Any]:
     return contents
 
 
-def decode(content: Any) -> tuple[Any, list[memoryview]]:
-    """A message, and views of the bytes of its arrays. Raises FrameError for what nobody has encoded."""
+def decode(content: Any) -> tuple[Any, list[int]]:
+    """A message, and where in the content the bytes of its arrays begin.
+
+    Raises FrameError for what nobody has encoded.
+    """
     whole = memoryview(content).cast("B") if memoryview(content).nbytes else memoryview(b"")
     try:
         (length,) = _LENGTH.unpack_from(whole)
@@ -118,7 +121,7 @@ def decode(content: Any) -> tuple[Any, list[memoryview]]:
         message = _decoder.decode(whole[_LENGTH.size : position])
     except (struct.error, msgspec.MsgspecError) as error:
         raise FrameError(f"no call: {error}") from None
-    views = []
+    offsets = []
     for each in message.arrays:
         if len(each.shape) > _MAX_RANK or each.nbytes < 0 or min(each.shape, default=0) < 0:
             raise FrameError("an array of a call has no such shape")
@@ -126,9 +129,8 @@ def decode(content: Any) -> tuple[Any, list[memoryview]]:
             raise FrameError("an array of a call has no such size")
         if each.nbytes:
             position += -position % _ALIGNMENT
-        view = whole[position : position + each.nbytes]
-        if view.nbytes != each.nbytes:
-            raise FrameError("a call whose arrays are not all there")
-        views.append(view)
+        offsets.append(position)
         position += each.nbytes
-    return message, views
+        if position > whole.nbytes:
+            raise FrameError("a call whose arrays are not all there")
+    return message, offsets

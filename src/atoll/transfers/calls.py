@@ -12,9 +12,10 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from atoll.errors import AtollError, Code, FrameError, StatusError
+from atoll.errors import AtollError, Code, FrameError, StatusError, shortened
 from atoll.transfers.call_messages import (
     ArrayType,
     Call,
@@ -28,20 +29,22 @@ from atoll.transfers.call_messages import (
 )
 from atoll.transfers.channel import DataChannel
 
-# Characters of a traceback that are kept: its end, which has the error.
-MAX_TEXT = 64 * 1024
 # No traceback has these: workers mark what they pass through XLA with them.
 _NO_MARKS = str.maketrans("", "", "\x02\x03\x04")
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a callable has returned: arrays, their bytes, and what to call when these have been read."""
+class Reply:
+    """What a callable has returned: a piece with arrays, where they are in it, and what to call when they are read."""
 
     types: tuple[ArrayType, ...]
-    views: list[memoryview]
+    offsets: list[int]
     content: Any
     done: Callable[[], None]
+
+
+# For a session, or None: no more will follow to that session. None in the place of both: to none.
+_Notice = tuple[int, Retained | Released | None] | None
 
 
 class ClientError(Exception):
@@ -55,12 +58,12 @@ class Calls:
         self._channel_of = channel_of
         self._waiting: dict[int, dict[int, queue.SimpleQueue[Any]]] = {}
         self._lock = threading.Lock()
-        self._notices: queue.SimpleQueue[tuple[int, Retained | Released] | None] | None = None
+        self._notices: queue.SimpleQueue[_Notice] | None = None
         # Not those of an earlier process of this host, whose calls the client may still answer.
         self._serial = itertools.count(1 + secrets.randbits(39))
         self.host = 0  # whose calls they are: the proxy sends answers there
 
-    def call(self, session: int, callback: int, types: tuple[ArrayType, ...], arrays: Sequence[Any]) -> Answer:
+    def call(self, session: int, callback: int, types: tuple[ArrayType, ...], arrays: Sequence[Any]) -> Reply:
         """Calls the client's callable, and waits for the answer, for as long as the session has a channel.
 
         Raises ClientError where the callable has raised, and StatusError: CANCELLED where nobody will answer.
@@ -74,7 +77,7 @@ class Calls:
             outcome = slot.get()
         finally:
             self._forget(session, feed)
-        if isinstance(outcome, Answer):
+        if isinstance(outcome, Reply):
             return outcome
         raise outcome
 
@@ -91,7 +94,8 @@ class Calls:
         with self._lock:
             if self._notices is None:
                 self._notices = queue.SimpleQueue()
-                threading.Thread(target=self._send_notices, name="atoll-call-notices", daemon=True).start()
+                pass_on = partial(self._pass_notices_on, self._notices)
+                threading.Thread(target=pass_on, name="atoll-call-notices", daemon=True).start()
         self._notices.put((session, Retained(callbacks)))
 
     def release(self, session: int, callbacks: tuple[int, ...]) -> None:
@@ -101,10 +105,25 @@ class Calls:
         if self._notices is not None:
             self._notices.put((session, Released(callbacks)))
 
-    def _send_notices(self) -> None:
-        assert self._notices is not None
-        while (each := self._notices.get()) is not None:
+    def _pass_notices_on(self, notices: queue.SimpleQueue[_Notice]) -> None:
+        """Each session has a thread for its notices, while it lasts: a client that reads nothing stops no other's."""
+        queues: dict[int, queue.SimpleQueue[Retained | Released | None]] = {}
+        while (each := notices.get()) is not None:
             session, notice = each
+            if notice is None:
+                if session in queues:
+                    queues.pop(session).put(None)
+                continue
+            if session not in queues:
+                queues[session] = queue.SimpleQueue()
+                send, name = partial(self._send_notices, session, queues[session]), f"atoll-call-notices-{session}"
+                threading.Thread(target=send, name=name, daemon=True).start()
+            queues[session].put(notice)
+        for each_queue in queues.values():
+            each_queue.put(None)
+
+    def _send_notices(self, session: int, notices: queue.SimpleQueue[Retained | Released | None]) -> None:
+        while (notice := notices.get()) is not None:
             with contextlib.suppress(AtollError):  # its session has ended
                 self._send(session, first_call(self.host), encode(notice))
 
@@ -131,17 +150,17 @@ class Calls:
             done()
             return
         try:
-            message, views = decode(content)
+            message, offsets = decode(content)
         except FrameError as error:
             done()
             slot.put(StatusError(Code.INVALID_ARGUMENT, f"the answer of a callback cannot be read: {error}"))
             return
         if isinstance(message, Returned):
-            slot.put(Answer(message.arrays, views, content, done))
+            slot.put(Reply(message.arrays, offsets, content, done))
             return
         done()
         if isinstance(message, Raised):
-            text = message.text[-MAX_TEXT:].translate(_NO_MARKS)
+            text = shortened(message.text.translate(_NO_MARKS))
             slot.put(_cancelled(session, text) if message.cancelled else ClientError(text))
         else:
             slot.put(StatusError(Code.INVALID_ARGUMENT, "a callback was answered by a call"))
@@ -152,6 +171,8 @@ class Calls:
             waiting = self._waiting.pop(session, {})
         for slot in waiting.values():
             slot.put(_cancelled(session))
+        if self._notices is not None:
+            self._notices.put((session, None))
 
 
 def _cancelled(session: int, why: str = "its client, or the connection to it, is gone") -> StatusError:

@@ -7,86 +7,87 @@ bytes as the program's result has, whatever array it is given.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from atoll.errors import invalid
-from atoll.transfers.call_messages import ArrayType
-from atoll.transfers.calls import Answer, Calls
+from atoll.errors import Status, invalid
+from atoll.transfers.call_arrays import Array, packed, unpacked
+from atoll.transfers.calls import Calls, Reply
 from atoll.transfers.dtypes import numpy_dtype
 
 # dtype and shape
 ResultType = tuple[str, tuple[int, ...]]
 
-_TOKEN = ArrayType("", (), 0)
-
 
 class Callbacks:
-    """The callables of one function, by position; `numbers` are the client's numbers for them."""
+    """The callables of one function, by position; `numbers` are the client's numbers for them.
 
-    def __init__(self, calls: Calls, session: int, numbers: tuple[int, ...]) -> None:
+    Where a function `spans_devices`, a device that fails leaves others waiting in a collective, for good. So what its
+    callables raise is kept until the run has ended.
+    """
+
+    def __init__(self, calls: Calls, session: int, numbers: tuple[int, ...], spans_devices: bool = False) -> None:
+        self.session = session
+        self.spans_devices = spans_devices
         self._calls = calls
-        self._session = session
         self._numbers = numbers
-        calls.retain(session, numbers)
+        self._failure: Status | None = None
 
     def __len__(self) -> int:
         return len(self._numbers)
 
     def call(
-        self, position: int, results: Sequence[ResultType], arguments: Sequence[np.ndarray[Any, Any] | None]
-    ) -> tuple[np.ndarray[Any, Any] | None, ...]:
+        self, position: int, results: Sequence[ResultType], arguments: Sequence[Array | None]
+    ) -> tuple[Array | None, ...]:
         """Calls it with arrays, or None for a token, and returns what it returned, of exactly these types.
 
         Blocks. Raises ClientError with the client's traceback, and StatusError where there is no answer or a wrong one.
         """
-        types = tuple(_TOKEN if each is None else _type_of(each) for each in arguments)
-        contents = [_bytes_of(each) for each in arguments if each is not None]
-        answer = self._calls.call(self._session, self._numbers[position], types, contents)
+        reply = self._calls.call(self.session, self._numbers[position], *packed(arguments))
         try:
-            return _results(answer, results)
+            return _results(reply, results)
         except BaseException:
-            answer.done()
+            reply.done()
             raise
 
-    def released(self) -> None:
+    def keep_failure(self, failure: Status) -> None:
+        """A callable has raised, and the run goes on."""
+        self._failure = self._failure or failure
+
+    def take_failure(self) -> Status | None:
+        """What was kept. The run has ended, and no other has begun."""
+        failure, self._failure = self._failure, None
+        return failure
+
+    def retain(self) -> None:
+        """The function can be run on this host from now on."""
+        self._calls.retain(self.session, self._numbers)
+
+    def release(self) -> None:
         """The function exists no more on this host: the client may forget its callables."""
-        self._calls.release(self._session, self._numbers)
+        self._calls.release(self.session, self._numbers)
 
 
-def _type_of(array: np.ndarray[Any, Any]) -> ArrayType:
-    return ArrayType(array.dtype.name, array.shape, array.nbytes)
-
-
-def _bytes_of(array: np.ndarray[Any, Any]) -> Any:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else b""
-
-
-def _results(answer: Answer, wanted: Sequence[ResultType]) -> tuple[np.ndarray[Any, Any] | None, ...]:
-    """The arrays of an answer, which keep its memory until the last of them is gone."""
-    if len(answer.types) != len(wanted):
-        raise invalid(f"a callback has answered with {len(answer.types)} results, not {len(wanted)}")
-    results: list[np.ndarray[Any, Any] | None] = []
-    whole = np.frombuffer(answer.content, np.uint8)
-    start = whole.ctypes.data
-    for position, (given, view, (dtype, shape)) in enumerate(zip(answer.types, answer.views, wanted, strict=True)):
+def _results(reply: Reply, wanted: Sequence[ResultType]) -> tuple[Array | None, ...]:
+    """The arrays of a reply, which keep its memory until the last of them is gone."""
+    if len(reply.types) != len(wanted):
+        raise invalid(f"a callback has answered with {len(reply.types)} results, not {len(wanted)}")
+    whole = np.frombuffer(reply.content, np.uint8)
+    results: list[Array | None] = []
+    for position, (given, offset, (dtype, shape)) in enumerate(zip(reply.types, reply.offsets, wanted, strict=True)):
         if dtype == "token":
             results.append(None)
             continue
         kind = numpy_dtype(dtype)
-        nbytes = kind.itemsize * int(np.prod(shape, dtype=np.int64))
-        if (given.dtype, given.shape, view.nbytes) != (kind.name, shape, nbytes):
+        nbytes = kind.itemsize * math.prod(shape)
+        if (given.dtype, given.shape, given.nbytes) != (kind.name, shape, nbytes):
             raise invalid(
-                f"a callback has answered with {given.dtype}{list(given.shape)} of {view.nbytes} bytes as result "
+                f"a callback has answered with {given.dtype}{list(given.shape)} of {given.nbytes} bytes as result "
                 f"{position}, which is {dtype}{list(shape)}"
             )
-        if not nbytes:
-            results.append(np.empty(shape, kind))
-            continue
-        offset = np.frombuffer(view, np.uint8).ctypes.data - start
-        results.append(whole[offset : offset + nbytes].view(kind).reshape(shape))
-    weakref.finalize(whole, answer.done).atexit = False
+        results.append(unpacked(whole, given, offset))
+    weakref.finalize(whole, reply.done).atexit = False
     return tuple(results)

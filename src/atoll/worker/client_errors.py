@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from atoll import errors
-from atoll.errors import Status, StatusError
+from atoll.errors import Code, Status, StatusError
 from atoll.transfers.calls import ClientError
 
 _BEGIN, _END = "\x02", "\x03"
@@ -21,6 +21,13 @@ def wrapped(error: ClientError | StatusError) -> Exception:
     """What to raise into XLA."""
     sign = _STATUS if isinstance(error, StatusError) else ""
     return ClientError(f"{_BEGIN}{sign}{error}{_END}")
+
+
+def kept(error: ClientError | StatusError) -> Status:
+    """The status of a run whose callback has raised, where XLA is not to know: in XLA's words all the same."""
+    if isinstance(error, StatusError):
+        return error.status
+    return Status(Code.INTERNAL, f"CpuCallback error calling callback: {error}")
 
 
 def status_of(error: BaseException) -> Status:

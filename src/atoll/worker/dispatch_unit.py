@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from atoll.errors import Status
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
+from atoll.worker.callbacks import Callbacks
 from atoll.worker.completions import Completion
 from atoll.worker.store import Buffer, ClientRun
 
 
 @dataclass(slots=True)
 class Read:
-    """What a thread is to read and send off; `at_once()` tells whether that would block on nothing."""
+    """What a thread is to read and send off; `at_once()` tells whether that would block on nothing. `release` is called
+    instead of `read` where nothing is to be sent.
+    """
 
     read: Callable[[], None]
     at_once: Callable[[], bool]
+    release: Callable[[], None]
 
 
 @dataclass(slots=True)
@@ -51,4 +55,5 @@ class DispatchUnit:
     reads: list[Read] = field(default_factory=list)
     has_begun: bool = False
     client_run: ClientRun | None = None  # where it waits for its client
+    callbacks: Sequence[Callbacks] = ()  # of the functions that it runs
     is_detached: bool = False  # the controller knows that it waits for the client

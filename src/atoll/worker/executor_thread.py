@@ -48,10 +48,10 @@ class ExecutorThread:
         self._queue.put(message)
 
     def _work(self) -> None:
-        executor = self.plan_executor
+        executor, endings = self.plan_executor, self.plan_executor.endings
         while True:
-            if executor.completed and (len(executor.completed) >= _COMPLETED_AT_A_TIME or self._queue.empty()):
-                executor.report_completed()
+            if endings.completed and (len(endings.completed) >= _COMPLETED_AT_A_TIME or self._queue.empty()):
+                endings.report_completed()
             message = self._queue.get()
             if type(message) is _Wake:
                 try:

@@ -15,9 +15,9 @@ from atoll.ir.type_keys import TypeKeys
 from atoll.protocol.messages import Compile, Compiled, FunctionSource
 from atoll.transfers.calls import Calls
 from atoll.transfers.inbox import Inbox
+from atoll.transfers.python.sessions import PythonSessions
 from atoll.worker.callbacks import Callbacks
 from atoll.worker.device import DeviceBackend, LoadedFunction
-from atoll.worker.python.sessions import PythonSessions
 
 COMPILE_THREADS = 2
 # Functions that no session refers to are kept for the next script that sends the same program.
@@ -27,12 +27,12 @@ IDLE_FUNCTIONS = 512
 class Function:
     """A loaded function with the types it takes and gives, as small numbers.
 
-    One that calls its client belongs to that `session`, and is kept for nobody else.
+    One with `callbacks` belongs to its client's session, and is kept for nobody else.
     """
 
-    def __init__(self, loaded: LoadedFunction, keys: TypeKeys, session: int = 0) -> None:
+    def __init__(self, loaded: LoadedFunction, keys: TypeKeys, callbacks: Callbacks | None = None) -> None:
         self.loaded = loaded
-        self.session = session
+        self.callbacks = callbacks
         self.ordinals = loaded.ordinals
         count = len(self.ordinals)
 
@@ -107,19 +107,19 @@ class Functions:
             if source.is_python:
                 self.python.load(message, source.program, lambda status: self._loaded_python(message.function, status))
                 return
-            callbacks = self._callbacks(source)
+            callbacks = self._callbacks(source, sum(map(len, message.assignment)))
             loaded, cached, seconds = self._backend.compile(
                 source.program, source.options, message.assignment, callbacks
             )
             info = msgspec.msgpack.encode(loaded.info())
-            function = Function(loaded, self._keys, source.session)
+            function = Function(loaded, self._keys, callbacks)
         except Exception as error:
             status = status_of(error)
         with self._lock:
             others = self._compiling.pop(message.function, [])
             if function is not None:
                 self._functions[message.function] = function
-                self.with_callbacks += function.session > 0
+                self.with_callbacks += function.callbacks is not None
                 self._info[message.function] = info
             if message.function in self._dropped:
                 self._dropped.discard(message.function)
@@ -155,10 +155,10 @@ class Functions:
             finally:
                 done()
 
-    def _callbacks(self, source: FunctionSource) -> Callbacks | None:
+    def _callbacks(self, source: FunctionSource, devices: int) -> Callbacks | None:
         if not source.callbacks or self._calls is None:
             return None
-        return Callbacks(self._calls, source.session, source.callbacks)
+        return Callbacks(self._calls, source.session, source.callbacks, devices > 1)
 
     def get(self, name: str) -> Function:
         function = self._functions.get(name)
@@ -168,8 +168,13 @@ class Functions:
 
     def session_of(self, name: str) -> int:
         """The session whose client the function calls, or whose Python it is; 0 for any other."""
+        callbacks = self.callbacks_of(name)
+        return (self.python.session_of(name) or 0) if callbacks is None else callbacks.session
+
+    def callbacks_of(self, name: str) -> Callbacks | None:
+        """What the function calls in its client's process; None for one that is not here, too."""
         function = self._functions.get(name)
-        return (self.python.session_of(name) or 0) if function is None else function.session
+        return None if function is None else function.callbacks
 
     def drop(self, name: str) -> None:
         """No session refers to the function now; it stays until many others have been dropped after it.
@@ -187,7 +192,7 @@ class Functions:
     def _make_idle(self, name: str) -> None:
         if name not in self._functions:  # it could not be compiled
             return
-        if self._functions[name].session:
+        if self._functions[name].callbacks is not None:
             del self._functions[name], self._info[name]
             self.with_callbacks -= 1
             return

@@ -17,6 +17,8 @@ from atoll.protocol import messages as m
 from atoll.transfers.data_port import DataPort
 from atoll.transfers.inbox import Inbox
 from atoll.transfers.kinds import KINDS, ONE_CLIENT_KINDS
+from atoll.transfers.python.options import PythonHost
+from atoll.transfers.python.sessions import PythonSessions
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.blocking import BlockingConnection
 from atoll.worker.device import DeviceBackend
@@ -26,7 +28,6 @@ from atoll.worker.host_network import DataPortNetwork
 from atoll.worker.kinds import kind_of
 from atoll.worker.message_handler import MessageHandler
 from atoll.worker.options import WorkerOptions
-from atoll.worker.python.sessions import PythonSessions
 from atoll.worker.step_runner import StepRunner
 
 _log = logging.getLogger(__name__)
@@ -46,7 +47,9 @@ class Worker:
         check_may_listen(address, os.environ.get(m.DEFAULT_TOKEN_VARIABLE, ""))
         data_port = DataPort(address, inbox, ONE_CLIENT_KINDS if options.has_one_client else KINDS)
         data_port.calls.host = options.host
-        functions = Functions(backend, inbox, keys, report, calls=data_port.calls, python=PythonSessions(options))
+        rank = 0 if options.membership is None else options.membership.rank
+        python = PythonSessions(PythonHost(options.host, rank, options.controller, options.data_address))
+        functions = Functions(backend, inbox, keys, report, calls=data_port.calls, python=python)
         network = DataPortNetwork(backend, data_port, options.host)
         steps = StepRunner(backend, functions, data_port, network, keys)
         executor = ExecutorThread(steps, inbox, report)

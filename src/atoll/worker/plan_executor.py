@@ -22,10 +22,11 @@ from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox
 from atoll.worker.client_errors import status_of
-from atoll.worker.client_units import ClientUnits, waits_for_client
-from atoll.worker.completions import ArrayCompletion, ReadCompletion, Watcher, are_complete, wait_for
+from atoll.worker.client_units import ClientUnits, donates_what_others_read, needs
+from atoll.worker.completions import ArrayCompletion, Watcher
 from atoll.worker.dispatch_unit import DispatchUnit, PlanRun
-from atoll.worker.promises import Outcome, Promise
+from atoll.worker.endings import Endings
+from atoll.worker.promises import Outcome, PromisedArray
 from atoll.worker.step_runner import StepRunner
 from atoll.worker.store import Buffer, ClientRun, Store
 
@@ -36,10 +37,9 @@ _Item = DispatchUnit | m.DropRun | m.Free | m.CloseStore | m.DropFunction
 
 
 class PlanExecutor:
-    """Owns the stores. `handle` takes messages and outcomes in order; `report` sends back what came of them.
+    """Owns the stores. `handle` takes messages and outcomes in order; what came of them goes to `endings`.
 
     `wake` is called on any thread once bytes that a parked unit awaited are here: `resume_parked` is to be called then.
-    `now` is the clock, in nanoseconds.
     """
 
     def __init__(
@@ -55,18 +55,16 @@ class PlanExecutor:
         self._steps = steps
         self._inbox = inbox
         self._report = report
-        self._watcher = watcher
-        self._readers = readers
         self._wake = wake
-        self._client_units = ClientUnits(wake)
         self._now = now
+        self._client_units = ClientUnits(wake)
+        self.endings = Endings(steps, report, watcher, readers, self._client_units, now)
         self._stores: dict[int, Store] = {}
         self._plans: dict[int, p.Plan] = {}
         self._plan_runs: dict[int, PlanRun] = {}  # those with segments to come, by the sequence number of their first
         self._parked: dict[int, deque[_Item]] = {}  # by session
         self._parked_collectives: deque[DispatchUnit] = deque()
         self._promises = 0  # calls of Python that have no outcome yet
-        self.completed: list[tuple[int, int, int]] = []  # units that completed at once: see `report_completed`
 
     def handle(self, message: Any) -> None:
         """Takes one of Run, Dispatch, DropRun, Free, RegisterPlan, DropPlan, DropFunction, OpenStore, CloseStore, or an
@@ -94,17 +92,11 @@ class PlanExecutor:
         except Exception:
             _log.exception("the executor failed at %s", type(message).__name__)
 
-    def report_completed(self) -> None:
-        """Reports the units that completed while they were started, together: a message each would cost more."""
-        if self.completed:
-            self._report(m.Done(tuple(self.completed)))
-            self.completed.clear()
-
     def _run(self, run: m.Run) -> None:
         plan = self._plans.get(run.plan)
         if plan is None:
             if run.session not in self._stores:
-                self._report_dropped(run.sequence)
+                self.endings.report_dropped(run.sequence)
                 return
             self._report(m.Failed(run.sequence, Status(Code.INTERNAL, f"plan {run.plan} is not on this host")))
             return
@@ -117,7 +109,7 @@ class PlanExecutor:
         for sequence, segments in dispatch.units:
             plan_run = self._plan_runs.get(dispatch.run)
             if plan_run is None:  # its session has ended
-                self._report_dropped(sequence)
+                self.endings.report_dropped(sequence)
             else:
                 self._add_unit(plan_run, sequence, segments)
 
@@ -154,11 +146,6 @@ class PlanExecutor:
                 if not parked:
                     del self._parked[session]
 
-    def _report_dropped(self, sequence: int) -> None:
-        """The session has ended, or the run has failed: the unit counts as completed, without a result."""
-        now = self._now()
-        self._report(m.Done(((sequence, now, now),)))
-
     def _do(self, item: _Item) -> bool:
         """True where it is done; False where it has to wait."""
         match item:
@@ -189,10 +176,11 @@ class PlanExecutor:
         run, plan = plan_run.run, plan_run.plan
         store = self._stores.get(run.session)
         if store is None:
-            self._report_dropped(unit.sequence)
+            self.endings.report_dropped(unit.sequence)
             return True
-        if plan_run.failure is not None:
-            self._leave_out(unit, plan_run.failure)
+        failure = plan_run.failure or (plan_run.client_run.failure if plan_run.client_run is not None else None)
+        if failure is not None:
+            self._leave_out(unit, failure)
             return True
         if unit.collective and self._parked_collectives and self._parked_collectives[0] is not unit:
             if self._parked_collectives[0].is_detached:
@@ -205,10 +193,9 @@ class PlanExecutor:
                 plan_run.values = {
                     value: store.get(handle) for value, handle in zip(plan.arguments, run.arguments, strict=True)
                 }
-            if unit.client_run is None and self._waits_for_client(unit):
-                unit.client_run = plan_run.client_run = ClientRun()
-                self._detach(unit)
-            if unit.client_run is not None and not unit.has_begun and self._client_units.is_full(run.session):
+            if unit.client_run is None:
+                self._look_for_client(unit)
+            if unit.client_run is not None and not unit.has_begun and self._client_units.must_wait(unit):
                 unit.started = 0
                 return False
             unit.has_begun = True
@@ -239,14 +226,19 @@ class PlanExecutor:
             self._plan_runs.pop(run.sequence, None)
         if run.acknowledge:
             self._report(m.Enqueued(unit.sequence))
-        self._watch(unit)
+        self.endings.watch(unit)
         return True
 
-    def _waits_for_client(self, unit: DispatchUnit) -> bool:
-        """Whether it calls its client, or needs what such a unit makes."""
-        if self._client_units and waits_for_client(unit.plan_run):
-            return True
-        return self._steps.calls_client(unit.plan_run.plan.segments[unit.segment : unit.stop])
+    def _look_for_client(self, unit: DispatchUnit) -> None:
+        """Whether it calls its client, or needs what such a unit makes, or consumes what one reads."""
+        plan_run = unit.plan_run
+        awaited = needs(plan_run) if self._client_units else ()
+        unit.callbacks = self._steps.callbacks_of(plan_run.plan.segments[unit.segment : unit.stop])
+        if awaited or unit.callbacks or (self._client_units and donates_what_others_read(unit)):
+            unit.client_run = plan_run.client_run = ClientRun(awaited)
+            for buffer in (plan_run.values or {}).values():
+                buffer.client_reader = unit.client_run
+            self._detach(unit)
 
     def _detach(self, unit: DispatchUnit) -> None:
         if not unit.is_detached:
@@ -264,7 +256,9 @@ class PlanExecutor:
         unit.plan_run.failure = status
         unit.plan_run.values = None
         self._leave(unit)
-        self._start_reads(unit)  # they hold what they read
+        self.endings.start_reads(unit)  # they hold what they read
+        if unit.has_begun and unit.client_run is not None:
+            self._client_units.await_end(unit, lambda failure: None)
         self._report(m.Failed(unit.sequence, status))
 
     def _leave_out(self, unit: DispatchUnit, failure: Status) -> None:
@@ -273,7 +267,7 @@ class PlanExecutor:
         if unit.collective:
             self._report(m.Failed(unit.sequence, failure))
         else:
-            self._report_dropped(unit.sequence)
+            self.endings.report_dropped(unit.sequence)
 
     def _leave(self, unit: DispatchUnit) -> None:
         """A run that has failed is forgotten with its last unit, or when it is dropped."""
@@ -285,12 +279,8 @@ class PlanExecutor:
         feeds = [run.feeds[piece.feed] for piece in step.pieces]
         if self._inbox.await_all(run.session, feeds, self._wake):
             return True
-        self._start_reads(unit)  # the other hosts may wait for them
+        self.endings.start_reads(unit)  # the other hosts may wait for them
         return False
-
-    def _start_reads(self, unit: DispatchUnit) -> None:
-        unit.completions.extend(ReadCompletion(self._readers.submit(each.read)) for each in unit.reads)
-        unit.reads.clear()
 
     def _end_promises(self, outcome: Outcome) -> None:
         """Puts the arrays of a Python call in their buffers' places, or its failure into the store."""
@@ -315,58 +305,12 @@ class PlanExecutor:
             self._report(m.Failed(unit.sequence, status))
         else:
             if not unit.promises:
-                self._watch(unit)
+                self.endings.watch(unit)
         self.resume_parked()
-
-    def _watch(self, unit: DispatchUnit) -> None:
-        """Has the unit's completion reported: from here where it is complete already, which is faster than to pass it
-        to another thread.
-        """
-        if unit.promises:
-            return
-        if unit.client_run is not None:
-            self._start_reads(unit)
-            self._client_units.await_end(unit, lambda failure: self._report_end(unit, failure))
-            return
-        if unit.reads and (unit.completions or len(unit.reads) > 1):
-            self._start_reads(unit)
-        if unit.reads:
-            (each,) = unit.reads
-            if each.at_once():
-                self._read(unit, each.read, self.completed.append)
-            else:
-                self._readers.submit(self._read, unit, each.read, lambda span: self._report(m.Done((span,))))
-            return
-        if not are_complete(unit.completions):
-            last = unit.plan_run.plan.segments[unit.stop - 1]
-            self._watcher.watch(self._steps.device_of(last), unit.sequence, unit.started, unit.completions)
-            return
-        failure = wait_for(unit.completions)
-        if failure is not None:
-            self._report(m.Failed(unit.sequence, failure))
-        else:
-            self.completed.append((unit.sequence, unit.started, self._now()))
-
-    def _report_end(self, unit: DispatchUnit, failure: Status | None) -> None:
-        if failure is not None:
-            self._report(m.Failed(unit.sequence, failure))
-        else:
-            self._report(m.Done(((unit.sequence, unit.started, self._now()),)))
-
-    def _read(
-        self, unit: DispatchUnit, read: Callable[[], None], on_completed: Callable[[tuple[int, int, int]], None]
-    ) -> None:
-        started = self._now()
-        try:
-            read()
-        except Exception as error:
-            self._report(m.Failed(unit.sequence, status_of(error).within(unit.plan_run.plan.name)))
-        else:
-            on_completed((unit.sequence, started, self._now()))
 
 
 def _needs_promise(step: p.Step, values: dict[int, Buffer]) -> bool:
     """Whether the step needs an array that is yet to come. A call of Python may wait for its arguments by itself."""
     return type(step) is not p.Python and any(
-        value in values and isinstance(values[value].array, Promise) for value in p.uses(step)
+        value in values and isinstance(values[value].array, PromisedArray) for value in p.uses(step)
     )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from atoll.worker.dispatch_unit import DispatchUnit
 
 
-class Promise:
+class PromisedArray:
     """In the place of a `DeviceArray` that comes later."""
 
     nbytes = 0
@@ -64,7 +64,7 @@ class Promise:
 
 def raise_failure(array: Any) -> None:
     """Raises why an array that was promised will never be; nothing for any other array."""
-    if isinstance(array, Promise) and array.failure is not None:
+    if isinstance(array, PromisedArray) and array.failure is not None:
         raise StatusError(Code(array.failure.code), array.failure.message, array.failure.payloads)
 
 
@@ -73,5 +73,5 @@ class Outcome:
     """What came of a unit's promises: the contents of each one's local shards, or why there are none."""
 
     unit: DispatchUnit
-    promised: Sequence[tuple[Buffer, Promise, LocalArray]]
+    promised: Sequence[tuple[Buffer, PromisedArray, LocalArray]]
     contents: Sequence[Sequence[np.ndarray[Any, Any]]] | Status

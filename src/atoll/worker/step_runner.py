@@ -18,13 +18,14 @@ from atoll.ir.type_keys import TypeKeys
 from atoll.protocol import messages as m
 from atoll.transfers import host_data
 from atoll.transfers.data_port import DataPort
+from atoll.transfers.python.sessions import Input
+from atoll.worker.callbacks import Callbacks
 from atoll.worker.completions import ArrayCompletion, DeletionGuard, RunCompletion
 from atoll.worker.device import DeviceArray, DeviceBackend
 from atoll.worker.dispatch_unit import DispatchUnit, Read
 from atoll.worker.functions import Function, Functions
 from atoll.worker.host_network import SMALL_BYTES, HostNetwork, is_small_and_ready
-from atoll.worker.promises import Outcome, Promise, raise_failure
-from atoll.worker.python.sessions import Input
+from atoll.worker.promises import Outcome, PromisedArray, raise_failure
 from atoll.worker.store import Buffer, Deleted, ShardMemory, share
 
 
@@ -84,15 +85,13 @@ class StepRunner:
     def session_of(self, function: str) -> int:
         return self._functions.session_of(function)
 
-    def calls_client(self, segments: Sequence[p.Segment]) -> bool:
-        """Whether one of their functions calls back into its client's process."""
+    def callbacks_of(self, segments: Sequence[p.Segment]) -> tuple[Callbacks, ...]:
+        """What their functions call in their client's process."""
         if not self._functions.with_callbacks:
-            return False
-        return any(
-            type(step) is p.Execute and self._functions.session_of(step.function)
-            for segment in segments
-            for step in segment.steps
-        )
+            return ()
+        names = {step.function for segment in segments for step in segment.steps if type(step) is p.Execute}
+        found = [self._functions.callbacks_of(name) for name in names]
+        return tuple(callbacks for callbacks in found if callbacks is not None)
 
     def device_of(self, segment: p.Segment) -> int:
         """A device that the segment's last step keeps busy: its completion is watched with that device's others."""
@@ -171,24 +170,16 @@ class StepRunner:
     # ---- Python
 
     def _call_python(self, step: p.Python, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
+        promised: list[tuple[Buffer, PromisedArray, p.LocalArray]] = []
+        results = [(position, array) for position, _, array in step.results]
         inputs: list[Input] = []
         try:
             for position, value in step.arguments:
                 inputs.append(self._python_input(position, values[value]))
-        except BaseException:
-            for each in inputs:
-                each.release()
-            raise
-        promised = []
-        for _, value, array in step.results:
-            promise = Promise()
-            values[value] = self._buffer(promise, array)
-            promised.append((values[value], promise, array))
-        if step.completion >= 0:
-            values[step.completion] = Buffer(_NO_ARRAY, -1, None)
-        results = [(position, array) for position, _, array in step.results]
-        unit.promises += 1
-        try:
+            for _, value, array in step.results:
+                promise = PromisedArray()
+                values[value] = self._buffer(promise, array)
+                promised.append((values[value], promise, array))
             self._python.call(
                 step.function,
                 step.stream,
@@ -197,10 +188,12 @@ class StepRunner:
                 lambda contents: self.on_outcome(Outcome(unit, promised, contents)),
             )
         except BaseException:
-            unit.promises -= 1
             for each in inputs:
                 each.release()
             raise
+        unit.promises += 1
+        if step.completion >= 0:
+            values[step.completion] = Buffer(_NO_ARRAY, -1, None)
 
     def _python_input(self, position: int, buffer: Buffer) -> Input:
         """The argument stays as it is until it has been read, on another thread."""
@@ -212,7 +205,7 @@ class StepRunner:
             with suppress(IndexError):  # it has been called
                 releases.pop()()
 
-        is_promise = isinstance(array, Promise)
+        is_promise = isinstance(array, PromisedArray)
 
         def read() -> list[np.ndarray[Any, Any]]:
             return [np.asarray(shard) for shard in self._backend.shards(array.wait() if is_promise else array)]
@@ -220,7 +213,7 @@ class StepRunner:
         return Input(position, dtype, shapes, not is_promise and is_small_and_ready(array), read, release)
 
     def keep(
-        self, buffer: Buffer, promise: Promise, array: p.LocalArray, shards: Sequence[np.ndarray[Any, Any]]
+        self, buffer: Buffer, promise: PromisedArray, array: p.LocalArray, shards: Sequence[np.ndarray[Any, Any]]
     ) -> DeviceArray:
         """Makes the array that was promised, and puts it into its buffer, unless that has been given up."""
         made: DeviceArray = self._backend.put(array, shards)
@@ -329,7 +322,7 @@ class StepRunner:
         def at_once() -> bool:
             return is_small_and_ready(array) and self._data_port.takes_at_once(run.session, SMALL_BYTES)
 
-        return Read(read, at_once)
+        return Read(read, at_once, release)
 
     def _send(self, step: p.Send, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
         buffer = values[step.input]

@@ -69,16 +69,16 @@ class Compilation:
         """Compiles a function anew: its island was restarted with nothing compiled, or the session migrates."""
         name = session.migrating.get(message.function) or session.functions.get(message.function)
         if name is not None:  # else it was released meanwhile
-            self._compile(session, message.function, name, message.feed)
+            self._compile(session, message.function, name, message.feed, again=True)
 
-    def _compile(self, session: Session, function: int, name: str, feed: int) -> None:
+    def _compile(self, session: Session, function: int, name: str, feed: int, again: bool = False) -> None:
         """Has the function's hosts compile what arrives, or has arrived, as `feed`."""
         locations = self.functions.locations[name]
         hosts = hosts_of(locations)
         base = locations[0][0].island * self._resources.topology.hosts
         assignment = tuple(tuple((s.host - base, s.ordinal) for s in partitions) for partitions in locations)
         self.functions.expect(Registration(session.number, function, name, set(hosts)))
-        compile_ = m.Compile(name, session.number, feed, assignment)
+        compile_ = m.Compile(name, session.number, feed, assignment, again)
         for host in sorted(hosts):
             if session.feeds.claim((host, feed)):
                 self._outbox.to_host(host, compile_)

@@ -105,9 +105,9 @@ class NullHost:
     def handle(self, message: Any) -> bool:
         """As `MessageHandler.handle`."""
         goes_on = self._handler.handle(message)
-        self._executor.report_completed()
+        self._executor.endings.report_completed()
         return goes_on
 
     def _resume_parked(self) -> None:
         self._executor.resume_parked()
-        self._executor.report_completed()
+        self._executor.endings.report_completed()

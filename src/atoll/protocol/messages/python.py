@@ -13,15 +13,6 @@ from atoll.protocol.messages.opening import Message
 Setting = bool | int | float | str | None
 _MAGIC = b"atoll.python\0"
 _LENGTH_BYTES = 4
-# Characters of an exception's text that are kept.
-_MAX_TEXT = 64 * 1024
-
-
-def shortened(text: str) -> str:
-    """Its beginning and its end, where it is longer than a status may be."""
-    if len(text) <= _MAX_TEXT:
-        return text
-    return f"{text[: _MAX_TEXT // 2]}\n...\n{text[-_MAX_TEXT // 2 :]}"
 
 
 class ClientSettings(Message, frozen=True):

@@ -81,13 +81,17 @@ class Detached(Message, frozen=True, tag=18):
 
 
 class Compile(Message, frozen=True, tag=20):
-    """Compile the program that arrived as `feed` of `session`, for these local devices, under the name `function`."""
+    """Compile the program that arrived as `feed` of `session`, for these local devices, under the name `function`.
+
+    `again`: the session has had it before, on hosts that were lost or other ones; what it kept there is gone.
+    """
 
     function: str
     session: int
     feed: int
     # [replica][partition] of (host of the island, ordinal)
     assignment: tuple[tuple[tuple[int, int], ...], ...]
+    again: bool = False
 
 
 class DropFunction(Message, frozen=True, tag=21):

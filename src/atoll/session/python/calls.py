@@ -11,7 +11,6 @@ import os
 import queue
 import socket
 import threading
-import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -19,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.errors import OK, Code, Status
+from atoll.errors import OK, Code, Status, shortened, traceback_of
 from atoll.protocol.messages import python as m
 from atoll.session.python.functions import open_functions
 from atoll.transfers.python.link import PythonLink, view
@@ -187,12 +186,7 @@ def _nothing(name: str) -> Future[Any]:
 
 
 def _raised(what: str, error: BaseException) -> Status:
-    """The exception with its traceback, from the user's first line on."""
-    lines = error.__traceback__
-    while lines is not None and os.path.dirname(lines.tb_frame.f_code.co_filename) == os.path.dirname(__file__):
-        lines = lines.tb_next
-    text = m.shortened("".join(traceback.format_exception(type(error), error, lines)))
-    return Status(Code.INTERNAL, f"{what}:\n{text}")
+    return Status(Code.INTERNAL, shortened(f"{what}:\n{traceback_of(error, os.path.dirname(__file__))}"))
 
 
 def run(options: m.PythonOptions, isolated: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.errors import unimplemented
@@ -14,20 +15,21 @@ from atoll.wire.address import parse_address
 _MEMORY_VARIABLE = "ATOLL_PYTHON_MEMORY"
 
 
-def python_options(
-    addresses: tuple[str, str],
-    host: int,
-    island_rank: int,
-    session: int,
-    settings: ClientSettings,
-    devices: Sequence[tuple[int, int]],
-) -> PythonOptions:
-    """For the process of a session with these devices: (host of the island, the client's id).
+@dataclass(frozen=True)
+class PythonHost:
+    """The host beside whose worker the processes run: its number in the cluster, and its rank in its island."""
 
-    `addresses` are the controller's and the data port's of the worker, which is number `host` of the cluster and
-    `island_rank` of its island. Raises UNIMPLEMENTED.
-    """
-    controller, port = map(parse_address, addresses)
+    number: int
+    island_rank: int
+    controller: str  # an address
+    data_address: str
+
+
+def python_options(
+    host: PythonHost, session: int, settings: ClientSettings, devices: Sequence[tuple[int, int]]
+) -> PythonOptions:
+    """For the process of a session with these devices: (host of the island, the client's id). Raises UNIMPLEMENTED."""
+    controller, port = parse_address(host.controller), parse_address(host.data_address)
     sockets = {Path(controller.path), Path(port.path)} - {Path()}
     if not port.is_unix:
         raise unimplemented("colocated Python needs hosts whose data ports are unix sockets, on one machine")
@@ -40,9 +42,9 @@ def python_options(
     return PythonOptions(
         -1,
         tuple(tuple(by_host[each]) for each in hosts),
-        hosts.index(island_rank),
+        hosts.index(host.island_rank),
         settings,
-        str(folder / f"host-{host}"),
+        str(folder / f"host-{host.number}"),
         f"unix:{folder}/meet" if len(hosts) > 1 else "",
         _memory_bytes(),
         tuple({str(path if path.parent.stat().st_mode & 0o077 else path.parent) for path in sockets}),

@@ -10,11 +10,11 @@ import contextlib
 import logging
 import os
 import queue
+import select
 import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -34,7 +34,6 @@ _log = logging.getLogger(__name__)
 _MODULE = "atoll.session.python.main"
 _INPUT_THREADS = 8
 _END_SECONDS = 1.0
-_POLL_SECONDS = 0.02
 
 # Sends what is ready at once, and says what is left to be sent once it is: see `PythonProcess.call`.
 Send = Callable[[PythonLink], None]
@@ -183,12 +182,13 @@ def _signal(process: subprocess.Popen[bytes], number: int) -> None:
 
 def _ends(process: subprocess.Popen[bytes]) -> bool:
     """Whether it ends within a moment. It is not reaped: its group's number stays its own."""
-    deadline = time.monotonic() + _END_SECONDS
-    while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_POLL_SECONDS)
-    return True
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        return bool(poller.poll(_END_SECONDS * 1000))
+    finally:
+        os.close(descriptor)
 
 
 def _environment(folder: str) -> dict[str, str]:

@@ -19,17 +19,28 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from atoll.errors import OK, Code, FrameError, Status, StatusError, invalid, not_found, status_of, unimplemented
+from atoll.errors import (
+    OK,
+    Code,
+    FrameError,
+    Status,
+    StatusError,
+    invalid,
+    not_found,
+    shortened,
+    status_of,
+    unimplemented,
+)
 from atoll.ir.plan import LocalArray
 from atoll.protocol.messages import Compile
 from atoll.protocol.messages import python as m
 from atoll.transfers.python.link import PythonLink, view
-from atoll.transfers.python.options import python_options
+from atoll.transfers.python.options import PythonHost, python_options
 from atoll.transfers.python.process import PythonProcess
-from atoll.worker.device import Assignment
-from atoll.worker.options import WorkerOptions
 
 _log = logging.getLogger(__name__)
+
+_CODES = frozenset(int(code) for code in Code)
 
 # The contents of each result's local shards; or why there are none.
 Outcome = list[list[np.ndarray[Any, Any]]] | Status
@@ -63,20 +74,19 @@ class _Session:
     options: m.PythonOptions | None = None  # once it is known which devices it has
     process: PythonProcess | None = None
     is_ready: bool = False
-    functions: dict[str, m.PythonFunction] = field(default_factory=dict)
+    functions: dict[str, m.Load] = field(default_factory=dict)  # as the next process would have to load them
     loading: dict[str, Callable[[Status], None]] = field(default_factory=dict)
     calls: dict[int, _Call] = field(default_factory=dict)
     opening: list[Callable[[Status], None]] = field(default_factory=list)
 
 
 class PythonSessions:
-    """For any thread; nothing here blocks. `options` are the worker's; None where devices hold no values, and no Python
-    function would find any. No process outlives this one.
+    """For any thread; nothing here blocks. `host` is None where devices hold no values, and no Python function would
+    find any. No process outlives this one.
     """
 
-    def __init__(self, options: WorkerOptions | None) -> None:
-        self._options = options
-        self._host = 0 if options is None else options.host
+    def __init__(self, host: PythonHost | None) -> None:
+        self._host = host
         self._sessions: dict[int, _Session] = {}  # those that are open
         self._session_of: dict[str, int] = {}  # by function
         self._numbers = itertools.count(1)
@@ -95,38 +105,36 @@ class PythonSessions:
             source = msgspec.msgpack.decode(program, type=m.PythonProgram)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise invalid(f"a Python function that is none: {error}") from None
-        if self._options is None:
+        if self._host is None:
             raise unimplemented("colocated Python needs devices that hold values: these only take time")
         with self._lock:
             record = self._sessions.get(message.session)
             if record is None:
                 raise StatusError(Code.CANCELLED, f"session {message.session} has ended")
             if isinstance(source, m.PythonHosts):
-                self._open(record, source, message.assignment, self._options)
+                self._open(record, source, message, self._host)
                 record.opening.append(then)
                 for function in record.loading:
                     self._load(record, function)
                 self._running(record)
                 return
-            record.functions[message.function] = source
+            record.functions[message.function] = m.Load(message.function, source, message.again)
             record.loading[message.function] = then
             self._session_of[message.function] = message.session
             if record.options is not None:  # else the message that opens it is yet to come
                 self._load(record, message.function)
 
-    def _open(self, record: _Session, hosts: m.PythonHosts, assignment: Assignment, worker: WorkerOptions) -> None:
-        flat = [where for partitions in assignment for where, _ in partitions]
-        addresses, rank = (worker.controller, worker.data_address), 0
-        if worker.membership is not None:
-            rank = worker.membership.rank
-        devices = list(zip(flat, hosts.devices, strict=True))
-        options = python_options(addresses, worker.host, rank, record.number, hosts.settings, devices)
+    def _open(self, record: _Session, hosts: m.PythonHosts, message: Compile, host: PythonHost) -> None:
+        flat = [where for partitions in message.assignment for where, _ in partitions]
+        options = python_options(host, record.number, hosts.settings, list(zip(flat, hosts.devices, strict=True)))
         if record.options is not None and record.options.devices != options.devices:
             raise invalid("this session's Python processes were started for other devices of the island")
         record.options = options
 
     def _load(self, record: _Session, function: str) -> None:
-        self._running(record).send(m.Load(function, record.functions[function]))
+        process, load = self._running(record), record.functions[function]
+        record.functions[function] = msgspec.structs.replace(load, again=True)
+        process.send(load)
 
     def drop(self, function: str) -> None:
         """No call of the function will follow."""
@@ -194,27 +202,26 @@ class PythonSessions:
                 self._session_of.pop(function, None)
             record.functions.clear()
             if record.process is not None:
-                record.process.kill()
-            if record.options is not None:
-                shutil.rmtree(record.options.folder, ignore_errors=True)
+                record.process.kill()  # and then its folder is removed
 
     def _running(self, record: _Session) -> PythonProcess:
         """The session's process; a fresh one, with the functions of the last, where there is none."""
         if record.process is None:
             assert record.options is not None
+            assert self._host is not None
             record.is_ready = False
             Path(record.options.folder).mkdir(mode=0o700, parents=True, exist_ok=True)
             process = PythonProcess(
-                f"session {record.number} on host {self._host}",
+                f"session {record.number} on host {self._host.number}",
                 record.options,
                 lambda message: self._received(record, process, message),
                 lambda reason: self._ended(record, process, reason),
             )
             record.process = process
             process.start()
-            for function, source in record.functions.items():
+            for function, load in record.functions.items():
                 if function not in record.loading:
-                    process.send(m.Load(function, source, again=True))
+                    process.send(load)
         return record.process
 
     def _received(self, record: _Session, process: PythonProcess, message: Any) -> None:
@@ -247,6 +254,8 @@ class PythonSessions:
 
     def _ended(self, record: _Session, process: PythonProcess, reason: str) -> None:
         status = Status(Code.ABORTED, reason)
+        if record.options is not None and record.number not in self._sessions:
+            shutil.rmtree(record.options.folder, ignore_errors=True)
         with self._lock:
             if record.process is process:
                 record.process = None
@@ -296,5 +305,5 @@ def _outcome(process: PythonProcess, call: _Call, status: Status, results: Seque
 
 def _checked(status: Status) -> Status:
     """What a user's process has sent as one: of a code that there is, and not too long to be passed on."""
-    code = status.code if status.code in {each.value for each in Code} else Code.INTERNAL.value
-    return Status(code, m.shortened(status.message))
+    code = status.code if status.code in _CODES else Code.INTERNAL.value
+    return Status(code, shortened(status.message))
