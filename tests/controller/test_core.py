@@ -104,6 +104,22 @@ def test_a_function_lives_as_long_as_a_program_that_calls_it():
     assert dropped == m.DropFunction(name)
 
 
+def test_a_function_is_dropped_after_the_calls_of_python_that_were_launched_before_its_release():
+    """It may hold the objects that these calls are for."""
+    play = Play()
+    name = play.with_function(9)
+    play.with_put()
+    play.with_call(stream=1)
+    play.say(m.Launch(2, (), (20,), (500,)))  # of which the bytes have not come
+    play.say(m.Launch(1, (20,), (21,), ()))
+    assert play.say(m.ReleaseFunction(9)) == []
+    play.say(m.Launch(1, (20,), (22,), ()))
+    sent = play.report(0, m.FeedsArrived(play.session, (500,)))
+    assert [type(each) for each in sent] == [m.Run, m.Run, m.Run, m.DropFunction]
+    assert sent[-1] == m.DropFunction(name)
+    assert play.say(m.ReleaseFunction(1)) == [], "its program needs it"
+
+
 # ---- launches
 
 

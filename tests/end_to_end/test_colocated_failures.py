@@ -108,13 +108,19 @@ def test_processes_end_with_their_session_whatever_they_do(start_python: StartPy
     until_ended(pids)
 
 
-def lose_the_worker() -> tuple[set[int], list[int]]:
+def lose_the_worker() -> tuple[set[int], list[int], str]:
     @colocated_python.colocated_python
     def same(x: jax.Array) -> jax.Array:
         return x
 
+    @colocated_python.colocated_python_class
+    class Holder:
+        def get(self, x: jax.Array) -> jax.Array:
+            return x
+
     same = same.specialize(out_specs_fn=lambda x: x)
-    jax.block_until_ready(same(argument()))
+    holder = Holder()
+    jax.block_until_ready((same(argument()), holder.get(argument()), holder.get(argument())))
     pids = leave_one_running()
     (pid,) = [each for each in pids if psutil.Process(each).parent().pid not in pids]
     psutil.Process(pid).parent().kill()
@@ -124,13 +130,18 @@ def lose_the_worker() -> tuple[set[int], list[int]]:
             break
         except jax.errors.JaxRuntimeError:
             time.sleep(0.2)
-    return pids, after
+    try:
+        lost = str(jax.device_get(holder.get(argument())))
+    except jax.errors.JaxRuntimeError as error:
+        lost = str(error)
+    return pids, after, lost
 
 
-def test_processes_end_with_their_worker_and_come_back_with_it(start_python: StartPython):
-    pids, after = start_python("1x1x2").call(lose_the_worker)
+def test_processes_end_with_their_worker_and_come_back_with_it_and_without_their_objects(start_python: StartPython):
+    pids, after, lost = start_python("1x1x2").call(lose_the_worker)
     until_ended(pids)
     assert after == [0, 1]
+    assert "the object was lost when its process on this host ended" in lost
 
 
 def look_around() -> dict[str, Any]:

@@ -204,6 +204,7 @@ class Controller:
         self.log.trim()
         self.migrations.proceed()
         self.launcher.pump()
+        self._compilation.release_late()
         return self._outbox.take()
 
     def _tick(self, event: e.Tick) -> None:

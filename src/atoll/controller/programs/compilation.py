@@ -37,6 +37,7 @@ class Compilation:
         self._quarantine = quarantine
         self._scheduler = scheduler
         self._location_of = location_of
+        self._late: set[int] = set()  # sessions with releases that wait
         self._awaiting: dict[tuple[int, int, int], m.Compile] = {}  # their source: (session, host, feed)
 
     # ---- a session's requests
@@ -86,6 +87,27 @@ class Compilation:
                 self._awaiting.setdefault((session.number, host, feed), compile_)
 
     def release(self, session: Session, function: int) -> None:
+        """The session needs the function no more, once all that it has launched before has started: a Python function
+        may hold objects that calls of others, in line already, are for.
+        """
+        if session.python_gangs:
+            session.late_releases.append((max(session.python_gangs), function))
+            self._late.add(session.number)
+        else:
+            self._release(session, function)
+
+    def release_late(self) -> None:
+        """Does the releases that need not wait any more."""
+        for number in sorted(self._late):
+            session = self._sessions.get(number)
+            if session is not None:
+                late, waiting = session.late_releases, min(session.python_gangs, default=None)
+                while late and (waiting is None or late[0][0] < waiting):
+                    self._release(session, late.popleft()[1])
+            if session is None or not session.late_releases:
+                self._late.discard(number)
+
+    def _release(self, session: Session, function: int) -> None:
         name = session.functions.pop(function, None)
         session.function_requests.pop(function, None)
         if name is not None:

@@ -127,8 +127,11 @@ class Endings:
         self._scheduler.finished(gang, gang.run.duration if launch.session in self._sessions else 0)
         self._gang_ended(launch)
 
-    def gang_left(self, program: RegisteredProgram) -> None:
+    def gang_left(self, gang: Gang[GangRun]) -> None:
         """A gang has started, or never will."""
+        program, session = gang.run.launch.program, self._sessions.get(gang.run.launch.session)
+        if gang.run.spec.colocated and session is not None:
+            session.python_gangs.discard(gang.sequence)
         program.waiting -= 1
         if program.released and not program.waiting:
             self._on_program_idle(program)
@@ -179,7 +182,7 @@ class Endings:
                 self._outbox.to_host(host, m.DropRun(launch.session, launch.begun[host]))
         for gang in unstarted:
             gang.run.started = True
-            self.gang_left(launch.program)
+            self.gang_left(gang)
             if session is not None:
                 self.refuse_feeds(session, [gang.run.spec], launch.feeds, taken=True)
                 self._buffers.drop_uses(session, gang)
@@ -202,7 +205,7 @@ class Endings:
                     self._fail_incoming(gang, ended)  # from the parts that will not start
                 else:
                     gang.run.started = True
-                    self.gang_left(gang.run.launch.program)
+                    self.gang_left(gang)
                     self._gang_ended(gang.run.launch)
 
     # ---- bytes on their way

@@ -172,6 +172,8 @@ class Launcher:
             for position in spec.handles:
                 entries[handles[position]].uses += 1
             exclusive = not self._quarantine.suspects.isdisjoint(spec.functions)
+            if spec.colocated:
+                session.python_gangs.add(sequence)
             run = GangRun(launch, spec, set(spec.hosts))
             gangs.append(Gang(sequence, spec.island, ticket, run, spec.estimate, exclusive, spec.weight, spec.hosts))
         ticket.gangs = tuple(gangs)
@@ -233,7 +235,7 @@ class Launcher:
             self._dispatch(launch, host, gang.sequence, run.spec.segments)
         if self._sequential is not None:
             self._sequential.started(gang, len(run.spec.hosts))
-        self._endings.gang_left(launch.program)
+        self._endings.gang_left(gang)
         self._buffers.drop_uses(session, gang)
 
     def _dispatch(self, launch: Launch, host: int, sequence: int, segments: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from atoll.cluster.virtual_devices import SessionDevices
@@ -79,6 +80,9 @@ class Session:
     unseen: dict[int, Status] = field(default_factory=dict)
     in_flight: int = 0
     launches: int = 0
+    python_gangs: set[int] = field(default_factory=set)  # those that call Python and have not started, by sequence
+    # Functions that are released once all such gangs up to a sequence number have started: (the number, the function).
+    late_releases: deque[tuple[int, int]] = field(default_factory=deque)
     has_errors: bool = False  # some buffer of it stands for an error
 
     @property
