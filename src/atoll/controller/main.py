@@ -20,7 +20,7 @@ from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.wire.address import check_may_listen, parse_address
-from atoll.wire.connection import Connection, listen
+from atoll.wire.connection import Connection, encode, listen
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ class ControllerShell:
         self._connections: dict[int, Connection] = {}
         self._next = 1
         self._flush_scheduled = False
+        self._encoded: tuple[Any, bytes] = (None, b"")  # the last message that was sent, and its frame
         self._does: dict[type[Any], Callable[[Any], None]] = {
             a.Send: self._send,
             a.Close: self._close,
@@ -98,8 +99,12 @@ class ControllerShell:
 
     def _send(self, action: a.Send) -> None:
         connection = self._connections.get(action.connection)
-        if connection is not None:
-            connection.send(action.message)
+        if connection is None:
+            return
+        message = action.message
+        if message is not self._encoded[0]:  # many hosts in a row get the same
+            self._encoded = message, encode(message)
+        connection.send_encoded(self._encoded[1])
 
     def _close(self, action: a.Close) -> None:
         if action.reason:

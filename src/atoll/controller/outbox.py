@@ -94,8 +94,12 @@ class Outbox:
     def flush_frees(self) -> None:
         """Names the memory that goes now: what is sent next needs it."""
         # What is to be deleted first: a handle that is forgotten cannot be deleted any more.
+        last: tuple[int, list[int], bool] | None = None
+        free: m.Free | None = None
         for (host, session, delete), handles in sorted(self._frees.items(), key=lambda item: not item[0][2]):
-            self.to_host(host, m.Free(session, tuple(handles), delete))
+            if free is None or (session, handles, delete) != last:
+                last, free = (session, handles, delete), m.Free(session, tuple(handles), delete)
+            self.to_host(host, free)  # the same message for many hosts is encoded once
         self._frees.clear()
 
     def take(self) -> list[AnyAction]:

@@ -23,12 +23,12 @@ MAX_PLAN_BYTES = 48 << 20
 _FEED_BYTES = 9
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class HostPlan:
-    """A host's plan under its number; which handles a run of it takes and gives, by their positions in the launch's."""
+    """A host's plan; which handles a run of it takes and gives, by their positions in the launch's. Hosts that do the
+    same have the same object.
+    """
 
-    host: int
-    number: int
     plan: p.Plan
     arguments: tuple[int, ...]
     results: tuple[int, ...]
@@ -48,6 +48,7 @@ class RegisteredProgram:
     """A program cut into gangs. A launch's handles are its arguments and results, in this order."""
 
     name: str
+    number: int  # of its plans, on all hosts
     arguments: int
     results: int
     feeds: int  # the client's
@@ -76,12 +77,12 @@ class RegisteredProgram:
 
 def register(
     program: Program,
+    number: int,
     placement: Placement,
     functions: Mapping[int, str],
-    keep_plan: Callable[[int, p.Plan], int],
     scratch_of: Callable[[str], MemoryRequirement],
 ) -> RegisteredProgram:
-    """Lowers a program; `keep_plan(host, plan)` sends a plan to its host and gives its number.
+    """Lowers a program, whose plans are to have this number.
 
     `scratch_of(function)` is what the workers' function of that name needs on its devices while it runs.
 
@@ -108,21 +109,13 @@ def register(
     gangs = tuple(tuple(each) for each in nodes.values())
     return RegisteredProgram(
         program.name,
+        number,
         count,
         len(lowered.results),
         program.feeds,
         lowered.feeds,
         gangs,
-        {
-            host: HostPlan(
-                host,
-                keep_plan(host, plan),
-                plan,
-                tuple(position_of[value] for value in plan.arguments),
-                tuple(position_of[value] for value in plan.results),
-            )
-            for host, plan in lowered.plans.items()
-        },
+        _host_plans(lowered.plans, position_of),
         tuple(
             ProgramValue(made.hosts, made.nbytes, position_of.get(value, count - 1) - count)
             for value, made in enumerate(lowered.values[count:], start=count)
@@ -133,6 +126,17 @@ def register(
         tuple(sorted({gang.island for gang in lowered.gangs})),
         UnitBuilder(gangs),
     )
+
+
+def _host_plans(plans: Mapping[int, p.Plan], position_of: Mapping[int, int]) -> dict[int, HostPlan]:
+    found: dict[int, HostPlan] = {}
+    last: HostPlan | None = None
+    for host, plan in plans.items():
+        if last is None or plan != last.plan:
+            arguments = tuple(position_of[value] for value in plan.arguments)
+            last = HostPlan(plan, arguments, tuple(position_of[value] for value in plan.results))
+        found[host] = last
+    return found
 
 
 def _spec(

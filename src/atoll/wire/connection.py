@@ -40,6 +40,15 @@ class ConnectionStatistics:
     unsent_bytes: int
 
 
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def encode(message: Any) -> bytes:
+    """The frame of a message."""
+    body = _encode(message)
+    return frame_header(len(body)) + body
+
+
 class Connection(asyncio.BufferedProtocol):
     """One end of a control connection.
 
@@ -60,7 +69,6 @@ class Connection(asyncio.BufferedProtocol):
         self.on_message = on_message
         self.on_lost = on_lost
         self._decoder = FrameDecoder(message_type)
-        self._encoder = msgspec.msgpack.Encoder()
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._read_buffer = bytearray(_READ_SIZE)
@@ -74,11 +82,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def send(self, message: Any) -> None:
         """Queues one message. Never blocks; a message for a connection that has ended is dropped."""
+        if not self._closed:
+            self.send_encoded(encode(message))
+
+    def send_encoded(self, frame: bytes) -> None:
+        """The same for a message that `encode` has made a frame of, once for many connections."""
         if self._closed:
             return
-        body = self._encoder.encode(message)
-        self._outgoing += frame_header(len(body))
-        self._outgoing += body
+        self._outgoing += frame
         self._messages_out += 1
         if not self._flush_scheduled:
             self._flush_scheduled = True

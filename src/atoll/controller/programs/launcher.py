@@ -9,7 +9,7 @@ awaited by the worker. `scheduling.sequential` has the other way.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from atoll.cluster.resources import ResourceManager
 from atoll.controller.memory.reservations import Reservations
@@ -24,7 +24,7 @@ from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.policies.first_come import FirstComeFirstServed
 from atoll.scheduling.policy import Policy
-from atoll.scheduling.programs import RegisteredProgram
+from atoll.scheduling.programs import HostPlan, RegisteredProgram
 from atoll.scheduling.promises import await_promises
 from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.scheduler import Scheduler
@@ -231,30 +231,36 @@ class Launcher:
             self._outbox.flush_frees()
         run.started = True
         self.in_flight[gang.sequence] = gang
-        for host in run.spec.hosts:
-            self._dispatch(launch, host, gang.sequence, run.spec.segments)
+        self._dispatch(launch, run.spec.hosts, gang.sequence, run.spec.segments)
         if self._sequential is not None:
             self._sequential.started(gang, len(run.spec.hosts))
         self._endings.gang_left(gang)
         self._buffers.drop_uses(session, gang)
 
-    def _dispatch(self, launch: Launch, host: int, sequence: int, segments: int) -> None:
-        """The first message to a host names all that the launch will need there; later ones only what starts."""
-        first = launch.begun.get(host)
-        if first is not None:
-            self._outbox.dispatch(host, launch.session, first, sequence, segments)
-            return
-        launch.begun[host] = sequence
-        plan = launch.program.plans[host]
-        handles = launch.handles
-        run = m.Run(
-            sequence,
-            launch.session,
-            plan.number,
-            tuple([handles[position] for position in plan.arguments]),
-            tuple([handles[position] for position in plan.results]),
-            launch.feeds,
-            self._sequential is not None,
-            segments,
-        )
-        self._outbox.to_host(host, run)
+    def _dispatch(self, launch: Launch, hosts: Sequence[int], sequence: int, segments: int) -> None:
+        """The first message to a host names all that the launch will need there; later ones only what starts.
+
+        Hosts that do the same get the same message: it is made and encoded once.
+        """
+        begun, handles, plans, outbox = launch.begun, launch.handles, launch.program.plans, self._outbox
+        plan: HostPlan | None = None
+        run: m.Run | None = None
+        for host in hosts:
+            first = begun.get(host)
+            if first is not None:
+                outbox.dispatch(host, launch.session, first, sequence, segments)
+                continue
+            begun[host] = sequence
+            if run is None or plan is not plans[host]:
+                plan = plans[host]
+                run = m.Run(
+                    sequence,
+                    launch.session,
+                    launch.program.number,
+                    tuple([handles[position] for position in plan.arguments]),
+                    tuple([handles[position] for position in plan.results]),
+                    launch.feeds,
+                    self._sequential is not None,
+                    segments,
+                )
+            outbox.to_host(host, run)

@@ -19,7 +19,7 @@ class ProgramRegistry:
     """Registers and releases programs. Invariant: a plan that a launch in line needs is at its host."""
 
     def __init__(self, compilation: Compilation, outbox: Outbox) -> None:
-        self.plans: dict[int, tuple[int, Plan]] = {}  # by number: the host that has it, and the plan
+        self.plans: dict[int, dict[int, Plan]] = {}  # by number and host
         self._compilation = compilation
         self._outbox = outbox
         self._next_plan = 1
@@ -43,7 +43,12 @@ class ProgramRegistry:
     def lower(self, definition: Program, locations: Placement, functions: Mapping[int, str]) -> RegisteredProgram:
         """Lowers a program for these places and functions. Raises StatusError where it cannot be."""
         registry = self._compilation.functions
-        program = register(definition, locations, functions, self._keep_plan, registry.scratch_of)
+        number = self._next_plan
+        program = register(definition, number, locations, functions, registry.scratch_of)
+        self._next_plan += 1
+        self.plans[number] = {host: each.plan for host, each in program.plans.items()}
+        for host, plan in self.plans[number].items():
+            self._outbox.to_host(host, m.RegisterPlan(number, plan))
         for name in program.functions:
             registry.acquire(name)
         return program
@@ -53,9 +58,8 @@ class ProgramRegistry:
         program.released = True
         if program.waiting:
             return
-        for plan in program.plans.values():
-            del self.plans[plan.number]
-            self._outbox.to_host(plan.host, m.DropPlan(plan.number))
+        for host in self.plans.pop(program.number):
+            self._outbox.to_host(host, m.DropPlan(program.number))
         for name in program.functions:
             self._compilation.drop_reference(name)
 
@@ -66,13 +70,6 @@ class ProgramRegistry:
 
     def host_joined(self, host: int) -> None:
         """The host's worker starts with nothing: it gets its plans."""
-        for number, (where, plan) in self.plans.items():
-            if where == host:
-                self._outbox.to_host(host, m.RegisterPlan(number, plan))
-
-    def _keep_plan(self, host: int, plan: Plan) -> int:
-        number = self._next_plan
-        self._next_plan += 1
-        self.plans[number] = (host, plan)
-        self._outbox.to_host(host, m.RegisterPlan(number, plan))
-        return number
+        for number, plans in self.plans.items():
+            if host in plans:
+                self._outbox.to_host(host, m.RegisterPlan(number, plans[host]))
