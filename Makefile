@@ -6,11 +6,15 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # How many tests run at the same time: each starts processes of its own, and most of them wait for one another.
 WORKERS ?= 3
+# What `make matrix` tests: versions of Python, as commands, each with one of JAX.
+MATRIX ?= python3.11:0.10.2 python3.12:0.11.2 python3.12:0.12.0.1
+# The tests of everything that touches JAX.
+MATRIX_TESTS := tests/client tests/session tests/ifrt tests/worker tests/end_to_end
 # More arguments for the tool behind a target, for example: make test ARGS="-k cli -x"
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check docs bench conformance soak protos clean
+.PHONY: help demo test matrix check docs bench conformance soak protos clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,6 +24,15 @@ demo: $(VENV)/.demo  ## Train a small GPT on the 8 devices of an embedded cluste
 
 test: $(VENV)/.test  ## Run the test suite
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+
+matrix:  ## Run the tests of what touches JAX with other versions: make matrix MATRIX="python3.12:0.12.0.1"
+	@for each in $(MATRIX); do \
+	  venv=$(VENV)-$$(echo $$each | tr : -); jax=$${each#*:}; \
+	  $(MAKE) --no-print-directory PYTHON=$${each%:*} VENV=$$venv $$venv/.test || exit; \
+	  $$venv/bin/python -m pip install --quiet --disable-pip-version-check "jax==$$jax" "jaxlib==$$jax" || exit; \
+	  echo "JAX $$jax, $$($$venv/bin/python --version)"; \
+	  $$venv/bin/python -m pytest --quiet --numprocesses $(WORKERS) --dist loadfile $(MATRIX_TESTS) $(ARGS) || exit; \
+	done
 
 check: $(VENV)/.test  ## Check style and types
 	$(BIN)/ruff check
@@ -44,7 +57,7 @@ protos: $(VENV)/.dev  ## Write the protocol's Python modules anew from the .prot
 	$(BIN)/python scripts/generate_protos.py
 
 clean:  ## Remove the environment and all that tools have left
-	rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-* build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
