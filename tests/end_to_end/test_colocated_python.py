@@ -197,6 +197,28 @@ def test_a_function_that_raises_whatever_it_likes_fails_its_call_alone(python: R
     assert length < 1 << 20
 
 
+def donate_what_python_reads() -> tuple[list[float], float]:
+    @colocated_python.colocated_python
+    def last(x: jax.Array) -> jax.Array:
+        shards = [jax.device_put(shard.data[-1:], shard.device) for shard in x.addressable_shards]
+        return jax.make_array_from_single_device_arrays((1,), x.sharding, shards)
+
+    whole = sharded(None)
+    last = last.specialize(out_specs_fn=lambda x: jax.ShapeDtypeStruct((1,), np.float32, sharding=whole))
+    add = jax.jit(lambda x: x + 1)
+    step = jax.jit(lambda x: x * 2, donate_argnums=0)
+    x = jax.device_put(np.zeros(1 << 24, np.float32), whole)
+    jax.block_until_ready(last(x))
+    x = add(x)  # of a function over both hosts
+    seen, after = [last(x) for _ in range(4)], step(x)  # reading 64 MB four times takes longer than starting a step
+    assert x.is_deleted()
+    return [float(each[0]) for each in seen], float(after[-1])
+
+
+def test_an_argument_can_be_donated_while_it_is_read(python: RemotePython):
+    assert python.call(donate_what_python_reads) == ([1.0] * 4, 2.0)
+
+
 def large_through() -> bool:
     @colocated_python.colocated_python
     def same(x: jax.Array) -> jax.Array:
