@@ -1,4 +1,4 @@
-"""The micro-benchmarks (a) to (m), as data: speed that users notice, beside stock JAX and other peers."""
+"""The micro-benchmarks (a) to (n), as data: speed that users notice, beside stock JAX and other peers."""
 
 from benchmarks.harness.benchmark import BATCH_THREADS, Benchmark, Metric, RunsIn, Target
 
@@ -115,5 +115,19 @@ BENCHMARKS = (
         title="lowering 2,000 nodes; stock JAX: 2,000 additions to StableHLO",
         prepare="benchmarks.micro.programs:lowering",
         metrics=(Metric("seconds", "from a program to plans", "s", Target(1.0, at_least=False)),),
+    ),
+    Benchmark(
+        key="n",
+        title="Orbax saves 1 GiB from 8 devices; by colocated Python (ocdbt) and persistence programs (zarr)",
+        prepare="benchmarks.micro.checkpoints:save",
+        metrics=(
+            Metric("ocdbt", "ocdbt, all written", "GB/s", Target(0.8, ratio=True)),
+            Metric("ocdbt_returned", "ocdbt, save() returns", "s"),
+            Metric("zarr", "zarr, all written", "GB/s", Target(0.8, ratio=True)),
+            Metric("zarr_returned", "zarr, save() returns", "s"),
+            Metric("growth", "the script's memory grows by at most", "MB", Target(200, at_least=False)),
+        ),
+        prepare_deadline=300.0,
+        round_deadline=300.0,
     ),
 )

@@ -52,9 +52,9 @@ def served(short_folder: Path, program_cache: Path) -> Iterator[tuple[User, dict
     finish(process).check()
 
 
-def printed(served: tuple[User, dict[str, str]], code: str) -> list[str]:
+def printed(served: tuple[User, dict[str, str]], code: str, **more: str) -> list[str]:
     user, environment = served
-    return user.script(START + code, **environment).check().stdout.splitlines()
+    return user.script(START + code, **environment, **more).check().stdout.splitlines()
 
 
 def test_its_own_resharding_gives_arrays_other_shardings(served: Any) -> None:
@@ -97,3 +97,67 @@ def test_elastic_finds_the_islands_that_work(served: Any) -> None:
     print(sorted(elastic.get_active_slice_indices()), sorted(elastic.wait_for_slices(2, poll_interval=0.1)))
     """,
     ) == ["[0, 1] [0, 1]"]
+
+
+def test_its_persistence_programs_write_and_read_on_the_hosts(served: Any, tmp_path: Path) -> None:
+    assert printed(
+        served,
+        """
+    import datetime, os
+    from pathwaysutils import plugin_executable
+    from pathwaysutils.persistence import helper
+
+    folder, minute = os.environ["FOLDER"], datetime.timedelta(minutes=1)
+    rows, columns = NamedSharding(last, P("z")), NamedSharding(last, P(None, "z"))
+    there = jax.device_put(np.arange(16.0, dtype=np.float32).reshape(4, 4), rows)
+    helper.write_arrays(folder, ["a", "b"], [there, there + 1], minute).result()
+    one = plugin_executable.PluginExecutable(helper.get_write_request(folder, "c", there + 2, minute))
+    one.call([there + 2])[1].result()
+    (a, b, c), read = helper.read_arrays(
+        folder, ["a", "b", "c"], [np.dtype(np.float32)] * 3, [(4, 4)] * 3, [columns] * 3, last.devices, minute
+    )
+    read.result()
+    print(a.sharding == columns, *(np.array_equal(x, there + i) for i, x in enumerate((a, b, c))))
+    _, read = helper.read_arrays(folder, ["d"], [a.dtype], [(4, 4)], [rows], last.devices, minute)
+    try:
+        read.result()
+    except Exception as error:
+        print(str(error).partition(folder)[0])
+    """,
+        FOLDER=str(tmp_path),
+    ) == ["True True True True", "NOT_FOUND: cannot read 'd' at "]
+
+
+def test_orbax_keeps_checkpoints_by_its_persistence(served: Any, tmp_path: Path) -> None:
+    assert printed(
+        served,
+        """
+    import os
+    import orbax.checkpoint as ocp
+
+    first = Mesh(devices[:2], ("z",))
+    state = {
+        "here": jax.device_put(np.arange(16.0, dtype=np.float32).reshape(4, 4), NamedSharding(first, P("z"))),
+        "there": jax.device_put(np.arange(4, dtype=np.int32), NamedSharding(last, P())),
+        "key": jax.device_put(jax.random.key(7), NamedSharding(last, P())),
+    }
+    step = jax.jit(lambda x: x + 1, donate_argnums=0)
+    other = {
+        "here": NamedSharding(last, P(None, "z")),
+        "there": NamedSharding(first, P("z")),
+        "key": NamedSharding(last, P()),
+    }
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False)
+    with ocp.CheckpointManager(os.environ["FOLDER"], item_handlers=handler) as manager:
+        manager.save(5, args=ocp.args.PyTreeSave(state))
+        state["here"] = step(state["here"])
+        manager.wait_until_finished()
+        wanted = jax.tree.map(lambda s: ocp.ArrayRestoreArgs(sharding=s), other)
+        found = manager.restore(5, args=ocp.args.PyTreeRestore(restore_args=wanted))
+    print(np.array_equal(found["here"] + 1, state["here"]), np.array_equal(found["there"], state["there"]))
+    print(jax.random.uniform(found["key"]) == jax.random.uniform(state["key"]))
+    print(sorted(os.listdir(os.environ["FOLDER"] + "/5/default/here")))
+    """,
+        FOLDER=str(tmp_path),
+        ENABLE_PATHWAYS_PERSISTENCE="1",
+    ) == ["True True", "True", "['.zarray', '0.0', '1.0']"]

@@ -24,43 +24,62 @@ from atoll.ir.program import Call, Program, single
 from atoll.ir.types import ArraySpec, shard_shape
 from atoll.protocol.ifrt import executables_pb2
 from atoll.protocol.messages import FunctionSource
-from atoll.protocol.messages.python import ClientSettings, PythonFunction, PythonHosts, split_settings
+from atoll.protocol.messages.python import (
+    ClientSettings,
+    PythonFunction,
+    PythonHosts,
+    PythonProgram,
+    PythonSource,
+    split_settings,
+)
 from atoll.protocol.translation import codec
 from atoll.protocol.translation.array_specs import spec_from
 from atoll.session.session import ClusterSession
 
 CUSTOM_CALL_PROGRAM = "xla::ifrt::CustomCallProgram"
 _LANGUAGE = "jax_colocated_python_v0.0.1"
-_MAX_ARRAYS = 1 << 16
+MAX_ARRAYS = 1 << 16
+_NO_SETTINGS = ClientSettings()
 _NO_ESTIMATES = "a Python function has no cost that could be known before it runs"
 
 
 class PythonExecutable(Loaded):
-    """A function of colocated Python. Raises INVALID_ARGUMENT or UNIMPLEMENTED from the constructor."""
+    """A call of Python beside its devices. Raises INVALID_ARGUMENT or UNIMPLEMENTED from the constructor.
+
+    The client is told the output shardings `announced`, in the protocol's form.
+    """
 
     has_streams = True
 
-    def __init__(self, proto: Any, cluster: ClusterSession) -> None:
+    def __init__(
+        self,
+        cluster: ClusterSession,
+        source: PythonSource,
+        devices: Sequence[int],
+        inputs: Sequence[ArraySpec],
+        outputs: Sequence[ArraySpec],
+        announced: Sequence[Any],
+        settings: ClientSettings = _NO_SETTINGS,
+    ) -> None:
         super().__init__()
-        if proto.type != _LANGUAGE:
-            raise unimplemented(f"custom programs of type {proto.type[:100]!r}: this server runs {_LANGUAGE}")
-        if max(len(proto.input_specs), len(proto.output_specs)) > _MAX_ARRAYS:
-            raise invalid(f"a Python function of more than {_MAX_ARRAYS} arrays")
-        self.name = proto.name[:200] or "python"
-        self.devices = tuple(proto.devices.device_ids)
+        self.name = source.name
+        self.devices = tuple(devices)
         if not self.devices or len(set(self.devices)) != len(self.devices):
             raise invalid("a Python function needs devices, each once")
         cluster.hosts_of(self.devices)
-        self.settings, text = split_settings(proto.serialized_program_text)
-        self.source = PythonFunction(self.name, text, self.settings.path)
+        self.source = source
+        self.settings = settings
         self._function = -1
-        self.inputs = tuple(self._spec(each) for each in proto.input_specs)
-        self._arguments = Arguments(self.name, self.inputs)
-        self.outputs = tuple(self._spec(each) for each in proto.output_specs)
-        self._output_shardings = [each.sharding for each in proto.output_specs]
+        self.take(inputs)
+        self.outputs = tuple(self._checked(each) for each in outputs)
+        self._announced = announced
 
-    def _spec(self, proto: Any) -> ArraySpec:
-        spec = spec_from(proto)
+    def take(self, inputs: Sequence[ArraySpec]) -> None:
+        """These are its arguments. Raises INVALID_ARGUMENT or UNIMPLEMENTED for what cannot be one."""
+        self.inputs = tuple(self._checked(each) for each in inputs)
+        self._arguments = Arguments(self.name, self.inputs)
+
+    def _checked(self, spec: ArraySpec) -> ArraySpec:
         if not set(spec.sharding.devices) <= set(self.devices):
             raise invalid(f"{self.name} has an array on devices {list(spec.sharding.devices)}, which are not its own")
         if spec.dtype in ("token", "opaque"):
@@ -96,8 +115,26 @@ class PythonExecutable(Loaded):
             executables_pb2.ExecuteReply.Output(
                 dtype=codec.dtype_to(spec.dtype), shape={"dims": spec.shape}, sharding=sharding, array=handle
             )
-            for spec, sharding, handle in zip(self.outputs, self._output_shardings, handles, strict=True)
+            for spec, sharding, handle in zip(self.outputs, self._announced, handles, strict=True)
         ]
+
+
+def python_function(proto: Any, cluster: ClusterSession) -> PythonExecutable:
+    """A function of colocated Python. Raises INVALID_ARGUMENT or UNIMPLEMENTED."""
+    if proto.type != _LANGUAGE:
+        raise unimplemented(f"custom programs of type {proto.type[:100]!r}: this server runs {_LANGUAGE}")
+    if max(len(proto.input_specs), len(proto.output_specs)) > MAX_ARRAYS:
+        raise invalid(f"a Python function of more than {MAX_ARRAYS} arrays")
+    settings, text = split_settings(proto.serialized_program_text)
+    return PythonExecutable(
+        cluster,
+        PythonFunction(proto.name[:200] or "python", text, settings.path),
+        proto.devices.device_ids,
+        [spec_from(each) for each in proto.input_specs],
+        [spec_from(each) for each in proto.output_specs],
+        [each.sharding for each in proto.output_specs],
+        settings,
+    )
 
 
 class PythonFunctions:
@@ -135,7 +172,7 @@ class PythonFunctions:
         number = await self._register(PythonHosts(devices, settings), devices)
         self._cluster.retain_functions((number,))  # as long as the session lasts
 
-    async def _register(self, program: PythonHosts | PythonFunction, devices: tuple[int, ...]) -> int:
+    async def _register(self, program: PythonProgram, devices: tuple[int, ...]) -> int:
         source = msgspec.msgpack.encode(FunctionSource(msgspec.msgpack.encode(program), b"", is_python=True))
         content = f"python {self._nonce} {self._cluster.number()}"
         number, _ = await self._cluster.register_function(source, content, (devices,))

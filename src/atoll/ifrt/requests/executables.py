@@ -14,8 +14,9 @@ from atoll.ifrt.compile_requests import compile_job, plugin_payload
 from atoll.ifrt.executables import Executable, LostExecutable
 from atoll.ifrt.loaded import MPMD_ERROR, Loaded
 from atoll.ifrt.pending_request import Handler, PendingRequest
+from atoll.ifrt.persistence import is_persistence_request, persistence_executable
 from atoll.ifrt.program_executables import read
-from atoll.ifrt.python_functions import CUSTOM_CALL_PROGRAM, PythonExecutable
+from atoll.ifrt.python_functions import CUSTOM_CALL_PROGRAM, PythonExecutable, python_function
 from atoll.ifrt.reshard_executables import ReshardExecutable, is_reshard_request
 from atoll.ir.submission import is_submission
 from atoll.protocol.advice import CALLBACK_ADVICE
@@ -47,9 +48,12 @@ def _compile(pending: PendingRequest, request: Any) -> None:
     if is_reshard_request(payload):
         pending.reply(_loaded(pending, ReshardExecutable(payload, session.cluster)))
         return
+    if is_persistence_request(payload):
+        _compile_python(pending, persistence_executable(payload, session.cluster))
+        return
     if request.program.type_name == CUSTOM_CALL_PROGRAM:
         program = codec.parse(compile_pb2.CustomCallProgram, request.program.data)
-        pending.reply_later(_compile_python(pending, PythonExecutable(program, session.cluster)), with_stack=False)
+        _compile_python(pending, python_function(program, session.cluster))
         return
 
     async def work() -> Any:
@@ -70,9 +74,12 @@ def _compile(pending: PendingRequest, request: Any) -> None:
     pending.reply_later(work(), with_stack=False)
 
 
-async def _compile_python(pending: PendingRequest, executable: PythonExecutable) -> Any:
-    await pending.session.python.register(executable)
-    return _loaded(pending, executable)
+def _compile_python(pending: PendingRequest, executable: PythonExecutable) -> None:
+    async def work() -> Any:
+        await pending.session.python.register(executable)
+        return _loaded(pending, executable)
+
+    pending.reply_later(work(), with_stack=False)
 
 
 def _loaded(pending: PendingRequest, loaded: Loaded) -> Any:

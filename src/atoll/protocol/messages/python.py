@@ -1,6 +1,6 @@
 """Colocated Python: what a front end sends of it, and what a worker and its Python processes say to each other.
 
-The pickles inside are opened by the session's own process alone.
+The pickles inside are opened, and the places of arrays that are stored are visited, by the session's own process alone.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from atoll.errors import Status, invalid
+from atoll.ir.types import Shape, Sharding
 from atoll.protocol.messages.opening import Message
 
 Setting = bool | int | float | str | None
@@ -62,7 +63,37 @@ class PythonFunction(Message, frozen=True, tag=2):
     path: tuple[str, ...] = ()
 
 
-PythonProgram = PythonHosts | PythonFunction
+class StoredArray(msgspec.Struct, frozen=True, array_like=True):
+    """An array in storage: `name` at `location`, which is an absolute path or a URL.
+
+    `sharding` tells which device, by the client's id, has which part. What is written has its own dtype.
+    """
+
+    location: str
+    name: str
+    shape: Shape
+    sharding: Sharding
+    dtype: str = ""
+
+
+class WriteArrays(Message, frozen=True, tag=3):
+    """A function that stores its arguments, each host its own shards, and gives nothing."""
+
+    name: str
+    arrays: tuple[StoredArray, ...]
+    timeout_seconds: float
+
+
+class ReadArrays(Message, frozen=True, tag=4):
+    """A function that gives arrays from storage, each host its own shards, and takes nothing."""
+
+    name: str
+    arrays: tuple[StoredArray, ...]
+    timeout_seconds: float
+
+
+PythonSource = PythonFunction | WriteArrays | ReadArrays
+PythonProgram = PythonHosts | PythonSource
 
 
 class PythonOptions(msgspec.Struct, frozen=True):
@@ -91,7 +122,7 @@ class Load(Message, frozen=True, tag=10):
     """Loads a function under this name; `again` where an earlier process of the session had it and has ended."""
 
     function: str
-    source: PythonFunction
+    source: PythonSource
     again: bool = False
 
 

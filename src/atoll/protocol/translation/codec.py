@@ -75,12 +75,24 @@ def dtype_from(proto: Any) -> str:
     return name
 
 
+def dtype_of_xla(name: str) -> str:
+    """The dtype that XLA calls by this name, such as F32."""
+    dtype = _KINDS.get(name)
+    if dtype is None:
+        raise invalid(f"unknown dtype {name[:40]!r}")
+    return dtype
+
+
 def dtype_to(name: str) -> Any:
     return values_pb2.DType(kind=_KIND_OF_DTYPE[name])
 
 
 def shape_from(proto: Any) -> Shape:
-    dims = tuple(proto.dims)
+    return checked_shape(tuple(proto.dims))
+
+
+def checked_shape(dims: Shape) -> Shape:
+    """These sizes, if an array can have them."""
     if len(dims) > MAX_RANK or any(size < 0 for size in dims) or math.prod(dims) > MAX_ELEMENTS:
         raise invalid(f"no such shape: {list(dims[:MAX_RANK])}")
     return dims

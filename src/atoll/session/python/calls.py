@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.errors import OK, Code, Status, shortened, traceback_of
+from atoll.errors import OK, Code, Status, StatusError, shortened, traceback_of
 from atoll.protocol.messages import python as m
 from atoll.session.python.functions import open_functions
 from atoll.transfers.python.link import PythonLink, view
@@ -140,7 +140,7 @@ class Runner:
         try:
             loading.set_result(self._functions.load(message.source, message.again))
         except BaseException as error:
-            status = _raised(f"{message.source.name} cannot be loaded", error)
+            status = _failed(f"{message.source.name} cannot be loaded", error)
             loading.set_exception(RuntimeError(status.message))
         with contextlib.suppress(OSError):  # the worker has ended
             self._link.send(m.Loaded(message.function, status))
@@ -164,7 +164,7 @@ class Runner:
             shards = held.pop().result()(call, arguments)
             return m.Returned(call.number, OK, tuple(tuple(map(self._send, each)) for each in shards))
         except BaseException as error:
-            return m.Returned(call.number, _raised("a Python function on the host raised", error))
+            return m.Returned(call.number, _failed("a Python function on the host raised", error))
 
     def _send(self, shard: np.ndarray[Any, Any]) -> int:
         with self._feed_lock:
@@ -185,7 +185,10 @@ def _nothing(name: str) -> Future[Any]:
     return missing
 
 
-def _raised(what: str, error: BaseException) -> Status:
+def _failed(what: str, error: BaseException) -> Status:
+    """An error of ours as it is; any other exception with its traceback, from the user's first line on."""
+    if isinstance(error, StatusError):
+        return error.status
     return Status(Code.INTERNAL, shortened(f"{what}:\n{traceback_of(error, os.path.dirname(__file__))}"))
 
 

@@ -18,6 +18,7 @@ from jax._src import tree_util
 from jax.experimental.colocated_python import obj_backend, serialization
 
 from atoll.protocol.messages import python as m
+from atoll.session.python.stored_arrays import reading, writing
 
 # After which the processes of an island's hosts know that one of them has ended, and end with it.
 _HEARTBEAT_SECONDS = 10
@@ -46,13 +47,14 @@ def open_functions(options: m.PythonOptions) -> Functions:
     for host, ids in enumerate(options.devices):
         here = sorted((each for each in jax.devices() if each.process_index == host), key=lambda each: each.id)
         devices.update(zip(ids, here, strict=True))
-    return Functions(devices)
+    return Functions(devices, options.devices[options.rank])
 
 
 class Functions:
-    """`devices` are those of the island's processes, by the client's ids."""
+    """`devices` are those of the island's processes, by the client's ids; those of this process are `local`."""
 
-    def __init__(self, devices: dict[int, jax.Device]) -> None:
+    def __init__(self, devices: dict[int, jax.Device], local: Sequence[int]) -> None:
+        self._local = local
         self._id_of = {device.id: number for number, device in devices.items()}
         private: Any = serialization
         private._get_cpu_device_map = lambda: devices
@@ -86,8 +88,13 @@ class Functions:
 
         return self._get_or_create(uid, make)
 
-    def load(self, source: m.PythonFunction, again: bool) -> Callable[[m.Call, Sequence[Sequence[Any]]], Any]:
+    def load(self, source: m.PythonSource, again: bool) -> Callable[[m.Call, Sequence[Sequence[Any]]], Any]:
         """What runs one call: takes the local shards of its arguments, and gives those of its results."""
+        match source:
+            case m.WriteArrays():
+                return writing(source, self._local)
+            case m.ReadArrays():
+                return reading(source, self._local)
         extend_path(source.path)
         function, in_tree, in_specs, out_tree, out_specs, _ = serialization._deserialize(source.text)
 

@@ -1,0 +1,175 @@
+"""pathwaysutils' persistence: plugin programs in JSON that store arrays and bring them back, beside their devices.
+
+Orbax's `CloudPathwaysArrayHandler` and `pathwaysutils.persistence` send them. Neither this process nor a worker visits
+a place that a client names: the session's own Python processes do, each for the shards of its host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+
+from atoll.errors import invalid
+from atoll.ifrt.arrays import ArrayRecord
+from atoll.ifrt.python_functions import MAX_ARRAYS, PythonExecutable
+from atoll.ir.program import Program
+from atoll.ir.types import ArraySpec, Sharding, shard_boxes
+from atoll.protocol.ifrt import xla_pb2
+from atoll.protocol.messages.python import ReadArrays, StoredArray, WriteArrays
+from atoll.protocol.translation import codec
+from atoll.protocol.translation.shardings import sharding_to, tiling_from
+from atoll.session.session import ClusterSession
+
+# All of a session's requests on a host run one after the other: what was written before is read, and no two hold host
+# memory at once. No thread of a client has this number, so what its threads call goes on meanwhile.
+_STREAM = -1
+_MAX_TEXT_BYTES = 4096
+
+_Size = Annotated[int, msgspec.Meta(ge=0, le=codec.MAX_ELEMENTS)]
+
+
+class _Devices(msgspec.Struct, frozen=True):
+    device_ids: tuple[int, ...]
+
+
+class _Timeout(msgspec.Struct, frozen=True):
+    seconds: _Size = 0
+    nanos: _Size = 0
+
+
+class _Array(msgspec.Struct, frozen=True, kw_only=True):
+    """What both kinds of request say. Bytes are in base64."""
+
+    b64_location: bytes
+    b64_name: bytes
+    b64_hlo_sharding_string: bytes  # an OpSharding
+    devices: _Devices
+    timeout: _Timeout
+
+    def stored(self, shape: tuple[int, ...], dtype: str = "") -> StoredArray:
+        devices = self.devices.device_ids
+        if not devices or len(set(devices)) != len(devices):
+            raise invalid("a persistence request needs devices, each once")
+        op = codec.parse(xla_pb2.OpSharding, self.b64_hlo_sharding_string)
+        sharding = Sharding(devices, tiling_from(op, len(devices), codec.checked_shape(shape)))
+        shard_boxes(sharding, shape)
+        location, name = _text(self.b64_location), _text(self.b64_name)
+        if not location.startswith("/") and "://" not in location:
+            raise invalid(f"arrays are stored at an absolute path or a URL, not at {location[:200]!r}")
+        return StoredArray(location, name, shape, sharding, dtype)
+
+
+class _Shape(msgspec.Struct, frozen=True):
+    xla_primitive_type_str: str
+    dimensions: tuple[_Size, ...]
+
+
+class _Write(_Array, frozen=True, kw_only=True):
+    shape: tuple[_Size, ...]
+
+
+class _Read(_Array, frozen=True, kw_only=True):
+    shape: _Shape
+
+
+class _Writes(msgspec.Struct, frozen=True):
+    write_requests: tuple[_Write, ...] = ()
+
+
+class _Reads(msgspec.Struct, frozen=True):
+    read_requests: tuple[_Read, ...] = ()
+
+
+class _Request(msgspec.Struct, frozen=True):
+    """One of these."""
+
+    write: _Write | None = msgspec.field(default=None, name="persistenceWriteRequest")
+    read: _Read | None = msgspec.field(default=None, name="persistenceReadRequest")
+    bulk_persistence_write_request: _Writes = _Writes()
+    bulk_persistence_read_request: _Reads = _Reads()
+
+    @property
+    def writes(self) -> tuple[_Write, ...]:
+        return self.bulk_persistence_write_request.write_requests if self.write is None else (self.write,)
+
+    @property
+    def reads(self) -> tuple[_Read, ...]:
+        return self.bulk_persistence_read_request.read_requests if self.read is None else (self.read,)
+
+
+_decoder = msgspec.json.Decoder(_Request)
+_BEGINNINGS = tuple(f'{{"{each.encode_name}"'.encode() for each in msgspec.structs.fields(_Request))
+
+
+def is_persistence_request(payload: bytes) -> bool:
+    return payload.lstrip().startswith(_BEGINNINGS)
+
+
+def persistence_executable(payload: bytes, cluster: ClusterSession) -> PythonExecutable:
+    """What stores the arrays of a request, or brings them back. Raises INVALID_ARGUMENT or UNIMPLEMENTED."""
+    try:
+        request = _decoder.decode(payload)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise invalid(f"a persistence request that cannot be read: {error}") from None
+    each_array: tuple[_Array, ...] = (*request.writes, *request.reads)
+    if bool(request.writes) == bool(request.reads) or len(each_array) > MAX_ARRAYS:
+        raise invalid(
+            f"a persistence request for {len(request.writes)} arrays to write and {len(request.reads)} to read"
+        )
+    if len({frozenset(each.devices.device_ids) for each in each_array}) > 1:
+        raise invalid("a persistence request for arrays on different devices: send one for each set of devices")
+    seconds = max(each.timeout.seconds + each.timeout.nanos / 1e9 for each in each_array)
+    if request.writes:
+        stored = tuple(each.stored(each.shape) for each in request.writes)
+        return _Writing(WriteArrays("persistence write", stored, seconds), cluster)
+    stored = tuple(
+        each.stored(each.shape.dimensions, codec.dtype_of_xla(each.shape.xla_primitive_type_str))
+        for each in request.reads
+    )
+    op_shardings = [each.b64_hlo_sharding_string for each in request.reads]
+    return _Reading(ReadArrays("persistence read", stored, seconds), op_shardings, cluster)
+
+
+class _InOrder(PythonExecutable):
+    has_streams = False
+
+    def program(self, preserved: frozenset[int], completion: bool, stream: int) -> Program:
+        return super().program(preserved, completion, _STREAM)
+
+
+class _Writing(_InOrder):
+    """Stores its arguments, whose dtypes are those of its first run."""
+
+    def __init__(self, source: WriteArrays, cluster: ClusterSession) -> None:
+        super().__init__(cluster, source, source.arrays[0].sharding.devices, (), (), ())
+        self._stored = source.arrays
+
+    def check(self, arguments: Sequence[ArrayRecord]) -> None:
+        if not self.inputs:
+            dtypes = [record.spec.dtype for record in arguments if record.spec is not None]
+            if len(dtypes) != len(self._stored) or len(dtypes) != len(arguments):
+                raise invalid(f"a persistence request to write {len(self._stored)} arrays got {len(dtypes)}")
+            stored = zip(dtypes, self._stored, strict=True)
+            self.take([ArraySpec(dtype, each.shape, each.sharding) for dtype, each in stored])
+        super().check(arguments)
+
+
+class _Reading(_InOrder):
+    """Brings arrays back; `op_shardings` are theirs in XLA's form."""
+
+    def __init__(self, source: ReadArrays, op_shardings: Sequence[bytes], cluster: ClusterSession) -> None:
+        outputs = [ArraySpec(each.dtype, each.shape, each.sharding) for each in source.arrays]
+        announced = [sharding_to(each.sharding, each.shape, op) for each, op in zip(outputs, op_shardings, strict=True)]
+        super().__init__(cluster, source, outputs[0].sharding.devices, (), outputs, announced)
+
+
+def _text(data: bytes) -> str:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = ""
+    if not text or "\0" in text or len(data) > _MAX_TEXT_BYTES:
+        raise invalid(f"arrays are stored under names of 1 to {_MAX_TEXT_BYTES} bytes in UTF-8, not {data[:200]!r}")
+    return text

@@ -1,0 +1,156 @@
+"""Arrays in storage: what a host writes of them and reads, beside its devices, in the format that Orbax uses.
+
+Each is a zarr array whose chunks are the shards that were written, so hosts never write to the same chunk. Another
+sharding reads other boxes of it, on as many hosts as it likes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import urllib.parse
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from atoll.errors import Code, StatusError, shortened
+from atoll.ir.types import Box, Shape, shard_boxes
+from atoll.protocol.messages import python as m
+
+Shards = Sequence[np.ndarray[Any, Any]]
+_COMPRESSOR = {"id": "zstd", "level": 1}
+
+
+def writing(source: m.WriteArrays, devices: Sequence[int]) -> Callable[[m.Call, Sequence[Shards]], list[list[Any]]]:
+    """What writes the shards that `devices`, those of this host, hold of a call's arguments. Raises StatusError."""
+    tensorstore = _tensorstore()
+    here = [_written(array, number, frozenset(devices)) for number, array in enumerate(source.arrays)]
+
+    def run(call: m.Call, arguments: Sequence[Shards]) -> list[list[Any]]:
+        waits = _Waits(source.timeout_seconds)
+        writes = []
+        for argument, shards in zip(call.arguments, arguments, strict=True):
+            array = source.arrays[argument.position]
+            boxes = here[argument.position]
+            if boxes:
+                spec = _spec(array) | {
+                    "dtype": argument.dtype,
+                    "metadata": {
+                        "shape": array.shape,
+                        "chunks": _chunk(array),
+                        "compressor": _COMPRESSOR,
+                    },
+                    "store_data_equal_to_fill_value": True,
+                }
+                opening = tensorstore.open(spec, open=True, create=True)
+                writes.append((array, boxes, shards, opening))
+        commits = []
+        for array, boxes, shards, opening in writes:
+            store = waits.result(opening, "write", array)
+            for shard, box in boxes:
+                write = store[_slices(box)].write(shards[shard], can_reference_source_data_indefinitely=True)
+                commits.append((array, write))
+        for array, write in commits:
+            waits.result(write, "write", array)
+        return []
+
+    return run
+
+
+def reading(source: m.ReadArrays, devices: Sequence[int]) -> Callable[[m.Call, Sequence[Shards]], list[list[Any]]]:
+    """What reads the shards that `devices` are to hold of each array. Raises StatusError."""
+    tensorstore = _tensorstore()
+    here = [_held(array, frozenset(devices)) for array in source.arrays]
+
+    def run(call: m.Call, arguments: Sequence[Shards]) -> list[list[Any]]:
+        waits = _Waits(source.timeout_seconds)
+        arrays = [source.arrays[position] for position in call.results]
+        openings = [tensorstore.open(_spec(array) | {"fill_missing_data_reads": False}, open=True) for array in arrays]
+        reads: list[dict[Box, Any]] = []
+        for array, position, opening in zip(arrays, call.results, openings, strict=True):
+            store = waits.result(opening, "read", array)
+            if store.shape != array.shape:
+                raise StatusError(
+                    Code.INVALID_ARGUMENT,
+                    f"{_where(array)} has shape {list(store.shape)}: it cannot be read as one of {list(array.shape)}",
+                )
+            if store.dtype.name != array.dtype:
+                store = tensorstore.cast(store, array.dtype)
+            reads.append({box: store[_slices(box)].read() for box in dict.fromkeys(here[position])})
+        results = []
+        for array, position, boxes in zip(arrays, call.results, reads, strict=True):
+            shards = {box: waits.result(read, "read", array) for box, read in boxes.items()}
+            results.append([shards[box] for box in here[position]])
+        return results
+
+    return run
+
+
+class _Waits:
+    """Waits for storage, until the time that a request has is over. Raises StatusError."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
+
+    def result(self, future: Any, what: str, array: m.StoredArray) -> Any:
+        try:
+            return future.result(timeout=max(0.0, self._deadline - time.monotonic()))
+        except TimeoutError:
+            code, why = Code.DEADLINE_EXCEEDED, f"not within the request's timeout of {self._seconds:g} s"
+        except Exception as error:  # TensorStore's own begins with the status's name, and ends with the whole spec
+            name, _, text = str(error).partition(": ")
+            code = Code.__members__.get(name, Code.INTERNAL)
+            why = (text if name in Code.__members__ else str(error)).partition(" [tensorstore_spec=")[0]
+        raise StatusError(code, shortened(f"cannot {what} {_where(array)}: {why}"))
+
+
+def _tensorstore() -> Any:
+    try:
+        import tensorstore
+    except ImportError as error:
+        raise StatusError(
+            Code.FAILED_PRECONDITION,
+            f"arrays are stored with TensorStore, which host {os.uname().nodename} lacks ({error}): "
+            "pip install 'atoll[checkpoints]' there",
+        ) from None
+    return tensorstore
+
+
+def _held(array: m.StoredArray, here: frozenset[int]) -> list[Box]:
+    """The box of each local shard, in the order of the sharding's devices."""
+    boxes = shard_boxes(array.sharding, array.shape)
+    return [box for device, box in zip(array.sharding.devices, boxes, strict=True) if device in here]
+
+
+def _written(array: m.StoredArray, number: int, here: frozenset[int]) -> list[tuple[int, Box]]:
+    """The local shards that this host writes: of each box, one of those that hold it, in turn over arrays and boxes."""
+    holders: dict[Box, list[int]] = {}
+    for device, box in zip(array.sharding.devices, shard_boxes(array.sharding, array.shape), strict=True):
+        holders.setdefault(box, []).append(device)
+    local = [device for device in array.sharding.devices if device in here]
+    chosen = [(each[(number + i) % len(each)], box) for i, (box, each) in enumerate(holders.items())]
+    return [(local.index(device), box) for device, box in chosen if device in here]
+
+
+def _chunk(array: m.StoredArray) -> Shape:
+    """The shape of the largest shard: the first, where the last ones are cut short."""
+    return tuple(max(1, stop - start) for start, stop in shard_boxes(array.sharding, array.shape)[0])
+
+
+def _spec(array: m.StoredArray) -> dict[str, Any]:
+    location = array.location.rstrip("/")
+    if "://" in location:
+        kvstore: Any = f"{location}/{urllib.parse.quote(array.name)}/"
+    else:
+        kvstore = {"driver": "file", "path": f"{location}/{array.name}/"}
+    return {"driver": "zarr", "kvstore": kvstore}
+
+
+def _where(array: m.StoredArray) -> str:
+    return f"{array.name!r} at {array.location}"
+
+
+def _slices(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(start, stop) for start, stop in box)

@@ -1,0 +1,148 @@
+"""Orbax as it is: checkpoints that the hosts of the devices write and read, by both of its ways for Pathways."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from orbax.checkpoint._src.multihost.dispatchers import ColocatedPythonDispatcher
+from orbax.checkpoint._src.serialization import cloud_pathways_helper
+from orbax.checkpoint._src.serialization.cloud_pathways_array_handler import CloudPathwaysArrayHandler
+
+from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPython
+
+WAYS = ("colocated", "persistence")
+
+
+@pytest.fixture(scope="module")
+def two_hosts(start_python: StartPython) -> RemotePython:
+    return start_python("1x2x2")
+
+
+@pytest.fixture(scope="module")
+def one_host(start_python: StartPython) -> RemotePython:
+    return start_python("1x1x2")
+
+
+# ---- called in the children, and here on stock JAX
+
+
+def state(offset: int = 0, backwards: bool = False) -> dict[str, jax.Array]:
+    """Arrays cut over two axes, over one, and not at all; `backwards` has other cuts of the devices turned round."""
+    devices = np.array(jax.devices()[: 2 if jax.device_count() == 2 else 4])
+    mesh = Mesh((devices[::-1] if backwards else devices).reshape(2, -1), ("x", "y"))
+
+    def put(array: Any, *spec: Any) -> jax.Array:
+        return jax.device_put(array, NamedSharding(mesh, PartitionSpec(*(spec[::-1] if backwards else spec))))
+
+    return {
+        "table": put(offset + np.arange(64, dtype=np.float32).reshape(8, 8), "x", "y"),
+        "rows": put((offset + np.arange(32)).reshape(8, 4).astype(jnp.bfloat16), "x", None),
+        "bias": put(offset + np.arange(8, dtype=np.int32)),
+        "step": put(np.int32(offset)),
+    }
+
+
+def checkpointer(way: str, **options: Any) -> ocp.AsyncCheckpointer:
+    if way == "persistence":
+        handler: Any = CloudPathwaysArrayHandler(timeout=datetime.timedelta(seconds=30))
+        options["use_ocdbt"] = False
+    elif way == "colocated":
+        handler = ocp.type_handlers.ArrayHandler(dispatcher=ColocatedPythonDispatcher())
+    else:
+        handler = ocp.type_handlers.ArrayHandler()
+    registry = ocp.type_handlers.create_type_handler_registry((jax.Array, handler))
+    return ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=registry, **options))
+
+
+def save(way: str, folder: str, options: dict[str, bool]) -> None:
+    with checkpointer(way, **options) as saver:
+        saver.save(folder, args=ocp.args.PyTreeSave(state(1)))
+
+
+def restore(way: str, folder: str, options: dict[str, bool], backwards: bool = False) -> list[str]:
+    """Restores with the cuts of this process's state; what is not as it was saved."""
+    wanted = state(1, backwards)
+    arguments = ocp.checkpoint_utils.construct_restore_args(wanted)
+    with checkpointer(way, **options) as restorer:
+        found = restorer.restore(folder, args=ocp.args.PyTreeRestore(restore_args=arguments))
+    return [
+        name
+        for name, array in wanted.items()
+        if found[name].sharding != array.sharding or not np.array_equal(found[name], array)
+    ]
+
+
+# ---- tests
+
+
+@pytest.mark.parametrize("options", [{"use_ocdbt": True}, {"use_zarr3": True}, {"use_ocdbt": True, "use_zarr3": True}])
+def test_orbax_saves_by_colocated_python_and_restores_onto_another_sharding(
+    two_hosts: RemotePython, tmp_path: Path, options: dict[str, bool]
+) -> None:
+    options = {"use_ocdbt": False} | options
+    folder = str(tmp_path / "checkpoint")
+    two_hosts.call(save, "colocated", folder, options)
+    if options["use_ocdbt"]:  # each host has written for itself
+        assert {"ocdbt.process_0", "ocdbt.process_1"} <= {each.name for each in Path(folder).iterdir()}
+    assert two_hosts.call(restore, "colocated", folder, options, True) == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_two_hosts_saved_is_restored_by_one_and_by_stock_jax(
+    two_hosts: RemotePython, one_host: RemotePython, tmp_path: Path, way: str
+) -> None:
+    folder, options = str(tmp_path / "checkpoint"), {"use_ocdbt": way == "colocated"}
+    two_hosts.call(save, way, folder, options)
+    assert one_host.call(restore, way, folder, options) == []
+    assert restore("stock", folder, options, True) == []
+
+
+def test_persistence_restores_onto_another_sharding(two_hosts: RemotePython, tmp_path: Path) -> None:
+    folder = str(tmp_path / "checkpoint")
+    two_hosts.call(save, "persistence", folder, {})
+    assert two_hosts.call(restore, "persistence", folder, {}, True) == []
+    assert two_hosts.call(restore, "colocated", folder, {"use_ocdbt": False}, True) == []
+
+
+def manage(way: str, folder: str) -> tuple[list[int], list[str]]:
+    """Saves three steps of a training whose step donates its state; the steps that are kept, and what differs."""
+    train = jax.jit(
+        lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0 if way == "persistence" else ()
+    )
+    options = ocp.CheckpointManagerOptions(max_to_keep=2)
+    saver = checkpointer(way)
+    with ocp.CheckpointManager(folder, saver, options) as manager:
+        trained = state()
+        for number in range(3):
+            manager.save(number, trained)
+            trained = train(trained)
+        manager.wait_until_finished()
+        kept = list(manager.all_steps())
+        wanted = state(2)
+        found = manager.restore(2, restore_kwargs={"restore_args": ocp.checkpoint_utils.construct_restore_args(wanted)})
+    return kept, [name for name, array in wanted.items() if not np.array_equal(found[name], array)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_manager_saves_while_the_training_goes_on(two_hosts: RemotePython, tmp_path: Path, way: str) -> None:
+    assert two_hosts.call(manage, way, str(tmp_path / "run")) == ([1, 2], [])
+
+
+def write_into(folder: str) -> None:
+    array = state()["table"]
+    cloud_pathways_helper.write_arrays(folder, ["a"], [array], datetime.timedelta(seconds=30)).result()
+
+
+def test_a_place_that_cannot_be_written_is_the_error_of_the_save(two_hosts: RemotePython, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RemoteError, match=r"FAILED_PRECONDITION: cannot write 'a' at .*/file"):
+        two_hosts.call(write_into, str(tmp_path / "file"))
+    two_hosts.call(write_into, str(tmp_path / "folder"))  # the processes go on
