@@ -11,7 +11,7 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -68,10 +68,14 @@ class Contents:
     def __init__(self) -> None:
         self._arrived: dict[int, np.ndarray[Any, Any]] = {}
         self._failed: dict[int, Status] = {}  # by call
+        self._unwanted: set[int] = set()  # of calls that have ended without them
         self._change = threading.Condition()
 
     def put(self, feed: int, contents: np.ndarray[Any, Any]) -> None:
         with self._change:
+            if feed in self._unwanted:
+                self._unwanted.discard(feed)
+                return
             self._arrived[feed] = contents
             self._change.notify_all()
 
@@ -80,19 +84,21 @@ class Contents:
             self._failed[call] = status
             self._change.notify_all()
 
-    def take(self, call: m.Call) -> list[list[np.ndarray[Any, Any]]] | Status:
-        """The shards of each argument, once all are here: the worker sends them, or says that it cannot."""
-        feeds = [feed for argument in call.arguments for feed in argument.feeds]
+    def take(self, call: int, argument: m.Argument) -> list[np.ndarray[Any, Any]]:
+        """The shards of an argument, once they are here. Raises StatusError where the worker cannot send them."""
         with self._change:
-            self._change.wait_for(lambda: call.number in self._failed or all(feed in self._arrived for feed in feeds))
-            failure = self._failed.pop(call.number, None)
-            taken = {feed: self._arrived.pop(feed) for feed in feeds if feed in self._arrived}
-        if failure is not None:
-            return failure
-        return [
-            [view(taken[feed], argument.dtype, argument.shape) for feed in argument.feeds]
-            for argument in call.arguments
-        ]
+            self._change.wait_for(lambda: call in self._failed or all(feed in self._arrived for feed in argument.feeds))
+            self._failed.get(call, OK).raise_if_error()
+            shards = [self._arrived.pop(feed) for feed in argument.feeds]
+        return [view(shard, argument.dtype, argument.shape) for shard in shards]
+
+    def end(self, call: int, left: Sequence[m.Argument]) -> None:
+        """The call has ended, and has not taken what is left."""
+        with self._change:
+            self._failed.pop(call, None)
+            for feed in (feed for argument in left for feed in argument.feeds):
+                if self._arrived.pop(feed, None) is None:
+                    self._unwanted.add(feed)
 
 
 class Runner:
@@ -157,14 +163,21 @@ class Runner:
         return run
 
     def _call(self, call: m.Call, held: list[Future[Any]]) -> m.Returned:
+        left = list(reversed(call.arguments))
+
+        def arguments() -> Iterator[list[np.ndarray[Any, Any]]]:
+            while left:
+                shards = self._contents.take(call.number, left[-1])
+                left.pop()
+                yield shards
+
         try:
-            arguments = self._contents.take(call)
-            if isinstance(arguments, Status):
-                return m.Returned(call.number, arguments)
-            shards = held.pop().result()(call, arguments)
+            shards = held.pop().result()(call, arguments())
             return m.Returned(call.number, OK, tuple(tuple(map(self._send, each)) for each in shards))
         except BaseException as error:
             return m.Returned(call.number, _failed("a Python function on the host raised", error))
+        finally:
+            self._contents.end(call.number, left)
 
     def _send(self, shard: np.ndarray[Any, Any]) -> int:
         with self._feed_lock:

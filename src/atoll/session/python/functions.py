@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -88,8 +88,8 @@ class Functions:
 
         return self._get_or_create(uid, make)
 
-    def load(self, source: m.PythonSource, again: bool) -> Callable[[m.Call, Sequence[Sequence[Any]]], Any]:
-        """What runs one call: takes the local shards of its arguments, and gives those of its results."""
+    def load(self, source: m.PythonSource, again: bool) -> Callable[[m.Call, Iterable[Sequence[Any]]], Any]:
+        """What runs one call: takes the local shards of its arguments as they come, and gives those of its results."""
         match source:
             case m.WriteArrays():
                 return writing(source, self._local)
@@ -98,7 +98,7 @@ class Functions:
         extend_path(source.path)
         function, in_tree, in_specs, out_tree, out_specs, _ = serialization._deserialize(source.text)
 
-        def run(call: m.Call, arguments: Sequence[Sequence[Any]]) -> Any:
+        def run(call: m.Call, arguments: Iterable[Sequence[Any]]) -> Any:
             given = {argument.position: shards for argument, shards in zip(call.arguments, arguments, strict=True)}
             leaves = [_array(spec, given.get(i, ())) for i, spec in enumerate(in_specs)]
             args, kwargs = tree_util.tree_unflatten(in_tree, leaves)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import time
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,36 +20,34 @@ from atoll.ir.types import Box, Shape, shard_boxes
 from atoll.protocol.messages import python as m
 
 Shards = Sequence[np.ndarray[Any, Any]]
+Run = Callable[[m.Call, Iterable[Shards]], list[list[Any]]]
+# As Orbax has them.
 _COMPRESSOR = {"id": "zstd", "level": 1}
+_FILES_AT_ONCE = 128
 
 
-def writing(source: m.WriteArrays, devices: Sequence[int]) -> Callable[[m.Call, Sequence[Shards]], list[list[Any]]]:
-    """What writes the shards that `devices`, those of this host, hold of a call's arguments. Raises StatusError."""
-    tensorstore = _tensorstore()
+def writing(source: m.WriteArrays, devices: Sequence[int]) -> Run:
+    """What writes the shards that `devices`, those of this host, hold of a call's arguments, each as soon as it has
+    arrived. Raises StatusError.
+    """
+    tensorstore, context = _tensorstore()
     here = [_written(array, number, frozenset(devices)) for number, array in enumerate(source.arrays)]
 
-    def run(call: m.Call, arguments: Sequence[Shards]) -> list[list[Any]]:
+    def run(call: m.Call, arguments: Iterable[Shards]) -> list[list[Any]]:
         waits = _Waits(source.timeout_seconds)
-        writes = []
+        # All are opened at once; what is written has its dtype from the argument.
+        stores = {
+            argument.position: tensorstore.open(
+                _new(source.arrays[argument.position], argument.dtype), open=True, create=True, context=context
+            )
+            for argument in call.arguments
+            if here[argument.position]
+        }
+        commits = []
         for argument, shards in zip(call.arguments, arguments, strict=True):
             array = source.arrays[argument.position]
-            boxes = here[argument.position]
-            if boxes:
-                spec = _spec(array) | {
-                    "dtype": argument.dtype,
-                    "metadata": {
-                        "shape": array.shape,
-                        "chunks": _chunk(array),
-                        "compressor": _COMPRESSOR,
-                    },
-                    "store_data_equal_to_fill_value": True,
-                }
-                opening = tensorstore.open(spec, open=True, create=True)
-                writes.append((array, boxes, shards, opening))
-        commits = []
-        for array, boxes, shards, opening in writes:
-            store = waits.result(opening, "write", array)
-            for shard, box in boxes:
+            for shard, box in here[argument.position]:
+                store = waits.result(stores[argument.position], "write", array)
                 write = store[_slices(box)].write(shards[shard], can_reference_source_data_indefinitely=True)
                 commits.append((array, write))
         for array, write in commits:
@@ -58,15 +57,18 @@ def writing(source: m.WriteArrays, devices: Sequence[int]) -> Callable[[m.Call, 
     return run
 
 
-def reading(source: m.ReadArrays, devices: Sequence[int]) -> Callable[[m.Call, Sequence[Shards]], list[list[Any]]]:
+def reading(source: m.ReadArrays, devices: Sequence[int]) -> Run:
     """What reads the shards that `devices` are to hold of each array. Raises StatusError."""
-    tensorstore = _tensorstore()
+    tensorstore, context = _tensorstore()
     here = [_held(array, frozenset(devices)) for array in source.arrays]
 
-    def run(call: m.Call, arguments: Sequence[Shards]) -> list[list[Any]]:
+    def run(call: m.Call, arguments: Iterable[Shards]) -> list[list[Any]]:
         waits = _Waits(source.timeout_seconds)
         arrays = [source.arrays[position] for position in call.results]
-        openings = [tensorstore.open(_spec(array) | {"fill_missing_data_reads": False}, open=True) for array in arrays]
+        openings = [
+            tensorstore.open(_spec(array) | {"fill_missing_data_reads": False}, open=True, context=context)
+            for array in arrays
+        ]
         reads: list[dict[Box, Any]] = []
         for array, position, opening in zip(arrays, call.results, openings, strict=True):
             store = waits.result(opening, "read", array)
@@ -106,7 +108,9 @@ class _Waits:
         raise StatusError(code, shortened(f"cannot {what} {_where(array)}: {why}"))
 
 
-def _tensorstore() -> Any:
+@lru_cache(1)
+def _tensorstore() -> tuple[Any, Any]:
+    """The module, and what all reads and writes of this process share. Raises FAILED_PRECONDITION."""
     try:
         import tensorstore
     except ImportError as error:
@@ -115,7 +119,7 @@ def _tensorstore() -> Any:
             f"arrays are stored with TensorStore, which host {os.uname().nodename} lacks ({error}): "
             "pip install 'atoll[checkpoints]' there",
         ) from None
-    return tensorstore
+    return tensorstore, tensorstore.Context({"file_io_concurrency": {"limit": _FILES_AT_ONCE}})
 
 
 def _held(array: m.StoredArray, here: frozenset[int]) -> list[Box]:
@@ -137,6 +141,11 @@ def _written(array: m.StoredArray, number: int, here: frozenset[int]) -> list[tu
 def _chunk(array: m.StoredArray) -> Shape:
     """The shape of the largest shard: the first, where the last ones are cut short."""
     return tuple(max(1, stop - start) for start, stop in shard_boxes(array.sharding, array.shape)[0])
+
+
+def _new(array: m.StoredArray, dtype: str) -> dict[str, Any]:
+    metadata = {"shape": array.shape, "chunks": _chunk(array), "compressor": _COMPRESSOR}
+    return _spec(array) | {"dtype": dtype, "metadata": metadata, "store_data_equal_to_fill_value": True}
 
 
 def _spec(array: m.StoredArray) -> dict[str, Any]:
