@@ -125,7 +125,7 @@ def test_what_cannot_be_read_is_said_with_its_place(tmp_path: Path, name: str, s
 
 def test_a_place_where_nobody_may_write_is_an_error_that_names_it(tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StatusError, match=r"cannot write 'a' at .*/file: .*Not a directory[^']*$"):
+    with pytest.raises(StatusError, match=r"cannot write 'a' at .*/file: .*Not a directory"):
         write({stored(tmp_path / "file", "a", ROWS): np.ones((8, 8))})
 
 
