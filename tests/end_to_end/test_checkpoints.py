@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from jax.experimental import colocated_python
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from orbax.checkpoint._src.multihost.dispatchers import ColocatedPythonDispatcher
 from orbax.checkpoint._src.serialization import cloud_pathways_helper
@@ -80,7 +81,29 @@ def restore(way: str, folder: str, options: dict[str, bool], backwards: bool = F
     ]
 
 
+def write_into(folder: str) -> None:
+    array = state()["table"]
+    cloud_pathways_helper.write_arrays(folder, ["a"], [array], datetime.timedelta(seconds=30)).result()
+
+
+def call_after_a_write(folder: str) -> tuple[str, int]:
+    write_into(folder)
+
+    @colocated_python.colocated_python
+    def double(x: jax.Array) -> jax.Array:
+        return x * 2
+
+    doubled = double(jax.device_put(np.array([1 << 40]), jax.devices()[0]))
+    return doubled.dtype.name, int(doubled[0])
+
+
 # ---- tests
+
+
+def test_functions_find_their_settings_in_a_process_that_a_checkpoint_has_started(
+    one_host: RemotePython, tmp_path: Path
+) -> None:
+    assert one_host.call(call_after_a_write, str(tmp_path)) == ("int64", 1 << 41)
 
 
 @pytest.mark.parametrize("options", [{"use_ocdbt": True}, {"use_zarr3": True}, {"use_ocdbt": True, "use_zarr3": True}])
@@ -134,11 +157,6 @@ def manage(way: str, folder: str) -> tuple[list[int], list[str]]:
 @pytest.mark.parametrize("way", WAYS)
 def test_a_manager_saves_while_the_training_goes_on(two_hosts: RemotePython, tmp_path: Path, way: str) -> None:
     assert two_hosts.call(manage, way, str(tmp_path / "run")) == ([1, 2], [])
-
-
-def write_into(folder: str) -> None:
-    array = state()["table"]
-    cloud_pathways_helper.write_arrays(folder, ["a"], [array], datetime.timedelta(seconds=30)).result()
 
 
 def test_a_place_that_cannot_be_written_is_the_error_of_the_save(two_hosts: RemotePython, tmp_path: Path) -> None:

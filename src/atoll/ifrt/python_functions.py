@@ -128,7 +128,7 @@ def python_function(proto: Any, cluster: ClusterSession) -> PythonExecutable:
     settings, text = split_settings(proto.serialized_program_text)
     return PythonExecutable(
         cluster,
-        PythonFunction(proto.name[:200] or "python", text, settings.path),
+        PythonFunction(proto.name[:200] or "python", text, settings),
         proto.devices.device_ids,
         [spec_from(each) for each in proto.input_specs],
         [spec_from(each) for each in proto.output_specs],

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from atoll.errors import Code
+from atoll.errors import Code, StatusError
+from atoll.ifrt.persistence import persistence_executable
 from atoll.ir.types import ArraySpec, Replicated, Sharding, Tiled
 from atoll.protocol.ifrt import executables_pb2, xla_pb2
 from atoll.protocol.messages.python import PythonHosts, ReadArrays, StoredArray, WriteArrays
 from tests.ifrt.requests.test_python_functions import compiled, ready, registered
 from tests.ifrt.rig import Rig, check_refused, node_of, program_of
+from tests.session.fake_cluster import FakeCluster
 
 PARTS = xla_pb2.OpSharding(
     type=xla_pb2.OpSharding.OTHER, tile_assignment_dimensions=(2,), tile_assignment_devices=(0, 1)
@@ -187,3 +192,23 @@ MANUAL = xla_pb2.OpSharding(type=xla_pb2.OpSharding.MANUAL)
 def test_a_request_that_makes_no_sense_is_refused(rig: Rig, sent: Any, code: Code, text: str):
     check_refused(rig.ask("compile", sent), code, text)
     assert rig.take() == []
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.binary(max_size=8).map(b64),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=5,
+)
+strange_arrays = st.tuples(st.sampled_from([(4,), f32(4)]), st.sampled_from(sorted(array())), anything).map(
+    lambda parts: array(parts[0]) | {parts[1]: parts[2]}
+)
+strange_requests = st.sampled_from(
+    ["persistenceWriteRequest", "persistenceReadRequest", "bulk_persistence_write_request"]
+).flatmap(lambda name: st.fixed_dictionaries({name: strange_arrays | anything}))
+
+
+@settings(max_examples=200)
+@given(strange_requests.map(lambda content: json.dumps(content).encode()) | st.binary(max_size=40))
+def test_whatever_a_request_says_it_is_understood_or_refused(payload: bytes):
+    with contextlib.suppress(StatusError):
+        persistence_executable(payload, FakeCluster().session)

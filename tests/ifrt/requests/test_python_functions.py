@@ -71,7 +71,7 @@ def test_all_of_an_islands_devices_get_processes_before_the_first_function_is_lo
     assert (message.assignment, source) == (((2, 3),), PythonHosts((2, 3), SETTINGS))
     ready(rig, message)
     message, source = registered(rig)
-    assert (message.assignment, source) == (((2,),), PythonFunction("add_one", b"a pickle", SETTINGS.path))
+    assert (message.assignment, source) == (((2,),), PythonFunction("add_one", b"a pickle", SETTINGS))
     assert rig.answer(op) is None
     ready(rig, message)
     response = rig.answer(op)

@@ -56,11 +56,11 @@ class PythonHosts(Message, frozen=True, tag=1):
 
 
 class PythonFunction(Message, frozen=True, tag=2):
-    """A function as JAX's colocated Python pickles it, with its specialization. `path` is the client's sys.path."""
+    """A function as JAX's colocated Python pickles it, with its specialization, and the settings that it came with."""
 
     name: str
     text: bytes
-    path: tuple[str, ...] = ()
+    settings: ClientSettings = ClientSettings()
 
 
 class StoredArray(msgspec.Struct, frozen=True, array_like=True):

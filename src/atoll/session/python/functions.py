@@ -6,6 +6,7 @@ its table of devices and its three ways to name one are replaced.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -27,10 +28,7 @@ _JOIN_SECONDS = 100
 
 def open_functions(options: m.PythonOptions) -> Functions:
     """Starts JAX; over several hosts, once the island's other hosts have."""
-    extend_path(options.settings.path)
-    for name, value in options.settings.config.items():
-        if name in jax.config.values and jax.config.values[name] != value:
-            jax.config.update(name, value)
+    adopt(options.settings)
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", len(options.devices[options.rank]))
     if options.meeting:
@@ -95,7 +93,7 @@ class Functions:
                 return writing(source, self._local)
             case m.ReadArrays():
                 return reading(source, self._local)
-        extend_path(source.path)
+        adopt(source.settings)  # those of the start may be none: not all that starts a process has them
         function, in_tree, in_specs, out_tree, out_specs, _ = serialization._deserialize(source.text)
 
         def run(call: m.Call, arguments: Iterable[Sequence[Any]]) -> Any:
@@ -114,10 +112,18 @@ class Functions:
         return run
 
 
-def extend_path(path: Sequence[str]) -> None:
-    """Adds what is on this host of the client's sys.path."""
+def adopt(settings: m.ClientSettings) -> None:
+    """Takes over what is there on this host of the client's directory and sys.path, and its configuration of JAX."""
+    with contextlib.suppress(OSError):
+        if settings.directory:
+            os.chdir(settings.directory)
     known = set(sys.path)
-    sys.path.extend(each for each in path if each not in known and os.path.isabs(each) and os.path.exists(each))
+    sys.path.extend(
+        each for each in settings.path if each not in known and os.path.isabs(each) and os.path.exists(each)
+    )
+    for name, value in settings.config.items():
+        if name in jax.config.values and jax.config.values[name] != value:
+            jax.config.update(name, value)
 
 
 def _local(sharding: Any) -> list[Any]:
