@@ -120,6 +120,7 @@ BENCHMARKS = (
         key="n",
         title="Orbax saves 1 GiB from 8 devices; by colocated Python (ocdbt) and persistence programs (zarr)",
         prepare="benchmarks.micro.checkpoints:save",
+        contestants=_LIKE_FOR_LIKE,
         metrics=(
             Metric("ocdbt", "ocdbt, all written", "GB/s", Target(0.8, ratio=True)),
             Metric("ocdbt_returned", "ocdbt, save() returns", "s"),
