@@ -41,7 +41,8 @@ Send = Callable[[PythonLink], None]
 
 class PythonProcess:
     """A process that runs, or is on its way. Calls `on_message(message)` and `on_end(reason)` from threads of its own;
-    the latter once, last. `take` gives the contents that came before a message.
+    the latter once, last. `take` gives the contents that came before a message. `expected()` is how many bytes of
+    results are to come: it may send that many, and so many more as any peer may have waiting.
     """
 
     def __init__(
@@ -50,11 +51,13 @@ class PythonProcess:
         options: m.PythonOptions,
         on_message: Callable[[Any], None],
         on_end: Callable[[str], None],
+        expected: Callable[[], int],
     ) -> None:
         self.name = name
         self._options = options
         self._on_message = on_message
         self._on_end = on_end
+        self._expected = expected
         self._contents: dict[int, np.ndarray[Any, Any]] = {}
         self._held = 0  # bytes of them
         self._outbox: queue.SimpleQueue[Send | None] = queue.SimpleQueue()
@@ -148,7 +151,7 @@ class PythonProcess:
     def _keep(self, feed: int, contents: np.ndarray[Any, Any]) -> None:
         self._contents[feed] = contents
         self._held += contents.nbytes
-        if self._held > MAX_INBOX_BYTES:
+        if self._held > MAX_INBOX_BYTES and self._held > MAX_INBOX_BYTES + self._expected():
             raise FrameError(f"{self._held} bytes that belong to no result")
 
     def take(self, feed: int) -> np.ndarray[Any, Any]:

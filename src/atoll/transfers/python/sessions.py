@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import shutil
 import threading
 from collections.abc import Callable, Sequence
@@ -34,6 +35,7 @@ from atoll.errors import (
 from atoll.ir.plan import LocalArray
 from atoll.protocol.messages import Compile
 from atoll.protocol.messages import python as m
+from atoll.transfers.dtypes import numpy_dtype
 from atoll.transfers.python.link import PythonLink, view
 from atoll.transfers.python.options import PythonHost, python_options
 from atoll.transfers.python.process import PythonProcess
@@ -64,6 +66,13 @@ class Input:
 class _Call:
     results: tuple[LocalArray, ...]
     on_outcome: Callable[[Outcome], None]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all its results."""
+        return sum(
+            numpy_dtype(array.dtype).itemsize * sum(map(math.prod, array.shard_shapes)) for array in self.results
+        )
 
 
 @dataclass
@@ -216,6 +225,7 @@ class PythonSessions:
                 record.options,
                 lambda message: self._received(record, process, message),
                 lambda reason: self._ended(record, process, reason),
+                lambda: sum(call.nbytes for call in list(record.calls.values())),
             )
             record.process = process
             process.start()
