@@ -22,7 +22,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 WIDTH, BATCH = 64, 32
 
-mesh = Mesh(np.array(jax.devices()).reshape(-1, 2), ("data", "model"))
+MODEL = 1 if jax.device_count() % 2 else 2  # over so many devices weights are cut, and batches over the others
+
+mesh = Mesh(np.array(jax.devices()).reshape(-1, MODEL), ("data", "model"))
 optimizer = optax.adam(1e-2)
 
 State = dict[str, Any]
