@@ -13,6 +13,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -34,6 +35,8 @@ _IDLE_SECONDS = 30.0
 # Memory of the channel that the user's arrays may hold at once; beyond that, arguments are copied.
 _HELD_BYTES = 128 << 20
 _SMALL_BYTES = 64 * 1024
+# Frames of these files are not the user's.
+_OURS = str(Path(__file__).parent.parent)
 
 
 class Threads:
@@ -150,12 +153,12 @@ class CallbackTable:
             try:
                 contents = _answer(callback, self._arguments(feed, call, content, offsets, done))
             except BaseException as error:
-                contents = encode(Raised(traceback_of(error, __file__)))
+                contents = encode(Raised(traceback_of(error, _OURS)))
         try:
             channel.send(0, feed, contents)
         except Exception as error:
             try:
-                channel.send(0, feed, encode(Raised(traceback_of(error, __file__))))
+                channel.send(0, feed, encode(Raised(traceback_of(error, _OURS))))
             except Exception:
                 channel.close()  # its proxy answers instead
 

@@ -1,12 +1,14 @@
 """What a module calls in its client's process.
 
 The custom calls that run the client's Python while the program runs name a callable by its index; the worker gives XLA
-a stub for each (`callback_stubs`). All other ways of JAX hold pointers of the client's process, which XLA would follow
-in this one, and end it: those are refused.
+a stub for each (`callback_stubs`). Those that are called while XLA compiles hold keys of the client's process, which
+are replaced (`compile_calls`). All other ways of JAX hold pointers, which XLA would follow in this process, and end it:
+those are refused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -15,7 +17,8 @@ from jax._src.lib.mlir import ir
 
 from atoll.errors import StatusError, invalid, unimplemented
 from atoll.ir.types import DTYPE_BITS
-from atoll.protocol.advice import CALLBACK_ADVICE, INSPECT_SHARDING_ADVICE
+from atoll.protocol.advice import CALLBACK_ADVICE, COMPILE_CALL_ADVICE
+from atoll.protocol.compile_calls import CUSTOM_PARTITIONING, INSPECT_SHARDING
 from atoll.transfers.dtypes import numpy_dtype
 from atoll.worker.device import ShardType
 
@@ -25,11 +28,10 @@ _CALLBACKS = (
     "xla_ffi_partitioned_python_cpu_callback",
     "xla_ffi_partitioned_python_gpu_callback",
 )
-_REFUSED = {
-    "InspectSharding": INSPECT_SHARDING_ADVICE,
-    "xla_python_cpu_callback": CALLBACK_ADVICE,
-    "xla_python_gpu_callback": CALLBACK_ADVICE,
-}
+_WHILE_COMPILING = (INSPECT_SHARDING, CUSTOM_PARTITIONING)
+# The target that stands for CUSTOM_PARTITIONING once its key is replaced. No client may write it.
+PARTITIONING = "AtollCustomPartitioning"
+_REFUSED = ("xla_python_cpu_callback", "xla_python_gpu_callback", PARTITIONING)
 # What begins with this has pointers in all its forms.
 _POINTERS = "xla_buffer_python_"
 # In MLIR's bytecode, names of operations stand as they are. What attributes hold may not.
@@ -39,8 +41,18 @@ _BYTECODE, _NAME = b"ML\xefR", b"custom_call"
 ResultTypes = tuple[ShardType, ...]
 
 
-def find(program: bytes, module: Any, count: int) -> list[ResultTypes]:
-    """What each of the client's `count` callables has to return, by its index.
+# Replaces the key in an operation with such a target, or raises StatusError.
+Replace = Callable[[Any, str], None]
+
+
+def refused(operation: Any, target: str) -> None:
+    """For a module whose client is not asked while it is compiled."""
+    raise unimplemented(COMPILE_CALL_ADVICE)
+
+
+def find(program: bytes, module: Any, count: int, replace: Replace = refused) -> list[ResultTypes]:
+    """What each of the client's `count` callables has to return, by its index. Has `replace` change what calls the
+    client while XLA compiles.
 
     `program` is the module's serialized form: most programs have no custom calls. Raises UNIMPLEMENTED, with advice,
     where the module calls its client in another way, and INVALID_ARGUMENT where it calls what there is not.
@@ -54,7 +66,7 @@ def find(program: bytes, module: Any, count: int) -> list[ResultTypes]:
     def visit(operation: Any) -> Any:
         if operation.name == "stablehlo.custom_call":
             try:
-                _add(operation, results, seen)
+                _add(operation, results, seen, replace)
             except StatusError as error:
                 errors.append(error)
                 return ir.WalkResult.INTERRUPT
@@ -66,10 +78,13 @@ def find(program: bytes, module: Any, count: int) -> list[ResultTypes]:
     return results
 
 
-def _add(operation: Any, results: list[ResultTypes], seen: set[int]) -> None:
+def _add(operation: Any, results: list[ResultTypes], seen: set[int], replace: Replace) -> None:
     target = operation.attributes["call_target_name"].value
     if target in _REFUSED or target.startswith(_POINTERS):
-        raise unimplemented(_REFUSED.get(target, CALLBACK_ADVICE))
+        raise unimplemented(CALLBACK_ADVICE)
+    if target in _WHILE_COMPILING:
+        replace(operation, target)
+        return
     if target not in _CALLBACKS:
         return
     if not results:  # jaxlib's client refuses them unless the plug-in has taken the callables out
