@@ -113,9 +113,10 @@ def test_other_errors_are_what_they_are():
 @pytest.mark.parametrize("spans_devices", [False, True])
 def test_what_a_callable_raises_stops_its_device_unless_others_may_wait_for_it(spans_devices: bool):
     from atoll.worker.xla.callback_stubs import Held, stubs
+    from atoll.worker.xla.client_callbacks import Signature
 
     mine = Callbacks(FakeCalls(Returned(())), 7, (40,), spans_devices)  # type: ignore[arg-type]
-    (stub,) = stubs(Held(mine), mine, [(("int32", (2,)), ("token", ()))])
+    (stub,) = stubs(Held(mine), mine, [Signature((("int32", (2,)), ("token", ())))])
     if not spans_devices:
         with pytest.raises(ClientError):
             stub()

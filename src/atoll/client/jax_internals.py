@@ -109,7 +109,7 @@ def calls_out(primitive: Any, params: dict[str, Any]) -> bool:
     """Whether an operation has effects, whatever it is given."""
     if primitive is jit_p:
         return Effects.of(params["jaxpr"]).some
-    return primitive.name in ("debug_callback", "debug_print", "io_callback")
+    return primitive.name in ("debug_callback", "debug_print", "io_callback") or bool(params.get("has_side_effect"))
 
 
 def note_effects(devices: Iterable[Any], results: Any) -> None:

@@ -13,12 +13,12 @@ import msgspec
 from atoll.errors import OK, Status, StatusError, not_found
 from atoll.ir.type_keys import TypeKeys
 from atoll.protocol.messages import Compile, Compiled, FunctionSource
+from atoll.transfers.call_threads import SessionThreads
 from atoll.transfers.callbacks import Callbacks
 from atoll.transfers.calls import Calls
 from atoll.transfers.client_errors import status_of
 from atoll.transfers.inbox import Inbox
 from atoll.transfers.python.sessions import PythonSessions
-from atoll.transfers.session_threads import SessionThreads
 from atoll.worker.device import DeviceBackend, LoadedFunction
 
 COMPILE_THREADS = 2

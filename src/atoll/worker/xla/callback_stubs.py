@@ -12,8 +12,9 @@ from atoll.errors import StatusError
 from atoll.transfers.callbacks import Callbacks
 from atoll.transfers.calls import ClientError
 from atoll.transfers.client_errors import kept, wrapped
+from atoll.transfers.custom_calls import ResultTypes
 from atoll.transfers.dtypes import numpy_dtype
-from atoll.worker.xla.client_callbacks import ResultTypes
+from atoll.worker.xla.client_callbacks import Signature
 
 
 class Held:
@@ -24,9 +25,12 @@ class Held:
         weakref.finalize(self, callbacks.release).atexit = False
 
 
-def stubs(held: Held, callbacks: Callbacks, results: Sequence[ResultTypes]) -> list[Callable[..., Any]]:
+def stubs(held: Held, callbacks: Callbacks, signatures: Sequence[Signature]) -> list[Callable[..., Any]]:
     """A callable for each of the function's callbacks, in their order."""
-    return [_stub(held, callbacks, position, types) for position, types in enumerate(results)]
+    return [
+        (_on_buffers if each.takes_buffers else _same)(_stub(held, callbacks, position, each.results), each)
+        for position, each in enumerate(signatures)
+    ]
 
 
 def _stub(held: Held, callbacks: Callbacks, position: int, types: ResultTypes) -> Callable[..., Any]:
@@ -41,3 +45,19 @@ def _stub(held: Held, callbacks: Callbacks, position: int, types: ResultTypes) -
             return tuple(None if dtype == "token" else np.zeros(shape, numpy_dtype(dtype)) for dtype, shape in types)
 
     return stub
+
+
+def _same(stub: Callable[..., Any], signature: Signature) -> Callable[..., Any]:
+    return stub
+
+
+def _on_buffers(stub: Callable[..., Any], signature: Signature) -> Callable[..., Any]:
+    """Takes XLA's buffers, the results' after the arguments', and writes what the stub returns into the results'."""
+
+    def on_buffers(context: Any, *buffers: Any) -> None:
+        count = len(buffers) - len(signature.results)
+        results = stub(*[np.asarray(each) for each in buffers[:count]])
+        for buffer, result in zip(buffers[count:], results, strict=True):
+            np.asarray(buffer)[...] = result
+
+    return on_buffers

@@ -1,12 +1,40 @@
-"""Work that waits for its session's client: bounded by session, in order, and in nobody else's way."""
+"""Calls into clients' Python: all run in the client; on hosts they are bounded by session and in nobody's way."""
 
 from __future__ import annotations
 
 import threading
 
-from atoll.transfers.session_threads import SessionThreads
+from atoll.transfers.call_threads import SessionThreads, Threads
 
 SECONDS = 10.0
+
+
+def test_calls_that_wait_for_each_other_all_run():
+    threads = Threads(idle=0.05)
+    together = threading.Barrier(20)
+    done = threading.Semaphore(0)
+
+    def call() -> None:
+        together.wait(SECONDS)
+        done.release()
+
+    for _ in range(20):
+        threads.run(call)
+    for _ in range(20):
+        assert done.acquire(timeout=SECONDS)
+
+
+def test_a_thread_that_has_ended_its_call_takes_the_next():
+    threads = Threads(idle=0.5)
+    used: list[str] = []
+    done = threading.Event()
+    for _ in range(3):
+        done.clear()
+        threads.run(lambda: (used.append(threading.current_thread().name), done.set()))
+        assert done.wait(SECONDS)
+        while not threads._idle:
+            pass
+    assert len(set(used)) == 1
 
 
 def test_a_session_that_waits_holds_up_its_own_work_beyond_the_bound_and_no_other_sessions() -> None:
