@@ -60,10 +60,10 @@ def _serving(compile_and_load: Callable[..., Any]) -> Callable[..., Any]:
     def backend_compile_and_load(
         backend: Any, module: Any, devices: Any, options: Any, *others: Any, **named: Any
     ) -> Any:
-        thread = CompilingThread()
         decisions = _decisions(module) if is_atoll(backend) else {}
         if not decisions:
             return compile_and_load(backend, module, devices, options, *others, **named)
+        thread = CompilingThread()
         numbers = TABLE.add(backend, [answering(thread, decide) for decide in decisions.values()])
         try:
             with _announced(options, numbers[0], tuple(decisions)):
