@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
-from atoll.client.callbacks import CallbackTable, Threads
+from atoll.client.callbacks import CallbackTable
 from atoll.transfers.call_messages import ArrayType, Call, Raised, Returned, decode, encode
 
 SECONDS = 10.0
@@ -45,34 +44,6 @@ def answer(callback: Any, *arguments: Any, given_back: list[int] | None = None) 
     ((feed, message, results),) = channel.sent
     assert feed == FEED
     return message, results
-
-
-def test_calls_that_wait_for_each_other_all_run():
-    threads = Threads(idle=0.05)
-    together = threading.Barrier(20)
-    done = threading.Semaphore(0)
-
-    def call() -> None:
-        together.wait(SECONDS)
-        done.release()
-
-    for _ in range(20):
-        threads.run(call)
-    for _ in range(20):
-        assert done.acquire(timeout=SECONDS)
-
-
-def test_a_thread_that_has_ended_its_call_takes_the_next():
-    threads = Threads(idle=0.5)
-    used: list[str] = []
-    done = threading.Event()
-    for _ in range(3):
-        done.clear()
-        threads.run(lambda: (used.append(threading.current_thread().name), done.set()))
-        assert done.wait(SECONDS)
-        while not threads._idle:
-            pass
-    assert len(set(used)) == 1
 
 
 def test_a_callable_gets_arrays_that_it_cannot_write_to_and_its_results_are_sent():

@@ -312,14 +312,41 @@ def test_python_cannot_look_at_a_value(look: Any) -> None:
     assert "static_argnums" in message
 
 
-def test_effects_are_refused() -> None:
+def test_a_call_with_effects_is_kept_whatever_becomes_of_its_results() -> None:
     @jax.jit
     def talkative(x: Any) -> Any:
         jax.debug.print("{}", x)
         return x
 
-    with pytest.raises(ProgramError, match=r"talkative at .* has effects"):
+    def function(x: Any) -> Any:
+        talkative(x)
+        double(x)
+        jax.debug.print("{}", x)
+        return x + 1
+
+    assert kinds(body(function, VECTOR)) == ["Call", "Call", "Call"]
+
+
+def test_ordered_effects_cannot_be_lowered() -> None:
+    @jax.jit
+    def talkative(x: Any) -> Any:
+        jax.debug.print("{}", x, ordered=True)
+        return x
+
+    with pytest.raises(ProgramError, match=r"talkative at .* has ordered effects"):
         body(lambda x: talkative(x), VECTOR)
+
+
+def test_a_function_that_writes_into_a_mutable_array_of_others_is_refused() -> None:
+    sums = jax.new_ref(jnp.zeros(()))
+
+    @jax.jit
+    def adding(x: Any) -> Any:
+        sums[...] += x.sum()
+        return x
+
+    with pytest.raises(ProgramError, match=r"mutable array"):
+        body(lambda x: adding(x), VECTOR)
 
 
 def test_a_function_may_have_mutable_arrays_of_its_own() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from atoll.errors import Code, StatusError
 from atoll.ifrt.compile_requests import compile_job, default_assignment
-from atoll.protocol.compile_options import CALLBACKS_OPTION, PROGRAM_OPTION
+from atoll.protocol.compile_options import CALLBACKS_OPTION, COMPILE_CALLS_OPTION, PROGRAM_OPTION
 from atoll.protocol.ifrt import compile_pb2
 from atoll.protocol.messages import FunctionSource
 from tests.protocol.translation.wire import compile_request
@@ -95,10 +95,14 @@ def test_programs_of_other_kinds_are_refused(change, code, text):
     assert caught.value.status.code == code
 
 
-def calling_back(numbers: str) -> Any:
+def calling_back(numbers: str | None, while_compiling: str = "") -> Any:
     request = compile_request()
     options = compile_pb2.XlaCompileOptions.FromString(request.compile_options.data)
-    options.compile_options.env_option_overrides[CALLBACKS_OPTION].string_field = numbers
+    overrides = options.compile_options.env_option_overrides
+    if numbers is not None:
+        overrides[CALLBACKS_OPTION].string_field = numbers
+    if while_compiling:
+        overrides[COMPILE_CALLS_OPTION].string_field = while_compiling
     request.compile_options.data = options.SerializeToString()
     return request
 
@@ -117,3 +121,19 @@ def test_a_program_with_callbacks_is_its_sessions_alone():
 def test_numbers_of_callbacks_that_are_none_are_refused(numbers: str):
     with pytest.raises(StatusError, match="no numbers of callbacks"):
         compile_job(calling_back(numbers), 8)
+
+
+def test_what_is_called_while_a_program_is_compiled_comes_last_with_its_keys():
+    job = compile_job(calling_back("12+2", "20:00ff,61"), 8, session=5)
+    assert job.callbacks == (12, 13, 20, 21)
+    source = msgspec.msgpack.decode(job.source, type=FunctionSource)
+    assert (source.session, source.callbacks, source.keys) == (5, job.callbacks, (b"\0\xff", b"a"))
+    assert COMPILE_CALLS_OPTION.encode() not in source.options
+    alone = msgspec.msgpack.decode(compile_job(calling_back(None, "20:61"), 8, session=5).source, type=FunctionSource)
+    assert (alone.session, alone.callbacks, alone.keys) == (5, (20,), (b"a",))
+
+
+@pytest.mark.parametrize("text", ["20", "x:61", "-1:61", "1:6", "1:61,61", "1:61;62", "1" * 16 + ":61"])
+def test_keys_of_callbacks_that_are_none_are_refused(text: str):
+    with pytest.raises(StatusError, match="no keys of callbacks"):
+        compile_job(calling_back(None, text), 8)

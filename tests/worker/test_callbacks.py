@@ -10,9 +10,9 @@ import pytest
 
 from atoll.errors import Code, Status, StatusError
 from atoll.transfers.call_messages import ArrayType, Call, Returned, decode, encode
+from atoll.transfers.callbacks import Callbacks
 from atoll.transfers.calls import ClientError, Reply
-from atoll.worker.callbacks import Callbacks
-from atoll.worker.client_errors import status_of, wrapped
+from atoll.transfers.client_errors import status_of, wrapped
 
 
 class FakeCalls:
@@ -71,6 +71,23 @@ def test_an_answer_of_another_type_is_refused_and_its_memory_given_back(given: A
     assert calls.given_back == 1
 
 
+def test_what_is_asked_while_a_function_is_compiled_goes_to_the_callable_of_its_key():
+    calls = FakeCalls(Returned((ArrayType("uint8", (3,), 3),)), [b"yes"])
+    asking = Callbacks(calls, 7, (40, 41, 42), keys=(b"a", b"b"))  # type: ignore[arg-type]
+    assert asking.ask(b"b", b"what") == b"yes"
+    assert calls.called == [(7, Call(42, (ArrayType("uint8", (4,), 4),)), [b"what"])]
+    assert calls.given_back == 1
+    assert len(asking) == 1, "one that the function calls when it runs"
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_an_answer_that_is_not_one_array_is_refused_and_its_memory_given_back(count: int):
+    calls = FakeCalls(Returned((ArrayType("uint8", (1,), 1),) * count), [b"x"] * count)
+    with pytest.raises(StatusError, match="not one"):
+        Callbacks(calls, 7, (40,), keys=(b"a",)).ask(b"a", b"what")  # type: ignore[arg-type]
+    assert calls.given_back == 1
+
+
 XLA = (
     "INTERNAL: CpuCallback error calling callback: "
     'Traceback (most recent call last):\n  File "stub.py", line 1, in stub\n'
@@ -95,10 +112,11 @@ def test_other_errors_are_what_they_are():
 
 @pytest.mark.parametrize("spans_devices", [False, True])
 def test_what_a_callable_raises_stops_its_device_unless_others_may_wait_for_it(spans_devices: bool):
-    from atoll.worker.xla.callback_stubs import stubs
+    from atoll.worker.xla.callback_stubs import Held, stubs
+    from atoll.worker.xla.client_callbacks import Signature
 
     mine = Callbacks(FakeCalls(Returned(())), 7, (40,), spans_devices)  # type: ignore[arg-type]
-    (stub,) = stubs(mine, [(("int32", (2,)), ("token", ()))])
+    (stub,) = stubs(Held(mine), mine, [Signature((("int32", (2,)), ("token", ())))])
     if not spans_devices:
         with pytest.raises(ClientError):
             stub()

@@ -32,6 +32,7 @@ class Built:
     given: tuple[Value, ...]
     made: tuple[Value, ...]
     results: tuple[Result, ...]
+    has_effects: bool
 
     @property
     def plain(self) -> bool:
@@ -128,20 +129,25 @@ def build(recording: Recording, donated: frozenset[int]) -> Built:
         tuple(recording.arguments),
         tuple(returned.values()),
         tuple(results),
+        any(isinstance(node, CallNode) and node.has_effects for node in nodes),
     )
 
 
 def _needed(recording: Recording) -> list[CallNode | TransferNode]:
-    """The nodes on which a result depends, and those that consume something of the user's."""
+    """The nodes on which a result depends, those that have effects, and those that consume something of the user's."""
     wanted = {id(each.root) for each in recording.results if isinstance(each, Value)}
     users = {id(value.root) for value in recording.arguments}
     nodes = []
     for node in reversed(recording.nodes):
         consumes = node.inputs if isinstance(node, TransferNode) and node.donated else []
+        has_effects = False
         if isinstance(node, CallNode):
             consumes = [node.inputs[i] for i in node.donated]
-        if any(id(value.root) in wanted for value in node.outputs) or any(
-            id(value.root) in users or value.root.constant is not None for value in consumes
+            has_effects = node.has_effects
+        if (
+            has_effects
+            or any(id(value.root) in wanted for value in node.outputs)
+            or any(id(value.root) in users or value.root.constant is not None for value in consumes)
         ):
             wanted.update(id(value.root) for value in node.inputs)
             nodes.append(node)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import queue
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,53 +23,18 @@ from atoll.errors import AtollError, traceback_of
 from atoll.protocol.callbacks import CALLBACKS_REQUEST, CallbackAddress
 from atoll.transfers.call_arrays import packed, unpacked
 from atoll.transfers.call_messages import Call, Raised, Released, Returned, decode, encode
+from atoll.transfers.call_threads import Threads
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.engine import Piece
 from atoll.wire.address import parse_address
 
 Callback = Callable[..., Sequence[Any]]
 
-# A thread that has had nothing to do for so long ends.
-_IDLE_SECONDS = 30.0
 # Memory of the channel that the user's arrays may hold at once; beyond that, arguments are copied.
 _HELD_BYTES = 128 << 20
 _SMALL_BYTES = 64 * 1024
-
-
-class Threads:
-    """Daemon threads that grow on demand: `run` never waits for one. Each ends after `idle` seconds without work."""
-
-    def __init__(self, idle: float = _IDLE_SECONDS) -> None:
-        self._idle_seconds = idle
-        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._idle = 0
-
-    def run(self, call: Callable[[], None]) -> None:
-        with self._lock:
-            is_new = self._idle == 0
-            if not is_new:
-                self._idle -= 1
-        if is_new:
-            threading.Thread(target=self._serve, args=(call,), name="atoll-callback", daemon=True).start()
-        else:
-            self._work.put(call)
-
-    def _serve(self, call: Callable[[], None]) -> None:
-        while True:
-            call()
-            del call
-            with self._lock:
-                self._idle += 1
-            while True:
-                try:
-                    call = self._work.get(timeout=self._idle_seconds)
-                    break
-                except queue.Empty:
-                    with self._lock:
-                        if self._idle > 0:  # else one is being given to some thread
-                            self._idle -= 1
-                            return
+# Frames of these files are not the user's.
+_OURS = str(Path(__file__).parent.parent)
 
 
 class CallbackTable:
@@ -150,12 +115,12 @@ class CallbackTable:
             try:
                 contents = _answer(callback, self._arguments(feed, call, content, offsets, done))
             except BaseException as error:
-                contents = encode(Raised(traceback_of(error, __file__)))
+                contents = encode(Raised(traceback_of(error, _OURS)))
         try:
             channel.send(0, feed, contents)
         except Exception as error:
             try:
-                channel.send(0, feed, encode(Raised(traceback_of(error, __file__))))
+                channel.send(0, feed, encode(Raised(traceback_of(error, _OURS))))
             except Exception:
                 channel.close()  # its proxy answers instead
 

@@ -5,11 +5,12 @@ How a trace becomes current, what a jit call carries, and the fast paths of argu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax._src import api_util, core, dispatch, source_info_util, traceback_util
+from jax._src import api_util, core, dispatch, effects, source_info_util, traceback_util
 from jax._src import config as _config
 from jax._src import pjit as _pjit
 from jax._src import shard_map as _shard_map
@@ -88,9 +89,34 @@ def run_shard_map(trace: Any, primitive: Any, fun: Any, arguments: Sequence[Any]
 # ---- what a jit call carries
 
 
-def has_effects(jaxpr: Any) -> bool:
-    """Whether it has effects that others can see. Mutable arrays that it makes itself are none."""
-    return any(not isinstance(each, core.InternalMutableArrayEffect) for each in jaxpr.effects)
+@dataclass(frozen=True)
+class Effects:
+    """What others can see of a computation besides its results. Mutable arrays that it makes itself are none."""
+
+    some: bool
+    ordered: bool  # with all others that are ordered, from launch to launch
+    references: bool  # to mutable arrays of others
+
+    @classmethod
+    def of(cls, jaxpr: Any) -> Effects:
+        seen = [each for each in jaxpr.effects if not isinstance(each, core.InternalMutableArrayEffect)]
+        ordered = effects.ordered_effects.filter_in(seen)
+        lowerable = effects.lowerable_effects.filter_in(seen)
+        return cls(bool(seen), bool(ordered), len(lowerable) < len(seen))
+
+
+def calls_out(primitive: Any, params: dict[str, Any]) -> bool:
+    """Whether an operation has effects, whatever it is given."""
+    if primitive is jit_p:
+        return Effects.of(params["jaxpr"]).some
+    return primitive.name in ("debug_callback", "debug_print", "io_callback") or bool(params.get("has_side_effect"))
+
+
+def note_effects(devices: Iterable[Any], results: Any) -> None:
+    """Has `jax.effects_barrier` wait for a run on these devices, which was asked for its tokens."""
+    token = results.consume_token().get_token(0)
+    for device in devices:
+        dispatch.runtime_tokens.set_output_runtime_token(device, token)
 
 
 def uses_references(primitive: Any, arguments: Sequence[Any]) -> bool:

@@ -31,6 +31,7 @@ class Launch:
         program = built.program
         self._name = program.name
         self._functions = built.functions  # the session must not drop them
+        self._effects_on = devices(built) if built.has_effects else None
         self._constants: list[Any] = [None] * len(built.arguments)
         self._leaves: list[tuple[int, int]] = []  # (slot of the program's argument, leaf of the user's)
         hosts: list[tuple[int, Any]] = []
@@ -67,21 +68,26 @@ class Launch:
             for slot, array in zip(self._hosts, put, strict=True):
                 buffers[slot] = internals.buffer(array)
         try:
-            results: list[Any] = self._launched(buffers).consume_with_handlers(self._handlers)
+            launched = self._launched(buffers)
+            results: list[Any] = launched.consume_with_handlers(self._handlers)
         except Exception:
             internals.check_deleted(buffers)
             raise
+        if self._effects_on is not None:
+            internals.note_effects(self._effects_on, launched)
         if internals.needs_check_special():
             internals.check_special(self._name, results)
         return results
 
     def _launched(self, buffers: list[Any]) -> Any:
+        # Tokens say when all calls have ended, also those of which the program needs nothing more.
+        with_tokens = self._effects_on is not None
         if not self._stages:
-            return self._execute(buffers)
+            return self._execute(buffers, with_tokens=True) if with_tokens else self._execute(buffers)
         with _staging:
             for stage, first, stop in self._stages:
                 stage(buffers[first:stop])
-            return self._execute(buffers[self._first :])
+            return self._execute(buffers[self._first :], with_tokens=with_tokens)
 
 
 def _stages(program: Program, client: Any) -> tuple[list[tuple[Any, int, int]], int]:

@@ -23,7 +23,7 @@ from atoll.client.build import Built, build, on_atoll
 from atoll.client.functions import FunctionTable
 from atoll.client.launch import Launch
 from atoll.client.stages import Lowered
-from atoll.client.tracing import record
+from atoll.client.tracing import OrderedEffects, record
 from atoll.client.values import Value
 from atoll.errors import ProgramError
 
@@ -69,7 +69,7 @@ def program(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
 class _Traced:
     """What the cache has for one kind of arguments. Without a `launch` the function is simply called."""
 
-    built: Built
+    built: Built | None
     out_tree: Any
     launch: Launch | None
     plain: bool
@@ -127,7 +127,7 @@ class Program:
                 traced = self._cache.get(key)
                 if traced is None or traced.losses != losses():
                     traced = self._cache[key] = self._traced(leaves, tree, statics)
-        if traced.launch is None:
+        if traced.launch is None or traced.built is None:
             return self._fun(*args, **kwargs)
         results = traced.launch.call(leaves)
         if not traced.plain:
@@ -149,7 +149,10 @@ class Program:
 
     def _traced(self, leaves: Sequence[Any], tree: Any, statics: Any) -> _Traced:
         before = losses()
-        built, out_tree = self._build(leaves, tree, statics)
+        try:
+            built, out_tree = self._build(leaves, tree, statics)
+        except OrderedEffects:
+            return _Traced(None, None, None, True, before)
         launch = Launch(built) if built.program.nodes and on_atoll(built) else None
         return _Traced(built, out_tree, launch, built.plain, before)
 

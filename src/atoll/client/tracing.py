@@ -1,8 +1,8 @@
 """Tracing: the function runs once, and what JAX would run is recorded instead.
 
 It follows JAX's own eager evaluation. A jit call stays whole and becomes one node; a `device_put` becomes a transfer;
-any other operation becomes the jit call that eager JAX makes of it; what depends on no argument is computed at once. So
-a program's values are, bit for bit, those of its function without the program.
+any other operation becomes the jit call that eager JAX makes of it; what depends on no argument and has no effects is
+computed at once. So a program's values are, bit for bit, those of its function without the program.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ _ADVICE = (
 )
 
 
+class OrderedEffects(ProgramError):
+    """A function with such effects cannot be one launch."""
+
+
 @dataclass(eq=False)
 class CallNode:
     """A node that calls a function; `donated` are positions among its inputs."""
@@ -40,6 +44,7 @@ class CallNode:
     outputs: list[Value]
     donated: tuple[int, ...]
     line: str
+    has_effects: bool = False
 
 
 @dataclass(eq=False)
@@ -110,7 +115,7 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
     # ---- called by JAX
 
     def process_primitive(self, primitive: Any, tracers: Sequence[Any], params: dict[str, Any], /) -> Any:
-        if not any(isinstance(each, ProgramTracer) for each in tracers):
+        if not any(isinstance(each, ProgramTracer) for each in tracers) and not internals.calls_out(primitive, params):
             return self._compute(primitive, tracers, params)
         if primitive is internals.jit_p:
             return self._call(JitCall.of(params), tracers)
@@ -201,10 +206,16 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
 
     def _call(self, call: JitCall, given: Sequence[Any]) -> list[ProgramTracer]:
         line = internals.line()
-        if internals.has_effects(call.jaxpr):
+        effects = internals.Effects.of(call.jaxpr)
+        if effects.references:
             raise ProgramError(
-                f"{call.name} at {line} has effects (a callback, jax.debug.print, a mutable array), which a program "
-                "cannot have; call it outside of the program"
+                f"{call.name} at {line} reads or writes a mutable array (jax.Ref) of others, which a program cannot; "
+                "call it outside of the program"
+            )
+        if effects.ordered:
+            raise OrderedEffects(
+                f"{call.name} at {line} has ordered effects, whose order JAX keeps from one launch to the next: a "
+                "program that has them is called as its function, and cannot be lowered"
             )
         operands = [self._usable(each, call.name) for each in given]
         bound = self._functions.bind(call, operands)
@@ -224,7 +235,7 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
             Value(aval, bound.committed, line, sharding)
             for aval, sharding in zip(call.out_avals, bound.outputs, strict=True)
         ]
-        self.recording.nodes.append(CallNode(bound.function, inputs, outputs, tuple(donated), line))
+        self.recording.nodes.append(CallNode(bound.function, inputs, outputs, tuple(donated), line, effects.some))
         return [ProgramTracer(self, value) for value in outputs]
 
     def _put(self, given: Any, device: Any, copy: Any) -> Any:

@@ -12,7 +12,7 @@ import msgspec
 
 from atoll.errors import invalid, unimplemented
 from atoll.protocol.advice import CALLBACK_ADVICE
-from atoll.protocol.compile_options import CALLBACKS_OPTION, PROGRAM_OPTION
+from atoll.protocol.compile_options import CALLBACKS_OPTION, COMPILE_CALLS_OPTION, PROGRAM_OPTION
 from atoll.protocol.ifrt import compile_pb2
 from atoll.protocol.messages import FunctionSource
 from atoll.protocol.translation import codec
@@ -69,11 +69,14 @@ def compile_job(request: Any, device_count: int, session: int = 0) -> CompileJob
     overrides = options.compile_options.env_option_overrides
     program = _program(request, overrides)
     callbacks = _callbacks(overrides)
+    compile_calls, keys = _compile_calls(overrides)
+    callbacks += compile_calls
     source = FunctionSource(
         program,
         options.compile_options.SerializeToString(deterministic=True),
         session if callbacks else 0,
         callbacks,
+        keys=keys,
     )
     encoded = msgspec.msgpack.encode(source)
     return CompileJob(encoded, hashlib.sha256(encoded).hexdigest(), assignment, callbacks)
@@ -85,9 +88,28 @@ def _callbacks(overrides: Any) -> tuple[int, ...]:
         return ()
     text = overrides.pop(CALLBACKS_OPTION).string_field
     first, _, count = text.partition("+")
-    if not (first.isdecimal() and count.isdecimal() and len(first) < 16 and 0 < int(count) <= _MAX_CALLBACKS):
+    if not (_is_number(first) and _is_number(count) and 0 < int(count) <= _MAX_CALLBACKS):
         raise invalid(f"{text[:100]!r} are no numbers of callbacks")
     return tuple(range(int(first), int(first) + int(count)))
+
+
+def _compile_calls(overrides: Any) -> tuple[tuple[int, ...], tuple[bytes, ...]]:
+    """The client's numbers for what is called while the program is compiled, and the program's keys for them."""
+    if COMPILE_CALLS_OPTION not in overrides:
+        return (), ()
+    text = overrides.pop(COMPILE_CALLS_OPTION).string_field
+    first, colon, listed = text.partition(":")
+    try:
+        keys = tuple(bytes.fromhex(key) for key in listed.split(",", _MAX_CALLBACKS))
+    except ValueError:
+        keys = ()
+    if not colon or not _is_number(first) or not 0 < len(set(keys)) == len(keys) <= _MAX_CALLBACKS:
+        raise invalid(f"{text[:100]!r} are no keys of callbacks")
+    return tuple(range(int(first), int(first) + len(keys))), keys
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 16
 
 
 def _program(request: Any, overrides: Any) -> bytes:

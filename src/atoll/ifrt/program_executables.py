@@ -57,11 +57,13 @@ class ProgramExecutable(Loaded):
         self.credits = 1 + len(self.definition.nodes) // NODES_PER_CREDIT
         self.functions = tuple({each.function: None for each in functions})
         specs = _values(self.definition)
-        if not specs:
+        called = [node.devices for node in self.definition.nodes if isinstance(node, Call)]
+        if not specs and not called:
             raise invalid(f"program {self.name!r} is empty")
         self.outputs = tuple(specs[value] for value in self.definition.results)
         # For jaxlib's client: as many as the arguments that come with the run have shards.
-        self.devices = specs[len(self.definition.arguments) - 1 if self.definition.arguments else 0].sharding.devices
+        last = max(0, len(self.definition.arguments) - 1)
+        self.devices = specs[last].sharding.devices if specs else called[0]
         consumed = {value for node in self.definition.nodes for value in consumes(node)}
         self.donated = frozenset(i for i in range(len(self.definition.arguments)) if i in consumed)
         self._arguments = Arguments(f"program {self.name!r}", self.definition.arguments)

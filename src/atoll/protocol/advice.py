@@ -7,8 +7,8 @@ CALLBACK_ADVICE = (
     "only Atoll's own plug-in can serve: install the package atoll, in the cluster's version, where the script runs; "
     "or return the values and use them outside of jit"
 )
-INSPECT_SHARDING_ADVICE = (
-    "this program calls jax.debug.inspect_array_sharding, which calls back into the client's Python while XLA "
-    "compiles, and XLA compiles in another process here; return the array from jit and look at its .sharding, or call "
-    "jax.debug.visualize_array_sharding outside of jit"
+COMPILE_CALL_ADVICE = (
+    "this program calls back into the client's Python while XLA compiles it (jax.debug.inspect_array_sharding, "
+    "visualize_array_sharding or custom_partitioning), which only Atoll's own plug-in can serve, in the process that "
+    "lowered the program: install the package atoll, in the cluster's version, where the script runs"
 )

@@ -16,7 +16,7 @@ from typing import Any
 
 from atoll.errors import Status
 from atoll.ir import plan as p
-from atoll.worker.callbacks import Callbacks
+from atoll.transfers.callbacks import Callbacks
 from atoll.worker.completions import wait_for
 from atoll.worker.dispatch_unit import DispatchUnit, PlanRun
 from atoll.worker.store import ClientRun

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from atoll.errors import Status
 from atoll.protocol import messages as m
-from atoll.worker.client_errors import status_of
+from atoll.transfers.client_errors import status_of
 from atoll.worker.device import DeviceArray, RunToken
 
 # With so many short units in flight the next completion need not be known at once: the watcher polls now and then, and

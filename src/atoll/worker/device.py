@@ -25,7 +25,7 @@ import numpy as np
 
 from atoll.ir.plan import LocalArray
 from atoll.protocol.messages import DeviceInfo, FunctionInfo
-from atoll.worker.callbacks import Callbacks
+from atoll.transfers.callbacks import Callbacks
 
 # [replica][partition] of (host of the island, ordinal of the device)
 Assignment = tuple[tuple[tuple[int, int], ...], ...]

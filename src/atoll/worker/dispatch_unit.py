@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from atoll.errors import Status
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
-from atoll.worker.callbacks import Callbacks
+from atoll.transfers.callbacks import Callbacks
 from atoll.worker.completions import Completion
 from atoll.worker.store import Buffer, ClientRun
 

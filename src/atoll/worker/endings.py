@@ -9,7 +9,7 @@ from functools import partial
 
 from atoll.errors import Status
 from atoll.protocol import messages as m
-from atoll.worker.client_errors import status_of
+from atoll.transfers.client_errors import status_of
 from atoll.worker.client_units import ClientUnits
 from atoll.worker.completions import ReadCompletion, Watcher, are_complete, wait_for
 from atoll.worker.dispatch_unit import DispatchUnit, Read

@@ -10,13 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from atoll.errors import OK, Status, StatusError, not_found, status_of
+from atoll.errors import OK, Status, StatusError, not_found
 from atoll.ir.type_keys import TypeKeys
 from atoll.protocol.messages import Compile, Compiled, FunctionSource
+from atoll.transfers.call_threads import SessionThreads
+from atoll.transfers.callbacks import Callbacks
 from atoll.transfers.calls import Calls
+from atoll.transfers.client_errors import status_of
 from atoll.transfers.inbox import Inbox
 from atoll.transfers.python.sessions import PythonSessions
-from atoll.worker.callbacks import Callbacks
 from atoll.worker.device import DeviceBackend, LoadedFunction
 
 COMPILE_THREADS = 2
@@ -73,6 +75,7 @@ class Functions:
         self._report = report
         self._calls = calls
         self._pool = pool or ThreadPoolExecutor(COMPILE_THREADS, "atoll-compile")
+        self._asking = SessionThreads("atoll-compile-asking")
         self._lock = threading.Lock()
         self._functions: dict[str, Function] = {}
         self._info: dict[str, bytes] = {}
@@ -97,16 +100,27 @@ class Functions:
                 waiting.append(message)
                 return
             self._compiling[message.function] = []
-        self._pool.submit(self._compile, message)
+        self._pool.submit(self._start, message)
 
-    def _compile(self, message: Compile) -> None:
-        status, info, seconds, cached = OK, b"", 0.0, False
-        function: Function | None = None
+    def _start(self, message: Compile) -> None:
+        """Compiles here, unless that is another process's work, or waits for the session's client."""
         try:
             source = self._source(message)
             if source.is_python:
                 self.python.load(message, source.program, lambda status: self._loaded_python(message.function, status))
                 return
+        except Exception as error:
+            self._end(message, None, status_of(error))
+            return
+        if source.keys:
+            self._asking.submit(source.session, lambda: self._compile(message, source))
+        else:
+            self._compile(message, source)
+
+    def _compile(self, message: Compile, source: FunctionSource) -> None:
+        status, info, seconds, cached = OK, b"", 0.0, False
+        function: Function | None = None
+        try:
             callbacks = self._callbacks(source, sum(map(len, message.assignment)))
             loaded, cached, seconds = self._backend.compile(
                 source.program, source.options, message.assignment, callbacks
@@ -115,11 +129,22 @@ class Functions:
             function = Function(loaded, self._keys, callbacks)
         except Exception as error:
             status = status_of(error)
+        self._end(message, function, status, info, seconds, cached)
+
+    def _end(
+        self,
+        message: Compile,
+        function: Function | None,
+        status: Status,
+        info: bytes = b"",
+        seconds: float = 0.0,
+        cached: bool = False,
+    ) -> None:
         with self._lock:
             others = self._compiling.pop(message.function, [])
             if function is not None:
                 self._functions[message.function] = function
-                self.with_callbacks += function.callbacks is not None
+                self.with_callbacks += bool(function.callbacks)
                 self._info[message.function] = info
             if message.function in self._dropped:
                 self._dropped.discard(message.function)
@@ -158,7 +183,7 @@ class Functions:
     def _callbacks(self, source: FunctionSource, devices: int) -> Callbacks | None:
         if not source.callbacks or self._calls is None:
             return None
-        return Callbacks(self._calls, source.session, source.callbacks, devices > 1)
+        return Callbacks(self._calls, source.session, source.callbacks, devices > 1, source.keys)
 
     def get(self, name: str) -> Function:
         function = self._functions.get(name)
@@ -168,13 +193,14 @@ class Functions:
 
     def session_of(self, name: str) -> int:
         """The session whose client the function calls, or whose Python it is; 0 for any other."""
-        callbacks = self.callbacks_of(name)
+        function = self._functions.get(name)
+        callbacks = None if function is None else function.callbacks
         return (self.python.session_of(name) or 0) if callbacks is None else callbacks.session
 
     def callbacks_of(self, name: str) -> Callbacks | None:
-        """What the function calls in its client's process; None for one that is not here, too."""
+        """What the function calls in its client's process while it runs; None for one that is not here, too."""
         function = self._functions.get(name)
-        return None if function is None else function.callbacks
+        return (function.callbacks or None) if function is not None else None
 
     def drop(self, name: str) -> None:
         """No session refers to the function now; it stays until many others have been dropped after it.
@@ -192,9 +218,10 @@ class Functions:
     def _make_idle(self, name: str) -> None:
         if name not in self._functions:  # it could not be compiled
             return
-        if self._functions[name].callbacks is not None:
+        callbacks = self._functions[name].callbacks
+        if callbacks is not None:
             del self._functions[name], self._info[name]
-            self.with_callbacks -= 1
+            self.with_callbacks -= bool(callbacks)
             return
         self._idle[name] = None
         self._idle.move_to_end(name)

@@ -20,8 +20,8 @@ from typing import Any
 from atoll.errors import Code, Status
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
+from atoll.transfers.client_errors import status_of
 from atoll.transfers.inbox import Inbox
-from atoll.worker.client_errors import status_of
 from atoll.worker.client_units import ClientUnits, donates_what_others_read, needs
 from atoll.worker.completions import ArrayCompletion, Watcher
 from atoll.worker.dispatch_unit import DispatchUnit, PlanRun

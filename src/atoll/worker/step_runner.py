@@ -17,9 +17,9 @@ from atoll.ir import plan as p
 from atoll.ir.type_keys import TypeKeys
 from atoll.protocol import messages as m
 from atoll.transfers import host_data
+from atoll.transfers.callbacks import Callbacks
 from atoll.transfers.data_port import DataPort
 from atoll.transfers.python.sessions import Input
-from atoll.worker.callbacks import Callbacks
 from atoll.worker.completions import ArrayCompletion, DeletionGuard, RunCompletion
 from atoll.worker.device import DeviceArray, DeviceBackend
 from atoll.worker.dispatch_unit import DispatchUnit, Read

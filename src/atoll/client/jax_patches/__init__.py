@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from atoll.client.jax_patches import (
     colocated_python,
+    compile_time_callbacks,
     cost_analysis,
     dlpack,
     host_callbacks,
@@ -30,6 +31,7 @@ PATCHES: tuple[Patch, ...] = (
     transfer_server.PATCH,
     newer_operations.PATCH,
     host_callbacks.PATCH,
+    compile_time_callbacks.PATCH,
     colocated_python.PATCH,
 )
 

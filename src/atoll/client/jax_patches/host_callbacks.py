@@ -14,8 +14,11 @@ from atoll.client.callbacks import CallbackTable
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll
 from atoll.protocol.compile_options import CALLBACKS_OPTION
+from atoll.transfers.call_buffers import on_arrays
+from atoll.transfers.custom_calls import BUFFER_CALLBACK, aliases, callback_index, result_types
 
 TABLE = CallbackTable()
+_WITH_BUFFERS = "jax._src.buffer_callback"
 
 
 def _numbering(compile_and_load: Callable[..., Any]) -> Callable[..., Any]:
@@ -24,7 +27,7 @@ def _numbering(compile_and_load: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if not host_callbacks or not is_atoll(backend):
             return compile_and_load(backend, module, executable_devices, options, host_callbacks)
-        numbers = TABLE.add(backend, host_callbacks)
+        numbers = TABLE.add(backend, _on_arrays(module, host_callbacks))
         before = list(options.env_option_overrides)
         options.env_option_overrides = [*before, (CALLBACKS_OPTION, f"{numbers[0]}+{len(numbers)}")]
         try:
@@ -36,6 +39,24 @@ def _numbering(compile_and_load: Callable[..., Any]) -> Callable[..., Any]:
             options.env_option_overrides = before
 
     return backend_compile_and_load
+
+
+def _on_arrays(module: Any, host_callbacks: Sequence[Any]) -> list[Any]:
+    """The callables; those to which JAX gives buffers as such that take and return arrays, as the module says."""
+    from jax._src.lib.mlir import ir
+
+    callbacks = list(host_callbacks)
+
+    def visit(operation: Any) -> Any:
+        is_call = operation.name == "stablehlo.custom_call"
+        if is_call and operation.attributes["call_target_name"].value == BUFFER_CALLBACK:
+            index = callback_index(operation)
+            callbacks[index] = on_arrays(host_callbacks[index], result_types(operation), aliases(operation))
+        return ir.WalkResult.ADVANCE
+
+    if any(getattr(each, "__module__", "") == _WITH_BUFFERS for each in callbacks):  # most modules need no search
+        module.operation.walk(visit)
+    return callbacks
 
 
 PATCH = Patch(

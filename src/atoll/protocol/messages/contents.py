@@ -55,6 +55,7 @@ class FunctionSource(msgspec.Struct, frozen=True, array_like=True):
     """What a proxy sends for compilation: the program's bytes and XLA's serialized CompileOptions.
 
     `callbacks` are the client's numbers for the Python that the program calls: such a function is only for `session`.
+    The last of them are called while it is compiled; `keys` says what stands for each of these in the program.
     With `is_python`, the program is an encoded `PythonProgram`, and there are no options.
     """
 
@@ -63,3 +64,4 @@ class FunctionSource(msgspec.Struct, frozen=True, array_like=True):
     session: int = 0
     callbacks: tuple[int, ...] = ()
     is_python: bool = False
+    keys: tuple[bytes, ...] = ()

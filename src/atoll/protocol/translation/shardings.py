@@ -6,6 +6,7 @@ XLA's own form is understood here without XLA, whose helpers end the process at 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -125,6 +126,25 @@ def tiling_from(op: Any, devices: int, shape: Shape | None) -> Tiling:
     if math.prod(dims[: len(dims) - replicas]) == 1:
         return Replicated()
     return Tiled(dims, order)
+
+
+def check_parts(op: Any, devices: int, shapes: Sequence[Shape]) -> None:
+    """Raises INVALID_ARGUMENT for XLA's own form of a sharding that is none of these arrays, over all the devices.
+
+    XLA ends the process over such a sharding of a custom call. `op` is a tuple's where there are several arrays.
+    """
+    parts = list(op.tuple_shardings) or [op]
+    if len(parts) != len(shapes):
+        raise invalid(f"a sharding of {len(parts)} arrays where there are {len(shapes)}")
+    for part, shape in zip(parts, shapes, strict=True):
+        dims = list(part.tile_assignment_dimensions)
+        subgroups = 1 if part.replicate_on_last_tile_dim else len(part.last_tile_dims)
+        if not isinstance(tiling_from(part, devices, shape), Replicated | Tiled):
+            raise invalid("the arrays of a custom partitioning are replicated or tiled")
+        if part.type == xla_pb2.OpSharding.MAXIMAL and list(part.tile_assignment_devices) != [0]:
+            raise invalid("the arrays of a custom partitioning are on all of its devices")
+        if part.type == xla_pb2.OpSharding.OTHER and len(dims) != len(shape) + subgroups:
+            raise invalid(f"a tile assignment {dims} for an array of {len(shape)} dimensions")
 
 
 def _transposed(sizes: tuple[int, ...], permutation: tuple[int, ...]) -> tuple[int, ...]:

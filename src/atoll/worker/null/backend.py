@@ -10,7 +10,7 @@ import numpy as np
 
 from atoll.ir.plan import LocalArray
 from atoll.protocol.messages import DeviceInfo, FunctionInfo, OutputInfo
-from atoll.worker.callbacks import Callbacks
+from atoll.transfers.callbacks import Callbacks
 from atoll.worker.device import Assignment, Layout
 from atoll.worker.null.arrays import NullArray, NullShard, bytes_of
 from atoll.worker.null.model import NullModel

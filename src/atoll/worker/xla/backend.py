@@ -20,13 +20,13 @@ from jax.sharding import SingleDeviceSharding
 
 from atoll.ir.plan import LocalArray
 from atoll.protocol.messages import DeviceInfo
+from atoll.transfers.callbacks import Callbacks
 from atoll.transfers.dtypes import numpy_dtype
-from atoll.worker.callbacks import Callbacks
 from atoll.worker.device import Assignment
-from atoll.worker.xla import client_callbacks, island
+from atoll.worker.xla import client_callbacks, compile_calls, island
 from atoll.worker.xla.arrays import Uneven, shards_of, stacked_handler, stacked_type
 from atoll.worker.xla.batch_threads import batch_threads
-from atoll.worker.xla.callback_stubs import stubs
+from atoll.worker.xla.callback_stubs import Held, stubs
 from atoll.worker.xla.executable import Executable
 from atoll.worker.xla.gate import Gates
 
@@ -53,6 +53,7 @@ class XlaBackend:
         self.platform: str = self.client.platform
         self.platform_version: str = self.client.platform_version
         monitoring.register_event_listener(_note_event)
+        compile_calls.register()
         lapack._lapack.initialize()  # the custom calls of linear algebra, in programs lowered elsewhere
         island.keep_compiled_programs()
         self._gates = Gates() if self.platform == "cpu" else None
@@ -89,28 +90,33 @@ class XlaBackend:
         ids = np.array([[device.id for device in row] for row in grid], dtype=np.int32)
         parsed.device_assignment = xc.DeviceAssignment.create(ids)
         parsed.compile_portable_executable = False
-        if callbacks is not None and self.platform == "cpu":
+        count = 0 if callbacks is None else len(callbacks)
+        if count and self.platform == "cpu":
             # A participant of a collective may sit in its client's Python: XLA is not to end this process for that.
             parsed.env_option_overrides = [*parsed.env_option_overrides, (_COLLECTIVE_TIMEOUT, str((1 << 31) - 1))]
         flat = tuple(grid.flatten())
         context = mlir.make_ir_context()
         with context:
             module = _jax.mlir.deserialize_portable_artifact(program, context)
-            results = client_callbacks.find(program, module, 0 if callbacks is None else len(callbacks))
+            calls = compile_calls.CompileCalls(callbacks, grid.shape[1])
+            results = client_callbacks.find(program, module, count, calls.replace)
             if "sym_name" not in module.operation.attributes:  # JAX asks for it
                 module.operation.attributes["sym_name"] = ir.StringAttr.get("program")
             _cache_hit.seen = False
+            held = None
             devices = xc.DeviceList(flat)
             if callbacks is not None:  # such a program is its session's alone: no cache has it
-                loaded = compiler.backend_compile_and_load(
-                    self.client, module, devices, parsed, stubs(callbacks, results)
-                )
+                held = Held(callbacks)
+                with calls.asking():
+                    loaded = compiler.backend_compile_and_load(
+                        self.client, module, devices, parsed, stubs(held, callbacks, results)
+                    )
             else:
                 loaded = compiler.compile_or_get_cached(self.client, module, grid, parsed, [], devices)
         here = tuple(device for device in flat if device.client.process_index() == device.process_index)
         ordinals = tuple(self.devices.index(device) for device in here)
         return (
-            Executable(loaded, here, ordinals, self._gates if callbacks is not None and len(here) == 1 else None),
+            Executable(loaded, here, ordinals, self._gates if count and len(here) == 1 else None, held),
             bool(_cache_hit.seen),
             time.monotonic() - started,
         )

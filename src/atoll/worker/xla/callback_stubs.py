@@ -9,28 +9,33 @@ from typing import Any
 import numpy as np
 
 from atoll.errors import StatusError
+from atoll.transfers.callbacks import Callbacks
 from atoll.transfers.calls import ClientError
+from atoll.transfers.client_errors import kept, wrapped
+from atoll.transfers.custom_calls import ResultTypes
 from atoll.transfers.dtypes import numpy_dtype
-from atoll.worker.callbacks import Callbacks
-from atoll.worker.client_errors import kept, wrapped
-from atoll.worker.xla.client_callbacks import ResultTypes
+from atoll.worker.xla.client_callbacks import Signature
 
 
-class _Function:
-    """Lives as long as XLA can still call a stub of its function: in a run, too, whose executable was dropped."""
+class Held:
+    """Lives as long as XLA can still call the client's Python: in a run, too, whose executable was dropped."""
+
+    def __init__(self, callbacks: Callbacks) -> None:
+        callbacks.retain()
+        weakref.finalize(self, callbacks.release).atexit = False
 
 
-def stubs(callbacks: Callbacks, results: Sequence[ResultTypes]) -> list[Callable[..., Any]]:
+def stubs(held: Held, callbacks: Callbacks, signatures: Sequence[Signature]) -> list[Callable[..., Any]]:
     """A callable for each of the function's callbacks, in their order."""
-    function = _Function()
-    callbacks.retain()
-    weakref.finalize(function, callbacks.release).atexit = False
-    return [_stub(function, callbacks, position, types) for position, types in enumerate(results)]
+    return [
+        (_on_buffers if each.takes_buffers else _same)(_stub(held, callbacks, position, each.results), each)
+        for position, each in enumerate(signatures)
+    ]
 
 
-def _stub(function: _Function, callbacks: Callbacks, position: int, types: ResultTypes) -> Callable[..., Any]:
+def _stub(held: Held, callbacks: Callbacks, position: int, types: ResultTypes) -> Callable[..., Any]:
     def stub(*arguments: np.ndarray[Any, Any] | None) -> tuple[Any, ...]:
-        _ = function
+        _ = held
         try:
             return callbacks.call(position, types, arguments)
         except (ClientError, StatusError) as error:
@@ -40,3 +45,19 @@ def _stub(function: _Function, callbacks: Callbacks, position: int, types: Resul
             return tuple(None if dtype == "token" else np.zeros(shape, numpy_dtype(dtype)) for dtype, shape in types)
 
     return stub
+
+
+def _same(stub: Callable[..., Any], signature: Signature) -> Callable[..., Any]:
+    return stub
+
+
+def _on_buffers(stub: Callable[..., Any], signature: Signature) -> Callable[..., Any]:
+    """Takes XLA's buffers, the results' after the arguments', and writes what the stub returns into the results'."""
+
+    def on_buffers(context: Any, *buffers: Any) -> None:
+        count = len(buffers) - len(signature.results)
+        results = stub(*[np.asarray(each) for each in buffers[:count]])
+        for buffer, result in zip(buffers[count:], results, strict=True):
+            np.asarray(buffer)[...] = result
+
+    return on_buffers

@@ -1,23 +1,23 @@
 """What a module calls in its client's process.
 
 The custom calls that run the client's Python while the program runs name a callable by its index; the worker gives XLA
-a stub for each (`callback_stubs`). All other ways of JAX hold pointers of the client's process, which XLA would follow
-in this one, and end it: those are refused.
+a stub for each (`callback_stubs`). Those that are called while XLA compiles hold keys of the client's process, which
+are replaced (`compile_calls`). All other ways of JAX hold pointers, which XLA would follow in this process, and end it:
+those are refused.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from jax._src.interpreters import mlir
 from jax._src.lib.mlir import ir
 
 from atoll.errors import StatusError, invalid, unimplemented
-from atoll.ir.types import DTYPE_BITS
-from atoll.protocol.advice import CALLBACK_ADVICE, INSPECT_SHARDING_ADVICE
-from atoll.transfers.dtypes import numpy_dtype
-from atoll.worker.device import ShardType
+from atoll.protocol.advice import CALLBACK_ADVICE, COMPILE_CALL_ADVICE
+from atoll.protocol.compile_calls import CUSTOM_PARTITIONING, INSPECT_SHARDING
+from atoll.transfers.custom_calls import BUFFER_CALLBACK, ResultTypes, callback_index, result_types
 
 _CALLBACKS = (
     "xla_ffi_python_cpu_callback",
@@ -25,27 +25,41 @@ _CALLBACKS = (
     "xla_ffi_partitioned_python_cpu_callback",
     "xla_ffi_partitioned_python_gpu_callback",
 )
-_REFUSED = {
-    "InspectSharding": INSPECT_SHARDING_ADVICE,
-    "xla_python_cpu_callback": CALLBACK_ADVICE,
-    "xla_python_gpu_callback": CALLBACK_ADVICE,
-}
-# What begins with this has pointers in all its forms.
+_WHILE_COMPILING = (INSPECT_SHARDING, CUSTOM_PARTITIONING)
+# The target that stands for CUSTOM_PARTITIONING once its key is replaced. No client may write it.
+PARTITIONING = "AtollCustomPartitioning"
+_REFUSED = ("xla_python_cpu_callback", "xla_python_gpu_callback", PARTITIONING)
+# What begins with this gets pointers: on CPUs, to memory of the process itself.
 _POINTERS = "xla_buffer_python_"
 # In MLIR's bytecode, names of operations stand as they are. What attributes hold may not.
 _BYTECODE, _NAME = b"ML\xefR", b"custom_call"
 
-# The types of a callable's results.
-ResultTypes = tuple[ShardType, ...]
+
+@dataclass(frozen=True)
+class Signature:
+    """What a callable has to return, or to write into the buffers that it takes."""
+
+    results: ResultTypes = ()
+    takes_buffers: bool = False
 
 
-def find(program: bytes, module: Any, count: int) -> list[ResultTypes]:
-    """What each of the client's `count` callables has to return, by its index.
+# Replaces the key in an operation with such a target, or raises StatusError.
+Replace = Callable[[Any, str], None]
+
+
+def refused(operation: Any, target: str) -> None:
+    """For a module whose client is not asked while it is compiled."""
+    raise unimplemented(COMPILE_CALL_ADVICE)
+
+
+def find(program: bytes, module: Any, count: int, replace: Replace = refused) -> list[Signature]:
+    """The signature of each of the client's `count` callables, by its index. Has `replace` change what calls the
+    client while XLA compiles.
 
     `program` is the module's serialized form: most programs have no custom calls. Raises UNIMPLEMENTED, with advice,
     where the module calls its client in another way, and INVALID_ARGUMENT where it calls what there is not.
     """
-    results: list[ResultTypes] = [()] * count
+    results = [Signature()] * count
     if program.startswith(_BYTECODE) and _NAME not in program:
         return results
     errors: list[StatusError] = []
@@ -54,7 +68,7 @@ def find(program: bytes, module: Any, count: int) -> list[ResultTypes]:
     def visit(operation: Any) -> Any:
         if operation.name == "stablehlo.custom_call":
             try:
-                _add(operation, results, seen)
+                _add(operation, results, seen, replace)
             except StatusError as error:
                 errors.append(error)
                 return ir.WalkResult.INTERRUPT
@@ -66,50 +80,22 @@ def find(program: bytes, module: Any, count: int) -> list[ResultTypes]:
     return results
 
 
-def _add(operation: Any, results: list[ResultTypes], seen: set[int]) -> None:
+def _add(operation: Any, results: list[Signature], seen: set[int], replace: Replace) -> None:
     target = operation.attributes["call_target_name"].value
-    if target in _REFUSED or target.startswith(_POINTERS):
-        raise unimplemented(_REFUSED.get(target, CALLBACK_ADVICE))
-    if target not in _CALLBACKS:
+    if target in _REFUSED or (target.startswith(_POINTERS) and target != BUFFER_CALLBACK):
+        raise unimplemented(CALLBACK_ADVICE)
+    if target in _WHILE_COMPILING:
+        replace(operation, target)
+        return
+    if target not in _CALLBACKS and target != BUFFER_CALLBACK:
         return
     if not results:  # jaxlib's client refuses them unless the plug-in has taken the callables out
         raise unimplemented(CALLBACK_ADVICE)
-    index = _index(operation.attributes)
+    index = callback_index(operation)
     if not 0 <= index < len(results):
         raise invalid(f"the program calls callback {index} of {len(results)}")
-    types = tuple(_type(result.type) for result in operation.results)
-    if index in seen and results[index] != types:
+    signature = Signature(result_types(operation), target == BUFFER_CALLBACK)
+    if index in seen and results[index] != signature:
         raise invalid(f"the program calls callback {index} for results of different types")
     seen.add(index)
-    results[index] = types
-
-
-def _index(attributes: Any) -> int:
-    given = [attributes[name] for name in ("mhlo.backend_config", "backend_config") if name in attributes]
-    given = [each for each in given if not (isinstance(each, ir.StringAttr) and not each.value)]
-    if len(given) != 1 or not isinstance(given[0], ir.DictAttr) or "index" not in given[0]:
-        raise invalid("the program has a callback without one index")
-    return int(ir.IntegerAttr(given[0]["index"]).value)
-
-
-def _type(kind: Any) -> ShardType:
-    if str(kind) == "!stablehlo.token":
-        return "token", ()
-    if isinstance(kind, ir.RankedTensorType) and kind.has_static_shape and str(kind.element_type) in _dtypes():
-        return _dtypes()[str(kind.element_type)], tuple(kind.shape)
-    raise invalid(f"a callback cannot return {str(kind)[:100]}")
-
-
-@cache
-def _dtypes() -> dict[str, str]:
-    """The IR's names for dtypes, by MLIR's."""
-    names: dict[str, str] = {}
-    with mlir.make_ir_context():
-        for name in ("bool", *DTYPE_BITS):  # which is i1, as int1 is
-            if name in ("token", "opaque", "string"):
-                continue
-            try:
-                names.setdefault(str(mlir.dtype_to_ir_type(numpy_dtype(name))), name)
-            except TypeError:  # a dtype that JAX has not
-                continue
-    return names
+    results[index] = signature

@@ -18,12 +18,19 @@ from atoll.worker.xla.gate import Gates
 class Executable:
     """See `worker.device.LoadedFunction`. `devices` are the local ones, in the order of the function's assignment.
 
-    `gates`: for a function that calls its client, where XLA would do so inside of the enqueuing call.
+    `gates`: for a function that calls its client, where XLA would do so inside of the enqueuing call. `held` is kept
+    for as long as the executable is.
     """
 
     def __init__(
-        self, loaded: Any, devices: tuple[Any, ...], ordinals: tuple[int, ...], gates: Gates | None = None
+        self,
+        loaded: Any,
+        devices: tuple[Any, ...],
+        ordinals: tuple[int, ...],
+        gates: Gates | None = None,
+        held: Any = None,
     ) -> None:
+        self._held = held
         self._loaded = loaded
         self._gates = gates
         self._devices = devices

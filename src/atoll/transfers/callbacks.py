@@ -25,19 +25,28 @@ ResultType = tuple[str, tuple[int, ...]]
 class Callbacks:
     """The callables of one function, by position; `numbers` are the client's numbers for them.
 
+    The last of them, as many as there are `keys`, are called while the function is compiled; `len()` counts the others.
     Where a function `spans_devices`, a device that fails leaves others waiting in a collective, for good. So what its
     callables raise is kept until the run has ended.
     """
 
-    def __init__(self, calls: Calls, session: int, numbers: tuple[int, ...], spans_devices: bool = False) -> None:
+    def __init__(
+        self,
+        calls: Calls,
+        session: int,
+        numbers: tuple[int, ...],
+        spans_devices: bool = False,
+        keys: tuple[bytes, ...] = (),
+    ) -> None:
         self.session = session
         self.spans_devices = spans_devices
+        self.keys = keys
         self._calls = calls
         self._numbers = numbers
         self._failure: Status | None = None
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self._numbers) - len(self.keys)
 
     def call(
         self, position: int, results: Sequence[ResultType], arguments: Sequence[Array | None]
@@ -52,6 +61,18 @@ class Callbacks:
         except BaseException:
             reply.done()
             raise
+
+    def ask(self, key: bytes, request: bytes) -> bytes:
+        """Calls that of a key with some bytes, and returns the bytes that it answers. Blocks, and raises as `call`."""
+        number = self._numbers[len(self) + self.keys.index(key)]
+        reply = self._calls.call(self.session, number, *packed([np.frombuffer(request, np.uint8)]))
+        try:
+            if len(reply.types) != 1:
+                raise invalid(f"a callback of a compilation has answered with {len(reply.types)} arrays, not one")
+            start = reply.offsets[0]
+            return bytes(memoryview(reply.content)[start : start + reply.types[0].nbytes])
+        finally:
+            reply.done()
 
     def keep_failure(self, failure: Status) -> None:
         """A callable has raised, and the run goes on."""

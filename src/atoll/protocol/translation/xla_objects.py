@@ -1,0 +1,33 @@
+"""jaxlib's objects for XLA's shardings and programs, to and from their serialized forms.
+
+For processes that have JAX. `from_proto` ends the process at some forms that are none: see `shardings.check_parts`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def sharding_from_bytes(proto: bytes) -> Any:
+    """An HloSharding of an OpSharding's bytes."""
+    from jax._src.lib import xla_client
+
+    sharding = xla_client.OpSharding()
+    sharding.ParseFromString(proto)
+    return xla_client.HloSharding.from_proto(sharding)
+
+
+def sharding_to_bytes(sharding: Any) -> bytes:
+    return bytes(sharding.to_proto().SerializeToString())
+
+
+def portable_artifact(program: bytes) -> bytes:
+    """A module's bytecode or text, in the form that other versions of jaxlib can read."""
+    from jax._src.interpreters import mlir
+    from jax._src.lib import _jax
+    from jax._src.lib.mlir import ir
+    from jax._src.lib.mlir.dialects import hlo
+
+    with mlir.make_ir_context():
+        module = ir.Module.parse(program)
+        return bytes(_jax.mlir.serialize_portable_artifact(module, hlo.get_current_version(), True))
