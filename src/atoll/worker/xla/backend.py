@@ -182,8 +182,16 @@ class XlaBackend:
         return self._copy(array, devices, kind, xc.ArrayCopySemantics.ALWAYS_COPY)
 
     def _copy(self, array: Any, devices: tuple[Any, ...], memory_kind: str, semantics: Any) -> Any:
-        shape = shards_of(array)[0].shape
-        _, sharding = stacked_type(array.dtype, shape, devices, memory_kind)
+        shards = shards_of(array)
+        aval, sharding = stacked_type(array.dtype, shards[0].shape, devices, memory_kind)
+        if len(self._island) > 1:
+            # jaxlib may have made it on the devices of other hosts, too, and copies to as many devices only.
+            singles = [self._single(device, memory_kind) for device in devices]
+            lists = [xc.DeviceList((device,)) for device in devices]
+            moved = xc.batched_copy_array_to_devices_with_sharding(
+                list(shards), lists, singles, [semantics] * len(devices)
+            )
+            return moved[0] if len(moved) == 1 else jax_array.ArrayImpl(aval, sharding, moved, True, _skip_checks=True)
         (moved,) = xc.batched_copy_array_to_devices_with_sharding(
             [array], [xc.DeviceList(devices)], [sharding], [semantics]
         )
