@@ -1,4 +1,4 @@
-"""The micro-benchmarks (a) to (m), as data: speed that users notice, beside stock JAX and other peers."""
+"""The micro-benchmarks (a) to (p), as data: speed that users notice, beside stock JAX and other peers."""
 
 from benchmarks.harness.benchmark import BATCH_THREADS, Benchmark, Metric, RunsIn, Target
 
@@ -115,5 +115,35 @@ BENCHMARKS = (
         title="lowering 2,000 nodes; stock JAX: 2,000 additions to StableHLO",
         prepare="benchmarks.micro.programs:lowering",
         metrics=(Metric("seconds", "from a program to plans", "s", Target(1.0, at_least=False)),),
+    ),
+    Benchmark(
+        key="n",
+        title="callbacks into the script",
+        prepare="benchmarks.micro.callbacks:callbacks",
+        contestants=_LIKE_FOR_LIKE,
+        metrics=(
+            Metric("looped", "a callback in a loop", "ms", Target(0.5, at_least=False)),
+            Metric("call", "a jit call with one callback", "ms"),
+            Metric("bytes", "4 MB in and 4 MB out", "GB/s", Target(1.0)),
+        ),
+    ),
+    Benchmark(
+        key="o",
+        title="colocated Python; stock JAX: in the script's process",
+        prepare="benchmarks.micro.colocated:calls",
+        metrics=(
+            Metric("call", "a call", "ms"),
+            Metric("pipelined", "dependent calls, pipelined", "calls/s"),
+            Metric("bytes", "64 MB in and 64 MB out", "GB/s", Target(1.0)),
+        ),
+    ),
+    Benchmark(
+        key="p",
+        title="input by grain: atoll.data; stock JAX: in the script, and device_put",
+        prepare="benchmarks.micro.input:batches",
+        metrics=(
+            Metric("small", "batches of 4 kB", "batches/s"),
+            Metric("large", "batches of 4 MB", "batches/s"),
+        ),
     ),
 )

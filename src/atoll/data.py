@@ -248,8 +248,6 @@ class _HostPipeline:
         self._sharding = sharding
         self._records = records
         self._room = room
-        self._first: Any = _END
-        self._specs: Any = None
 
     def open(self) -> jax.Array:
         """Makes the pipeline and reads its first batch; the record says what that is like."""
@@ -262,10 +260,10 @@ class _HostPipeline:
             if len(self._start) != self._shard.count:
                 raise ValueError(f"a state of {len(self._start)} shards, where the sharding makes {self._shard.count}")
             self._pipeline.set_state(self._start[self._shard.index])
-        self._first = next(self._pipeline, _END)
+        self._first: Any = next(self._pipeline, _END)
         if self._first is _END:
             return self._record(None)
-        self._specs = jax.tree.map_with_path(_spec, self._first)
+        self._specs: Any = jax.tree.map_with_path(_spec, self._first)
         if not jax.tree.leaves(self._specs):
             raise ValueError(f"a batch without arrays: {self._first!r}")
         return self._record(_described(self._specs))
