@@ -24,7 +24,7 @@ LAYERS = (
     ("controller", "worker", "session"),
     ("ifrt",),
     ("operate",),
-    ("client", "testing"),
+    ("client", "data", "testing"),
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 MOST_ROOMS = 12

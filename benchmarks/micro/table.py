@@ -1,4 +1,4 @@
-"""The micro-benchmarks (a) to (n), as data: speed that users notice, beside stock JAX and other peers."""
+"""The micro-benchmarks (a) to (q), as data: speed that users notice, beside stock JAX and other peers."""
 
 from benchmarks.harness.benchmark import BATCH_THREADS, Benchmark, Metric, RunsIn, Target
 
@@ -118,6 +118,36 @@ BENCHMARKS = (
     ),
     Benchmark(
         key="n",
+        title="callbacks into the script",
+        prepare="benchmarks.micro.callbacks:callbacks",
+        contestants=_LIKE_FOR_LIKE,
+        metrics=(
+            Metric("looped", "a callback in a loop", "ms", Target(0.5, at_least=False)),
+            Metric("call", "a jit call with one callback", "ms"),
+            Metric("bytes", "4 MB in and 4 MB out", "GB/s", Target(1.0)),
+        ),
+    ),
+    Benchmark(
+        key="o",
+        title="colocated Python; stock JAX: in the script's process",
+        prepare="benchmarks.micro.colocated:calls",
+        metrics=(
+            Metric("call", "a call", "ms"),
+            Metric("pipelined", "dependent calls, pipelined", "calls/s"),
+            Metric("bytes", "64 MB in and 64 MB out", "GB/s", Target(1.0)),
+        ),
+    ),
+    Benchmark(
+        key="p",
+        title="input by grain: atoll.data; stock JAX: in the script, and device_put",
+        prepare="benchmarks.micro.input:batches",
+        metrics=(
+            Metric("small", "batches of 4 kB", "batches/s"),
+            Metric("large", "batches of 4 MB", "batches/s"),
+        ),
+    ),
+    Benchmark(
+        key="q",
         title="Orbax saves 1 GiB from 8 devices; by colocated Python (ocdbt) and persistence programs (zarr)",
         prepare="benchmarks.micro.checkpoints:save",
         contestants=_LIKE_FOR_LIKE,

@@ -231,6 +231,7 @@ def rooms_picture() -> Picture:
         "ir": "programs, dialect, passes, plans",
         "cluster": "settings, meshes, slices, island states, processes",
         "wire": "framing, HTTP/2, gRPC",
+        "data": "input that is made on the hosts",
         "testing": "clusters in virtual time",
     }
     boxes: list[Box | Arrow] = []

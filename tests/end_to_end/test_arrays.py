@@ -473,6 +473,18 @@ def test_each_kind_of_dtype_moves_between_islands(two_islands_python: RemotePyth
     assert_same(two_islands_python.call(small_dtype_between_islands, dtype), small_dtype_between_islands(dtype))
 
 
+def copies_of_what_was_computed() -> Any:
+    sharding = NamedSharding(mesh_of([0, 1, 2, 3], (4,), ("x",)), P("x"))
+    x = jax.jit(lambda x: x + 1)(jax.device_put(np.arange(8.0), sharding))
+    x.copy_to_host_async()
+    copy = jax.device_put(x, sharding, may_alias=False)
+    return fetched(copy), fetched(jax.jit(lambda x: x * 2, donate_argnums=0)(x))
+
+
+def test_what_a_computation_over_hosts_has_made_is_copied(start_python: Any) -> None:
+    assert_same(start_python("1x2x2").call(copies_of_what_was_computed), copies_of_what_was_computed())
+
+
 def jit_over_two_islands() -> Any:
     mesh = mesh_of([0, 1, 2, 3], (4,), ("x",))
     array = jax.device_put(np.arange(8.0), NamedSharding(mesh, P("x")))

@@ -42,6 +42,15 @@ def test_each_host_runs_its_own_part_in_one_jax_program(python: RemotePython):
     assert python.call(call_with_process_numbers).tolist() == [20, 20, 20, 20, 21, 21, 21, 21]
 
 
+def devices_beside_the_last() -> bool:
+    last, *others = reversed(jax.devices())
+    return list(colocated_python.colocated_cpu_devices((last, *others))) == [last, *others]
+
+
+def test_a_cpu_device_is_beside_itself(python: RemotePython):
+    assert python.call(devices_beside_the_last)
+
+
 def call_on_the_second_host() -> Any:
     @colocated_python.colocated_python
     def double(x: jax.Array) -> jax.Array:

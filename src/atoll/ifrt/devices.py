@@ -15,7 +15,8 @@ _K0, _K2 = 0xC3A5C85C97CB3127, 0x9AE16A3B2F90404F
 def init_reply(welcome: Welcome, session: int) -> Any:
     """Every device of every island, all addressable, all of process 0, as JAX's libraries expect them.
 
-    `slice_index` is the island. Memories are numbered device by device; a memory belongs to one device.
+    `slice_index` is the island; a CPU device is its own colocated one (JAX reads `colocation_id`). Memories are
+    numbered device by device; a memory belongs to one device.
     """
     reply = session_pb2.InitReply(
         session_id=session,
@@ -44,6 +45,7 @@ def init_reply(welcome: Welcome, session: int) -> Any:
         _set(entry.attributes, "core_on_chip", info.core_on_chip)
         _set(entry.attributes, "host", device.host)
         _set(entry.attributes, "num_cores", 1)
+        _set(entry.attributes, "colocation_id", device.id)
         for kind in info.memories:
             entry.memory_ids.append(memory_id)
             if kind == info.default_memory:

@@ -81,7 +81,8 @@ class Functions:
 
         def make() -> Any:
             if getattr(self._of_the_last, "holds", False):
-                raise RuntimeError("the object was lost when its process on this host ended: make a new one")
+                host = f"host {jax.process_index()} of its island"
+                raise RuntimeError(f"the object was lost when its process on {host} ended: make a new one")
             return initializer()
 
         return self._get_or_create(uid, make)

@@ -197,4 +197,6 @@ def _ends(process: subprocess.Popen[bytes]) -> bool:
 def _environment(folder: str) -> dict[str, str]:
     """The worker's environment without what is Atoll's own, its token above all."""
     env = {name: value for name, value in own_environment().items() if not name.startswith(("ATOLL_", "JAX_"))}
+    # What JAX copies there is fresh memory each time: in large pages it takes a fifth of the time.
+    env.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     return env | {"JAX_PLATFORMS": "cpu", "TMPDIR": folder, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}

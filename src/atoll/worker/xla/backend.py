@@ -190,16 +190,18 @@ class XlaBackend:
     def _copy(self, array: Any, devices: tuple[Any, ...], memory_kind: str, semantics: Any) -> Any:
         shards = shards_of(array)
         aval, sharding = stacked_type(array.dtype, shards[0].shape, devices, memory_kind)
-        if len(self._island) == 1:
-            return _copied(array, devices, sharding, semantics)
-        # What a function gave is, to jaxlib, on the devices of all hosts. Its shards are on their own.
-        parts = [
-            _copied(shard, (device,), self._single(device, memory_kind), semantics)
-            for shard, device in zip(shards, devices, strict=True)
-        ]
-        if len(parts) == 1:
-            return parts[0]
-        return jax_array.ArrayImpl(aval, sharding, parts, committed=True, _skip_checks=True)
+        if len(self._island) > 1:
+            # jaxlib may have made it on the devices of other hosts, too, and copies to as many devices only.
+            singles = [self._single(device, memory_kind) for device in devices]
+            lists = [xc.DeviceList((device,)) for device in devices]
+            moved = xc.batched_copy_array_to_devices_with_sharding(
+                list(shards), lists, singles, [semantics] * len(devices)
+            )
+            return moved[0] if len(moved) == 1 else jax_array.ArrayImpl(aval, sharding, moved, True, _skip_checks=True)
+        (moved,) = xc.batched_copy_array_to_devices_with_sharding(
+            [array], [xc.DeviceList(devices)], [sharding], [semantics]
+        )
+        return moved
 
     def bitcast(self, shard: Any, dtype: str, shape: tuple[int, ...]) -> Any:
         """The shard's bytes as another dtype and shape, on its own device."""
@@ -226,13 +228,6 @@ class XlaBackend:
 
     def _single(self, device: Any, memory_kind: str) -> SingleDeviceSharding:
         return SingleDeviceSharding(device, memory_kind=memory_kind or None)
-
-
-def _copied(array: Any, devices: tuple[Any, ...], sharding: Any, semantics: Any) -> Any:
-    (copied,) = xc.batched_copy_array_to_devices_with_sharding(
-        [array], [xc.DeviceList(devices)], [sharding], [semantics]
-    )
-    return copied
 
 
 def _bitcast(shard: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
