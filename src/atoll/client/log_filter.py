@@ -22,6 +22,8 @@ _ORDINARY = re.compile(
     rb"|Failed to delete host buffer: UNAVAILABLE"
     rb"|Batched response from ifrt proxy server"
 )
+# More lines of such a message, from JAX 0.12 on.
+_MORE = re.compile(rb"=== Source Location Trace|external/|; Stack trace:")
 _TRACE_ENDS = b"*** End stack trace ***"
 
 
@@ -55,7 +57,7 @@ def _pump(readable: int, original: int) -> None:
         for line in lines:
             if tracing:
                 tracing = _TRACE_ENDS not in line
-            elif _ORDINARY.search(line):
+            elif _ORDINARY.search(line) or (dropped and _MORE.match(line)):
                 tracing = b"*** Begin stack trace" in line
                 dropped = True
             elif not (dropped and line == b"\n"):  # the end of the message that was dropped

@@ -68,6 +68,17 @@ def test_a_remap_takes_intervals_of_shards(rig: Rig):
     assert node_of(program).mappings == (Mapping(0, 0, (1, 2, 1), ONE),)
 
 
+def test_a_remap_may_say_on_which_devices_shards_are_taken_over(rig: Rig):
+    rig.make(1, PAIR)
+    plan = arrays_pb2.RemapPlan()
+    plan.output_specs.append(spec_proto(on(1, 0)))
+    taken = plan.input_devices_for_output.add(out_array=0).input_devices.add(in_array=0)
+    taken.device_list.device_ids.extend([0, 1])
+    rig.ask("remap_arrays", plan=plan, arrays=[1], results=[5])
+    program, _ = rig.take_launch()
+    assert node_of(program).mappings == (Mapping(0, 0, (0, 1, 1), (1, 2, 1)), Mapping(0, 0, (1, 2, 1), (0, 1, 1)))
+
+
 def test_a_bitcast_keeps_shards_where_they_are(rig: Rig):
     rig.make(1, PAIR)
     target = on(0, 1, dtype="int32")
@@ -117,6 +128,19 @@ def test_what_is_assembled_of_donated_shards_shares_nothing_with_them(rig: Rig):
             {"arrays": [1], "specs": [spec_proto(on(0, 1, dtype="int8"))], "results": [5]},
             Code.INVALID_ARGUMENT,
             "the number of bytes",
+        ),
+        (
+            "remap_arrays",
+            {
+                "plan": {
+                    "output_specs": [spec_proto(PAIR)],
+                    "input_devices_for_output": [{"input_devices": [{"device_list": {"device_ids": [7]}}]}],
+                },
+                "arrays": [1],
+                "results": [5],
+            },
+            Code.INVALID_ARGUMENT,
+            "on device 7, without both",
         ),
         (
             "remap_arrays",

@@ -109,6 +109,9 @@ def _remap(pending: PendingRequest, request: Any) -> None:
         specs = [spec_from(each) for each in request.plan.output_specs]
         handles = session.handles(given, len(specs))
         mappings = []
+        if not request.plan.mappings:
+            held = [session.arrays.spec(handle).sharding.devices for handle in request.arrays]
+            mappings = _by_devices(request.plan, held, [spec.sharding.devices for spec in specs])
         for each in request.plan.mappings:
             columns = (
                 each.from_start, each.from_end, each.from_step, each.to_start, each.to_end, each.to_step
@@ -127,6 +130,28 @@ def _remap(pending: PendingRequest, request: Any) -> None:
             donate=request.copy_semantics == arrays_pb2.DONATE_INPUT,
         )
     pending.reply_arrays("remap_arrays", handles)
+
+
+def _by_devices(plan: Any, inputs: Sequence[tuple[int, ...]], outputs: Sequence[tuple[int, ...]]) -> list[Mapping]:
+    """As JAX 0.12 has it: on which devices the shards of an input become those of an output. A shard stays on its
+    device, which tells its place in both.
+    """
+    mappings = []
+    for output in plan.input_devices_for_output:
+        for given in output.input_devices:
+            i, o = given.in_array, output.out_array
+            if not (0 <= i < len(inputs) and 0 <= o < len(outputs)):
+                raise invalid(f"a remap plan for input {i} of {len(inputs)} and output {o} of {len(outputs)}")
+            taken = {device: place for place, device in enumerate(inputs[i])}
+            made = {device: place for place, device in enumerate(outputs[o])}
+            for device in given.device_list.device_ids:
+                if device not in taken or device not in made:
+                    raise invalid(
+                        f"a remap plan takes a shard of input {i} to output {o} on device {device}, without both"
+                    )
+                a, b = taken[device], made[device]
+                mappings.append(Mapping(i, o, (a, a + 1, 1), (b, b + 1, 1)))
+    return mappings
 
 
 def _bitcast(pending: PendingRequest, request: Any) -> None:
