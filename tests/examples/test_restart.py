@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,25 +26,35 @@ Start = Callable[[Path], "subprocess.Popen[str]"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * DEADLINE)]
 
 
-@pytest.fixture
-def start(short_directory: Path, program_cache: Path) -> Start:
-    """Starts the example on an island of two hosts."""
+@pytest.fixture(scope="module")
+def start(program_cache: Path) -> Iterator[Start]:
+    """Starts the example in a folder, on an island of two hosts."""
+    runtime = Path(tempfile.mkdtemp(prefix="at-"))  # unix sockets' paths are short
+    count = itertools.count()
 
     def start(folder: Path) -> subprocess.Popen[str]:
         folder.mkdir(exist_ok=True)
-        runtime = short_directory / f"{folder.name}-{time.monotonic_ns() % 1_000_000}"
-        runtime.mkdir(mode=0o700)
+        own = runtime / str(next(count))
+        own.mkdir(mode=0o700)
         return subprocess.Popen(
             [sys.executable, str(SCRIPT), str(folder), "--steps", str(STEPS), "--every", str(EVERY)],
-            env=script_environment(runtime, program_cache, "1x2x2"),
-            cwd=short_directory,
+            env=script_environment(own, program_cache, "1x2x2"),
+            cwd=own,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
         )
 
-    return start
+    yield start
+    shutil.rmtree(runtime, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def whole(start: Start, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a run that nobody killed, and what it printed."""
+    folder = tmp_path_factory.mktemp("restart") / "whole"
+    return folder, to_its_end(start(folder))
 
 
 def to_its_end(process: subprocess.Popen[str]) -> str:
@@ -69,19 +82,22 @@ def kill_after(process: subprocess.Popen[str], folder: Path, steps: int) -> None
     process.communicate()
 
 
-def test_a_killed_run_that_is_started_again_has_the_same_losses_bit_for_bit(start: Start, tmp_path: Path):
-    whole = to_its_end(start(tmp_path / "whole"))
+def test_a_killed_run_that_is_started_again_has_the_same_losses_bit_for_bit(
+    start: Start, whole: tuple[Path, str], tmp_path: Path
+):
+    folder, printed = whole
     killed = start(tmp_path / "killed")
     kill_after(killed, tmp_path / "killed", 13)
     resumed = to_its_end(start(tmp_path / "killed"))
-    assert "from step 0 on" in whole
-    assert "from step 10 on" in resumed
-    assert "step 20: loss" in whole
-    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
-    assert sorted(losses(tmp_path / "whole")) == list(range(1, STEPS + 1))
+    assert "from step 0 on" in printed
+    # A checkpoint is written while the next steps run, and before the next checkpoint.
+    assert resumed.startswith(("from step 5 on\n", "from step 10 on\n"))
+    assert losses(tmp_path / "killed") == losses(folder)
+    assert sorted(losses(folder)) == list(range(1, STEPS + 1))
 
 
-def test_the_loss_falls(start: Start, tmp_path: Path):
-    to_its_end(start(tmp_path / "whole"))
-    found = [float.fromhex(loss) for _, (loss,) in sorted(losses(tmp_path / "whole").items())]
+def test_the_loss_falls_and_the_devices_print_it(whole: tuple[Path, str]):
+    folder, printed = whole
+    found = [float.fromhex(loss) for _, (loss,) in sorted(losses(folder).items())]
     assert found[-1] < found[0] - 0.3
+    assert f"step 20: loss {found[19]:.4f}" in printed
