@@ -134,6 +134,7 @@ def answers_with(wrong: str) -> str:
 
 
 kept: dict[str, jax.Array] = {}
+reading: list[threading.Thread] = []
 
 
 def keeps_an_array() -> None:
@@ -174,13 +175,24 @@ def raises_while_the_other_device_waits() -> list[str]:
 
 def donates_what_a_callback_reads() -> float:
     x = jax.device_put(jnp.ones(1 << 16), jax.devices()[0])
-    read = jax.jit(lambda x: jax.pure_callback(lambda x: go_on.wait(SECONDS) and x, same_type(x), x) + x)
-    kept["y"] = read(x)
+
+    def wait(x: Any) -> Any:
+        entered.set()
+        go_on.wait(SECONDS)
+        return np.asarray(x)
+
+    def read() -> None:
+        kept["y"] = jax.jit(lambda x: jax.pure_callback(wait, same_type(x), x) + x)(x)
+
+    reading.append(threading.Thread(target=read, daemon=True))
+    reading[0].start()
+    assert entered.wait(SECONDS)
     kept["z"] = jax.jit(lambda x: x * 3, donate_argnums=0)(x)
     return computes(20)
 
 
 def reads_what_was_made_of_it() -> tuple[float, float]:
+    reading[0].join(SECONDS)
     return float(kept["y"][0]), float(kept["z"][0])
 
 

@@ -59,6 +59,37 @@ def _on_arrays(module: Any, host_callbacks: Sequence[Any]) -> list[Any]:
     return callbacks
 
 
+# On one CPU device a program with callbacks runs inside of the call, as in stock JAX: what it prints comes before what
+# the script prints next, and what a callback raises is raised there. On all other devices the script goes on meanwhile.
+
+
+def _runs_in_the_call(executable: Any) -> bool:
+    if not getattr(executable, "has_host_callbacks", False) or len(executable._local_devices) != 1:
+        return False
+    (device,) = executable._local_devices
+    return device.platform == "cpu" and is_atoll(device.client)
+
+
+def _waiting(handle_tokens: Callable[..., Any]) -> Callable[..., Any]:
+    def _handle_token_bufs(executable: Any, token_bufs: Any, sharded_token: Any) -> Any:
+        if _runs_in_the_call(executable):
+            sharded_token.get_token(0).block_until_ready()
+        return handle_tokens(executable, token_bufs, sharded_token)
+
+    return _handle_token_bufs
+
+
+def _not_past_the_wait(fastpath_data: Callable[..., Any]) -> Callable[..., Any]:
+    """JAX's C++ path for calls does not wait."""
+
+    def _get_fastpath_data(executable: Any, out_tree: Any, args_flat: Any, *others: Any, **options: Any) -> Any:
+        if _runs_in_the_call(getattr(executable, "unsafe_call", None)):
+            return None
+        return fastpath_data(executable, out_tree, args_flat, *others, **options)
+
+    return _get_fastpath_data
+
+
 PATCH = Patch(
     name="host callbacks",
     lifts="Unsupported host callback type",
@@ -69,5 +100,12 @@ PATCH = Patch(
             _numbering,
             ("backend", "module", "executable_devices", "options", "host_callbacks"),
         ),
+        Replacement(
+            "jax._src.interpreters.pxla:ExecuteReplicated",
+            "_handle_token_bufs",
+            _waiting,
+            ("self", "token_bufs", "sharded_token"),
+        ),
+        Replacement("jax._src.pjit", "_get_fastpath_data", _not_past_the_wait, ("executable", "out_tree", "args_flat")),
     ),
 )
