@@ -1,0 +1,212 @@
+"""Profiles of a session's hosts: what Atoll's plug-in asks for, and `profileRequest` of Google's `pathwaysutils`.
+
+The plug-in has the hosts' profiles handed to the script. The client of pathwaysutils names a place instead, which the
+hosts write to: its program is compiled once and run twice, to start and to stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+
+from atoll.errors import Code, Status, StatusError, invalid, not_found
+from atoll.ifrt.arrays import ArrayRecord
+from atoll.ifrt.loaded import Loaded
+from atoll.ifrt.program_executables import metadata_reply
+from atoll.ir.program import HostBuffer, HostToDevice, Program, single
+from atoll.ir.types import ArraySpec, Replicated, Sharding
+from atoll.protocol import messages as m
+from atoll.protocol import profiles as p
+from atoll.protocol.ifrt import executables_pb2
+from atoll.protocol.translation import codec
+from atoll.protocol.translation.shardings import sharding_to
+from atoll.session.session import ClusterSession
+
+_log = logging.getLogger(__name__)
+
+# So many hosts hand over at once: each has one part of its profile on the way.
+_HANDING_OVER = 8
+# Hosts that are gone for good do not keep the others from being profiled.
+_GONE = (Code.DATA_LOSS, Code.UNAVAILABLE, Code.NOT_FOUND)
+
+
+def hosts_of(cluster: ClusterSession) -> dict[int, int]:
+    """A device of each of the session's hosts, by host."""
+    return {
+        device.host: device.id for device in sorted(cluster.welcome.devices, key=lambda each: (each.host, -each.id))
+    }
+
+
+async def ask_hosts(cluster: ClusterSession, hosts: Mapping[int, int], request: p.Request) -> dict[int, Status]:
+    """Has all of these hosts do it. Returns those that are gone, or know of no profile, each with the reason.
+
+    Raises StatusError where another host refuses, or none is left.
+    """
+    room = asyncio.Semaphore(_HANDING_OVER if isinstance(request, p.Collect) else len(hosts))
+    payload = p.encode(request)
+
+    async def ask(device: int) -> Status | None:
+        async with room:
+            try:
+                await cluster.inquire("profile", device, payload=payload)
+            except StatusError as error:
+                return error.status
+        return None
+
+    outcomes = await asyncio.gather(*(ask(device) for device in hosts.values()))
+    failed = {host: status for host, status in zip(hosts, outcomes, strict=True) if status is not None}
+    refused = [status for status in failed.values() if status.code not in _GONE]
+    if refused or len(failed) == len(hosts):
+        if isinstance(request, p.Start):
+            started = {host: device for host, device in hosts.items() if host not in failed}
+            if started:
+                await ask_hosts(cluster, started, p.Collect())
+        (refused or list(failed.values()))[0].raise_if_error()
+    return failed
+
+
+# ---- pathwaysutils
+
+
+class _AdvancedValue(msgspec.Struct, frozen=True, rename="camel"):
+    bool_value: bool | None = None
+    int64_value: int | str | None = None  # as JSON of protobuf may have it
+    string_value: str | None = None
+
+    @property
+    def value(self) -> bool | int | str:
+        if self.bool_value is not None:
+            return self.bool_value
+        return int(self.int64_value) if self.int64_value is not None else self.string_value or ""
+
+
+class _PathwaysOptions(msgspec.Struct, frozen=True, rename="camel"):
+    advanced_configuration: dict[str, _AdvancedValue] = {}
+
+
+class _XprofOptions(msgspec.Struct, frozen=True, rename="camel"):
+    trace_directory: str = ""
+    host_trace_level: int = 2
+    trace_session_name: str = ""
+    pw_trace_options: _PathwaysOptions = _PathwaysOptions()
+
+
+class _Profile(msgspec.Struct, frozen=True, rename="camel"):
+    """What of a profileRequest means something here; resource managers have no XLA, and record nothing."""
+
+    trace_location: str = ""
+    max_num_hosts: Annotated[int, msgspec.Meta(ge=1)] = 1
+    max_duration_secs: float = p.MAX_SECONDS
+    xprof_trace_options: _XprofOptions | None = None
+
+
+class _Request(msgspec.Struct, frozen=True, rename="camel"):
+    profile_request: _Profile
+
+
+_decoder = msgspec.json.Decoder(_Request)
+
+
+def is_profile_request(payload: bytes) -> bool:
+    return payload.lstrip().startswith(b'{"profileRequest"')
+
+
+class ProfileExecutable(Loaded):
+    """Starts a profile of some hosts at its first run, and ends it at its second. Runs beside the session's launches.
+
+    With `xprofTraceOptions` each run gives one string: the folder in which the hosts' files are, or will be.
+    """
+
+    def __init__(self, payload: bytes, cluster: ClusterSession) -> None:
+        """Raises INVALID_ARGUMENT."""
+        super().__init__()
+        try:
+            request = _decoder.decode(payload).profile_request
+            options = request.xprof_trace_options or _XprofOptions()
+            recording = p.Recording(
+                host_tracer_level=options.host_trace_level,
+                advanced={k: each.value for k, each in options.pw_trace_options.advanced_configuration.items()},
+                seconds=min(request.max_duration_secs, p.MAX_SECONDS),
+            )
+            p.decode(p.encode(p.Start(recording)))  # the bounds hold for what is decoded
+        except (msgspec.MsgspecError, RecursionError, ValueError, OverflowError, StatusError) as error:
+            raise invalid(f"a profileRequest that cannot be read: {error}") from None
+        location = request.trace_location or options.trace_directory
+        run = options.trace_session_name or time.strftime("%Y_%m_%d_%H_%M_%S")
+        self._folder = p.folder_of(location, run)
+        self._recording = recording
+        hosts = hosts_of(cluster)
+        self._hosts = {host: hosts[host] for host in list(hosts)[: request.max_num_hosts]}
+        self._running = False
+        self._order = asyncio.Lock()
+        self.name = "profile"
+        self.devices = tuple(self._hosts.values())[:1]
+        self.fingerprint = b""
+        self.functions = ()
+        self.donated = frozenset()
+        place = ArraySpec("string", (1,), Sharding(self.devices, Replicated()))
+        self.outputs = () if request.xprof_trace_options is None else (place,)
+
+    async def run(self, cluster: ClusterSession) -> None:
+        """Starts, or ends. Raises StatusError."""
+        async with self._order:
+            self._running = not self._running
+            if self._running:
+                try:
+                    missing = await ask_hosts(cluster, self._hosts, p.Start(self._recording))
+                except StatusError:
+                    self._running = False
+                    raise
+            else:
+                missing = await ask_hosts(cluster, self._hosts, p.Collect(folder=self._folder))
+        for host, status in missing.items():
+            _log.warning("no profile of host %d: %s", host, status)
+
+    def make_outputs(self, cluster: ClusterSession, handles: Sequence[int], context: int) -> None:
+        """Has the outputs made as arrays under these handles."""
+        for handle, spec in zip(handles, self.outputs, strict=True):
+            node = HostToDevice((HostBuffer(0, spec.shape, None, None),), (spec,))
+            program = cluster.programs.number(("put", node), partial(single, "device_put", (), node, feeds=1))
+            feed = cluster.number()
+            cluster.upload(cluster.hosts_of(self.devices), feed, [msgspec.msgpack.encode([self._folder.encode()])])
+            cluster.launch(program, (), (handle,), (feed,), context)
+
+    def unloaded(self, cluster: ClusterSession) -> None:
+        """Nobody can end it any more: what its hosts record is dropped."""
+        if self._running and cluster.lost is None:
+            self._running = False
+            for device in self._hosts.values():
+                cluster.send(m.Query(cluster.number(), "profile", device, -1, p.encode(p.Collect())))
+
+    def check(self, arguments: Sequence[ArrayRecord]) -> None:
+        if arguments:
+            raise invalid("a profile takes no arguments")
+
+    def program(self, preserved: frozenset[int], completion: bool, stream: int) -> Program:
+        raise invalid("a profile is no program of the devices")
+
+    async def cost(self, cluster: ClusterSession, reply: Any) -> None:
+        raise not_found("a profile has no cost that is known")
+
+    async def text(self, cluster: ClusterSession) -> str:
+        return f"a profile of {len(self._hosts)} hosts, to {self._folder}"
+
+    def metadata_reply(self) -> Any:
+        return metadata_reply([""] * len(self.outputs), ())
+
+    def output_replies(self, handles: list[int]) -> list[Any]:
+        return [
+            executables_pb2.ExecuteReply.Output(
+                dtype=codec.dtype_to(spec.dtype),
+                shape={"dims": spec.shape},
+                sharding=sharding_to(spec.sharding, spec.shape, None),
+                array=handle,
+            )
+            for spec, handle in zip(self.outputs, handles, strict=True)
+        ]
