@@ -51,6 +51,7 @@ def _compile(pending: PendingRequest, request: Any) -> None:
         return
     if is_persistence_request(payload):
         _compile_python(pending, persistence_executable(payload, session.cluster))
+        return
     if is_profile_request(payload):
         pending.reply(_loaded(pending, ProfileExecutable(payload, session.cluster)))
         return
