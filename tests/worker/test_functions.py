@@ -43,21 +43,21 @@ def host() -> Host:
 def test_a_program_is_of_all_who_have_compiled_it(host: Host) -> None:
     host.compile(ALICE, "step", "a")
     host.compile(BOB, "recipe", "b")
-    assert host.functions.others_programs(ALICE) == Others({"recipe"}, set())
+    assert host.functions.programs.others(ALICE) == Others({"recipe"}, set())
     host.compile(ALICE, "recipe", "b")
-    assert host.functions.others_programs(ALICE) == Others(set(), set())
-    assert host.functions.others_programs(BOB) == Others({"step"}, set())
+    assert host.functions.programs.others(ALICE) == Others(set(), set())
+    assert host.functions.programs.others(BOB) == Others({"step"}, set())
 
 
 def test_two_programs_of_one_name_are_ambiguous(host: Host) -> None:
     host.compile(ALICE, "step", "a")
     host.compile(BOB, "step", "b")
-    assert host.functions.others_programs(ALICE) == Others(set(), {"step"})
+    assert host.functions.programs.others(ALICE) == Others(set(), {"step"})
 
 
 def test_what_is_gone_was_others_unless_one_still_has_it(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(functions, "IDLE_FUNCTIONS", 0)
     host.compile(BOB, "recipe", "b")
-    host.functions.close(BOB)
+    host.functions.programs.close(BOB)
     host.functions.drop("b")
-    assert host.functions.others_programs(ALICE) == Others({"recipe"}, set())
+    assert host.functions.programs.others(ALICE) == Others({"recipe"}, set())

@@ -14,7 +14,6 @@ from atoll.errors import OK, invalid, not_found, unimplemented
 from atoll.ifrt.executables import Executable, LostExecutable
 from atoll.ifrt.loaded import Answer
 from atoll.ifrt.pending_request import PendingRequest
-from atoll.ifrt.profiles import ask_hosts, hosts_of
 from atoll.ifrt.session import IfrtSession
 from atoll.protocol import profiles
 from atoll.protocol.messages import FunctionSource
@@ -27,6 +26,7 @@ from atoll.protocol.questions import (
     SourceQuestion,
     read_question,
 )
+from atoll.session.profiles import ask_hosts, hosts_of
 
 
 def answer(pending: PendingRequest, payload: bytes) -> None:

@@ -1,7 +1,6 @@
-"""Profiles of a session's hosts: what Atoll's plug-in asks for, and `profileRequest` of Google's `pathwaysutils`.
+"""`profileRequest` of Google's `pathwaysutils`: a program that is compiled once and run twice, to start and to stop.
 
-The plug-in has the hosts' profiles handed to the script. The client of pathwaysutils names a place instead, which the
-hosts write to: its program is compiled once and run twice, to start and to stop.
+It names a place, which the hosts write to. Atoll's own plug-in asks otherwise (`answers`).
 """
 
 from __future__ import annotations
@@ -9,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any
 
 import msgspec
 
-from atoll.errors import Code, Status, StatusError, invalid, not_found
+from atoll.errors import StatusError, invalid, not_found
 from atoll.ifrt.arrays import ArrayRecord
 from atoll.ifrt.loaded import Loaded
 from atoll.ifrt.program_executables import metadata_reply
@@ -26,52 +25,10 @@ from atoll.protocol import profiles as p
 from atoll.protocol.ifrt import executables_pb2
 from atoll.protocol.translation import codec
 from atoll.protocol.translation.shardings import sharding_to
+from atoll.session.profiles import ask_hosts, hosts_of
 from atoll.session.session import ClusterSession
 
 _log = logging.getLogger(__name__)
-
-# So many hosts hand over at once: each has one part of its profile on the way.
-_HANDING_OVER = 8
-# Hosts that are gone for good do not keep the others from being profiled.
-_GONE = (Code.DATA_LOSS, Code.UNAVAILABLE, Code.NOT_FOUND)
-
-
-def hosts_of(cluster: ClusterSession) -> dict[int, int]:
-    """A device of each of the session's hosts, by host."""
-    return {
-        device.host: device.id for device in sorted(cluster.welcome.devices, key=lambda each: (each.host, -each.id))
-    }
-
-
-async def ask_hosts(cluster: ClusterSession, hosts: Mapping[int, int], request: p.Request) -> dict[int, Status]:
-    """Has all of these hosts do it. Returns those that are gone, or know of no profile, each with the reason.
-
-    Raises StatusError where another host refuses, or none is left.
-    """
-    room = asyncio.Semaphore(_HANDING_OVER if isinstance(request, p.Collect) else len(hosts))
-    payload = p.encode(request)
-
-    async def ask(device: int) -> Status | None:
-        async with room:
-            try:
-                await cluster.inquire("profile", device, payload=payload)
-            except StatusError as error:
-                return error.status
-        return None
-
-    outcomes = await asyncio.gather(*(ask(device) for device in hosts.values()))
-    failed = {host: status for host, status in zip(hosts, outcomes, strict=True) if status is not None}
-    refused = [status for status in failed.values() if status.code not in _GONE]
-    if refused or len(failed) == len(hosts):
-        if isinstance(request, p.Start):
-            started = {host: device for host, device in hosts.items() if host not in failed}
-            if started:
-                await ask_hosts(cluster, started, p.Collect())
-        (refused or list(failed.values()))[0].raise_if_error()
-    return failed
-
-
-# ---- pathwaysutils
 
 
 class _AdvancedValue(msgspec.Struct, frozen=True, rename="camel"):

@@ -18,15 +18,13 @@ from atoll.transfers.callbacks import Callbacks
 from atoll.transfers.calls import Calls
 from atoll.transfers.client_errors import status_of
 from atoll.transfers.inbox import Inbox
-from atoll.transfers.profiles.xspace import Others
+from atoll.transfers.profiles.programs import Programs
 from atoll.transfers.python.sessions import PythonSessions
 from atoll.worker.device import DeviceBackend, LoadedFunction
 
 COMPILE_THREADS = 2
 # Functions that no session refers to are kept for the next script that sends the same program.
 IDLE_FUNCTIONS = 512
-# Of how many functions that are gone the programs' names are known.
-_PAST_NAMES = 4096
 
 
 class Function:
@@ -38,7 +36,6 @@ class Function:
     def __init__(self, loaded: LoadedFunction, keys: TypeKeys, callbacks: Callbacks | None = None) -> None:
         self.loaded = loaded
         self.callbacks = callbacks
-        self.sessions: set[int] = set()  # those that have asked for it
         self.ordinals = loaded.ordinals
         count = len(self.ordinals)
 
@@ -84,7 +81,7 @@ class Functions:
         self._functions: dict[str, Function] = {}
         self._info: dict[str, bytes] = {}
         self._compiling: dict[str, list[Compile]] = {}
-        self._past: OrderedDict[str, None] = OrderedDict()  # names of programs that were here
+        self.programs = Programs()
         self.with_callbacks = 0  # how many functions of this host call their clients
         self._idle: OrderedDict[str, None] = OrderedDict()
         self._dropped: set[str] = set()  # while they were being compiled
@@ -95,7 +92,7 @@ class Functions:
             self._idle.pop(message.function, None)
             self._dropped.discard(message.function)
             if message.function in self._functions:
-                self._functions[message.function].sessions.add(message.session)
+                self.programs.compiled(message.function, "", message.session)
                 info = self._info[message.function]
                 self._inbox.drop(message.session, message.feed)
                 scratch = self._functions[message.function].loaded.scratch_bytes
@@ -149,7 +146,9 @@ class Functions:
         with self._lock:
             others = self._compiling.pop(message.function, [])
             if function is not None:
-                function.sessions.update(each.session for each in (message, *others))
+                program = msgspec.msgpack.decode(info, type=FunctionInfo).name
+                for each in (message, *others):
+                    self.programs.compiled(message.function, program, each.session)
                 self._functions[message.function] = function
                 self.with_callbacks += bool(function.callbacks)
                 self._info[message.function] = info
@@ -237,28 +236,8 @@ class Functions:
             self._forget(oldest)
 
     def _forget(self, name: str) -> None:
-        self._past[self._program_name(name)] = None
-        while len(self._past) > _PAST_NAMES:
-            self._past.popitem(last=False)
         del self._functions[name], self._info[name]
-
-    def _program_name(self, name: str) -> str:
-        return msgspec.msgpack.decode(self._info[name], type=FunctionInfo).name
-
-    def close(self, session: int) -> None:
-        """The session has ended."""
-        with self._lock:
-            for function in self._functions.values():
-                function.sessions.discard(session)
-
-    def others_programs(self, session: int) -> Others:
-        """Programs that are or were here, and that the session has not compiled itself."""
-        own: set[str] = set()
-        with self._lock:
-            others = set(self._past)
-            for name, function in self._functions.items():
-                (own if session in function.sessions else others).add(self._program_name(name))
-        return Others(others - own, others & own)
+        self.programs.dropped(name)
 
     def answer(self, what: str, name: str) -> bytes:
         """The cost analysis (JSON) or the text of a function."""

@@ -55,7 +55,7 @@ class Worker:
         steps = StepRunner(backend, functions, data_port, network, keys)
         executor = ExecutorThread(steps, inbox, report)
         lease = Lease(self._lapsed)
-        recorder = Recorder(backend.begin_profile, functions.others_programs, data_port.calls, options.host)
+        recorder = Recorder(backend.begin_profile, functions.programs.others, data_port.calls, options.host)
         self._handler = MessageHandler(backend, functions, data_port, executor.submit, lease.renew, report, recorder)
         connection.send(*introduction(options.island, options.host, backend, str(data_port.address)))
 

@@ -54,7 +54,7 @@ class MessageHandler:
                 self._execute(message)
                 self._data_port.close_session(message.session)
                 self._functions.python.close(message.session)
-                self._functions.close(message.session)
+                self._functions.programs.close(message.session)
                 self._recorder.close(message.session)
             case m.FailFeeds(session=session, feeds=feeds, status=status):
                 self._data_port.inbox.fail(session, feeds, status)

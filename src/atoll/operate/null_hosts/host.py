@@ -101,7 +101,7 @@ class NullHost:
             lambda: call_soon(self._resume_parked),
             lambda: int(1e9 * clock.now()),
         )
-        recorder = Recorder(self.backend.begin_profile, functions.others_programs, None, host)
+        recorder = Recorder(self.backend.begin_profile, functions.programs.others, None, host)
         self._handler = MessageHandler(
             self.backend, functions, self.port, self._executor.handle, renew, report, recorder
         )

@@ -19,7 +19,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from atoll.client.plugin_programs import submit
 from atoll.errors import AtollError, ConnectError, traceback_of
 from atoll.protocol.callbacks import CALLBACKS_REQUEST, CallbackAddress
 from atoll.transfers.call_arrays import packed, unpacked
@@ -41,9 +40,13 @@ _OURS = str(Path(__file__).parent.parent)
 
 
 class CallbackTable:
-    """Callables by number, with the channel to the one client that has them. For any thread."""
+    """Callables by number, with the channel to the one client that has them. For any thread.
 
-    def __init__(self) -> None:
+    `submit(client, payload)` has the client's proxy answer a plugin program.
+    """
+
+    def __init__(self, submit: Callable[[Any, bytes], Any]) -> None:
+        self._submit = submit
         self._callbacks: dict[int, Callback] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
@@ -71,7 +74,7 @@ class CallbackTable:
             self._callbacks.pop(number, None)
 
     def _connect(self, client: Any) -> None:
-        self._loaded = submit(client, CALLBACKS_REQUEST)
+        self._loaded = self._submit(client, CALLBACKS_REQUEST)
         where = msgspec.json.decode(self._loaded.fingerprint, type=CallbackAddress)
         address = parse_address(where.address)
         if self.proxy.host:  # by which name it is reached from here, a proxy cannot know
