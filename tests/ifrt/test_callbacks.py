@@ -14,7 +14,17 @@ import pytest
 
 from atoll.ifrt.callbacks import CallbackPort, Relay
 from atoll.protocol.callbacks import CallbackAddress
-from atoll.transfers.call_messages import Call, Raised, Released, Retained, Returned, decode, encode, first_call
+from atoll.transfers.call_messages import (
+    GREETING,
+    Call,
+    Raised,
+    Released,
+    Retained,
+    Returned,
+    decode,
+    encode,
+    first_call,
+)
 from atoll.transfers.channel import DataChannel
 from atoll.wire.address import Address, parse_address
 from tests.session.fake_cluster import FakeCluster
@@ -46,6 +56,15 @@ def connected(relay: Relay) -> DataChannel:
     return channel
 
 
+def listening(channel: DataChannel) -> Receiver:
+    """Takes what a client gets after its greeting."""
+    receiver = Receiver(channel)
+    ((_, _, content),) = receiver.wait(1)
+    assert decode(content)[0] == GREETING
+    receiver.pieces.clear()
+    return receiver
+
+
 def until(holds: Any) -> None:
     deadline = time.monotonic() + SECONDS
     while not holds():
@@ -69,7 +88,7 @@ def answers(cluster: FakeCluster) -> list[tuple[int, Any]]:
 
 def test_a_call_goes_to_the_client_and_its_answer_to_the_host(cluster: FakeCluster, relay: Relay):
     channel = connected(relay)
-    receiver = Receiver(channel)
+    receiver = listening(channel)
     give(relay, first_call(1) + 5, Call(3, ()))
     ((_, feed, content),) = receiver.wait(1)
     assert (feed, decode(content)[0]) == (first_call(1) + 5, Call(3, ()))
@@ -93,7 +112,7 @@ def test_without_a_client_calls_are_answered(cluster: FakeCluster, relay: Relay)
 
 def test_a_client_that_leaves_leaves_no_call_unanswered(cluster: FakeCluster, relay: Relay):
     channel = connected(relay)
-    receiver = Receiver(channel)
+    receiver = listening(channel)
     give(relay, first_call(0) + 1, Call(3, ()))
     give(relay, first_call(1) + 1, Call(3, ()))
     receiver.wait(2)
@@ -107,7 +126,7 @@ def test_a_client_that_connects_anew_leaves_no_call_of_its_old_connection_unansw
     cluster: FakeCluster, relay: Relay
 ):
     old = connected(relay)
-    receiver = Receiver(old)
+    receiver = listening(old)
     give(relay, first_call(0) + 1, Call(3, ()))
     receiver.wait(1)
     before = relay._channel
@@ -128,7 +147,7 @@ def test_who_does_not_know_the_secret_gets_no_calls(relay: Relay):
 
 def test_callables_are_released_when_the_client_and_the_last_host_have_dropped_their_function(relay: Relay):
     channel = connected(relay)
-    receiver = Receiver(channel)
+    receiver = listening(channel)
     for host in (0, 1, 2):
         give(relay, first_call(host), Retained((4, 5)))
     give(relay, first_call(0), Released((4, 5)))
@@ -145,7 +164,7 @@ def test_callables_are_released_when_the_client_and_the_last_host_have_dropped_t
 
 def test_callables_are_kept_for_a_host_that_has_yet_to_say_that_it_may_call_them(relay: Relay):
     channel = connected(relay)
-    receiver = Receiver(channel)
+    receiver = listening(channel)
     relay.compiled((4, 5), (0,))
     relay.unloaded((4, 5))
     give(relay, first_call(0) + 1, Call(4, ()))

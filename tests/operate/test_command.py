@@ -53,7 +53,8 @@ OWN_CLIENT = """
         return ifrt_proxy.get_client(os.environ["JAX_BACKEND_TARGET"], options)
 
     register_backend_factory("proxy", make_client, priority=-1)
-    print(len(jax.devices()))
+    twice = lambda x: jax.pure_callback(lambda x: x * 2, jax.ShapeDtypeStruct((), "float32"), x)
+    print(len(jax.devices()), jax.jit(twice)(21.0))
 """
 
 CLUSTER_OPTIONS = ["--islands", "1x1x2", "--platform", "cuda", "--device-memory", "1KiB", "--dispatch", "sequential"]
@@ -406,7 +407,7 @@ def test_a_proxy_that_strangers_reach_serves_who_brings_the_token(user: User) ->
     command = ("proxy", "--host", "0.0.0.0", "--port", "0", "--islands", "1x1x1")
     process = user.start_atoll(*command, ATOLL_TOKEN="open sesame")
     port = first_line(process).rpartition(":")[2]
-    env = _pathways_environment(f"grpc://127.0.0.1:{port}")
+    env = _pathways_environment(f"grpc://127.0.0.2:{port}")
     ended = [user.script(OWN_CLIENT, DATA=data, **env) for data in ("{}", "{'token': b'open barley'}")]
     served = user.script(OWN_CLIENT, DATA="{'token': b'open sesame'}", **env)
     process.terminate()
@@ -414,7 +415,7 @@ def test_a_proxy_that_strangers_reach_serves_who_brings_the_token(user: User) ->
     for refused in ended:
         assert refused.returncode == 1
         assert "asks for a token: set ATOLL_TOKEN" in refused.stderr
-    assert served.check().stdout == "1\n"
+    assert served.check().stdout == "1 42.0\n"
 
 
 def test_a_proxy_of_its_own_cluster_has_the_options_of_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -161,3 +163,31 @@ def test_orbax_keeps_checkpoints_by_its_persistence(served: Any, tmp_path: Path)
         FOLDER=str(tmp_path),
         ENABLE_PATHWAYS_PERSISTENCE="1",
     ) == ["True True", "True", "['.zarray', '0.0', '1.0']"]
+
+
+def test_the_elastic_manager_goes_on_when_a_lost_island_is_back(served: tuple[User, dict[str, str]]) -> None:
+    user, environment = served
+    code = """
+    import time
+    from pathwaysutils.elastic.manager import Manager
+
+    manager, attempts = Manager(), []
+
+    @manager.elastic_retry(minimum_slice_count=2, poll_interval=0.2, timeout=60)
+    def train():
+        attempts.append(sorted(manager.active_slice_indices))
+        x = jax.device_put(np.arange(4.0), devices[-1])
+        while len(attempts) == 1:
+            x = jax.jit(lambda x: x + 1)(x)
+            x.block_until_ready()
+            print("running", flush=True)
+            time.sleep(0.1)
+        return float(x.sum())
+
+    print(train(), attempts)
+    """
+    process = user.start(sys.executable, "-c", textwrap.dedent(START + code), **environment)
+    assert first_line(process) == "running"
+    (worker,) = (each for each in user.processes() if '"island":1' in " ".join(each.cmdline()))
+    worker.kill()
+    assert finish(process).check().stdout.splitlines()[-1] == "6.0 [[0, 1], [0, 1]]"

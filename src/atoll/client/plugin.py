@@ -11,13 +11,19 @@ from typing import Any
 
 PLATFORM = "atoll"
 _PRIORITY = -100
+_GOOGLES_PLATFORM = "proxy"
 
 
 def initialize() -> None:
-    """Registers the platform `atoll`. Called by JAX."""
+    """Registers the platform `atoll`; looks after clients of `atoll proxy`. Called by JAX."""
+    import jax
     from jax.extend.backend import register_backend_factory
 
     register_backend_factory(PLATFORM, _make_client, priority=_PRIORITY, fail_quietly=True)
+    if _GOOGLES_PLATFORM in str(jax.config.jax_platforms).split(","):
+        from atoll.client import proxy_clients
+
+        proxy_clients.watch()
 
 
 def _make_client() -> Any:

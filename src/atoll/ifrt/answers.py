@@ -15,8 +15,18 @@ from atoll.ifrt.executables import Executable, LostExecutable
 from atoll.ifrt.loaded import Answer
 from atoll.ifrt.pending_request import PendingRequest
 from atoll.ifrt.session import IfrtSession
+from atoll.protocol import profiles
 from atoll.protocol.messages import FunctionSource
-from atoll.protocol.questions import CompiledSource, MemoryQuestion, Question, SourceQuestion, read_question
+from atoll.protocol.questions import (
+    CompiledSource,
+    MemoryQuestion,
+    MissingHosts,
+    ProfileQuestion,
+    Question,
+    SourceQuestion,
+    read_question,
+)
+from atoll.session.profiles import ask_hosts, hosts_of
 
 
 def answer(pending: PendingRequest, payload: bytes) -> None:
@@ -41,6 +51,17 @@ async def _answer(session: IfrtSession, question: Question) -> Answer:
             return Answer("memory statistics", (device,), await session.cluster.inquire("memory", device))
         case SourceQuestion(fingerprint=fingerprint):
             return _source(session, fingerprint)
+        case ProfileQuestion(request=request):
+            return await _profile(session, request)
+
+
+async def _profile(session: IfrtSession, request: profiles.Request) -> Answer:
+    if isinstance(request, profiles.Collect) and request.folder:
+        raise invalid("a profile goes to the client that asks for it")
+    hosts = hosts_of(session.cluster)
+    missing = await ask_hosts(session.cluster, hosts, request)
+    content = MissingHosts({host: status.message for host, status in missing.items()})
+    return Answer("profile", tuple(hosts.values())[:1], msgspec.json.encode(content))
 
 
 def _source(session: IfrtSession, fingerprint: bytes) -> Answer:

@@ -21,6 +21,7 @@ from atoll.ifrt.loaded import Answer, Loaded
 from atoll.protocol.callbacks import CallbackAddress
 from atoll.session.session import ClusterSession
 from atoll.transfers.call_messages import (
+    GREETING,
     Raised,
     Released,
     Retained,
@@ -174,6 +175,7 @@ class Relay:
             before, self._channel = self._channel, channel
         if before is not None:
             before.close()
+        channel.send(0, first_call(0), encode(GREETING))
 
         def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
             try:

@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 
 from atoll.errors import invalid
+from atoll.protocol import profiles
 
 MAGIC = b"atoll.question\0"
 
@@ -37,7 +38,19 @@ class CompiledSource(msgspec.Struct, frozen=True):
     assignment: tuple[tuple[int, ...], ...]
 
 
-Question = MemoryQuestion | SourceQuestion
+class ProfileQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="profile"):
+    """Has all hosts of the session start, stop, or hand over to this client. The answer is `MissingHosts`, in JSON."""
+
+    request: profiles.Request
+
+
+class MissingHosts(msgspec.Struct, frozen=True):
+    """Hosts of which there is no profile, with the reason."""
+
+    reasons: dict[int, str]
+
+
+Question = MemoryQuestion | SourceQuestion | ProfileQuestion
 
 
 def write_question(question: Question) -> bytes:

@@ -67,6 +67,9 @@ class Released(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     arrays: tuple[ArrayType, ...] = ()
 
 
+# What a client hears first on its channel: from now on it gets its calls.
+GREETING = Released(())
+
 CallMessage = Call | Returned | Raised | Retained | Released
 
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(CallMessage)

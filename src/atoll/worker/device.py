@@ -18,13 +18,14 @@ sharing before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from atoll.ir.plan import LocalArray
 from atoll.protocol.messages import DeviceInfo, FunctionInfo
+from atoll.protocol.profiles import Recording
 from atoll.transfers.callbacks import Callbacks
 
 # [replica][partition] of (host of the island, ordinal of the device)
@@ -146,6 +147,12 @@ class DeviceBackend(Protocol):
 
     def memory_stats(self, ordinal: int) -> dict[str, int]:
         """What the platform knows of the device's memory, by jax's names, in bytes; {} where nothing. Any thread."""
+
+    def begin_profile(self, recording: Recording) -> Callable[[], bytes]:
+        """Begins to record what this process does. What it returns ends that, and gives a serialized XSpace.
+
+        One at a time. A thread of its own, which both may block. Raises UNIMPLEMENTED where there is no profiler.
+        """
 
     def default_layout(self, dtype: str, shape: tuple[int, ...], ordinal: int) -> str:
         """The layout that an array gets by default, in XLA's notation, such as {1,0}. Any thread."""

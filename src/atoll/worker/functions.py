@@ -12,12 +12,13 @@ import msgspec
 
 from atoll.errors import OK, Status, StatusError, not_found
 from atoll.ir.type_keys import TypeKeys
-from atoll.protocol.messages import Compile, Compiled, FunctionSource
+from atoll.protocol.messages import Compile, Compiled, FunctionInfo, FunctionSource
 from atoll.transfers.call_threads import SessionThreads
 from atoll.transfers.callbacks import Callbacks
 from atoll.transfers.calls import Calls
 from atoll.transfers.client_errors import status_of
 from atoll.transfers.inbox import Inbox
+from atoll.transfers.profiles.programs import Programs
 from atoll.transfers.python.sessions import PythonSessions
 from atoll.worker.device import DeviceBackend, LoadedFunction
 
@@ -80,6 +81,7 @@ class Functions:
         self._functions: dict[str, Function] = {}
         self._info: dict[str, bytes] = {}
         self._compiling: dict[str, list[Compile]] = {}
+        self.programs = Programs()
         self.with_callbacks = 0  # how many functions of this host call their clients
         self._idle: OrderedDict[str, None] = OrderedDict()
         self._dropped: set[str] = set()  # while they were being compiled
@@ -90,6 +92,7 @@ class Functions:
             self._idle.pop(message.function, None)
             self._dropped.discard(message.function)
             if message.function in self._functions:
+                self.programs.compiled(message.function, "", message.session)
                 info = self._info[message.function]
                 self._inbox.drop(message.session, message.feed)
                 scratch = self._functions[message.function].loaded.scratch_bytes
@@ -143,6 +146,9 @@ class Functions:
         with self._lock:
             others = self._compiling.pop(message.function, [])
             if function is not None:
+                program = msgspec.msgpack.decode(info, type=FunctionInfo).name
+                for each in (message, *others):
+                    self.programs.compiled(message.function, program, each.session)
                 self._functions[message.function] = function
                 self.with_callbacks += bool(function.callbacks)
                 self._info[message.function] = info
@@ -220,14 +226,18 @@ class Functions:
             return
         callbacks = self._functions[name].callbacks
         if callbacks is not None:
-            del self._functions[name], self._info[name]
+            self._forget(name)
             self.with_callbacks -= bool(callbacks)
             return
         self._idle[name] = None
         self._idle.move_to_end(name)
         while len(self._idle) > IDLE_FUNCTIONS:
             oldest, _ = self._idle.popitem(last=False)
-            del self._functions[oldest], self._info[oldest]
+            self._forget(oldest)
+
+    def _forget(self, name: str) -> None:
+        del self._functions[name], self._info[name]
+        self.programs.dropped(name)
 
     def answer(self, what: str, name: str) -> bytes:
         """The cost analysis (JSON) or the text of a function."""

@@ -17,6 +17,7 @@ from atoll.protocol import messages as m
 from atoll.transfers.data_port import DataPort
 from atoll.transfers.inbox import Inbox
 from atoll.transfers.kinds import KINDS, ONE_CLIENT_KINDS
+from atoll.transfers.profiles.recorder import Recorder
 from atoll.transfers.python.options import PythonHost
 from atoll.transfers.python.sessions import PythonSessions
 from atoll.wire.address import check_may_listen, parse_address
@@ -54,7 +55,8 @@ class Worker:
         steps = StepRunner(backend, functions, data_port, network, keys)
         executor = ExecutorThread(steps, inbox, report)
         lease = Lease(self._lapsed)
-        self._handler = MessageHandler(backend, functions, data_port, executor.submit, lease.renew, report)
+        recorder = Recorder(backend.begin_profile, functions.programs.others, data_port.calls, options.host)
+        self._handler = MessageHandler(backend, functions, data_port, executor.submit, lease.renew, report, recorder)
         connection.send(*introduction(options.island, options.host, backend, str(data_port.address)))
 
     def run(self) -> None:

@@ -12,6 +12,7 @@ import msgspec
 from atoll.errors import Status, status_of
 from atoll.protocol import messages as m
 from atoll.transfers.data_port import DataPort
+from atoll.transfers.profiles.recorder import Recorder
 from atoll.worker.device import DeviceBackend
 from atoll.worker.functions import Functions
 
@@ -29,8 +30,10 @@ class MessageHandler:
         execute: Callable[[Any], None],
         renew: Callable[[float], None],
         report: Callable[..., None],
+        recorder: Recorder,
     ) -> None:
         self._backend = backend
+        self._recorder = recorder
         self._functions = functions
         self._data_port = data_port
         self._execute = execute
@@ -51,6 +54,8 @@ class MessageHandler:
                 self._execute(message)
                 self._data_port.close_session(message.session)
                 self._functions.python.close(message.session)
+                self._functions.programs.close(message.session)
+                self._recorder.close(message.session)
             case m.FailFeeds(session=session, feeds=feeds, status=status):
                 self._data_port.inbox.fail(session, feeds, status)
             case m.Ping(lease=lease):
@@ -65,6 +70,10 @@ class MessageHandler:
                     self._execute(message)
                 else:
                     self._functions.drop(function)
+            case m.WorkerQuery(session=session, query=query, what="profile", payload=payload):
+                self._recorder.submit(
+                    session, payload, lambda status: self._report(m.WorkerAnswer(session, query, status, b""))
+                )
             case m.WorkerQuery():
                 self._answers.submit(self._answer, message)
             case m.Peers(hosts=hosts, secret=secret):

@@ -69,7 +69,8 @@ def test_a_patch_for_other_versions_is_left_out_silently(
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
 def test_the_self_test_of_each_patch_passes_on_the_installed_jax(patch: Patch) -> None:
-    assert patch.since <= jax.__version_info__ < patch.before
+    if not patch.since <= jax.__version_info__ < patch.before:
+        pytest.skip("it is for other versions")
     assert patch.difference() == ""
 
 

@@ -15,6 +15,7 @@ from atoll.client.jax_patches import (
     newer_operations,
     other_clients,
     patch,
+    profiler,
     serialized_executables,
     strided_arrays,
     transfer_server,
@@ -33,6 +34,8 @@ PATCHES: tuple[Patch, ...] = (
     host_callbacks.PATCH,
     compile_time_callbacks.PATCH,
     colocated_python.PATCH,
+    profiler.PATCH,
+    profiler.EXPORT_PATCH,
 )
 
 _installed: tuple[Patch, ...] | None = None

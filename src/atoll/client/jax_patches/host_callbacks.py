@@ -1,8 +1,8 @@
 """Lets programs call back into the user's Python.
 
 JAX gives the compiler a program's callables; jaxlib's IFRT proxy client refuses to send them. So they are taken out
-just before that, kept in this process under numbers (`client/callbacks.py`), and the numbers go along in an option of
-the compile request, which the proxy takes out again.
+just before that, kept in this process under numbers (`transfers/call_tables.py`), and the numbers go along in an option
+of the compile request, which the proxy takes out again.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from atoll.client.callbacks import CallbackTable
 from atoll.client.jax_patches.patch import Patch, Replacement
-from atoll.client.plugin_programs import is_atoll
+from atoll.client.plugin_programs import is_atoll, submit
 from atoll.protocol.compile_options import CALLBACKS_OPTION
 from atoll.transfers.call_buffers import on_arrays
+from atoll.transfers.call_tables import CallbackTable
 from atoll.transfers.custom_calls import BUFFER_CALLBACK, aliases, callback_index, result_types
 
-TABLE = CallbackTable()
+TABLE = CallbackTable(submit)
 _WITH_BUFFERS = "jax._src.buffer_callback"
 
 

@@ -15,6 +15,7 @@ from atoll.ifrt.executables import Executable, LostExecutable
 from atoll.ifrt.loaded import MPMD_ERROR, Loaded
 from atoll.ifrt.pending_request import Handler, PendingRequest
 from atoll.ifrt.persistence import is_persistence_request, persistence_executable
+from atoll.ifrt.profiles import ProfileExecutable, is_profile_request
 from atoll.ifrt.program_executables import read
 from atoll.ifrt.python_functions import CUSTOM_CALL_PROGRAM, PythonExecutable, python_function
 from atoll.ifrt.reshard_executables import ReshardExecutable, is_reshard_request
@@ -50,6 +51,9 @@ def _compile(pending: PendingRequest, request: Any) -> None:
         return
     if is_persistence_request(payload):
         _compile_python(pending, persistence_executable(payload, session.cluster))
+        return
+    if is_profile_request(payload):
+        pending.reply(_loaded(pending, ProfileExecutable(payload, session.cluster)))
         return
     if request.program.type_name == CUSTOM_CALL_PROGRAM:
         program = codec.parse(compile_pb2.CustomCallProgram, request.program.data)
@@ -199,6 +203,9 @@ def _run(pending: PendingRequest, request: Any, given: list[int]) -> tuple[list[
         pending.define_failed(handles, executable.loss)
         status_handle = session.add_future(executable.loss, request.status_handle) if options.fill_status else 0
         return handles, status_handle, executable
+    if isinstance(executable, ProfileExecutable):
+        handles = session.handles(given, len(executable.outputs))
+        return handles, _run_beside(pending, executable, request, handles), executable
     preserved = _NOTHING_KEPT
     if options.non_donatable_input_indices and executable.donated:
         preserved = executable.donated & frozenset(options.non_donatable_input_indices)
@@ -226,6 +233,26 @@ def _run(pending: PendingRequest, request: Any, given: list[int]) -> tuple[list[
             records[position].memory.delete()
     session.define(handles, executable.outputs, pending.context)
     return handles, status_handle, executable
+
+
+def _run_beside(pending: PendingRequest, executable: ProfileExecutable, request: Any, handles: list[int]) -> int:
+    """Runs it on no device. Returns the handle of the run's status; 0 where nobody asks for it."""
+    session = pending.session
+    status_handle = session.add_future(handle=request.status_handle) if request.options.fill_status else 0
+    resolve = session.resolver(status_handle) if status_handle else lambda status: None
+
+    async def work() -> None:
+        try:
+            await executable.run(session.cluster)
+        except StatusError as error:
+            resolve(error.status)
+        else:
+            resolve(OK)
+
+    session.spawn(work())
+    executable.make_outputs(session.cluster, handles, pending.context)
+    session.define(handles, executable.outputs, pending.context)
+    return status_handle
 
 
 def _fetch_execute_result(pending: PendingRequest, request: Any) -> None:

@@ -11,6 +11,7 @@ from atoll.ir.type_keys import TypeKeys
 from atoll.operate.null_hosts.network import NullNetwork
 from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox
+from atoll.transfers.profiles.recorder import Recorder
 from atoll.worker.completions import ArrayCompletion, Completion, ReadCompletion, RunCompletion
 from atoll.worker.functions import Functions
 from atoll.worker.message_handler import MessageHandler
@@ -100,7 +101,10 @@ class NullHost:
             lambda: call_soon(self._resume_parked),
             lambda: int(1e9 * clock.now()),
         )
-        self._handler = MessageHandler(self.backend, functions, self.port, self._executor.handle, renew, report)
+        recorder = Recorder(self.backend.begin_profile, functions.programs.others, None, host)
+        self._handler = MessageHandler(
+            self.backend, functions, self.port, self._executor.handle, renew, report, recorder
+        )
 
     def handle(self, message: Any) -> bool:
         """As `MessageHandler.handle`."""

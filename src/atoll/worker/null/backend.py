@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from atoll.errors import unimplemented
 from atoll.ir.plan import LocalArray
 from atoll.protocol.messages import DeviceInfo, FunctionInfo, OutputInfo
+from atoll.protocol.profiles import Recording
 from atoll.transfers.callbacks import Callbacks
 from atoll.worker.device import Assignment, Layout
 from atoll.worker.null.arrays import NullArray, NullShard, bytes_of
@@ -130,6 +132,9 @@ class NullBackend:
 
     def memory_stats(self, ordinal: int) -> dict[str, int]:
         return {}
+
+    def begin_profile(self, recording: Recording) -> Callable[[], bytes]:
+        raise unimplemented("null devices compute nothing: XLA has no profile of them")
 
     def default_layout(self, dtype: str, shape: tuple[int, ...], ordinal: int) -> str:
         return "{" + ",".join(str(i) for i in reversed(range(len(shape)))) + "}"

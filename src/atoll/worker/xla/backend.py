@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from jax.sharding import SingleDeviceSharding
 
 from atoll.ir.plan import LocalArray
 from atoll.protocol.messages import DeviceInfo
+from atoll.protocol.profiles import Recording
 from atoll.transfers.callbacks import Callbacks
 from atoll.transfers.dtypes import numpy_dtype
 from atoll.worker.device import Assignment
@@ -29,6 +30,7 @@ from atoll.worker.xla.batch_threads import batch_threads
 from atoll.worker.xla.callback_stubs import Held, stubs
 from atoll.worker.xla.executable import Executable
 from atoll.worker.xla.gate import Gates
+from atoll.worker.xla.profiler import begin_profile
 
 _cache_hit = threading.local()
 _COLLECTIVE_TIMEOUT = "xla_cpu_collective_call_terminate_timeout_seconds"
@@ -214,6 +216,9 @@ class XlaBackend:
     def memory_stats(self, ordinal: int) -> dict[str, int]:
         """XLA's own; it has none for CPUs."""
         return {name: int(value) for name, value in (self.devices[ordinal].memory_stats() or {}).items()}
+
+    def begin_profile(self, recording: Recording) -> Callable[[], bytes]:
+        return begin_profile(recording)
 
     def default_layout(self, dtype: str, shape: tuple[int, ...], ordinal: int) -> str:
         """XLA's text form of the layout that an array gets by default, such as {1,0}."""

@@ -12,40 +12,47 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from atoll.client.plugin_programs import submit
-from atoll.errors import AtollError, traceback_of
+from atoll.errors import AtollError, ConnectError, traceback_of
 from atoll.protocol.callbacks import CALLBACKS_REQUEST, CallbackAddress
 from atoll.transfers.call_arrays import packed, unpacked
 from atoll.transfers.call_messages import Call, Raised, Released, Returned, decode, encode
 from atoll.transfers.call_threads import Threads
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.engine import Piece
-from atoll.wire.address import parse_address
+from atoll.wire.address import Address, parse_address
 
 Callback = Callable[..., Sequence[Any]]
 
 # Memory of the channel that the user's arrays may hold at once; beyond that, arguments are copied.
 _HELD_BYTES = 128 << 20
 _SMALL_BYTES = 64 * 1024
+# For the proxy to greet a new channel: before that, it might answer a call by itself.
+_GREETING_SECONDS = 10.0
 # Frames of these files are not the user's.
 _OURS = str(Path(__file__).parent.parent)
 
 
 class CallbackTable:
-    """Callables by number, with the channel to the one client that has them. For any thread."""
+    """Callables by number, with the channel to the one client that has them. For any thread.
 
-    def __init__(self) -> None:
+    `submit(client, payload)` has the client's proxy answer a plugin program.
+    """
+
+    def __init__(self, submit: Callable[[Any, bytes], Any]) -> None:
+        self._submit = submit
         self._callbacks: dict[int, Callback] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._threads = Threads()
         self._channel: DataChannel | None = None
+        self.proxy = Address()  # where the client's proxy was dialled, where that is not this process's own
         self._loaded: Any = None  # what the proxy answered with; the place is ours while it lives
         self._held: dict[int, int] = {}  # bytes of the channel's memory that arrays have, by the feed of their call
 
@@ -67,10 +74,17 @@ class CallbackTable:
             self._callbacks.pop(number, None)
 
     def _connect(self, client: Any) -> None:
-        self._loaded = submit(client, CALLBACKS_REQUEST)
+        self._loaded = self._submit(client, CALLBACKS_REQUEST)
         where = msgspec.json.decode(self._loaded.fingerprint, type=CallbackAddress)
-        channel = DataChannel.connect(parse_address(where.address), where.session, where.secret)
-        threading.Thread(target=self._receive, args=(channel,), name="atoll-callbacks", daemon=True).start()
+        address = parse_address(where.address)
+        if self.proxy.host:  # by which name it is reached from here, a proxy cannot know
+            address = replace(address, host=self.proxy.host)
+        channel = DataChannel.connect(address, where.session, where.secret)
+        heard = threading.Event()
+        threading.Thread(target=self._receive, args=(channel, heard), name="atoll-callbacks", daemon=True).start()
+        if not heard.wait(_GREETING_SECONDS) or channel.is_closed:
+            channel.close()
+            raise ConnectError(f"the proxy at {address} takes no connection for callbacks: it has not answered")
         self._channel = channel
 
     def clear_cache(self) -> None:
@@ -83,8 +97,9 @@ class CallbackTable:
 
     # ---- calls
 
-    def _receive(self, channel: DataChannel) -> None:
+    def _receive(self, channel: DataChannel, heard: threading.Event) -> None:
         def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
+            heard.set()
             try:
                 message, offsets = decode(content)
             except AtollError:
@@ -103,6 +118,7 @@ class CallbackTable:
                 channel.receive(on_piece)
         finally:
             channel.close()
+            heard.set()
 
     def _call(
         self, channel: DataChannel, feed: int, call: Call, content: Any, offsets: list[int], done: Callable[[], None]

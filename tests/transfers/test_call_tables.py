@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import gc
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from atoll.client.callbacks import CallbackTable
-from atoll.transfers.call_messages import ArrayType, Call, Raised, Returned, decode, encode
+from atoll.errors import ConnectError
+from atoll.protocol.callbacks import CallbackAddress
+from atoll.transfers.call_messages import GREETING, ArrayType, Call, Raised, Returned, decode, encode, first_call
+from atoll.transfers.call_tables import CallbackTable
+from atoll.transfers.channel import DataChannel, Open
+from atoll.transfers.listener import Listener
+from atoll.wire.address import Address
 
 SECONDS = 10.0
 FEED = 77
@@ -30,7 +37,7 @@ class Channel:
 
 def answer(callback: Any, *arguments: Any, given_back: list[int] | None = None) -> tuple[Any, list[bytes]]:
     """What a table answers to a call of `callback` with these arrays, None standing for a token."""
-    table, channel = CallbackTable(), Channel()
+    table, channel = CallbackTable(lambda client, payload: None), Channel()
     if callback is not None:
         table._callbacks[5] = callback
     types = tuple(
@@ -83,9 +90,43 @@ def test_what_a_callable_raises_is_sent_with_the_users_frames_alone():
     assert message.text.startswith("Traceback (most recent call last):\n")
     assert "in stumbles" in message.text
     assert message.text.endswith("SystemExit: mine")
-    assert "atoll/client/callbacks.py" not in message.text
+    assert "atoll/transfers/call_tables.py" not in message.text
 
 
 def test_a_number_that_nobody_has_is_answered():
     message, _ = answer(None)
     assert message.cancelled
+
+
+def test_a_proxy_on_all_addresses_is_called_back_from_where_it_was_dialled() -> None:
+    opened: list[Open] = []
+
+    def serve(channel: DataChannel) -> None:
+        opened.append(channel.receive_open())
+        channel.send(0, first_call(0), encode(GREETING))
+        channel.receive(lambda piece, content, done: done())
+
+    listener = Listener(Address(host="127.0.0.2"), serve, lambda: None)
+    where = CallbackAddress(f"0.0.0.0:{listener.address.port}", 11, "secret")
+    loaded = SimpleNamespace(fingerprint=msgspec.json.encode(where))
+    table = CallbackTable(lambda client, payload: loaded)
+    table.proxy = Address(host="127.0.0.2", port=1)
+    try:
+        table.add(None, [lambda: ()])
+        assert opened == [Open(11, "secret")]
+    finally:
+        table.clear_cache()
+        listener.close()
+
+
+def test_a_proxy_that_does_not_greet_takes_no_callables() -> None:
+    listener = Listener(Address(host="127.0.0.1"), lambda channel: None, lambda: None)
+    where = CallbackAddress(str(listener.address), 11, "secret")
+    loaded = SimpleNamespace(fingerprint=msgspec.json.encode(where))
+    table = CallbackTable(lambda client, payload: loaded)
+    try:
+        with pytest.raises(ConnectError, match="takes no connection for callbacks"):
+            table.add(None, [lambda: ()])
+        assert not len(table)
+    finally:
+        listener.close()

@@ -1,0 +1,63 @@
+"""Which programs of a host are a session's own, and which are others'."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from atoll.ir.type_keys import TypeKeys
+from atoll.operate.null_hosts.host import AtOnce
+from atoll.protocol.messages import Compile
+from atoll.transfers.inbox import Inbox
+from atoll.transfers.profiles.xspace import Others
+from atoll.worker import functions
+from atoll.worker.functions import Functions
+from atoll.worker.null.backend import Collectives, NullBackend
+from atoll.worker.null.model import MODELS
+from atoll.worker.null.program import NullProgram
+from tests.worker.null.test_moments import HandClock
+
+ALICE, BOB = 1, 2
+
+
+class Host:
+    def __init__(self) -> None:
+        self.inbox = Inbox(lambda session, feed: None)
+        backend = NullBackend(0, 1, MODELS["instant"], HandClock(), Collectives())
+        self.compiled: list[Any] = []
+        self.functions = Functions(backend, self.inbox, TypeKeys(), self.compiled.append, AtOnce())
+
+    def compile(self, session: int, program: str, name: str) -> None:
+        """Has a session compile a program, which the cluster knows by this name."""
+        self.inbox.put(session, len(self.compiled), NullProgram(program, 0.0, (), ()).source())
+        self.functions.compile(Compile(name, session, len(self.compiled), (((0, 0),),)))
+        assert self.compiled[-1].status.ok
+
+
+@pytest.fixture
+def host() -> Host:
+    return Host()
+
+
+def test_a_program_is_of_all_who_have_compiled_it(host: Host) -> None:
+    host.compile(ALICE, "step", "a")
+    host.compile(BOB, "recipe", "b")
+    assert host.functions.programs.others(ALICE) == Others({"recipe"}, set())
+    host.compile(ALICE, "recipe", "b")
+    assert host.functions.programs.others(ALICE) == Others(set(), set())
+    assert host.functions.programs.others(BOB) == Others({"step"}, set())
+
+
+def test_two_programs_of_one_name_are_ambiguous(host: Host) -> None:
+    host.compile(ALICE, "step", "a")
+    host.compile(BOB, "step", "b")
+    assert host.functions.programs.others(ALICE) == Others(set(), {"step"})
+
+
+def test_what_is_gone_was_others_unless_one_still_has_it(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(functions, "IDLE_FUNCTIONS", 0)
+    host.compile(BOB, "recipe", "b")
+    host.functions.programs.close(BOB)
+    host.functions.drop("b")
+    assert host.functions.programs.others(ALICE) == Others({"recipe"}, set())
