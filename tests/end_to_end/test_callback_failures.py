@@ -109,7 +109,7 @@ def leaves_its_channel() -> str:
 
 def answers_with(wrong: str) -> str:
     """The client answers with something that no callable returns: its own library does not check it."""
-    from atoll.client import callbacks
+    from atoll.transfers import call_tables
     from atoll.transfers.call_messages import ArrayType, Call, Returned, encode
 
     answers = {
@@ -122,14 +122,14 @@ def answers_with(wrong: str) -> str:
         "fewer bytes than its shape": encode(Returned((ArrayType("float32", (2,), 4),)), [bytes(4)]),
         "more bytes than there are": encode(Returned((ArrayType("float32", (2,), 8),))),
     }
-    honest = callbacks._answer
-    callbacks._answer = lambda callback, arguments: answers[wrong]
+    honest = call_tables._answer
+    call_tables._answer = lambda callback, arguments: answers[wrong]
     try:
         calls_back()
     except jax.errors.JaxRuntimeError as error:
         return str(error)
     finally:
-        callbacks._answer = honest
+        call_tables._answer = honest
     return ""
 
 

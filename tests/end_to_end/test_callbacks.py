@@ -232,7 +232,12 @@ def others_while_one_waits() -> tuple[bool, list[float]]:
         go_on.wait(SECONDS)
         return np.asarray(x)
 
-    slow = jax.jit(lambda x: jax.pure_callback(wait, same_type(x), x))(jnp.ones(3))
+    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
+    there = jax.device_put(np.ones(2), jax.sharding.NamedSharding(mesh, jax.P("x")))
+    spread = jax.shard_map(
+        lambda x: jax.pure_callback(wait, same_type(x), x), mesh=mesh, in_specs=jax.P("x"), out_specs=jax.P("x")
+    )
+    slow = jax.jit(spread)(there)
     later = slow + 1  # is enqueued behind it
     quick = jax.jit(lambda x: x * 2)
     results = [float(quick(jnp.float32(i))) for i in range(20)]

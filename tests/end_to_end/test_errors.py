@@ -167,7 +167,7 @@ def test_what_does_not_fit_a_device_fails_and_the_session_goes_on(atoll_python: 
 def uses_of_a_failure() -> list[str]:
     failed = jnp.zeros((1 << 45,), jnp.int8)
     errors = []
-    for use in (lambda: failed[0], lambda: jax.device_put(failed, jax.devices()[1])[:2], lambda: failed + 1):
+    for use in (lambda: failed[0], lambda: jax.device_put(failed, jax.devices()[1])[:2], lambda: (failed + 1)[:1]):
         try:
             np.asarray(use())
         except Exception as error:
