@@ -89,7 +89,7 @@ def _record_metric(benchmark: Benchmark, metric: Metric, rounds: dict[str, list[
     summaries = {name: summarize(each) for name, each in samples.items()}
     judged, compared = (*benchmark.contestants, "")[:2]
     both = judged in samples and compared in samples
-    against = ratio(samples[judged], samples[compared]) if both else None
+    against = ratio(samples[judged], samples[compared]) if both and min(samples[compared]) > 0 else None
     target, reached, sure = metric.target, None, None
     if target and target.ratio and against:
         reached, sure = _judge(target, against.of_medians, against.low, against.high)
@@ -112,7 +112,7 @@ def _record_metric(benchmark: Benchmark, metric: Metric, rounds: dict[str, list[
 def ratio_to(metric: MetricRecord, first: str, other: str) -> Ratio | None:
     """The first contestant over another; None where one of them was not measured."""
     ours, theirs = metric.samples.get(first), metric.samples.get(other)
-    return ratio(ours, theirs) if ours and theirs else None
+    return ratio(ours, theirs) if ours and theirs and min(theirs) > 0 else None
 
 
 def _judge(target: Target, median: float, low: float, high: float) -> tuple[bool, bool]:

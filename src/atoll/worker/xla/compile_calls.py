@@ -30,9 +30,6 @@ from atoll.protocol.compile_calls import (
     Propagate,
     Value,
 )
-from atoll.protocol.ifrt import xla_pb2
-from atoll.protocol.translation.codec import parse
-from atoll.protocol.translation.shardings import check_parts
 from atoll.protocol.translation.xla_objects import sharding_from_bytes, sharding_to_bytes
 from atoll.transfers.callbacks import Callbacks
 from atoll.transfers.calls import ClientError
@@ -148,6 +145,11 @@ class CompileCalls:
 
     def _sharding(self, proto: bytes, shape: Any) -> Any:
         """Raises INVALID_ARGUMENT for one that does not fit: XLA would end this process over it."""
+        # Few programs need protobuf here, and each worker would start later for it.
+        from atoll.protocol.ifrt import xla_pb2
+        from atoll.protocol.translation.codec import parse
+        from atoll.protocol.translation.shardings import check_parts
+
         shapes = [tuple(each.dimensions()) for each in _elements(shape)]
         check_parts(parse(xla_pb2.OpSharding, proto), self._devices, shapes)
         return sharding_from_bytes(proto)
