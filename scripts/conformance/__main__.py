@@ -101,7 +101,11 @@ def conformance(
     file: Annotated[list[str] | None, option("A file, such as array_test or optax/alias_test.")] = None,
     keyword: Annotated[str | None, option("pytest's -k, on Atoll only. No report is written.", "-k")] = None,
     only_differences: Annotated[
-        bool, option("Run again, on Atoll, what differs in the last report.", "--only-differences")
+        bool,
+        option(
+            "Run again, on Atoll, what differs in the last report, in all its files unless chosen.",
+            "--only-differences",
+        ),
     ] = False,
     stock_only: Annotated[bool, option("Only fill the cache of stock results.", "--stock-only")] = False,
     refresh_stock: Annotated[bool, option("Use no stock results of the cache.", "--refresh-stock")] = False,
@@ -125,12 +129,15 @@ def conformance(
     stock, atoll = environments.stock(), environments.atoll(islands, platforms)
     baselines = BaselineCache(cache)
     try:
-        files = chosen_files(suite or [], file or [], Sources(jax, sources), shard)
+        last = comparison.load(report_path)
+        names = file or []
+        if only_differences and not suite and not names and last is not None:
+            names = [name for name, each in last.files.items() if each.differences]
+        files = chosen_files(suite or [], names, Sources(jax, sources), shard)
         explain = reasons.read(reason_table).explain
         if page is not None:
             markdown.around(page)  # now, not after an hour of tests
         report = StatusReply("", "", "", "", "", {}) if stock_only else empty_report(islands, platforms)
-        last = comparison.load(report_path)
     except REFUSALS as error:
         raise typer.BadParameter(str(error)) from error
 
