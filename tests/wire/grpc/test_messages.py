@@ -56,7 +56,7 @@ _sizes = st.lists(
     pauses=st.lists(st.booleans(), min_size=1, max_size=8),
     direct=st.booleans(),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_the_same_messages_come_however_the_body_is_cut_and_paused(
     sizes: list[int], cuts: list[int], pauses: list[bool], direct: bool
 ) -> None:
