@@ -121,14 +121,15 @@ class Functions:
             self._compile(message, source)
 
     def _compile(self, message: Compile, source: FunctionSource) -> None:
-        status, info, seconds, cached = OK, b"", 0.0, False
+        status, seconds, cached = OK, 0.0, False
         function: Function | None = None
+        info: FunctionInfo | None = None
         try:
             callbacks = self._callbacks(source, sum(map(len, message.assignment)))
             loaded, cached, seconds = self._backend.compile(
                 source.program, source.options, message.assignment, callbacks
             )
-            info = msgspec.msgpack.encode(loaded.info())
+            info = loaded.info()
             function = Function(loaded, self._keys, callbacks)
         except Exception as error:
             status = status_of(error)
@@ -139,26 +140,26 @@ class Functions:
         message: Compile,
         function: Function | None,
         status: Status,
-        info: bytes = b"",
+        info: FunctionInfo | None = None,
         seconds: float = 0.0,
         cached: bool = False,
     ) -> None:
+        encoded = b"" if info is None else msgspec.msgpack.encode(info)
         with self._lock:
             others = self._compiling.pop(message.function, [])
-            if function is not None:
-                program = msgspec.msgpack.decode(info, type=FunctionInfo).name
+            if function is not None and info is not None:
                 for each in (message, *others):
-                    self.programs.compiled(message.function, program, each.session)
+                    self.programs.compiled(message.function, info.name, each.session)
                 self._functions[message.function] = function
                 self.with_callbacks += bool(function.callbacks)
-                self._info[message.function] = info
+                self._info[message.function] = encoded
             if message.function in self._dropped:
                 self._dropped.discard(message.function)
                 self._make_idle(message.function)
         for other in others:
             self._inbox.drop(other.session, other.feed)
         scratch = 0 if function is None else function.loaded.scratch_bytes
-        self._report(Compiled(message.function, status, info, seconds, cached, scratch))
+        self._report(Compiled(message.function, status, encoded, seconds, cached, scratch))
 
     def _loaded_python(self, function: str, status: Status) -> None:
         with self._lock:
