@@ -27,6 +27,7 @@ from atoll.transfers.call_messages import (
     encode,
     first_call,
 )
+from atoll.transfers.call_threads import SessionThreads
 from atoll.transfers.channel import DataChannel
 
 # No traceback has these: workers mark what they pass through XLA with them.
@@ -43,8 +44,8 @@ class Reply:
     done: Callable[[], None]
 
 
-# For a session, or None: no more will follow to that session. None in the place of both: to none.
-_Notice = tuple[int, Retained | Released | None] | None
+# For a session; None: no more will follow.
+_Notice = tuple[int, Retained | Released] | None
 
 
 class ClientError(Exception):
@@ -59,6 +60,7 @@ class Calls:
         self._waiting: dict[int, dict[int, queue.SimpleQueue[Any]]] = {}
         self._lock = threading.Lock()
         self._notices: queue.SimpleQueue[_Notice] | None = None
+        self._notifying = SessionThreads("atoll-call-notices", most=1)  # in the order in which they come
         # Not those of an earlier process of this host, whose calls the client may still answer.
         self._serial = itertools.count(1 + secrets.randbits(39))
         self.host = 0  # whose calls they are: the proxy sends answers there
@@ -106,26 +108,14 @@ class Calls:
             self._notices.put((session, Released(callbacks)))
 
     def _pass_notices_on(self, notices: queue.SimpleQueue[_Notice]) -> None:
-        """Each session has a thread for its notices, while it lasts: a client that reads nothing stops no other's."""
-        queues: dict[int, queue.SimpleQueue[Retained | Released | None]] = {}
+        """A client that reads nothing stops the notices of no other session."""
         while (each := notices.get()) is not None:
             session, notice = each
-            if notice is None:
-                if session in queues:
-                    queues.pop(session).put(None)
-                continue
-            if session not in queues:
-                queues[session] = queue.SimpleQueue()
-                send, name = partial(self._send_notices, session, queues[session]), f"atoll-call-notices-{session}"
-                threading.Thread(target=send, name=name, daemon=True).start()
-            queues[session].put(notice)
-        for each_queue in queues.values():
-            each_queue.put(None)
+            self._notifying.submit(session, partial(self._notify, session, notice))
 
-    def _send_notices(self, session: int, notices: queue.SimpleQueue[Retained | Released | None]) -> None:
-        while (notice := notices.get()) is not None:
-            with contextlib.suppress(AtollError):  # its session has ended
-                self._send(session, first_call(self.host), encode(notice))
+    def _notify(self, session: int, notice: Retained | Released) -> None:
+        with contextlib.suppress(AtollError):  # its session has ended
+            self._send(session, first_call(self.host), encode(notice))
 
     def _send(self, session: int, feed: int, contents: list[Any]) -> None:
         channel = self._channel_of(session)
@@ -171,8 +161,6 @@ class Calls:
             waiting = self._waiting.pop(session, {})
         for slot in waiting.values():
             slot.put(_cancelled(session))
-        if self._notices is not None:
-            self._notices.put((session, None))
 
 
 def _cancelled(session: int, why: str = "its client, or the connection to it, is gone") -> StatusError:
