@@ -104,9 +104,6 @@ class ProfileExecutable(Loaded):
         self._order = asyncio.Lock()
         self.name = "profile"
         self.devices = tuple(self._hosts.values())[:1]
-        self.fingerprint = b""
-        self.functions = ()
-        self.donated = frozenset()
         place = ArraySpec("string", (1,), Sharding(self.devices, Replicated()))
         self.outputs = () if request.xprof_trace_options is None else (place,)
 
