@@ -11,7 +11,7 @@ from enum import StrEnum
 import msgspec
 
 # A peer of this name is started as users start it, but all of its threads are batch threads, as those of Atoll's CPU
-# devices are (atoll.worker.xla.threads): `chrt --batch 0 python ...` does the same.
+# devices are (atoll.devices.xla.threads): `chrt --batch 0 python ...` does the same.
 BATCH_THREADS = " (batch threads)"
 
 Round = Callable[[], Mapping[str, float]]

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import psutil
 
 from atoll.cluster.settings import NULL_PLATFORM, ClusterSettings, Dispatch
-from atoll.operate.engines.options import EngineOptions
-from atoll.operate.engines.start import EngineProcess
+from atoll.engines.options import EngineOptions
+from atoll.engines.start import EngineProcess
 from atoll.session.bare import BareClient
 
 Result = TypeVar("Result")

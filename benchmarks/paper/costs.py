@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from atoll.operate.engines.virtual.costs import Costs
-from atoll.worker.null.model import MODELS
+from atoll.devices.null.model import MODELS
+from atoll.engines.virtual.costs import Costs
 from benchmarks.harness.benchmark import Benchmark, Metric, Round, Settings
 from benchmarks.harness.record import RESULTS, BenchmarkRecord, RunRecord
 

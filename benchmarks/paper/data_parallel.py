@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from atoll.devices.null.program import NullProgram, ShardType
 from atoll.ir.program import Node, Transfer
 from atoll.session.bare import BareClient, call, program, sharded
-from atoll.worker.null.program import NullProgram, ShardType
 from benchmarks.paper.training import Training
 
 

@@ -97,7 +97,7 @@ def prepare(settings: Settings) -> Round:
 
 def prepare_null(settings: Settings) -> Round:
     """The three ways on null devices; a fused call takes as long as 128 AllReduces of a scalar."""
-    from atoll.worker.null.model import chosen_model
+    from atoll.devices.null.model import chosen_model
     from benchmarks.paper.cluster import NullCluster, costs
     from benchmarks.paper.null_steps import Steps
 

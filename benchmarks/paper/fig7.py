@@ -47,10 +47,10 @@ def prepare(settings: Settings) -> Round:
 
 def prepare_null(settings: Settings) -> Round:
     from atoll.cluster.settings import Dispatch
+    from atoll.devices.null.model import chosen_model
+    from atoll.devices.null.program import NullProgram
     from atoll.ir.program import Node
     from atoll.session.bare import call, program, sharded, transfer
-    from atoll.worker.null.model import chosen_model
-    from atoll.worker.null.program import NullProgram
     from benchmarks.paper.cluster import NullCluster
 
     stages = int(settings.point["stages"])

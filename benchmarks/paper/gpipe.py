@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from atoll.devices.null.program import NullProgram, ShardType
 from atoll.ir.program import Node
 from atoll.session.bare import BareClient, call, program, sharded, transfer
-from atoll.worker.null.program import NullProgram, ShardType
 from benchmarks.paper.pipeline import Pipeline
 from benchmarks.paper.training import Training
 

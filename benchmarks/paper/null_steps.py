@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from atoll.devices.null.program import NullProgram
 from atoll.session.bare import BareClient, call, program, sharded
-from atoll.worker.null.program import NullProgram
 
 # A launch takes as much of its session's window as one for so many nodes: see `ifrt.program_executables`.
 _NODES_OF_CREDIT = 128

@@ -87,9 +87,7 @@ PROCESSES: Picture = (
             ("ifrt/main.py", "IFRT requests to programs, launches"),
             GREEN,
         ),
-        Box(
-            20, 300, 240, "engine: one a cluster", ("operate/engines/main.py", "starts, watches, restarts hosts"), GREY
-        ),
+        Box(20, 300, 240, "engine: one a cluster", ("engines/main.py", "starts, watches, restarts hosts"), GREY),
         Box(380, 160, 210, "controller: one a cluster", ("controller/main.py (shell)", "controller/core.py"), ORANGE),
         Box(640, 60, 200, "worker: one a host", ("worker/main.py", "compiles, stores, runs plans"), GREEN),
         Box(
@@ -192,7 +190,7 @@ LAUNCH: Picture = (
             (
                 "decided: controller/islands/recovery.py",
                 "states: cluster/lifecycle.py",
-                "restarted: operate/engines/island.py",
+                "restarted: engines/island.py",
                 "what fails: controller/programs/failures.py",
             ),
             GREY,

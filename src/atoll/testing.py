@@ -59,14 +59,14 @@ between islands (`transfer`) and donations are as in `atoll.ir.program`. `Virtua
 argument.
 """
 
-from atoll.operate.engines.virtual.cluster import VirtualCluster
-from atoll.operate.engines.virtual.costs import Costs
+from atoll.devices.null.model import MODELS, NullModel
+from atoll.devices.null.program import NullProgram
+from atoll.engines.virtual.cluster import VirtualCluster
+from atoll.engines.virtual.costs import Costs
 from atoll.scheduling.policies.first_come import FirstComeFirstServed
 from atoll.scheduling.policy import Policy
 from atoll.scheduling.tickets import Ticket
 from atoll.session.bare import BareClient, call, program, sharded, transfer
-from atoll.worker.null.model import MODELS, NullModel
-from atoll.worker.null.program import NullProgram
 
 __all__ = [
     "MODELS",

@@ -16,8 +16,8 @@ import psutil
 
 from atoll.cluster.processes.process import command
 from atoll.cluster.settings import ClusterSettings
+from atoll.engines.options import EngineOptions, Started
 from atoll.ifrt.options import ProxyOptions, Ready
-from atoll.operate.engines.options import EngineOptions, Started
 from atoll.operate.requests import request_report
 from atoll.wire.address import parse_address
 
@@ -57,7 +57,7 @@ class StandingCluster:
         self._environment = environment | ({"ATOLL_TOKEN": token} if token else {})
         self._log = folder / "log"
         self._children: list[subprocess.Popen[bytes]] = []
-        started = self._start("atoll.operate.engines.main", options, Started)
+        started = self._start("atoll.engines.main", options, Started)
         assert not started.error, started.error
 
     def _start(self, module: str, options: Any, kind: type[Any]) -> Any:

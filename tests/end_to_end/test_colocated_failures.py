@@ -75,7 +75,7 @@ def colocated_processes() -> set[int]:
     return {
         each.pid
         for each in psutil.process_iter(["cmdline"])
-        if "atoll.session.python.main" in (each.info["cmdline"] or [])
+        if "atoll.host_services.python.program.main" in (each.info["cmdline"] or [])
         and any(parent.pid == os.getpid() for parent in each.parents())
     }
 

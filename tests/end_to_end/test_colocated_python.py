@@ -172,7 +172,7 @@ def test_an_exception_comes_back_with_its_traceback(python: RemotePython):
     assert text.startswith("INTERNAL: a Python function on the host raised:\nTraceback")
     assert "in fail" in text
     assert "KeyError: 'no such thing'" in text
-    assert "session/python" not in text
+    assert "host_services/python/program" not in text
 
 
 def fail_to_read_a_file() -> tuple[str, list[int], int]:

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from atoll.devices.null.program import NullProgram
 from atoll.errors import Code, StatusError
 from atoll.session.bare import BareClient, call, program, sharded, transfer
-from atoll.worker.null.program import NullProgram
 from tests.cluster_process import User
 
 SCALAR = ("uint8", (4,))

@@ -17,10 +17,10 @@ import optax
 import pytest
 from jax.sharding import Mesh
 
+from atoll.devices.null.program import ShardType
 from atoll.ir.program import Call, Program
 from atoll.ir.types import ArraySpec, shard_shape
 from atoll.testing import NullProgram, VirtualCluster
-from atoll.worker.null.program import ShardType
 from examples import pipeline
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "pipeline.py"

@@ -12,9 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from atoll.ifrt.callbacks import CallbackPort, Relay
-from atoll.protocol.callbacks import CallbackAddress
-from atoll.transfers.call_messages import (
+from atoll.host_services.calls.messages import (
     GREETING,
     Call,
     Raised,
@@ -25,6 +23,8 @@ from atoll.transfers.call_messages import (
     encode,
     first_call,
 )
+from atoll.ifrt.callbacks import CallbackPort, Relay
+from atoll.protocol.callbacks import CallbackAddress
 from atoll.transfers.channel import DataChannel
 from atoll.wire.address import Address, parse_address
 from tests.session.fake_cluster import FakeCluster

@@ -155,7 +155,7 @@ def test_up_prints_the_address_alone_and_down_leaves_no_process_socket_or_folder
 
 def test_down_ends_by_force_what_does_not_go(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     address = user.atoll("up", "--islands", "1x1x1").check().stdout.strip()
-    user.process("atoll.operate.engines.main").suspend()
+    user.process("atoll.engines.main").suspend()
     monkeypatch.setattr(standing, "END_SECONDS", 0.5)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(user.runtime))
     assert standing.stop(clusters.find(address), token="").forced >= 1
@@ -164,7 +164,7 @@ def test_down_ends_by_force_what_does_not_go(user: User, monkeypatch: pytest.Mon
 
 def test_a_cluster_whose_engine_was_killed_is_forgotten(user: User) -> None:
     user.atoll("up", "--islands", "1x1x1").check()
-    user.process("atoll.operate.engines.main").kill()
+    user.process("atoll.engines.main").kill()
     assert "no cluster is up" in user.atoll("status").error
     assert eventually(lambda: not user.leftovers()), user.leftovers()
 

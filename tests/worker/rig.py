@@ -41,6 +41,7 @@ class Rig:
     """An executor of its own session, and what it reports."""
 
     def __init__(self, directory: Path) -> None:
+        from atoll.devices.xla.backend import XlaBackend
         from atoll.ir.type_keys import TypeKeys
         from atoll.transfers.data_port import DataPort
         from atoll.transfers.inbox import Inbox
@@ -48,7 +49,6 @@ class Rig:
         from atoll.worker.functions import Functions
         from atoll.worker.host_network import DataPortNetwork
         from atoll.worker.step_runner import StepRunner
-        from atoll.worker.xla.backend import XlaBackend
 
         self.reports: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.backend = XlaBackend()
@@ -178,7 +178,7 @@ class Rig:
 
     def shard(self, handle: int, position: int = 0) -> np.ndarray:
         """The contents of a shard, past the data port."""
-        from atoll.worker.xla.arrays import shards_of
+        from atoll.devices.xla.arrays import shards_of
 
         buffer = self.executor.plan_executor._stores[self.session].get(handle)
         return np.array(shards_of(buffer.array)[position])

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from atoll.errors import Code, Status, StatusError
-from atoll.transfers.call_messages import ArrayType, Call, Returned, decode, encode
-from atoll.transfers.callbacks import Callbacks
-from atoll.transfers.calls import ClientError, Reply
-from atoll.transfers.client_errors import status_of, wrapped
+from atoll.host_services.calls.callbacks import Callbacks
+from atoll.host_services.calls.calls import ClientError, Reply
+from atoll.host_services.calls.client_errors import status_of, wrapped
+from atoll.host_services.calls.messages import ArrayType, Call, Returned, decode, encode
 
 
 class FakeCalls:
@@ -112,8 +112,8 @@ def test_other_errors_are_what_they_are():
 
 @pytest.mark.parametrize("spans_devices", [False, True])
 def test_what_a_callable_raises_stops_its_device_unless_others_may_wait_for_it(spans_devices: bool):
-    from atoll.worker.xla.callback_stubs import Held, stubs
-    from atoll.worker.xla.client_callbacks import Signature
+    from atoll.devices.xla.callback_stubs import Held, stubs
+    from atoll.devices.xla.client_callbacks import Signature
 
     mine = Callbacks(FakeCalls(Returned(())), 7, (40,), spans_devices)  # type: ignore[arg-type]
     (stub,) = stubs(Held(mine), mine, [Signature((("int32", (2,)), ("token", ())))])

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
+from atoll.devices.null.backend import Collectives, NullBackend
+from atoll.devices.null.model import MODELS
+from atoll.devices.null.program import NullProgram
+from atoll.engines.null_hosts.host import AtOnce
+from atoll.host_services.profiles.xspace import Others
 from atoll.ir.type_keys import TypeKeys
-from atoll.operate.null_hosts.host import AtOnce
 from atoll.protocol.messages import Compile
 from atoll.transfers.inbox import Inbox
-from atoll.transfers.profiles.xspace import Others
 from atoll.worker import functions
 from atoll.worker.functions import Functions
-from atoll.worker.null.backend import Collectives, NullBackend
-from atoll.worker.null.model import MODELS
-from atoll.worker.null.program import NullProgram
-from tests.worker.null.test_moments import HandClock
+from tests.devices.null.test_moments import HandClock
 
 ALICE, BOB = 1, 2
 

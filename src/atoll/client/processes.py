@@ -15,10 +15,10 @@ from atoll.client.settings import Settings, script_name
 from atoll.cluster.processes.child import Child
 from atoll.cluster.processes.client_folders import claim, make_transfer_directory, sweep
 from atoll.cluster.processes.lifeline import watch_in_thread
+from atoll.engines.options import EngineOptions, default_cache_directory, make_directory
+from atoll.engines.start import EngineProcess, check_settings
 from atoll.errors import AtollError, ClusterError, ConnectError, error_kind
 from atoll.ifrt.options import ProxyOptions, Ready
-from atoll.operate.engines.options import EngineOptions, default_cache_directory, make_directory
-from atoll.operate.engines.start import EngineProcess, check_settings
 from atoll.operate.registry import register_embedded
 from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
 from atoll.wire.address import parse_address

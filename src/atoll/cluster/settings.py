@@ -19,7 +19,7 @@ DEFAULT_ISLANDS = "1x1x8"
 DEFAULT_PLATFORM = "cpu"
 DEFAULT_ENGINE = "local"
 DEFAULT_POLICY = "first-come"
-NULL_PLATFORM = "null"  # devices that take a given time and compute nothing: `worker.null`
+NULL_PLATFORM = "null"  # devices that take a given time and compute nothing: `devices.null`
 
 # The environment variable of each setting.
 VARIABLES = {
@@ -61,7 +61,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     max_sessions: int = 256
     abandoned_seconds: float = 30.0  # for what a session left running on its devices to end; then its island restarts
     mesh: str = ""  # of an island's devices, such as 4x4, where the platform has none; "": a line
-    engine: str = DEFAULT_ENGINE  # that starts the hosts: `operate.engines.kinds`
+    engine: str = DEFAULT_ENGINE  # that starts the hosts: `engines.kinds`
 
     @property
     def sequential(self) -> bool:

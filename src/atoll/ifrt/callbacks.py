@@ -17,10 +17,7 @@ from typing import Any
 import msgspec
 
 from atoll.errors import AtollError
-from atoll.ifrt.loaded import Answer, Loaded
-from atoll.protocol.callbacks import CallbackAddress
-from atoll.session.session import ClusterSession
-from atoll.transfers.call_messages import (
+from atoll.host_services.calls.messages import (
     GREETING,
     Raised,
     Released,
@@ -32,6 +29,9 @@ from atoll.transfers.call_messages import (
     is_call,
     is_notice,
 )
+from atoll.ifrt.loaded import Answer, Loaded
+from atoll.protocol.callbacks import CallbackAddress
+from atoll.session.session import ClusterSession
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.engine import Piece
 from atoll.transfers.listener import Listener

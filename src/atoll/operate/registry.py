@@ -25,8 +25,8 @@ from pathlib import Path
 import msgspec
 
 from atoll.cluster.processes.process_table import began, session_of
+from atoll.engines.options import sockets_base
 from atoll.errors import ClusterError
-from atoll.operate.engines.options import sockets_base
 
 DEFAULT_NAME = "default"
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from atoll.cluster.processes.child import Child, wait_for_any
 from atoll.cluster.settings import ClusterSettings
+from atoll.engines.options import EngineOptions, default_cache_directory, make_directory
+from atoll.engines.start import EngineProcess
 from atoll.errors import AtollError, ClusterError, error_kind
 from atoll.ifrt.options import ProxyOptions, Ready
-from atoll.operate.engines.options import EngineOptions, default_cache_directory, make_directory
-from atoll.operate.engines.start import EngineProcess
 from atoll.operate.registry import register_embedded
 from atoll.wire.address import Address
 

@@ -12,10 +12,10 @@ from typing import BinaryIO
 
 from atoll.cluster.processes.client_folders import sweep
 from atoll.cluster.settings import ClusterSettings
+from atoll.engines.options import EngineOptions, default_cache_directory, sockets_base
+from atoll.engines.start import EngineProcess, check_settings
 from atoll.errors import AccessError, AddressError, AtollError, ClusterError
 from atoll.operate.clusters import Target, explained
-from atoll.operate.engines.options import EngineOptions, default_cache_directory, sockets_base
-from atoll.operate.engines.start import EngineProcess, check_settings
 from atoll.operate.registry import ClusterRegistry
 from atoll.operate.requests import request_stop
 from atoll.wire.address import Address, check_may_listen, parse_address

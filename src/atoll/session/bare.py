@@ -29,7 +29,7 @@ def sharded(devices: Sequence[int], nbytes: int = 4) -> ArraySpec:
 
 
 class Compilable(Protocol):
-    """What the cluster's workers compile, such as a `worker.null.program.NullProgram`."""
+    """What the cluster's workers compile, such as a `devices.null.program.NullProgram`."""
 
     def source(self) -> bytes: ...
 

@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any
 
 from atoll.errors import AtollError, Code, ConnectError, Status
+from atoll.host_services.calls.messages import host_of, is_call
 from atoll.session.connection import CallTaker, OnBroken, OnFeed, Unreached
-from atoll.transfers.call_messages import host_of, is_call
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.engine import Piece
 from atoll.wire.address import Address, parse_address

@@ -31,7 +31,7 @@ class CallTaker(Protocol):
     """Takes hosts' calls into the client's Python. Both methods are called on any thread."""
 
     def call(self, feed: int, content: Any, done: Callable[[], None]) -> None:
-        """A call or a notice (see `transfers.call_messages`); `done` is to be called when the content has been read."""
+        """A call or a notice (see `host_services.calls.messages`); `done` is to be called when it has been read."""
 
     def host_lost(self, host: int) -> None:
         """There is no channel to the host any more: it waits for no answer."""

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from atoll.host_services.calls.tables import CallbackTable
 from atoll.protocol import profiles
 from atoll.protocol.questions import MissingHosts
-from atoll.transfers.call_tables import CallbackTable
 
 # What this process has recorded last, with the session of it, while the hosts keep theirs.
 uncollected: list[tuple[Any, HostsToo]] = []

@@ -12,11 +12,9 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from atoll.errors import AtollError, Code, Status, StatusError
-from atoll.transfers.call_messages import is_call
-from atoll.transfers.calls import Calls
 from atoll.transfers.channel import ChannelStatistics, DataChannel
 from atoll.transfers.engine import Piece, TransferEngine
 from atoll.transfers.host_channels import HostChannels
@@ -37,15 +35,29 @@ class DataPortStatistics:
     channels: dict[int, ChannelStatistics]
 
 
+class Answers(Protocol):
+    """What takes the pieces with which clients answer to calls: such pieces are no feeds."""
+
+    def takes(self, feed: int) -> bool:
+        """Whether a piece of this number is an answer."""
+
+    def answered(self, session: int, feed: int, content: Any, done: Callable[[], None]) -> None:
+        """One has arrived; `done` is to be called when the content has been read."""
+
+    def fail(self, session: int) -> None:
+        """The session's channel has ended: no answer will come."""
+
+
 class DataPort:
     """Listens for proxies and other hosts; keeps the channel of each session. For any thread.
 
-    Those who connect send by the `kinds` of transfer.
+    Those who connect send by the `kinds` of transfer. `answers` is to be set before they do, where this host calls its
+    clients.
     """
 
     def __init__(self, address: Address, inbox: Inbox, kinds: Sequence[type[TransferEngine]] = KINDS) -> None:
         self.inbox = inbox
-        self.calls = Calls(self.to_proxy)
+        self.answers: Answers | None = None
         self._secrets: dict[int, str] = {}
         self._channels: dict[int, DataChannel] = {}
         self._hosts = HostChannels()
@@ -72,7 +84,11 @@ class DataPort:
             self._opened.notify_all()
         if channel is not None:
             channel.close()
-        self.calls.fail(session)
+        self._fail_calls(session)
+
+    def _fail_calls(self, session: int) -> None:
+        if self.answers is not None:
+            self.answers.fail(session)
 
     def set_peers(self, hosts: tuple[tuple[int, str], ...], secret: str) -> None:
         """All hosts with their data ports' addresses, and the secret between them. Does not block."""
@@ -92,10 +108,10 @@ class DataPort:
                 self._keep(session, channel)
 
             def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
-                if session and is_call(piece.feed):
-                    self.calls.answered(session, piece.feed, content, done)
-                    return
-                self.inbox.put(session or piece.session, piece.feed, content, done)
+                if session and self.answers is not None and self.answers.takes(piece.feed):
+                    self.answers.answered(session, piece.feed, content, done)
+                else:
+                    self.inbox.put(session or piece.session, piece.feed, content, done)
 
             def on_failure(piece: Piece, status: Status) -> None:
                 self.inbox.put_failed(session or piece.session, piece.feed, status)
@@ -110,7 +126,7 @@ class DataPort:
                     del self._channels[session]
             channel.shut_down()  # before calls fail: who has just called notices
             if is_last:
-                self.calls.fail(session)
+                self._fail_calls(session)
 
     def _keep(self, session: int, channel: DataChannel) -> None:
         """The session's channel, in the place of one that it may have had before."""
@@ -176,7 +192,6 @@ class DataPort:
             sessions = list(self._channels)
         for session in sessions:
             self.close_session(session)
-        self.calls.close()
 
     def statistics(self) -> DataPortStatistics:
         with self._opened:

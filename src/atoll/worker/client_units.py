@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from atoll.errors import Status
+from atoll.host_services.calls.callbacks import Callbacks
 from atoll.ir import plan as p
-from atoll.transfers.callbacks import Callbacks
 from atoll.worker.completions import wait_for
 from atoll.worker.dispatch_unit import DispatchUnit, PlanRun
 from atoll.worker.store import ClientRun

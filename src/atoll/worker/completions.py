@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
+from atoll.devices.device import DeviceArray, RunToken
 from atoll.errors import Status
+from atoll.host_services.calls.client_errors import status_of
 from atoll.protocol import messages as m
-from atoll.transfers.client_errors import status_of
-from atoll.worker.device import DeviceArray, RunToken
 
 # With so many short units in flight the next completion need not be known at once: the watcher polls now and then, and
 # waits on none. To wait would cost XLA and the interpreter two thread switches a run, and the controller a message. The

@@ -8,8 +8,8 @@ from concurrent.futures import Executor as Pool
 from functools import partial
 
 from atoll.errors import Status
+from atoll.host_services.calls.client_errors import status_of
 from atoll.protocol import messages as m
-from atoll.transfers.client_errors import status_of
 from atoll.worker.client_units import ClientUnits
 from atoll.worker.completions import ReadCompletion, Watcher, are_complete, wait_for
 from atoll.worker.dispatch_unit import DispatchUnit, Read

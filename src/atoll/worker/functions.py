@@ -10,17 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
+from atoll.devices.device import DeviceBackend, LoadedFunction
 from atoll.errors import OK, Status, StatusError, not_found
+from atoll.host_services.calls.callbacks import Callbacks
+from atoll.host_services.calls.calls import Calls
+from atoll.host_services.calls.client_errors import status_of
+from atoll.host_services.calls.threads import SessionThreads
+from atoll.host_services.profiles.programs import Programs
+from atoll.host_services.python.sessions import PythonSessions
 from atoll.ir.type_keys import TypeKeys
 from atoll.protocol.messages import Compile, Compiled, FunctionInfo, FunctionSource
-from atoll.transfers.call_threads import SessionThreads
-from atoll.transfers.callbacks import Callbacks
-from atoll.transfers.calls import Calls
-from atoll.transfers.client_errors import status_of
 from atoll.transfers.inbox import Inbox
-from atoll.transfers.profiles.programs import Programs
-from atoll.transfers.python.sessions import PythonSessions
-from atoll.worker.device import DeviceBackend, LoadedFunction
 
 COMPILE_THREADS = 2
 # Functions that no session refers to are kept for the next script that sends the same program.

@@ -1,7 +1,7 @@
 """The seam between hosts: how the contents of shards get from one host of the cluster to another.
 
 `StepRunner` gives Send and Receive steps to a `HostNetwork`. `DataPortNetwork` sends bytes over the data plane; null
-hosts have a network of their own, which takes the time that a model says (`operate.null_hosts.network`).
+hosts have a network of their own, which takes the time that a model says (`engines.null_hosts.network`).
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from atoll.devices.device import DeviceArray, DeviceBackend
 from atoll.errors import Code, StatusError
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from atoll.transfers import host_data
 from atoll.transfers.data_port import DataPort
 from atoll.transfers.dtypes import numpy_dtype
-from atoll.worker.device import DeviceArray, DeviceBackend
 from atoll.worker.dispatch_unit import DispatchUnit, Read
 
 # Up to here a read is done on the executor's own thread, where nothing would block.

@@ -11,22 +11,23 @@ from pkgutil import resolve_name
 from atoll._version import __version__
 from atoll.cluster.processes.lifeline import Lease, watch_in_thread
 from atoll.cluster.processes.process import read_options, spare_collector, start_logging
+from atoll.devices.device import DeviceBackend
+from atoll.devices.kinds import kind_of
 from atoll.errors import ConnectError
+from atoll.host_services.calls.calls import Calls
+from atoll.host_services.profiles.recorder import Recorder
+from atoll.host_services.python.options import PythonHost
+from atoll.host_services.python.sessions import PythonSessions
 from atoll.ir.type_keys import TypeKeys
 from atoll.protocol import messages as m
 from atoll.transfers.data_port import DataPort
 from atoll.transfers.inbox import Inbox
 from atoll.transfers.kinds import KINDS, ONE_CLIENT_KINDS
-from atoll.transfers.profiles.recorder import Recorder
-from atoll.transfers.python.options import PythonHost
-from atoll.transfers.python.sessions import PythonSessions
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.blocking import BlockingConnection
-from atoll.worker.device import DeviceBackend
 from atoll.worker.executor_thread import ExecutorThread
 from atoll.worker.functions import Functions
 from atoll.worker.host_network import DataPortNetwork
-from atoll.worker.kinds import kind_of
 from atoll.worker.message_handler import MessageHandler
 from atoll.worker.options import WorkerOptions
 from atoll.worker.step_runner import StepRunner
@@ -34,6 +35,13 @@ from atoll.worker.step_runner import StepRunner
 _log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 60.0
+
+
+def open_devices(options: WorkerOptions) -> DeviceBackend:
+    """This host's devices, of the kind that its platform names."""
+    open_backend = resolve_name(kind_of(options.platform).backend)
+    backend: DeviceBackend = open_backend(options.devices, options.cache_directory, options.membership)
+    return backend
 
 
 class Worker:
@@ -47,15 +55,15 @@ class Worker:
         address = parse_address(options.data_address)
         check_may_listen(address, os.environ.get(m.DEFAULT_TOKEN_VARIABLE, ""))
         data_port = DataPort(address, inbox, ONE_CLIENT_KINDS if options.has_one_client else KINDS)
-        data_port.calls.host = options.host
+        calls = data_port.answers = Calls(data_port.to_proxy, options.host)
         rank = 0 if options.membership is None else options.membership.rank
         python = PythonSessions(PythonHost(options.host, rank, options.controller, options.data_address))
-        functions = Functions(backend, inbox, keys, report, calls=data_port.calls, python=python)
+        functions = Functions(backend, inbox, keys, report, calls=calls, python=python)
         network = DataPortNetwork(backend, data_port, options.host)
         steps = StepRunner(backend, functions, data_port, network, keys)
         executor = ExecutorThread(steps, inbox, report)
         lease = Lease(self._lapsed)
-        recorder = Recorder(backend.begin_profile, functions.programs.others, data_port.calls, options.host)
+        recorder = Recorder(backend.begin_profile, functions.programs.others, calls, options.host)
         self._handler = MessageHandler(backend, functions, data_port, executor.submit, lease.renew, report, recorder)
         connection.send(*introduction(options.island, options.host, backend, str(data_port.address)))
 
@@ -111,7 +119,7 @@ def main() -> None:
     # Several threads share the interpreter's lock here; the default of 5 ms would be most of a launch's latency.
     sys.setswitchinterval(5e-4)
     try:
-        backend: DeviceBackend = resolve_name(kind_of(options.platform).backend)(options)
+        backend = open_devices(options)
         Worker(options, _connect(options), backend).run()
     except Exception:
         _log.exception("this worker fails")

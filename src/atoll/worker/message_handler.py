@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
+from atoll.devices.device import DeviceBackend
 from atoll.errors import Status, status_of
+from atoll.host_services.profiles.recorder import Recorder
 from atoll.protocol import messages as m
 from atoll.transfers.data_port import DataPort
-from atoll.transfers.profiles.recorder import Recorder
-from atoll.worker.device import DeviceBackend
 from atoll.worker.functions import Functions
 
 _log = logging.getLogger(__name__)

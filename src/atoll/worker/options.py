@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-
-class Membership(msgspec.Struct, frozen=True):
-    """How a host joins the others of its island: see `worker.xla.island.join`."""
-
-    address: str
-    rank: int
-    hosts: int
-    hostname: str
+from atoll.devices.membership import Membership
 
 
 class WorkerOptions(msgspec.Struct, frozen=True):
@@ -29,7 +22,7 @@ class WorkerOptions(msgspec.Struct, frozen=True):
     parent: int
     cache_directory: str = ""
     membership: Membership | None = None  # None: the island has no other host
-    platform: str = "cpu"  # names the kind of its devices: see `worker.kinds`
+    platform: str = "cpu"  # names the kind of its devices: see `devices.kinds`
     has_one_client: bool = False
 
 

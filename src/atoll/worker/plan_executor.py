@@ -18,9 +18,9 @@ from contextlib import nullcontext
 from typing import Any
 
 from atoll.errors import Code, Status
+from atoll.host_services.calls.client_errors import status_of
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
-from atoll.transfers.client_errors import status_of
 from atoll.transfers.inbox import Inbox
 from atoll.worker.client_units import ClientUnits, donates_what_others_read, needs
 from atoll.worker.completions import ArrayCompletion, Watcher

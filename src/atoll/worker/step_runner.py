@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from atoll.devices.device import DeviceArray, DeviceBackend
 from atoll.errors import invalid
+from atoll.host_services.calls.callbacks import Callbacks
+from atoll.host_services.python.sessions import Input
 from atoll.ir import plan as p
 from atoll.ir.type_keys import TypeKeys
 from atoll.protocol import messages as m
 from atoll.transfers import host_data
-from atoll.transfers.callbacks import Callbacks
 from atoll.transfers.data_port import DataPort
-from atoll.transfers.python.sessions import Input
 from atoll.worker.completions import ArrayCompletion, DeletionGuard, RunCompletion
-from atoll.worker.device import DeviceArray, DeviceBackend
 from atoll.worker.dispatch_unit import DispatchUnit, Read
 from atoll.worker.functions import Function, Functions
 from atoll.worker.host_network import SMALL_BYTES, HostNetwork, is_small_and_ready

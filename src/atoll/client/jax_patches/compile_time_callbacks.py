@@ -16,6 +16,8 @@ from atoll.client.jax_patches.host_callbacks import TABLE
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll
 from atoll.errors import invalid
+from atoll.host_services.calls import compile_calls
+from atoll.host_services.calls.compile_calls import CompilingThread, Decide, answering
 from atoll.protocol.compile_calls import (
     CUSTOM_PARTITIONING,
     INSPECT_SHARDING,
@@ -28,8 +30,6 @@ from atoll.protocol.compile_calls import (
 )
 from atoll.protocol.compile_options import COMPILE_CALLS_OPTION
 from atoll.protocol.translation.xla_objects import portable_artifact, sharding_from_bytes, sharding_to_bytes
-from atoll.transfers import compile_calls
-from atoll.transfers.compile_calls import CompilingThread, Decide, answering
 
 # What is shown a sharding, by what stands for it in programs. JAX keeps it as long as these.
 _inspections: WeakValueDictionary[bytes, Any] = WeakValueDictionary()

@@ -1,8 +1,8 @@
 """Lets programs call back into the user's Python.
 
 JAX gives the compiler a program's callables; jaxlib's IFRT proxy client refuses to send them. So they are taken out
-just before that, kept in this process under numbers (`transfers/call_tables.py`), and the numbers go along in an option
-of the compile request, which the proxy takes out again.
+just before that, kept in this process under numbers (`host_services/calls/tables.py`), and the numbers go along in an
+option of the compile request, which the proxy takes out again.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll, submit
+from atoll.host_services.calls.buffers import on_arrays
+from atoll.host_services.calls.custom_calls import BUFFER_CALLBACK, aliases, callback_index, result_types
+from atoll.host_services.calls.tables import CallbackTable
 from atoll.protocol.compile_options import CALLBACKS_OPTION
-from atoll.transfers.call_buffers import on_arrays
-from atoll.transfers.call_tables import CallbackTable
-from atoll.transfers.custom_calls import BUFFER_CALLBACK, aliases, callback_index, result_types
 
 TABLE = CallbackTable(submit)
 _WITH_BUFFERS = "jax._src.buffer_callback"

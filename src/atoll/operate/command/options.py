@@ -32,13 +32,13 @@ def _check_islands(text: str | None) -> str | None:
 
 
 def _check_platform(text: str | None) -> str | None:
-    from atoll.operate.platforms import check_platform
+    from atoll.devices.platforms import check_platform
 
     return _checked(check_platform, text)
 
 
 def _check_engine(text: str | None) -> str | None:
-    from atoll.operate.engines.kinds import check_engine
+    from atoll.engines.kinds import check_engine
 
     return _checked(check_engine, text)
 

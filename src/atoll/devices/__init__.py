@@ -1,0 +1,1 @@
+"""The seam for devices, and the kinds that there are."""

@@ -1,0 +1,63 @@
+"""What XLA calls in the place of a client's callables."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from atoll.devices.xla.client_callbacks import Signature
+from atoll.errors import StatusError
+from atoll.host_services.calls.callbacks import Callbacks
+from atoll.host_services.calls.calls import ClientError
+from atoll.host_services.calls.client_errors import kept, wrapped
+from atoll.host_services.calls.custom_calls import ResultTypes
+from atoll.transfers.dtypes import numpy_dtype
+
+
+class Held:
+    """Lives as long as XLA can still call the client's Python: in a run, too, whose executable was dropped."""
+
+    def __init__(self, callbacks: Callbacks) -> None:
+        callbacks.retain()
+        weakref.finalize(self, callbacks.release).atexit = False
+
+
+def stubs(held: Held, callbacks: Callbacks, signatures: Sequence[Signature]) -> list[Callable[..., Any]]:
+    """A callable for each of the function's callbacks, in their order."""
+    return [
+        (_on_buffers if each.takes_buffers else _same)(_stub(held, callbacks, position, each.results), each)
+        for position, each in enumerate(signatures)
+    ]
+
+
+def _stub(held: Held, callbacks: Callbacks, position: int, types: ResultTypes) -> Callable[..., Any]:
+    def stub(*arguments: np.ndarray[Any, Any] | None) -> tuple[Any, ...]:
+        _ = held
+        try:
+            return callbacks.call(position, types, arguments)
+        except (ClientError, StatusError) as error:
+            if not callbacks.spans_devices:
+                raise wrapped(error) from None
+            callbacks.keep_failure(kept(error))
+            return tuple(None if dtype == "token" else np.zeros(shape, numpy_dtype(dtype)) for dtype, shape in types)
+
+    return stub
+
+
+def _same(stub: Callable[..., Any], signature: Signature) -> Callable[..., Any]:
+    return stub
+
+
+def _on_buffers(stub: Callable[..., Any], signature: Signature) -> Callable[..., Any]:
+    """Takes XLA's buffers, the results' after the arguments', and writes what the stub returns into the results'."""
+
+    def on_buffers(context: Any, *buffers: Any) -> None:
+        count = len(buffers) - len(signature.results)
+        results = stub(*[np.asarray(each) for each in buffers[:count]])
+        for buffer, result in zip(buffers[count:], results, strict=True):
+            np.asarray(buffer)[...] = result
+
+    return on_buffers

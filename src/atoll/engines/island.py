@@ -1,0 +1,140 @@
+"""The worker processes of one island: started together, and restarted together once one of them has ended.
+
+XLA's collectives do not survive the loss of a process, so an island lives and dies as a whole (`docs/design.md`,
+"Failures"). Invariant: no process of an island is started while one of an earlier incarnation runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from atoll.engines.engine import Engine, HostProcess, HostStart, Reports
+from atoll.engines.local_process import describe_exit
+from atoll.engines.restarts import RestartPolicy
+
+_log = logging.getLogger(__name__)
+
+
+class State(enum.Enum):
+    """What an island's processes do."""
+
+    RUNNING = enum.auto()
+    STOPPING = enum.auto()  # they are being killed, and are started again when the last has ended
+    ENDING = enum.auto()
+    STOPPED = enum.auto()  # nothing runs: not started yet, ended, or given up
+
+
+class Island:
+    """Keeps an island's worker processes running. All methods are called on the event loop, and none blocks.
+
+    `starts(incarnation)` gives the processes of one start of the island. With `restarts` False, as before the cluster
+    is up for the first time, an island whose worker ends is not started again.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        starts: Callable[[int], Sequence[HostStart]],
+        engine: Engine,
+        reports: Reports,
+        *,
+        restarts: bool = False,
+    ) -> None:
+        self.number = number
+        self.restarts = restarts
+        self.state = State.STOPPED
+        self._starts = starts
+        self._engine = engine
+        self._reports = reports
+        self._policy = RestartPolicy()
+        self._incarnation = 0
+        self._processes: dict[int, HostProcess] = {}  # those that run, by host
+        self._first_end: tuple[int, int, int] | None = None  # of this incarnation: host, pid, status
+        self._nothing_runs = asyncio.Event()
+
+    def start(self) -> None:
+        """Starts all its processes. Raises OSError where one cannot be started; `end` then ends the others."""
+        self.state = State.RUNNING
+        self._incarnation += 1
+        self._first_end = None
+        self._nothing_runs.clear()
+        for start in self._starts(self._incarnation):
+            self._processes[start.host] = self._engine.start_host(start, partial(self._process_ended, start.host))
+
+    def restart(self) -> None:
+        """Kills the processes that run, and starts all again when they have ended. Does nothing while it ends."""
+        if self.state is State.RUNNING:
+            self._stop()
+        elif self.state is State.STOPPED:
+            self._start_again()
+
+    def expect_end(self) -> None:
+        """The processes are about to be ended by the controller: their ends are in order, and nothing is restarted."""
+        self.restarts = False
+        if self.state is State.RUNNING:
+            self.state = State.ENDING
+
+    async def end(self, seconds: float) -> None:
+        """Ends the processes, by force after `seconds`; returns when none runs. They are not started again."""
+        self.restarts = False
+        if not self._processes:
+            self.state = State.STOPPED
+            return
+        self.state = State.ENDING
+        for process in self._processes.values():
+            process.terminate()
+        force = asyncio.get_running_loop().call_later(seconds, self._kill)
+        try:
+            await self._nothing_runs.wait()
+        finally:
+            force.cancel()
+
+    def _process_ended(self, host: int, status: int) -> None:
+        process = self._processes.pop(host)
+        if self.state is State.RUNNING:
+            _log.warning("the worker of host %d has ended: %s", host, describe_exit(status))
+            self._first_end = host, process.pid, status
+            self._stop()
+        elif not self._processes:
+            self._all_ended()
+
+    def _stop(self) -> None:
+        self.state = State.STOPPING
+        self._kill()
+        if not self._processes:
+            self._all_ended()
+
+    def _kill(self) -> None:
+        for process in self._processes.values():
+            process.kill()
+
+    def _all_ended(self) -> None:
+        stopping, self.state = self.state is State.STOPPING, State.STOPPED
+        self._nothing_runs.set()
+        if not stopping:
+            return
+        if self._first_end is not None:
+            self._reports.worker_ended(*self._first_end)
+        if self.restarts:
+            self._start_again()
+
+    def _start_again(self) -> None:
+        if not self.restarts:
+            return
+        if not self._policy.allow(asyncio.get_running_loop().time()):
+            self._give_up(self._policy.reason)
+            return
+        try:
+            self.start()
+        except OSError as error:
+            self.state = State.ENDING if self._processes else State.STOPPED
+            self._kill()
+            self._give_up(f"its workers cannot be started: {error}")
+
+    def _give_up(self, reason: str) -> None:
+        _log.error("island %d is not started again: %s", self.number, reason)
+        self._reports.island_given_up(self.number, reason)

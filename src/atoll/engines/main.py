@@ -1,0 +1,51 @@
+"""The engine process: it runs a cluster, and ends with everything that it started or made.
+
+It ends when it is asked to (SIGTERM), when a process ends that it must not outlive, or when the controller ends. It
+takes everything with it: processes, sockets, folders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+
+from atoll.cluster.processes.lifeline import watch_in_loop
+from atoll.cluster.processes.process import read_options, run_loop, start_logging, write_ready
+from atoll.engines.kinds import make_engine
+from atoll.engines.options import EngineOptions, Started
+from atoll.engines.supervisor import Supervisor
+from atoll.errors import AtollError
+
+
+async def serve(options: EngineOptions, stop: asyncio.Event) -> None:
+    """Runs the cluster until `stop` is set. Reports over `ready_fd` that it is up, or why it is not."""
+    if options.parent:
+        watch_in_loop(options.parent, stop.set)
+    supervisor: Supervisor | None = None
+    try:
+        supervisor = Supervisor(options, make_engine(options), stop)
+        await supervisor.start()
+        if stop.is_set():
+            write_ready(options.ready_fd, Started(error="the cluster was ended while it started"))
+        else:
+            write_ready(options.ready_fd, Started(address=options.controller_address))
+            await stop.wait()
+    except AtollError as error:
+        write_ready(options.ready_fd, Started(error=str(error)))
+    finally:
+        if supervisor is not None:
+            await supervisor.end()
+        for folder in (options.directory, *options.client_directories):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def main() -> None:
+    options = read_options(EngineOptions)
+    start_logging("engine")
+    run_loop(lambda stop: serve(options, stop))
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""One host of null devices: a worker without threads of its own, on an event loop or in a simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping, Sequence
+from concurrent.futures import Executor as Pool
+from concurrent.futures import Future
+from typing import Any
+
+from atoll.devices.null.arrays import NullArray
+from atoll.devices.null.backend import Collectives, NullBackend, NullToken
+from atoll.devices.null.model import NullModel
+from atoll.devices.null.moments import Clock
+from atoll.engines.null_hosts.network import NullNetwork
+from atoll.host_services.profiles.recorder import Recorder
+from atoll.ir.type_keys import TypeKeys
+from atoll.protocol import messages as m
+from atoll.transfers.inbox import Inbox
+from atoll.worker.completions import ArrayCompletion, Completion, ReadCompletion, RunCompletion
+from atoll.worker.functions import Functions
+from atoll.worker.message_handler import MessageHandler
+from atoll.worker.plan_executor import PlanExecutor
+from atoll.worker.step_runner import StepRunner
+
+
+class AtOnce(Pool):
+    """A pool of no threads: what is submitted is done before `submit` returns."""
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(call(*arguments, **options))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class ClockWatcher:
+    """A `Watcher` that the clock tells. Times are the model's, so that durations are learnt from it."""
+
+    def __init__(self, clock: Clock, report: Callable[..., None]) -> None:
+        self._clock = clock
+        self._report = report
+
+    def watch(self, device: int, sequence: int, started: int, completions: Sequence[Completion]) -> None:
+        left = len(completions)
+
+        def over() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                self._report(m.Done(((sequence, started, int(1e9 * self._clock.now())),)))
+
+        for completion in completions:
+            if isinstance(completion, RunCompletion):
+                assert isinstance(completion.token, NullToken)
+                completion.token.moment.when_over(over)
+            elif isinstance(completion, ArrayCompletion):
+                assert isinstance(completion.array, NullArray)
+                completion.array.moment.when_over(over)
+            else:
+                assert isinstance(completion, ReadCompletion)
+                completion.when_done(lambda: self._clock.call_at(0.0, over))
+
+
+class NullHost:
+    """`handle` takes the controller's messages; `report` sends answers, from any thread.
+
+    `neighbours` are the inboxes of the island's hosts: this one's is added. `make_port(inbox)` gives the data port.
+    `call_soon` has something done on the thread of `handle`, from any other.
+    """
+
+    def __init__(
+        self,
+        host: int,
+        rank: int,
+        devices: int,
+        model: NullModel,
+        clock: Clock,
+        collectives: Collectives,
+        neighbours: MutableMapping[int, Inbox],
+        make_port: Callable[[Inbox], Any],
+        report: Callable[..., None],
+        renew: Callable[[float], None],
+        call_soon: Callable[[Callable[[], None]], None],
+        readers: Pool,
+    ) -> None:
+        self.backend = NullBackend(rank, devices, model, clock, collectives)
+        keys = TypeKeys()
+        inbox = neighbours[host] = Inbox(lambda session, feed: report(m.FeedsArrived(session, (feed,))))
+        self.port = make_port(inbox)
+        functions = Functions(self.backend, inbox, keys, report, AtOnce())
+        network = NullNetwork(self.backend, self.port, host, neighbours)
+        steps = StepRunner(self.backend, functions, self.port, network, keys)
+        self._executor = PlanExecutor(
+            steps,
+            inbox,
+            report,
+            ClockWatcher(clock, report),
+            readers,
+            lambda: call_soon(self._resume_parked),
+            lambda: int(1e9 * clock.now()),
+        )
+        recorder = Recorder(self.backend.begin_profile, functions.programs.others, None, host)
+        self._handler = MessageHandler(
+            self.backend, functions, self.port, self._executor.handle, renew, report, recorder
+        )
+
+    def handle(self, message: Any) -> bool:
+        """As `MessageHandler.handle`."""
+        goes_on = self._handler.handle(message)
+        self._executor.endings.report_completed()
+        return goes_on
+
+    def _resume_parked(self) -> None:
+        self._executor.resume_parked()
+        self._executor.endings.report_completed()

@@ -1,0 +1,141 @@
+"""The process of an island of null devices: all of its hosts, on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from atoll.cluster.processes.lifeline import Lease, watch_in_thread
+from atoll.cluster.processes.process import read_options, run_loop, spare_collector, start_logging
+from atoll.devices.null.backend import Collectives
+from atoll.devices.null.model import chosen_model
+from atoll.engines.null_hosts.clock import FineClock
+from atoll.engines.null_hosts.host import NullHost
+from atoll.errors import ConnectError
+from atoll.protocol import messages as m
+from atoll.transfers.data_port import DataPort
+from atoll.transfers.inbox import Inbox
+from atoll.wire.address import check_may_listen, parse_address
+from atoll.wire.connection import Connection, connect
+from atoll.worker.executor_thread import READ_THREADS
+from atoll.worker.main import CONNECT_SECONDS, introduction
+from atoll.worker.options import IslandOptions
+
+_log = logging.getLogger(__name__)
+
+# Each host has threads that wait on sockets; they need little.
+_STACK_BYTES = 256 * 1024
+
+
+class NullIsland:
+    """Connects all hosts, and carries their messages.
+
+    `stop` is set where the controller ends a host, or the connection to it is lost.
+    """
+
+    def __init__(self, options: IslandOptions, stop: asyncio.Event) -> None:
+        self._options = options
+        self._stop = stop
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._clock = FineClock(self._loop)
+        self._collectives = Collectives()
+        self._neighbours: dict[int, Inbox] = {}
+        self._readers = ThreadPoolExecutor(READ_THREADS, "atoll-read")
+        self._lease = Lease(self._lapsed)
+        self._model = chosen_model()
+
+    async def start(self) -> None:
+        for rank in range(self._options.hosts):
+            await self._start_host(rank)
+
+    async def _start_host(self, rank: int) -> None:
+        options = self._options
+        number = options.first + rank
+        host: NullHost | None = None
+
+        def handle(message: Any) -> None:
+            assert host is not None
+            if not host.handle(message):
+                self._stop.set()
+
+        connection = await self._connect(handle)
+        address = parse_address(options.data_address.format(host=number))
+        check_may_listen(address, os.environ.get(m.DEFAULT_TOKEN_VARIABLE, ""))
+        host = NullHost(
+            number,
+            rank,
+            options.devices,
+            self._model,
+            self._clock,
+            self._collectives,
+            self._neighbours,
+            lambda inbox: DataPort(address, inbox),
+            self._reporter(connection),
+            self._lease.renew,
+            self._call_soon,
+            self._readers,
+        )
+        for message in introduction(options.island, number, host.backend, str(host.port.address)):
+            connection.send(message)
+
+    async def _connect(self, handle: Callable[[Any], None]) -> Connection:
+        """The controller starts at the same time as this process: tries until it listens."""
+        deadline = self._loop.time() + CONNECT_SECONDS
+        address = parse_address(self._options.controller)
+        while True:
+            try:
+                return await connect(address, m.ToWorker, handle, lambda _: self._stop.set(), name="the controller")
+            except ConnectError:
+                if self._loop.time() > deadline:
+                    raise
+                await asyncio.sleep(0.02)
+
+    def _call_soon(self, call: Callable[[], None]) -> None:
+        self._loop.call_soon_threadsafe(call)
+
+    def _reporter(self, connection: Connection) -> Callable[..., None]:
+        def report(*messages: Any) -> None:
+            if threading.get_ident() != self._thread:
+                self._loop.call_soon_threadsafe(partial(report, *messages))
+                return
+            for message in messages:
+                connection.send(message)
+
+        return report
+
+    def _lapsed(self) -> None:
+        _log.error("the controller is silent: this island ends")
+        os._exit(1)
+
+
+async def serve(options: IslandOptions, stop: asyncio.Event) -> None:
+    await NullIsland(options, stop).start()
+    spare_collector()
+    await stop.wait()
+
+
+def main() -> None:
+    options = read_options(IslandOptions)
+    start_logging("null island")
+    watch_in_thread(options.parent, lambda: os._exit(0))
+    threading.stack_size(_STACK_BYTES)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    try:
+        run_loop(partial(serve, options))
+    except Exception:
+        _log.exception("this island fails")
+        os._exit(1)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""The network between null hosts: what is sent takes the time that the model says, and carries no bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from atoll.devices.device import DeviceArray
+from atoll.devices.null.arrays import NullArray, bytes_of
+from atoll.devices.null.backend import NullBackend
+from atoll.devices.null.moments import Moment, Work, all_of
+from atoll.ir import plan as p
+from atoll.protocol import messages as m
+from atoll.transfers.inbox import Inbox
+from atoll.worker.completions import ArrayCompletion, DeletionGuard
+from atoll.worker.dispatch_unit import DispatchUnit
+from atoll.worker.host_network import Port, send_to_host
+
+
+class NullNetwork:
+    """A `HostNetwork` for host number `host`, by the links of the model.
+
+    `neighbours` are the inboxes of the island's hosts by their numbers, this one's among them: they are in this
+    process. Other hosts are reached through the port.
+    """
+
+    def __init__(self, backend: NullBackend, port: Port, host: int, neighbours: Mapping[int, Inbox]) -> None:
+        self._backend = backend
+        self._port = port
+        self._host = host
+        self._neighbours = neighbours
+        self._ici: list[Moment] = [Moment(backend.clock, 0.0)] * len(backend.lines)
+        self._dcn = Moment(backend.clock, 0.0)
+        self._deletions = DeletionGuard()  # of what is sent: nothing deletes it
+
+    def send(self, step: p.Send, unit: DispatchUnit, array: DeviceArray, release: Callable[[], None]) -> None:
+        assert isinstance(array, NullArray)
+        run = unit.plan_run.run
+        departures = []
+        for piece in step.pieces:
+            shape = tuple(stop - start for start, stop in piece.box)
+            nbytes, link = bytes_of(array.dtype_name, shape), piece.shard % len(self._ici)
+            departure, arrival = self._transmit(piece.host, link, nbytes, array.moment)
+            arrival.when_known(partial(self._deliver_at, arrival, piece.host, run.session, run.feeds[piece.feed]))
+            departures.append(departure)
+        end = all_of(self._backend.clock, departures)
+        end.when_known(partial(end.when_over, release))
+        unit.completions.append(ArrayCompletion(NullArray(array.dtype_name, (), end), self._deletions))
+
+    def receive(self, step: p.Receive, run: m.Run) -> NullArray:
+        feeds = [run.feeds[piece.feed] for piece in step.pieces]
+        for _, done in self._neighbours[self._host].take_all(run.session, feeds).values():
+            done()
+        return self._backend.put(step.array, ())
+
+    def _transmit(self, host: int, ordinal: int, nbytes: int, after: Moment) -> tuple[Moment, Moment]:
+        """When a message has left this host, and when it has arrived."""
+        model, clock = self._backend.model, self._backend.clock
+        if host == self._host:
+            return after, after
+        near = host in self._neighbours
+        link = self._ici[ordinal] if near else self._dcn
+        departure = Work(clock, nbytes / (model.ici_bandwidth if near else model.dcn_bandwidth))
+        if near:
+            self._ici[ordinal] = departure
+        else:
+            self._dcn = departure
+        departure.join((link, after))
+        arrival = Work(clock, model.ici_latency if near else model.dcn_latency)
+        arrival.join((departure,))
+        return departure, arrival
+
+    def _deliver_at(self, arrival: Moment, host: int, session: int, feed: int) -> None:
+        arrival.when_over(partial(self._deliver, host, session, feed))
+
+    def _deliver(self, host: int, session: int, feed: int) -> None:
+        inbox = self._neighbours.get(host)
+        if inbox is not None:
+            inbox.put(session, feed, b"")
+        else:
+            send_to_host(self._port, host, session, feed, b"\0")

@@ -1,0 +1,47 @@
+"""Starts the engine process of a cluster. Everything that starts a cluster does it here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from atoll.cluster.processes.child import Child
+from atoll.cluster.settings import ClusterSettings
+from atoll.cluster.topology import read_topology
+from atoll.devices.platforms import check_platform
+from atoll.engines.kinds import check_engine
+from atoll.engines.options import EngineOptions, Started
+from atoll.errors import ClusterError
+from atoll.scheduling.policies import find_policy
+
+
+def check_settings(settings: ClusterSettings) -> None:
+    """Raises SettingsError for settings that no cluster can have: what is known without starting a process."""
+    read_topology(settings.islands, settings.mesh)
+    check_platform(settings.platform)
+    check_engine(settings.engine)
+    find_policy(settings.policy)
+
+
+class EngineProcess(Child):
+    """The engine process of one cluster, as a child of this process. `address` is where the controller listens.
+
+    `who` names the cluster in errors. What its processes print goes to the descriptor `output`. `environment` is added
+    to that of this process. Raises SettingsError for settings that no cluster can have, before anything is started.
+    """
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        who: str = "the cluster",
+        output: int = 2,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        check_settings(options.settings)
+        super().__init__("atoll.engines.main", options, who, output, environment)
+        self.address = options.controller_address
+
+    def wait_until_up(self) -> None:
+        """Returns once the cluster is up. Raises ClusterError where it does not start, with the reason."""
+        started = self.read(Started)
+        if started.error:
+            raise ClusterError(started.error)

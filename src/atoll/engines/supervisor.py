@@ -1,0 +1,194 @@
+"""What every engine process does, whatever starts its hosts: the controller, the islands, and the link between them.
+
+The controller decides that an island is restarted, added or ended, and learns here that a worker has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from functools import partial
+from typing import Any
+
+from atoll._version import __version__
+from atoll.cluster.processes.process import command
+from atoll.cluster.topology import read_topology
+from atoll.controller.options import ControllerOptions
+from atoll.devices.kinds import kind_of
+from atoll.engines.engine import Engine, HostStart
+from atoll.engines.island import Island
+from atoll.engines.local_process import LocalProcess, describe_exit
+from atoll.engines.options import EngineOptions
+from atoll.errors import ClusterError
+from atoll.protocol.messages import (
+    DEFAULT_TOKEN_VARIABLE,
+    PROTOCOL,
+    EndIsland,
+    Hello,
+    IslandEnded,
+    IslandGivenUp,
+    RestartIsland,
+    StartIsland,
+    ToEngine,
+    WorkerEnded,
+)
+from atoll.wire.address import check_may_listen, parse_address
+from atoll.wire.connection import Connection, connect
+
+_log = logging.getLogger(__name__)
+
+READY_SECONDS = 120.0
+_END_SECONDS = 1.0
+
+
+class Supervisor:
+    """Runs one cluster with an engine: `start`, then until `stop` is set, then `end`.
+
+    It sets `stop` itself when the controller ends or its connection does. Raises ClusterError for settings that no
+    cluster can have.
+    """
+
+    def __init__(self, options: EngineOptions, engine: Engine, stop: asyncio.Event) -> None:
+        self._options = options
+        self._engine = engine
+        self._stop = stop
+        self._topology = read_topology(options.settings.islands, options.settings.mesh)
+        self._address = parse_address(options.controller_address)
+        self._islands = [self._island(number) for number in range(self._topology.islands)]
+        self._controller: LocalProcess | None = None
+        self._controller_has_ended = asyncio.Event()
+        self._link: Connection | None = None
+        self._up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tasks: set[asyncio.Task[None]] = set()  # the loop itself keeps no task alive
+
+    # ---- start and end
+
+    async def start(self) -> None:
+        """Returns once the cluster is up, or `stop` is set. Raises ClusterError and its kin where it does not start."""
+        token = os.environ.get(DEFAULT_TOKEN_VARIABLE, "")
+        check_may_listen(self._address, token)
+        readable, writable = os.pipe()
+        try:
+            self._start_processes(writable)
+            await self._until_up(readable)
+        except OSError as error:
+            raise ClusterError(f"the cluster did not start: {error}") from None
+        finally:
+            os.close(readable)
+        if self._stop.is_set():
+            return
+        for island in self._islands:
+            island.restarts = True
+        self._link = await connect(
+            self._address, ToEngine, self._handle, lambda _: self._stop.set(), name="the controller"
+        )
+        self._link.send(Hello(PROTOCOL, "engine", token, os.getpid(), __version__))
+
+    async def end(self) -> None:
+        """Ends all processes. The controller goes first: it asks its workers to end, so that none looks lost."""
+        if self._link is not None:
+            self._link.close()
+        for island in self._islands:
+            island.expect_end()
+        if self._controller is not None:
+            self._controller.terminate()
+            try:
+                await asyncio.wait_for(self._controller_has_ended.wait(), _END_SECONDS)
+            except TimeoutError:
+                self._controller.kill()
+                await self._controller_has_ended.wait()
+        await asyncio.gather(*(island.end(_END_SECONDS) for island in self._islands))
+
+    def _start_processes(self, ready: int) -> None:
+        """`ready` is what the controller writes to once it has everything that it needs."""
+        options = ControllerOptions(str(self._address), self._options.settings, os.getpid(), ready)
+        try:
+            self._controller = LocalProcess(
+                command("atoll.controller.main", options), os.environ, self._controller_ended, (ready,)
+            )
+        finally:
+            os.close(ready)
+        for island in self._islands:
+            island.start()
+
+    async def _until_up(self, readable: int) -> None:
+        loop = asyncio.get_running_loop()
+        stopped = loop.create_task(self._stop.wait())
+        either: set[asyncio.Future[Any]] = {self._up, stopped}
+        loop.add_reader(readable, self._read_ready, readable)
+        try:
+            await asyncio.wait(either, timeout=READY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            loop.remove_reader(readable)
+            stopped.cancel()
+        if self._up.done():
+            self._up.result()
+            return
+        self._up.cancel()
+        if not self._stop.is_set():
+            raise ClusterError(f"the cluster was not up within {READY_SECONDS:.0f} s")
+
+    def _read_ready(self, readable: int) -> None:
+        if os.read(readable, 64):
+            if not self._up.done():
+                self._up.set_result(None)
+        else:  # the controller has ended, which it reports itself
+            asyncio.get_running_loop().remove_reader(readable)
+
+    def _fail(self, text: str) -> None:
+        """Something ended. That counts until the cluster is up."""
+        if not self._up.done():
+            self._up.set_exception(ClusterError(f"the cluster did not start: {text}; its messages are above"))
+
+    def _controller_ended(self, status: int) -> None:
+        self._controller_has_ended.set()
+        self._fail(f"the controller ended: {describe_exit(status)}")
+        self._stop.set()
+
+    # ---- islands
+
+    def _island(self, number: int, *, restarts: bool = False) -> Island:
+        return Island(number, partial(self._starts, number), self._engine, self, restarts=restarts)
+
+    def _starts(self, island: int, incarnation: int) -> list[HostStart]:
+        hosts, devices = self._topology.hosts, self._topology.devices
+        processes = 1 if kind_of(self._options.settings.platform).process_per_island else hosts
+        return [
+            HostStart(island, island * hosts + rank, rank, hosts, devices, incarnation) for rank in range(processes)
+        ]
+
+    def worker_ended(self, host: int, pid: int, status: int) -> None:
+        self._fail(f"the worker of host {host} ended: {describe_exit(status)}")
+        if self._link is not None:
+            self._link.send(WorkerEnded(host, pid, status, describe_exit(status)))
+
+    def island_given_up(self, island: int, reason: str) -> None:
+        if self._link is not None:
+            self._link.send(IslandGivenUp(island, reason))
+
+    # ---- what the controller asks
+
+    def _handle(self, message: Any) -> None:
+        match message:
+            case RestartIsland(island=island, reason=reason):
+                _log.warning("island %d is restarted: %s", island, reason)
+                self._islands[island].restart()
+            case StartIsland(island=island) if island == len(self._islands):
+                self._islands.append(self._island(island, restarts=True))
+                self._start_added(self._islands[island])
+            case EndIsland(island=island):
+                task = asyncio.get_running_loop().create_task(self._end_island(self._islands[island]))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    def _start_added(self, island: Island) -> None:
+        try:
+            island.start()
+        except OSError as error:
+            self.island_given_up(island.number, f"its workers cannot be started: {error}")
+
+    async def _end_island(self, island: Island) -> None:
+        await island.end(_END_SECONDS)
+        if self._link is not None:
+            self._link.send(IslandEnded(island.number))

@@ -1,0 +1,156 @@
+"""The functions of colocated Python inside of the process that runs them: all that this process asks of JAX.
+
+`jax.experimental.colocated_python` pickles devices by the client's ids. Here they are this process's own devices, so
+its table of devices and its three ways to name one are replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import tree_util
+from jax.experimental.colocated_python import obj_backend, serialization
+
+from atoll.host_services.python.program.stored_arrays import reading, writing
+from atoll.protocol.messages import python as m
+
+# After which the processes of an island's hosts know that one of them has ended, and end with it.
+_HEARTBEAT_SECONDS = 10
+_JOIN_SECONDS = 100
+
+
+def open_functions(options: m.PythonOptions) -> Functions:
+    """Starts JAX; over several hosts, once the island's other hosts have."""
+    adopt(options.settings)
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", len(options.devices[options.rank]))
+    if options.meeting:
+        jax.distributed.initialize(
+            options.meeting,
+            len(options.devices),
+            options.rank,
+            cluster_detection_method="deactivate",
+            initialization_timeout=_JOIN_SECONDS,
+            heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+            coordinator_bind_address=options.meeting,
+        )
+    devices: dict[int, jax.Device] = {}
+    for host, ids in enumerate(options.devices):
+        here = sorted((each for each in jax.devices() if each.process_index == host), key=lambda each: each.id)
+        devices.update(zip(ids, here, strict=True))
+    return Functions(devices, options.devices[options.rank])
+
+
+class Functions:
+    """`devices` are those of the island's processes, by the client's ids; those of this process are `local`."""
+
+    def __init__(self, devices: dict[int, jax.Device], local: Sequence[int]) -> None:
+        self._local = local
+        self._id_of = {device.id: number for number, device in devices.items()}
+        private: Any = serialization
+        private._get_cpu_device_map = lambda: devices
+        common = private._make_reduce_func_with_common_obj
+        private._reduce_mesh = common(self._reduce_mesh)
+        private._reduce_device_list = common(self._reduce_device_list)
+        private._reduce_single_device_sharding = common(self._reduce_single_device_sharding)
+        store: Any = obj_backend.SINGLETON_OBJECT_STORE
+        self._get_or_create = store.get_or_create
+        store.get_or_create = self._object
+        self._of_the_last = threading.local()  # whether this thread runs a function that an earlier process had
+
+    def _reduce_mesh(self, mesh: Any) -> Any:
+        ids = np.vectorize(lambda device: self._id_of[device.id], otypes=[int])(mesh.devices)
+        return serialization._unreduce_mesh, (ids, mesh.axis_names, mesh.axis_types)
+
+    def _reduce_device_list(self, devices: Any) -> Any:
+        return serialization._unreduce_device_list, ([self._id_of[device.id] for device in devices],)
+
+    def _reduce_single_device_sharding(self, sharding: Any) -> Any:
+        (device,) = sharding.device_set
+        return serialization._unreduce_single_device_sharding, (self._id_of[device.id], sharding.memory_kind)
+
+    def _object(self, uid: int, initializer: Callable[[], Any]) -> Any:
+        """As the store's own method, but what an earlier process held is not made anew without a word."""
+
+        def make() -> Any:
+            if getattr(self._of_the_last, "holds", False):
+                host = f"host {jax.process_index()} of its island"
+                raise RuntimeError(f"the object was lost when its process on {host} ended: make a new one")
+            return initializer()
+
+        return self._get_or_create(uid, make)
+
+    def load(self, source: m.PythonSource, again: bool) -> Callable[[m.Call, Iterable[Sequence[Any]]], Any]:
+        """What runs one call: takes the local shards of its arguments as they come, and gives those of its results."""
+        match source:
+            case m.WriteArrays():
+                return writing(source, self._local)
+            case m.ReadArrays():
+                return reading(source, self._local)
+        adopt(source.settings)  # those of the start may be none: not all that starts a process has them
+        function, in_tree, in_specs, out_tree, out_specs, _ = serialization._deserialize(source.text)
+
+        def run(call: m.Call, arguments: Iterable[Sequence[Any]]) -> Any:
+            given = {argument.position: shards for argument, shards in zip(call.arguments, arguments, strict=True)}
+            leaves = [_array(spec, given.get(i, ())) for i, spec in enumerate(in_specs)]
+            args, kwargs = tree_util.tree_unflatten(in_tree, leaves)
+            self._of_the_last.holds = again
+            try:
+                results, tree = tree_util.tree_flatten(function(*args, **kwargs))
+            finally:
+                self._of_the_last.holds = False
+            if tree != out_tree:
+                raise TypeError(f"{source.name} returned {tree}, where its specialization says {out_tree}")
+            return [_shards(source.name, results[i], out_specs[i]) for i in call.results]
+
+        return run
+
+
+def adopt(settings: m.ClientSettings) -> None:
+    """Takes over what is there on this host of the client's directory and sys.path, and its configuration of JAX."""
+    with contextlib.suppress(OSError):
+        if settings.directory:
+            os.chdir(settings.directory)
+    known = set(sys.path)
+    sys.path.extend(
+        each for each in settings.path if each not in known and os.path.isabs(each) and os.path.exists(each)
+    )
+    for name, value in settings.config.items():
+        if name in jax.config.values and jax.config.values[name] != value:
+            jax.config.update(name, value)
+
+
+def _local(sharding: Any) -> list[Any]:
+    """The sharding's devices of this process, in its order."""
+    here = jax.process_index()
+    return [device for device in sharding._device_assignment if device.process_index == here]
+
+
+def _array(spec: Any, shards: Sequence[Any]) -> jax.Array:
+    arrays = [jax.device_put(shard, device) for shard, device in zip(shards, _local(spec.sharding), strict=True)]
+    return jax.make_array_from_single_device_arrays(spec.shape, spec.sharding, arrays, dtype=spec.dtype)
+
+
+def _shards(name: str, array: Any, spec: Any) -> list[Any]:
+    """What the result holds for each local device of its declared sharding. Raises TypeError where it is another."""
+    if not isinstance(array, jax.Array):
+        raise TypeError(f"{name} returned {type(array)}: a function of colocated Python returns arrays of JAX")
+    if (array.shape, array.dtype) != (spec.shape, spec.dtype):
+        raise TypeError(
+            f"{name} returned {array.dtype}{list(array.shape)}, where its specialization says "
+            f"{spec.dtype}{list(spec.shape)}"
+        )
+    by_device = {shard.device: shard.data for shard in array.addressable_shards}
+    found = []
+    for device in _local(spec.sharding):
+        if device not in by_device:
+            raise TypeError(f"{name} returned an array that is not on {device}, where its specialization has a shard")
+        found.append(np.asarray(by_device[device]))
+    return found

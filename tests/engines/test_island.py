@@ -1,0 +1,208 @@
+"""An island's processes, with an engine that starts none: what is started, killed and reported, in which order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from atoll.engines.engine import HostStart
+from atoll.engines.island import Island, State
+from atoll.engines.restarts import MAX_RESTARTS, RESTART_SPAN_SECONDS, RestartPolicy
+
+
+class FakeProcess:
+    """A process that ends when the test makes it end, or is killed and `obeys`."""
+
+    def __init__(self, log: list[str], start: HostStart, on_end: Callable[[int], None], obeys: bool) -> None:
+        self.pid = 1000 * start.incarnation + start.host
+        self.start = start
+        self._log = log
+        self._on_end = on_end
+        self._obeys = obeys
+        self._ended = False
+
+    def exit(self, status: int) -> None:
+        if not self._ended:
+            self._ended = True
+            asyncio.get_running_loop().call_soon(self._on_end, status)
+
+    def terminate(self) -> None:
+        self._log.append(f"terminate {self.pid}")
+        if self._obeys:
+            self.exit(0)
+
+    def kill(self) -> None:
+        self._log.append(f"kill {self.pid}")
+        self.exit(-9)
+
+
+class FakeEngine:
+    """Logs what it is asked for; the same log takes the reports."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.processes: list[FakeProcess] = []
+        self.obeys = True
+        self.refuses = False
+
+    def start_host(self, start: HostStart, on_end: Callable[[int], None]) -> FakeProcess:
+        if self.refuses:
+            raise OSError("no more processes")
+        process = FakeProcess(self.log, start, on_end, self.obeys)
+        self.log.append(f"start {process.pid}")
+        self.processes.append(process)
+        return process
+
+    def worker_ended(self, host: int, pid: int, status: int) -> None:
+        self.log.append(f"worker {pid} of host {host} ended with {status}")
+
+    def island_given_up(self, island: int, reason: str) -> None:
+        self.log.append(f"island {island} given up: {reason}")
+
+    def logged(self) -> list[str]:
+        """What was logged since the last call."""
+        log = self.log[:]
+        self.log.clear()
+        return log
+
+
+def island_of(engine: FakeEngine, hosts: int = 2, *, restarts: bool = True) -> Island:
+    def starts(incarnation: int) -> list[HostStart]:
+        return [HostStart(3, 6 + rank, rank, hosts, 4, incarnation) for rank in range(hosts)]
+
+    return Island(3, starts, engine, engine, restarts=restarts)
+
+
+def played(scene: Callable[[FakeEngine], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(scene(FakeEngine()))
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_after_a_workers_end_the_others_are_killed_then_it_is_reported_then_all_are_started_again() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        island = island_of(engine)
+        island.start()
+        assert engine.logged() == ["start 1006", "start 1007"]
+        engine.processes[1].exit(-11)
+        await settle()
+        # The report comes when nothing of the island runs, and before its next incarnation does.
+        assert engine.logged() == ["kill 1006", "worker 1007 of host 7 ended with -11", "start 2006", "start 2007"]
+        assert island.state is State.RUNNING
+
+    played(scene)
+
+
+def test_only_the_first_of_two_ends_is_reported() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        island_of(engine).start()
+        engine.processes[0].exit(1)
+        engine.processes[1].exit(-15)
+        await settle()
+        assert [line for line in engine.logged() if "ended" in line] == ["worker 1006 of host 6 ended with 1"]
+
+    played(scene)
+
+
+def test_before_the_cluster_is_up_an_island_is_not_started_again() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        island = island_of(engine, hosts=1, restarts=False)
+        island.start()
+        engine.processes[0].exit(1)
+        await settle()
+        assert engine.logged() == ["start 1006", "worker 1006 of host 6 ended with 1"]
+        assert island.state is State.STOPPED
+
+    played(scene)
+
+
+def test_a_restart_that_is_asked_for_reports_no_workers_end() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        island = island_of(engine)
+        island.start()
+        island.restart()
+        island.restart()  # while it restarts already
+        await settle()
+        assert engine.logged()[2:] == ["kill 1006", "kill 1007", "start 2006", "start 2007"]
+
+    played(scene)
+
+
+def test_an_island_that_ends_is_asked_to_and_stays_ended() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        island = island_of(engine)
+        island.start()
+        await asyncio.gather(island.end(60.0), island.end(60.0))
+        assert island.state is State.STOPPED
+        island.restart()  # was on its way
+        await settle()
+        assert {line for line in engine.logged() if "terminate" not in line} == {"start 1006", "start 1007"}
+        await island.end(60.0)
+        island.restart()
+        await settle()
+        assert engine.logged() == []
+
+    played(scene)
+
+
+def test_an_island_that_ends_while_it_restarts_is_not_started_again() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        island = island_of(engine)
+        island.start()
+        engine.processes[0].exit(1)
+        await asyncio.sleep(0)
+        assert island.state is State.STOPPING
+        await island.end(60.0)
+        await settle()
+        assert "start 2006" not in engine.logged()
+
+    played(scene)
+
+
+def test_what_does_not_end_when_it_is_asked_to_is_killed() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        engine.obeys = False
+        island = island_of(engine, hosts=1)
+        island.start()
+        await island.end(0.01)
+        assert engine.logged() == ["start 1006", "terminate 1006", "kill 1006"]
+
+    played(scene)
+
+
+def test_an_island_that_keeps_ending_is_given_up() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        island = island_of(engine, hosts=1)
+        island.start()
+        for _ in range(MAX_RESTARTS + 1):
+            engine.processes[-1].exit(1)
+            await settle()
+        assert len(engine.processes) == MAX_RESTARTS + 1
+        assert engine.logged()[-1] == "island 3 given up: its workers ended 9 times within 60 s"
+        assert island.state is State.STOPPED
+
+    played(scene)
+
+
+def test_an_island_whose_workers_cannot_be_started_again_is_given_up() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        island_of(engine, hosts=1).start()
+        engine.refuses = True
+        engine.processes[0].exit(1)
+        await settle()
+        assert engine.logged()[-1] == "island 3 given up: its workers cannot be started: no more processes"
+
+    played(scene)
+
+
+@pytest.mark.parametrize(("later", "allowed"), [(RESTART_SPAN_SECONDS - 0.1, False), (RESTART_SPAN_SECONDS, True)])
+def test_restarts_are_counted_in_a_sliding_span(later: float, allowed: bool) -> None:
+    policy = RestartPolicy()
+    assert all(policy.allow(100.0) for _ in range(MAX_RESTARTS))
+    assert policy.allow(100.0 + later) is allowed

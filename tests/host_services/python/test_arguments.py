@@ -1,0 +1,51 @@
+"""The arguments of a call in a Python process: each as soon as it has come, and nothing stays of what fails."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from atoll.errors import Code, Status, StatusError
+from atoll.host_services.python.program.calls import Contents
+from atoll.protocol.messages import python as m
+
+FIRST, SECOND = m.Argument(0, "float32", (2,), (10,)), m.Argument(1, "float32", (2,), (11, 12))
+BYTES = np.arange(2, dtype=np.float32).view(np.uint8)
+
+
+def test_an_argument_is_taken_before_the_next_has_come() -> None:
+    contents = Contents()
+    contents.put(10, BYTES)
+    (shard,) = contents.take(1, FIRST)
+    assert shard.tolist() == [0.0, 1.0]
+
+
+def test_one_that_is_yet_to_come_is_awaited() -> None:
+    contents = Contents()
+    contents.put(11, BYTES)
+    found: list[int] = []
+    waiting = threading.Thread(target=lambda: found.append(len(contents.take(1, SECOND))))
+    waiting.start()
+    contents.put(12, BYTES)
+    waiting.join(10)
+    assert found == [2]
+
+
+def test_one_that_cannot_be_sent_is_the_error_of_its_call_alone() -> None:
+    contents = Contents()
+    contents.put(10, BYTES)
+    contents.fail(1, Status(int(Code.DATA_LOSS), "it is gone"))
+    with pytest.raises(StatusError, match="it is gone"):
+        contents.take(1, FIRST)
+    assert len(contents.take(2, FIRST)) == 1
+
+
+def test_nothing_is_kept_of_what_a_call_has_not_taken() -> None:
+    contents = Contents()
+    contents.put(10, BYTES)
+    contents.put(11, BYTES)
+    contents.end(1, [SECOND])
+    contents.put(12, BYTES)  # on its way when the call ended
+    assert list(contents._arrived) == [10]
