@@ -224,6 +224,33 @@ def test_a_callback_may_compute_on_the_device_that_waits_for_it(atoll_python: Re
     assert atoll_python.call(uses_the_cluster) == [2.0, 3.0, 4.0]
 
 
+def uses_the_cluster_in_many_runs(count: int) -> list[list[float]]:
+    """Over two devices, on which the script goes on: more runs than may be under way, and what needs their results."""
+    devices = jax.devices()[:2]
+    mesh = jax.make_mesh((2,), ("x",), devices=devices)
+    sharding = jax.sharding.NamedSharding(mesh, jax.P("x"))
+    inner = jax.jit(lambda a: a * 2)
+
+    def compute(x: Any) -> Any:
+        return np.asarray(inner(jax.device_put(np.asarray(x), devices[0])))
+
+    outer = jax.jit(
+        jax.shard_map(
+            lambda x: jax.pure_callback(compute, same_type(x), x), mesh=mesh, in_specs=jax.P("x"), out_specs=jax.P("x")
+        )
+    )
+    add = jax.jit(lambda x, y: x + y, donate_argnums=1)
+    made = []
+    for i in range(count):
+        x = jax.device_put(np.full(2, i, np.float32), sharding)
+        made.append(add(outer(x), x))
+    return [np.asarray(x).tolist() for x in made]
+
+
+def test_callbacks_of_many_runs_may_compute_on_the_devices_that_wait_for_them(atoll_python: RemotePython) -> None:
+    assert atoll_python.call(uses_the_cluster_in_many_runs, 12) == [[3.0 * i] * 2 for i in range(12)]
+
+
 def others_while_one_waits() -> tuple[bool, list[float]]:
     """Whether a callback was still waiting when other work had its results."""
     go_on = threading.Event()

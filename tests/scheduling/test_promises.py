@@ -1,167 +1,275 @@
-"""Results that take as long as they like: what needs them waits, aside from its session's line where it can."""
+"""Launches that take as long as somebody else likes: what needs them stands aside, and holds up nothing."""
 
 from __future__ import annotations
 
-from atoll.scheduling.promises import await_promises
+import pytest
+
+from atoll.scheduling.buffer_directory import Entry
+from atoll.scheduling.client_runs import MOST_OF_A_SESSION, MOST_OF_AN_ISLAND
+from atoll.scheduling.gangs import GangSpec
+from atoll.scheduling.promises import Promises
 from atoll.scheduling.scheduler import Scheduler
-from atoll.scheduling.tickets import Gang, Promise, Ticket
+from atoll.scheduling.tickets import Gang, Late, Promise, Ticket
+
+PYTHON, CLIENT = Late.PYTHON, Late.CLIENT
+
+
+def gang_spec(late: Late | None, function: str, devices: int) -> GangSpec:
+    return GangSpec(
+        island=0,
+        hosts=(0,),
+        kind="call",
+        functions=(function,),
+        awaited=(),
+        incoming=(),
+        handles=(),
+        makes=(),
+        consumes=(),
+        drops=(),
+        scratch=(),
+        collective=False,
+        devices={0: tuple(range(devices))},
+        late=late,
+    )
 
 
 class Launches:
-    """Launches of one session on one island."""
+    """Launches on one island. Each gives one array, by its number."""
 
     def __init__(self) -> None:
-        self.scheduler = Scheduler[str](1, 8)
+        self.scheduler = Scheduler[str](1, 100)
+        self.promises = Promises[str](self.scheduler, self.scheduler.enqueue)
+        self.arrays: dict[int, Entry] = {0: Entry((0,), 0)}
+        self.tickets: dict[int, tuple[Ticket[str], ...]] = {}
 
     def launch(
-        self, number: int, *inputs: Promise[str] | None, python: bool = False, tickets: int = 1
+        self,
+        number: int,
+        *arguments: int,
+        late: Late | None = None,
+        nodes: tuple[Late | None, ...] = (),
+        donated: tuple[int, ...] = (),
+        function: str = "",
+        devices: int = 1,
+        session: int = 1,
     ) -> Promise[str] | None:
-        made = [Ticket[str](number + i, 1) for i in range(tickets)]
-        for ticket in made:
-            weight = 0 if python else 1
-            ticket.gangs = (Gang(ticket.number, 0, ticket, "run", 0 if python else 200_000, weight=weight),)
-        promise = await_promises(made, inputs, colocated=python)
-        for ticket in made:
-            self.scheduler.enqueue(ticket)
+        units = [(gang_spec(each, function or f"f{number}", devices),) for each in nodes or (late,)]
+        tickets = tuple(Ticket[str](number + i, session) for i in range(len(units)))
+        for ticket, (spec,) in zip(tickets, units, strict=True):
+            ticket.gangs = (Gang(ticket.number, 0, ticket, "run", spec.estimate, weight=spec.weight),)
+        self.tickets[number] = tickets
+        inputs = [self.arrays[each] for each in arguments]
+        promise = None
+        if late or any(nodes) or self.promises.has_some(session):
+            promise = self.promises.order(tickets, units, inputs, [self.arrays[each] for each in donated])
+        if promise is None:
+            for ticket in tickets:
+                self.scheduler.enqueue(ticket)
+        self.arrays[number] = Entry((0,), 0, promise=promise)
         return promise
+
+    def end(self, number: int) -> None:
+        for ticket in self.tickets[number]:
+            if ticket.promise is not None:
+                self.promises.keep(ticket.promise)
 
     def started(self) -> list[int]:
         found = []
         while (gang := self.scheduler.next(0)) is not None:
             found.append(gang.ticket.number)
+            self.scheduler.finished(gang)
         return found
 
 
-def test_what_needs_only_a_promised_result_lets_its_session_go_on():
-    launches = Launches()
-    promise = launches.launch(1, python=True)
-    launches.launch(2, promise)
-    launches.launch(3, None)
+@pytest.fixture
+def launches() -> Launches:
+    return Launches()
+
+
+@pytest.mark.parametrize("late", Late)
+def test_what_needs_a_late_result_lets_its_session_go_on(launches: Launches, late: Late):
+    launches.launch(1, late=late)
+    launches.launch(2, 1, 0)  # and something else, too
+    launches.launch(3, 0)
     assert launches.started() == [1, 3]
-    launches.scheduler.keep(promise)
+    launches.end(1)
     assert launches.started() == [2]
 
 
-def test_what_also_needs_something_else_waits_in_line():
-    launches = Launches()
-    promise = launches.launch(1, python=True)
-    launches.launch(2, promise, None)
-    launches.launch(3, None)
-    assert launches.started() == [1]
-    launches.scheduler.keep(promise)
-    assert launches.started() == [2, 3]
-
-
-def test_launches_of_several_nodes_wait_in_line():
-    launches = Launches()
-    promise = launches.launch(1, python=True)
-    launches.launch(2, promise, tickets=2)
-    launches.launch(4, None)
-    assert launches.started() == [1]
-    launches.scheduler.keep(promise)
-    assert launches.started() == [2, 3, 4]
-
-
-def test_what_a_launch_aside_gives_is_promised_in_its_turn():
-    launches = Launches()
-    promise = launches.launch(1, python=True)
-    second = launches.launch(2, promise)
-    launches.launch(3, second)
-    launches.launch(4, None)
+def test_launches_of_several_nodes_stand_aside_together(launches: Launches):
+    launches.launch(1, late=PYTHON)
+    launches.launch(2, 1, nodes=(None, None))
+    launches.launch(4)
     assert launches.started() == [1, 4]
-    launches.scheduler.keep(promise)
+    launches.end(1)
     assert launches.started() == [2, 3]
 
 
-def test_a_launch_aside_joins_its_line_by_its_age_so_that_nothing_waits_for_what_is_behind_it():
-    launches = Launches()
-    promise = launches.launch(1, python=True)
-    second = launches.launch(2, promise)
-    launches.launch(3, second, None)  # at the head of the line, where it waits for 2
-    assert launches.started() == [1]
-    launches.scheduler.keep(promise)
-    assert launches.started() == [2, 3]
-
-
-def test_two_that_need_one_result_keep_their_order():
-    """The younger one may consume the array."""
-    launches = Launches()
-    promise = launches.launch(1, python=True)
-    launches.launch(2, promise)
-    launches.launch(3, promise)
-    launches.started()
-    launches.scheduler.keep(promise)
-    assert launches.started() == [2, 3]
-
-
-def test_results_of_two_calls_are_awaited_in_line():
-    """One of them may be there, and consumed by a younger launch, before the other is."""
-    launches = Launches()
-    first, second = launches.launch(1, python=True), launches.launch(2, python=True)
-    launches.launch(3, first, second)
-    launches.scheduler.keep(first)
-    launches.launch(4, None)
-    assert launches.started() == [1, 2]
-    launches.scheduler.keep(second)
+def test_a_node_that_calls_the_client_is_awaited_by_the_next_one(launches: Launches):
+    launches.launch(1, nodes=(None, CLIENT, None))
+    launches.launch(4, 1)
+    launches.launch(5)
+    assert launches.started() == [1, 2, 5]
+    launches.end(1)
     assert launches.started() == [3, 4]
 
 
-def test_a_call_of_python_follows_the_call_that_gives_its_argument_at_once():
-    launches = Launches()
-    promise = launches.launch(1, python=True)
-    launches.launch(2, promise, python=True)
-    assert launches.started() == [1, 2]
+def test_what_a_launch_aside_gives_is_promised_in_its_turn(launches: Launches):
+    launches.launch(1, late=PYTHON)
+    launches.launch(2, 1)
+    launches.launch(3, 2)
+    launches.launch(4)
+    assert launches.started() == [1, 4]
+    launches.end(1)
+    assert launches.started() == [2, 3]
 
 
-def test_a_call_of_python_waits_in_line_for_a_launch_aside():
-    launches = Launches()
-    promise = launches.launch(1, python=True)
-    second = launches.launch(2, promise)
-    launches.launch(3, second, python=True)
-    launches.launch(4, python=True)
-    assert launches.started() == [1]
-    launches.scheduler.keep(promise)
+def test_what_joined_its_lines_late_is_no_reason_to_stand_aside(launches: Launches):
+    launches.launch(1, late=PYTHON)
+    launches.launch(2, 1)
+    launches.end(1)
+    assert launches.launch(3, 2) is None
+    assert not launches.promises.has_some(1)
+
+
+def test_results_of_two_calls_are_both_awaited(launches: Launches):
+    launches.launch(1, late=PYTHON)
+    launches.launch(2, late=CLIENT)
+    launches.launch(3, 1, 2)
+    launches.end(1)
+    launches.launch(4)
+    assert launches.started() == [1, 2, 4]
+    launches.end(2)
+    assert launches.started() == [3]
+
+
+def test_what_consumes_an_array_waits_for_a_launch_aside_that_reads_it(launches: Launches):
+    launches.launch(1, late=PYTHON)
+    launches.launch(2, 1, 0)
+    launches.launch(3, 0, donated=(0,))
+    launches.launch(4, 3)
+    launches.launch(5)
+    assert launches.started() == [1, 5]
+    launches.end(1)
     assert launches.started() == [2, 3, 4]
 
 
-def test_any_number_of_python_calls_leaves_room_for_others():
-    launches = Launches()
+def test_what_consumes_an_array_waits_for_a_run_that_reads_it_and_calls_its_client(launches: Launches):
+    """The devices would wait for that run otherwise, and with them what the callback may need."""
+    launches.launch(1, 0, late=CLIENT)
+    launches.launch(2, 0, donated=(0,))
+    assert launches.started() == [1]
+    launches.end(1)
+    assert launches.started() == [2]
+
+
+def test_what_consumes_an_array_does_not_wait_for_python_that_reads_it(launches: Launches):
+    """Its host keeps what Python reads: a checkpoint holds up no step."""
+    launches.launch(1, 0, late=PYTHON)
+    launches.launch(2, 0, donated=(0,))
+    assert launches.started() == [1, 2]
+
+
+def test_a_call_of_python_follows_the_call_that_gives_its_argument_at_once(launches: Launches):
+    launches.launch(1, late=PYTHON)
+    launches.launch(2, 1, late=PYTHON)
+    assert launches.started() == [1, 2]
+
+
+def test_calls_of_python_keep_their_order_behind_one_that_stands_aside(launches: Launches):
+    launches.launch(1, late=PYTHON)
+    launches.launch(2, 1)
+    launches.launch(3, 2, late=PYTHON)
+    launches.launch(4, late=PYTHON)
+    launches.launch(5, late=PYTHON)
+    launches.launch(6)
+    assert launches.started() == [1, 6]
+    launches.end(1)
+    assert launches.started() == [2, 3, 4, 5]
+
+
+def test_any_number_of_python_calls_leaves_room_for_others(launches: Launches):
     for number in range(1, 100):
-        launches.launch(number, python=True)
-    launches.launch(100, None)
+        launches.launch(number, late=PYTHON)
+    launches.launch(100)
     assert launches.started() == list(range(1, 101))
-    assert launches.scheduler.statistics(0).in_flight == 1
 
 
-def test_a_session_that_ends_takes_what_stands_aside_with_it():
-    launches = Launches()
-    promise = launches.launch(1, python=True)
-    launches.launch(2, promise)
+def test_few_runs_call_their_clients_at_a_time_and_the_others_stand_aside(launches: Launches):
+    count = MOST_OF_A_SESSION + 2
+    for number in range(1, count + 1):
+        launches.launch(number, late=CLIENT)
+    launches.launch(100)
+    assert launches.started() == [*range(1, MOST_OF_A_SESSION + 1), 100]
+    launches.end(3)
+    assert launches.started() == [MOST_OF_A_SESSION + 1]
+    launches.end(1)
+    assert launches.started() == [count]
+
+
+def test_an_island_has_room_for_the_callbacks_of_several_sessions(launches: Launches):
+    sessions = MOST_OF_AN_ISLAND // MOST_OF_A_SESSION + 1
+    for number in range(1, 1 + sessions * MOST_OF_A_SESSION):
+        launches.launch(number, late=CLIENT, session=1 + (number - 1) // MOST_OF_A_SESSION)
+    assert sorted(launches.started()) == list(range(1, MOST_OF_AN_ISLAND + 1))
+    launches.end(1)
+    assert launches.started() == [MOST_OF_AN_ISLAND + 1]
+
+
+def test_one_run_at_a_time_of_a_function_over_several_devices_calls_its_client(launches: Launches):
+    launches.launch(1, late=CLIENT, function="f", devices=2)
+    launches.launch(2, late=CLIENT, function="f", devices=2)
+    launches.launch(3, late=CLIENT, function="g", devices=2)
+    assert launches.started() == [1, 3]
+    launches.end(1)
+    assert launches.started() == [2]
+
+
+def test_a_run_that_waits_for_its_input_takes_no_place_of_those_that_call_their_clients(launches: Launches):
+    """A callback may launch programs with callbacks, too."""
+    launches.launch(1, late=CLIENT)
+    for number in range(2, 2 + MOST_OF_A_SESSION):
+        launches.launch(number, number - 1, late=CLIENT)
+    launches.launch(50, late=CLIENT)
+    assert launches.started() == [1, 50]
+
+
+def test_a_session_that_ends_takes_what_stands_aside_with_it(launches: Launches):
+    launches.launch(1, late=PYTHON)
+    launches.launch(2, 1)
     assert launches.started() == [1]
     assert [ticket.number for ticket in launches.scheduler.drop_session(1)] == [2]
-    launches.scheduler.keep(promise)
+    launches.end(1)
     assert launches.started() == []
     assert launches.scheduler.tickets(0) == []
 
 
-def test_a_launch_aside_that_is_dropped_never_starts():
-    launches = Launches()
-    promise = launches.launch(1, python=True)
-    launches.launch(2, promise)
+def test_a_run_that_never_got_its_place_takes_none(launches: Launches):
+    for number in range(1, MOST_OF_A_SESSION + 3):
+        launches.launch(number, late=CLIENT)
+    (ticket,) = launches.tickets[MOST_OF_A_SESSION + 1]
+    launches.scheduler.drop(ticket)
+    launches.end(MOST_OF_A_SESSION + 1)
+    launches.started()
+    launches.end(1)
+    assert launches.started() == [MOST_OF_A_SESSION + 2]
+
+
+def test_a_launch_aside_that_is_dropped_never_starts(launches: Launches):
+    launches.launch(1, late=PYTHON)
+    launches.launch(2, 1)
     launches.started()
     (ticket,) = launches.scheduler.tickets(0)
     launches.scheduler.drop(ticket)
-    launches.scheduler.keep(promise)
+    launches.end(1)
     assert launches.started() == []
 
 
-def test_a_chain_as_long_as_a_window_starts_in_order_once_its_first_promise_is_kept():
-    launches = Launches()
-    first = promise = launches.launch(1, python=True)
+def test_a_chain_as_long_as_a_window_starts_in_order_once_its_first_promise_is_kept(launches: Launches):
+    launches.launch(1, late=PYTHON)
     for number in range(2, 2002):
-        promise = launches.launch(number, promise)
+        launches.launch(number, number - 1)
     assert launches.started() == [1]
-    launches.scheduler.keep(first)
-    assert launches.started()[0] == 2
-    assert promise is not None
-    assert promise.is_kept
+    launches.end(1)
+    assert launches.started() == list(range(2, 2002))
+    assert not launches.promises.has_some(1)

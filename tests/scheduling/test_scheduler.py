@@ -470,19 +470,3 @@ def test_a_dispatch_unit_that_is_larger_than_the_window_runs_when_nothing_else_d
     assert first.ticket.number == 1
     scheduler.finished(first)
     assert started(scheduler) == [2]
-
-
-def test_a_gang_that_waits_for_its_client_takes_no_room_and_is_charged_for_nothing():
-    scheduler = scheduler_with(*(launch(number) for number in range(1, 5)), window=2)
-    first, second = gangs(scheduler)
-    scheduler.detach(first)
-    scheduler.detach(first)
-    assert started(scheduler) == [3]
-    charged: list[int] = []
-    scheduler._islands[0].policy.charge = lambda gang, nanoseconds: charged.append(gang.ticket.number)
-    scheduler.finished(first, 10_000 * MS)
-    assert started(scheduler) == []
-    scheduler.finished(second, MS)
-    assert started(scheduler) == [4]
-    assert charged == [2]
-    assert scheduler.statistics(0).in_flight == 2

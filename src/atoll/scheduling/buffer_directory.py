@@ -34,7 +34,8 @@ class Entry:
     maker: str = ""  # the program that it is a result of
     context: int = 0  # the client's number for the Python stack of its request
     spec: ArraySpec | None = None  # None: an error from the start, or a call's completion
-    promise: Promise[Any] | None = None  # of its launch, where others must wait for that to end
+    promise: Promise[Any] | None = None  # of its launch, where it has one
+    readers: list[Promise[Any]] | None = None  # of launches that read it, as far as they have one
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from atoll.cluster.locations import MemoryRequirement
-from atoll.scheduling.tickets import UNKNOWN_NS
+from atoll.scheduling.tickets import UNKNOWN_NS, Late
 
 
 class MadeValue(NamedTuple):
@@ -58,17 +58,21 @@ class GangSpec:
     devices: Mapping[int, tuple[int, ...]]  # by host, the ordinals of those that it keeps busy
     estimate: int = UNKNOWN_NS
     segments: int = 1  # of each of its hosts' plans
-    colocated: bool = False  # Python beside the devices: it takes none of their time, and as long as it likes
+    late: Late | None = None
     runs: int = 0  # from which it has learnt
 
     @property
     def weight(self) -> int:
-        """How much of its island's window it takes."""
-        return 0 if self.colocated else self.segments
+        """How much of its island's window it takes: nothing where nobody knows for how long."""
+        return 0 if self.late else self.segments
+
+    @property
+    def spans_devices(self) -> bool:
+        return sum(map(len, self.devices.values())) > 1
 
     def learn(self, nanoseconds: int) -> None:
         """A run took so long."""
-        if self.incoming or self.colocated:
+        if self.incoming or self.late:
             return
         self.runs += 1
         # Slow to forget: the first run often takes longer, and one that was disturbed should not count for much.

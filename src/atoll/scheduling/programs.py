@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -16,7 +16,7 @@ from atoll.ir.program import Call, Program, value_specs
 from atoll.ir.types import ArraySpec
 from atoll.scheduling.dispatch_units import Unit, UnitBuilder
 from atoll.scheduling.gangs import ClientFeed, GangSpec, HostFeeds, MadeValue
-from atoll.scheduling.tickets import UNKNOWN_NS
+from atoll.scheduling.tickets import UNKNOWN_NS, Late
 
 # A worker ends over a control frame of 64 MiB. A launch's message has a number of up to 9 bytes for each feed.
 MAX_PLAN_BYTES = 48 << 20
@@ -61,14 +61,10 @@ class RegisteredProgram:
     functions: tuple[str, ...]
     islands: tuple[int, ...]
     units: UnitBuilder  # of its launches
+    is_late: bool  # some of its gangs are
     # Gangs that have not started still need the plans, also of a program that its session has released.
     waiting: int = 0
     released: bool = False
-
-    @property
-    def colocated(self) -> bool:
-        """Whether it calls Python: such a call is a program of its own."""
-        return self.nodes[0][0].colocated if self.nodes else False
 
     @property
     def gangs(self) -> list[GangSpec]:
@@ -81,10 +77,12 @@ def register(
     placement: Placement,
     functions: Mapping[int, str],
     scratch_of: Callable[[str], MemoryRequirement],
+    calls_client: Container[str] = (),
 ) -> RegisteredProgram:
     """Lowers a program, whose plans are to have this number.
 
-    `scratch_of(function)` is what the workers' function of that name needs on its devices while it runs.
+    `scratch_of(function)` is what the workers' function of that name needs on its devices while it runs; those in
+    `calls_client` call their client's Python meanwhile.
 
     Raises INVALID_ARGUMENT or UNIMPLEMENTED where the program cannot run.
     """
@@ -105,7 +103,10 @@ def register(
     nodes: dict[int, list[GangSpec]] = {}
     for gang, segments in zip(lowered.gangs, segments_of, strict=True):
         scratch = _on(gang.hosts, scratch_of(gang.function)) if gang.function else ()
-        nodes.setdefault(gang.node, []).append(_spec(gang, segments, lowered, position_of, program.feeds, scratch))
+        late = Late.PYTHON if gang.colocated else Late.CLIENT if gang.function in calls_client else None
+        nodes.setdefault(gang.node, []).append(
+            _spec(gang, segments, lowered, position_of, program.feeds, scratch, late)
+        )
     gangs = tuple(tuple(each) for each in nodes.values())
     return RegisteredProgram(
         program.name,
@@ -125,6 +126,7 @@ def register(
         tuple({gang.function: None for gang in lowered.gangs if gang.function}),
         tuple(sorted({gang.island for gang in lowered.gangs})),
         UnitBuilder(gangs),
+        any(gang.late for node in gangs for gang in node),
     )
 
 
@@ -146,6 +148,7 @@ def _spec(
     position_of: Mapping[int, int],
     client_feeds: int,
     scratch: MemoryRequirement,
+    late: Late | None,
 ) -> GangSpec:
     values = lowered.values
     steps = [step for segment in segments.values() for step in segment.steps]
@@ -173,8 +176,8 @@ def _spec(
         scratch,
         gang.collective,
         _devices(gang.hosts, uses.union(gang.makes), values),
-        estimate=0 if gang.colocated else UNKNOWN_NS,
-        colocated=gang.colocated,
+        estimate=0 if late else UNKNOWN_NS,
+        late=late,
     )
 
 

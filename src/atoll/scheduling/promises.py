@@ -1,38 +1,159 @@
-"""Results that take as long as they like, and what waits for them: the rules for calls of colocated Python.
+"""Launches that take as long as somebody else likes, and what waits for them.
 
-A gang that waits for such a result on its host would take room there from everybody. So a launch that needs one waits
-in the controller, and where it needs nothing else it *stands aside*: what its session launches after it goes on before
-it. It joins its lines by its age as soon as the results are there. What it gives is promised in its turn.
+A call of colocated Python takes as long as the user's function, and so does a compiled function that calls its client's
+Python. What waits for such a *late* gang on its host would take room there from everybody. So what needs its results
+*stands aside* in the controller: it is in no line, and what its session launches after it goes on before it. The late
+gang may even need that: a callback that computes on the cluster returns when that is done. Invariant: nothing in line
+waits for anything late.
 
-Order is kept: a launch that also needs what is no promise waits in its place in line, since a later one may consume
-that input; and so does a call of Python that needs what a launch aside will give, since calls have an order of their
-own.
+What stands aside joins its lines, by its age, when what it needs is there; what it makes is promised in its turn. Order
+is kept where it matters:
+
+- what consumes an array waits for those that read it and stand aside, or are late;
+- calls of Python are in the order of their launches, and follow those that give their arguments at once;
+- nodes of a launch follow one another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Generic
 
-from atoll.scheduling.tickets import Payload, Promise, Ticket
+from atoll.scheduling.buffer_directory import Entry
+from atoll.scheduling.client_runs import ClientRuns
+from atoll.scheduling.gangs import GangSpec
+from atoll.scheduling.scheduler import Scheduler
+from atoll.scheduling.tickets import Late, Payload, Promise, Ticket
 
 
-def await_promises(
-    tickets: Sequence[Ticket[Payload]], inputs: Sequence[Promise[Payload] | None], *, colocated: bool
-) -> Promise[Payload] | None:
-    """Has the tickets of a launch wait for those of its inputs that are promised; `colocated`: it calls Python.
+class Promises(Generic[Payload]):
+    """`join(ticket)` puts a ticket in its lines, when it may be there."""
 
-    Returns the promise of its own results; None where they are in time for whatever comes after it in line.
-    """
-    unkept = {id(each): each for each in inputs if each is not None and not each.is_kept}
-    # A call of Python may be in flight together with the one that gives its input.
-    pending = [each for each in unkept.values() if each.is_aside or not colocated]
-    for promise in pending:
-        for ticket in tickets:
-            ticket.missing += 1
-            promise.waiting.append(ticket)
-    if colocated:
-        return Promise(is_aside=False)
-    if len(pending) != 1 or len(tickets) != 1 or any(each is not pending[0] for each in inputs):
-        return None
-    tickets[0].aside = Promise(is_aside=True)
-    return tickets[0].aside
+    def __init__(self, scheduler: Scheduler[Payload], join: Callable[[Ticket[Payload]], None]) -> None:
+        self._scheduler = scheduler
+        self._join = join
+        self._unkept: Counter[int] = Counter()  # by session
+        self._last_python: dict[int, Promise[Payload]] = {}  # that stood aside, by session
+        self._client_runs: ClientRuns[Payload] = ClientRuns()
+
+    def has_some(self, session: int) -> bool:
+        """Whether some promise of the session is not kept: else only a late launch need be ordered here."""
+        return session in self._unkept
+
+    def order(
+        self,
+        tickets: Sequence[Ticket[Payload]],
+        units: Sequence[tuple[GangSpec, ...]],
+        arguments: Sequence[Entry],
+        donated: Sequence[Entry],
+    ) -> Promise[Payload] | None:
+        """Orders a new launch: its tickets, with what each of them does. Those that may join their lines have done so.
+
+        Returns the promise of its results, the last of the launch's to be kept; None where it needs none: its tickets
+        are in no line then.
+        """
+        late = [unit[0].late for unit in units]
+        if any(late):
+            promises = [Promise((ticket,), each) for ticket, each in zip(tickets, late, strict=True)]
+            for promise, unit in zip(promises, units, strict=True):
+                promise.alone = frozenset(name for gang in unit if gang.spans_devices for name in gang.functions)
+        else:
+            promises = [Promise(tuple(tickets), None)]
+        first, last = promises[0], promises[-1]
+        self._find_what_it_awaits(first, arguments, donated)
+        if first.late is None and last is first and not first.awaited:
+            return None
+        for before, after in pairwise(promises):
+            _await(after, before.after_keep)
+        session = tickets[0].session
+        self._unkept[session] += len(promises)
+        for promise in promises:
+            for ticket in promise.tickets:
+                ticket.promise = promise
+                self._scheduler.stand_aside(ticket)
+        if first.late is not Late.PYTHON or first.awaited:
+            for entry in arguments:
+                entry.readers = [*(each for each in entry.readers or () if not each.is_kept), last]
+        if not first.awaited:
+            self._start(deque([first]))
+        return last
+
+    def _find_what_it_awaits(
+        self, first: Promise[Payload], arguments: Sequence[Entry], donated: Sequence[Entry]
+    ) -> None:
+        is_python = first.late is Late.PYTHON
+        for promise in {id(entry.promise): entry.promise for entry in arguments}.values():
+            if promise is None or promise.is_kept:
+                continue
+            if not (is_python and promise.late is Late.PYTHON):
+                _await(first, promise.after_keep)
+            elif not promise.has_joined:
+                _await(first, promise.after_join)
+        for reader in {id(reader): reader for entry in donated for reader in entry.readers or ()}.values():
+            if reader.late is Late.PYTHON and not reader.has_joined:
+                _await(first, reader.after_join)  # from then on its host keeps what it reads
+            elif reader.late is not Late.PYTHON and not reader.is_kept:
+                _await(first, reader.after_keep)
+        if is_python:
+            session = first.tickets[0].session
+            before = self._last_python.pop(session, None)
+            if before is not None and not before.has_joined:
+                _await(first, before.after_join)
+            if first.awaited:
+                self._last_python[session] = first
+
+    def keep(self, promise: Promise[Payload]) -> None:
+        """What its tickets do has ended, or will never be done."""
+        ready: deque[Promise[Payload]] = deque()
+        self._keep(promise, ready)
+        self._start(ready)
+
+    def forget(self, session: int) -> None:
+        """The session has ended. Its promises are kept as its launches end."""
+        self._last_python.pop(session, None)
+
+    def _keep(self, promise: Promise[Payload], ready: deque[Promise[Payload]]) -> None:
+        if promise.is_kept:
+            return
+        promise.is_kept = True
+        session = promise.tickets[0].session
+        self._unkept[session] -= 1
+        if not self._unkept[session]:
+            del self._unkept[session]
+        if promise.late is Late.CLIENT:
+            ready.extend(self._client_runs.end(promise))
+        _release(promise.after_keep, ready)
+        if not promise.has_joined:
+            promise.has_joined = True
+            _release(promise.after_join, ready)
+
+    def _start(self, ready: deque[Promise[Payload]]) -> None:
+        """Has tickets join that wait for no promise, and then those that waited for these; a chain of them may be as
+        long as a session's window.
+        """
+        while ready:
+            promise = ready.popleft()
+            if promise.has_joined or (promise.late is Late.CLIENT and not self._client_runs.begin(promise)):
+                continue
+            promise.has_joined = True
+            for ticket in promise.tickets:
+                if not ticket.dropped:
+                    self._join(ticket)
+            _release(promise.after_join, ready)
+            if promise.late is None:
+                self._keep(promise, ready)
+
+
+def _await(promise: Promise[Payload], event: list[Promise[Payload]]) -> None:
+    promise.awaited += 1
+    event.append(promise)
+
+
+def _release(event: list[Promise[Payload]], ready: deque[Promise[Payload]]) -> None:
+    for promise in event:
+        promise.awaited -= 1
+        if not promise.awaited:
+            ready.append(promise)
+    event.clear()

@@ -25,7 +25,7 @@ from typing import Generic
 
 from atoll.scheduling.policies.first_come import FirstComeFirstServed
 from atoll.scheduling.policy import Policy
-from atoll.scheduling.tickets import Gang, Payload, Promise, Ticket
+from atoll.scheduling.tickets import Gang, Payload, Ticket
 
 # Work in flight on a host, by what its gangs took before.
 BUSY_NS = 8_000_000
@@ -112,10 +112,10 @@ class Scheduler(Generic[Payload]):
         self._islands[island].window = window
 
     def enqueue(self, ticket: Ticket[Payload]) -> None:
-        """The ticket joins its session's lines, which are ordered by age; one that stands aside does so later."""
-        if ticket.aside is not None and ticket.missing > 0:
-            self._aside[ticket.number] = ticket
-            return
+        """The ticket joins its session's lines, which are ordered by age."""
+        if ticket.is_aside:
+            ticket.is_aside = False
+            del self._aside[ticket.number]
         for gang in ticket.gangs:
             line = self._islands[gang.island].lines.setdefault(ticket.session, deque())
             place = len(line)
@@ -128,29 +128,15 @@ class Scheduler(Generic[Payload]):
             line.insert(place, ticket)
         self._offer(ticket)
 
+    def stand_aside(self, ticket: Ticket[Payload]) -> None:
+        """The ticket waits in no line, and holds up nothing of its session, until it is enqueued."""
+        ticket.is_aside = True
+        self._aside[ticket.number] = ticket
+
     def arrived(self, ticket: Ticket[Payload]) -> None:
         """One of the things that the ticket waited for has arrived."""
-        self.keep(self._arrive(ticket))
-
-    def _arrive(self, ticket: Ticket[Payload]) -> Promise[Payload] | None:
-        """Returns the promise that is kept in turn, if there is one."""
         ticket.missing -= 1
-        if ticket.missing == 0 and self._aside.pop(ticket.number, None) is not None:
-            self.enqueue(ticket)
-            return ticket.aside
         self._offer(ticket)
-        return None
-
-    def keep(self, promise: Promise[Payload] | None) -> None:
-        """Its results are there, or will be before what comes now: tickets that waited for them go on."""
-        promises = deque([promise])  # a chain of them may be as long as a session's window
-        while promises:
-            each = promises.popleft()
-            if each is None or each.is_kept:
-                continue
-            each.is_kept = True
-            promises.extend(self._arrive(ticket) for ticket in each.waiting if not ticket.dropped)
-            each.waiting.clear()
 
     def next(self, island: int) -> Gang[Payload] | None:
         """The next gang to start there, or None while the island is full, paused, or blocked, or no ticket is ready."""
@@ -202,20 +188,9 @@ class Scheduler(Generic[Payload]):
 
     def finished(self, gang: Gang[Payload], nanoseconds: int = 0) -> None:
         """A gang that `next` gave has left its island. Its session is charged the time that it took of the devices."""
-        if not gang.detached:
-            if nanoseconds and gang.weight:
-                self._islands[gang.island].policy.charge(gang, nanoseconds)
-            self._leave(gang)
-
-    def detach(self, gang: Gang[Payload]) -> None:
-        """A gang in flight waits for its client: until it has finished, its hosts have room for others."""
-        if not gang.detached:
-            gang.detached = True
-            self._leave(gang)
-
-    def _leave(self, gang: Gang[Payload]) -> None:
-        """It is not in flight any more."""
         state = self._islands[gang.island]
+        if nanoseconds and gang.weight:
+            state.policy.charge(gang, nanoseconds)
         state.in_flight -= gang.weight
         state.busy_ns -= gang.estimate
         for load in self._loads(state, gang):
@@ -261,9 +236,9 @@ class Scheduler(Generic[Payload]):
         """The ticket's gangs will not run, where they have not started yet."""
         if ticket.dropped:
             return
-        is_aside = ticket.number in self._aside
+        in_line = not (ticket.is_aside or ticket.committed)
         self._mark_dropped(ticket)
-        if not is_aside and not ticket.committed:
+        if in_line:
             self._leave_lines(ticket)
 
     def drop_session(self, session: int) -> list[Ticket[Payload]]:
@@ -284,7 +259,9 @@ class Scheduler(Generic[Payload]):
 
     def _mark_dropped(self, ticket: Ticket[Payload]) -> None:
         ticket.dropped = True
-        self._aside.pop(ticket.number, None)
+        if ticket.is_aside:
+            del self._aside[ticket.number]
+            ticket.is_aside = False
         for gang in ticket.gangs:
             self.unblock(gang.island)  # it may have been the blocked one
             self._held.get(gang.island, {}).pop(ticket, None)
@@ -320,7 +297,7 @@ class Scheduler(Generic[Payload]):
     # ---- lines
 
     def _offer(self, ticket: Ticket[Payload]) -> None:
-        if ticket.behind or ticket.missing > 0 or ticket.committed or ticket.dropped:
+        if ticket.behind or ticket.missing > 0 or ticket.committed or ticket.dropped or ticket.is_aside:
             return
         if self._is_held(ticket):
             return

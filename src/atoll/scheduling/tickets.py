@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -25,18 +26,33 @@ class Ticket(Generic[Payload]):
     behind: int = 0  # in how many lines it is not at the head
     committed: bool = False
     dropped: bool = False
-    aside: Promise[Payload] | None = None  # it is in no line until it misses nothing; what its results then keep
+    is_aside: bool = False  # it is in no line yet: see `scheduling.promises`
+    promise: Promise[Payload] | None = None
+
+
+class Late(enum.Enum):
+    """Why a gang takes as long as somebody else likes."""
+
+    PYTHON = "python"  # it runs colocated Python, beside the devices
+    CLIENT = "client"  # its function calls the client's Python
 
 
 @dataclass(slots=True, eq=False)
 class Promise(Generic[Payload]):
-    """The results of one launch, which take as long as they like: see `scheduling.promises`. `is_aside`: not even the
-    launch is in line yet.
+    """Of tickets of one launch: when they join their lines, and when what they make is there for others.
+
+    The two are one, unless they are `late`. `awaited` counts the promises that must be kept, or must have joined,
+    before its tickets may join. See `scheduling.promises`.
     """
 
-    is_aside: bool
-    waiting: list[Ticket[Payload]] = field(default_factory=list)
+    tickets: tuple[Ticket[Payload], ...]
+    late: Late | None
+    alone: frozenset[str] = frozenset()  # functions of which no other run may be under way meanwhile
+    awaited: int = 0
+    has_joined: bool = False
     is_kept: bool = False
+    after_join: list[Promise[Payload]] = field(default_factory=list)
+    after_keep: list[Promise[Payload]] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +61,6 @@ class Gang(Generic[Payload]):
 
     `estimate` is the time it keeps them busy, in nanoseconds; `weight` is how much of the window it takes; with
     `exclusive`, nothing else is in flight meanwhile. `hosts` are those of the island that it runs on.
-    One that is `detached` waits for its client, and takes nothing of the window any more.
     """
 
     sequence: int
@@ -56,4 +71,3 @@ class Gang(Generic[Payload]):
     exclusive: bool = False
     weight: int = 1
     hosts: tuple[int, ...] = (0,)
-    detached: bool = False

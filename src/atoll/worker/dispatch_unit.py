@@ -10,18 +10,15 @@ from atoll.host_services.calls.callbacks import Callbacks
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from atoll.worker.completions import Completion
-from atoll.worker.store import Buffer, ClientRun
+from atoll.worker.store import Buffer
 
 
 @dataclass(slots=True)
 class Read:
-    """What a thread is to read and send off; `at_once()` tells whether that would block on nothing. `release` is called
-    instead of `read` where nothing is to be sent.
-    """
+    """What a thread is to read and send off; `at_once()` tells whether that would block on nothing."""
 
     read: Callable[[], None]
     at_once: Callable[[], bool]
-    release: Callable[[], None]
 
 
 @dataclass(slots=True)
@@ -33,7 +30,6 @@ class PlanRun:
     segments: int = 0
     failure: Status | None = None
     values: dict[int, Buffer] | None = None  # from its first step on
-    client_run: ClientRun | None = None  # its last unit's that waits for the client
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +49,4 @@ class DispatchUnit:
     completions: list[Completion] = field(default_factory=list)
     promises: int = 0  # calls of Python on whose outcome it waits
     reads: list[Read] = field(default_factory=list)
-    has_begun: bool = False
-    client_run: ClientRun | None = None  # where it waits for its client
     callbacks: Sequence[Callbacks] = ()  # of the functions that it runs
-    is_detached: bool = False  # the controller knows that it waits for the client

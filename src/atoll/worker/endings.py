@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor as Pool
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 
-from atoll.errors import Status
 from atoll.host_services.calls.client_errors import status_of
 from atoll.protocol import messages as m
-from atoll.worker.client_units import ClientUnits
 from atoll.worker.completions import ReadCompletion, Watcher, are_complete, wait_for
-from atoll.worker.dispatch_unit import DispatchUnit, Read
+from atoll.worker.dispatch_unit import DispatchUnit
 from atoll.worker.step_runner import StepRunner
-from atoll.worker.store import ClientRun
+
+# As many as the controller lets wait for their clients on a host (`scheduling.client_runs`).
+MOST_CLIENT_ENDS = 8
 
 
 class Endings:
@@ -28,7 +28,6 @@ class Endings:
         report: Callable[..., None],
         watcher: Watcher,
         readers: Pool,
-        client_units: ClientUnits,
         now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._report = report
@@ -36,7 +35,8 @@ class Endings:
         self._steps = steps
         self._watcher = watcher
         self._readers = readers
-        self._client_units = client_units
+        # A thread for each that waits for its client: the controller sends few at a time.
+        self._client_ends = ThreadPoolExecutor(MOST_CLIENT_ENDS, "atoll-client-ends")
         self.completed: list[tuple[int, int, int]] = []  # units that completed at once: see `report_completed`
 
     def report_completed(self) -> None:
@@ -56,9 +56,9 @@ class Endings:
         """
         if unit.promises:
             return
-        if unit.client_run is not None:
+        if unit.callbacks:
             self.start_reads(unit)
-            self._client_units.await_end(unit, lambda failure: self._report_end(unit, failure))
+            self._client_ends.submit(self._await_client, unit)
             return
         if unit.reads and (unit.completions or len(unit.reads) > 1):
             self.start_reads(unit)
@@ -79,7 +79,11 @@ class Endings:
         else:
             self.completed.append((unit.sequence, unit.started, self._now()))
 
-    def _report_end(self, unit: DispatchUnit, failure: Status | None) -> None:
+    def _await_client(self, unit: DispatchUnit) -> None:
+        """It ends when its client likes. What its callbacks raise may have been kept from XLA."""
+        failure = wait_for(unit.completions)
+        for each in unit.callbacks:
+            failure = each.take_failure() or failure
         if failure is not None:
             self._report(m.Failed(unit.sequence, failure))
         else:
@@ -98,15 +102,5 @@ class Endings:
 
     def start_reads(self, unit: DispatchUnit) -> None:
         for each in unit.reads:
-            read = each.read if unit.client_run is None else partial(_read_after, unit.client_run, each)
-            unit.completions.append(ReadCompletion(self._readers.submit(read)))
+            unit.completions.append(ReadCompletion(self._readers.submit(each.read)))
         unit.reads.clear()
-
-
-def _read_after(run: ClientRun, each: Read) -> None:
-    """Reads what such runs make: only once it is known to be no error."""
-    failure = run.needed()
-    if failure is not None:
-        each.release()
-        failure.raise_if_error()
-    each.read()

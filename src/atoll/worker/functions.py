@@ -95,8 +95,9 @@ class Functions:
                 self.programs.compiled(message.function, "", message.session)
                 info = self._info[message.function]
                 self._inbox.drop(message.session, message.feed)
-                scratch = self._functions[message.function].loaded.scratch_bytes
-                self._report(Compiled(message.function, OK, info, 0.0, True, scratch))
+                function = self._functions[message.function]
+                scratch = function.loaded.scratch_bytes
+                self._report(Compiled(message.function, OK, info, 0.0, True, scratch, bool(function.callbacks)))
                 return
             waiting = self._compiling.get(message.function)
             if waiting is not None:
@@ -159,7 +160,8 @@ class Functions:
         for other in others:
             self._inbox.drop(other.session, other.feed)
         scratch = 0 if function is None else function.loaded.scratch_bytes
-        self._report(Compiled(message.function, status, encoded, seconds, cached, scratch))
+        calls_client = function is not None and bool(function.callbacks)
+        self._report(Compiled(message.function, status, encoded, seconds, cached, scratch, calls_client))
 
     def _loaded_python(self, function: str, status: Status) -> None:
         with self._lock:

@@ -78,7 +78,7 @@ class DataPortNetwork:
                 self._data_port.host_takes_at_once(host, SMALL_BYTES) for host in hosts
             )
 
-        unit.reads.append(Read(read, at_once, release))
+        unit.reads.append(Read(read, at_once))
 
     def receive(self, step: p.Receive, run: m.Run) -> DeviceArray:
         array = step.array

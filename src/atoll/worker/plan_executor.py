@@ -3,6 +3,7 @@
 A unit that awaits bytes of another host is *parked* with all that its session has sent after it; other sessions
 proceed. Collectives keep their order on all hosts of an island, though: one does not overtake another that is parked.
 A unit that calls Python is not parked: it completes when its promises are kept, and only what needs their arrays waits.
+One that calls its client's Python is enqueued like any other; what needs its results is sent when it has ended.
 
 All of this runs on one thread, which waits for nothing but for the devices to take what is enqueued.
 """
@@ -22,13 +23,12 @@ from atoll.host_services.calls.client_errors import status_of
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox
-from atoll.worker.client_units import ClientUnits, donates_what_others_read, needs
 from atoll.worker.completions import ArrayCompletion, Watcher
 from atoll.worker.dispatch_unit import DispatchUnit, PlanRun
 from atoll.worker.endings import Endings
 from atoll.worker.promises import Outcome, PromisedArray
 from atoll.worker.step_runner import StepRunner
-from atoll.worker.store import Buffer, ClientRun, Store
+from atoll.worker.store import Buffer, Store
 
 _log = logging.getLogger(__name__)
 
@@ -57,8 +57,7 @@ class PlanExecutor:
         self._report = report
         self._wake = wake
         self._now = now
-        self._client_units = ClientUnits(wake)
-        self.endings = Endings(steps, report, watcher, readers, self._client_units, now)
+        self.endings = Endings(steps, report, watcher, readers, now)
         self._stores: dict[int, Store] = {}
         self._plans: dict[int, p.Plan] = {}
         self._plan_runs: dict[int, PlanRun] = {}  # those with segments to come, by the sequence number of their first
@@ -127,8 +126,6 @@ class PlanExecutor:
         if parked is None:
             parked = self._parked[session] = deque()
         parked.append(item)
-        if type(item) is DispatchUnit and type(parked[0]) is DispatchUnit and parked[0].is_detached:
-            self._detach(item)
         if type(item) is DispatchUnit and item.collective:
             self._parked_collectives.append(item)
 
@@ -178,13 +175,10 @@ class PlanExecutor:
         if store is None:
             self.endings.report_dropped(unit.sequence)
             return True
-        failure = plan_run.failure or (plan_run.client_run.failure if plan_run.client_run is not None else None)
-        if failure is not None:
-            self._leave_out(unit, failure)
+        if plan_run.failure is not None:
+            self._leave_out(unit, plan_run.failure)
             return True
         if unit.collective and self._parked_collectives and self._parked_collectives[0] is not unit:
-            if self._parked_collectives[0].is_detached:
-                self._detach(unit)
             return False
         try:
             if not unit.started:
@@ -193,12 +187,7 @@ class PlanExecutor:
                 plan_run.values = {
                     value: store.get(handle) for value, handle in zip(plan.arguments, run.arguments, strict=True)
                 }
-            if unit.client_run is None:
-                self._look_for_client(unit)
-            if unit.client_run is not None and not unit.has_begun and self._client_units.must_wait(unit):
-                unit.started = 0
-                return False
-            unit.has_begun = True
+            unit.callbacks = self._steps.callbacks_of(plan.segments[unit.segment : unit.stop])
             while unit.segment < unit.stop:
                 segment = plan.segments[unit.segment]
                 while unit.position < len(segment.steps):
@@ -213,7 +202,6 @@ class PlanExecutor:
                 if segment.results:
                     handles = dict(zip(plan.results, run.results, strict=True))
                     for value in segment.results:
-                        plan_run.values[value].client_run = unit.client_run
                         store.set(handles[value], plan_run.values[value])
                 for value in segment.drops:
                     plan_run.values.pop(value, None)
@@ -229,22 +217,6 @@ class PlanExecutor:
         self.endings.watch(unit)
         return True
 
-    def _look_for_client(self, unit: DispatchUnit) -> None:
-        """Whether it calls its client, or needs what such a unit makes, or consumes what one reads."""
-        plan_run = unit.plan_run
-        awaited = needs(plan_run) if self._client_units else ()
-        unit.callbacks = self._steps.callbacks_of(plan_run.plan.segments[unit.segment : unit.stop])
-        if awaited or unit.callbacks or (self._client_units and donates_what_others_read(unit)):
-            unit.client_run = plan_run.client_run = ClientRun(awaited)
-            for buffer in (plan_run.values or {}).values():
-                buffer.client_reader = unit.client_run
-            self._detach(unit)
-
-    def _detach(self, unit: DispatchUnit) -> None:
-        if not unit.is_detached:
-            unit.is_detached = True
-            self._report(m.Detached(unit.sequence))
-
     def _fail(self, unit: DispatchUnit, store: Store, status: Status) -> None:
         run, plan = unit.plan_run.run, unit.plan_run.plan
         unmade = {
@@ -257,8 +229,6 @@ class PlanExecutor:
         unit.plan_run.values = None
         self._leave(unit)
         self.endings.start_reads(unit)  # they hold what they read
-        if unit.has_begun and unit.client_run is not None:
-            self._client_units.await_end(unit, lambda failure: None)
         self._report(m.Failed(unit.sequence, status))
 
     def _leave_out(self, unit: DispatchUnit, failure: Status) -> None:

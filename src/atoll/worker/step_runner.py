@@ -116,7 +116,7 @@ class StepRunner:
                 raise invalid("an argument has been deleted or donated")
         for position in step.preserved:
             arguments[position] = self._backend.copy(arguments[position])
-        stream = unit.plan_run.run.session if unit.client_run is not None else 0
+        stream = unit.plan_run.run.session if unit.callbacks else 0
         if step.donated:
             copied = self._copy_what_others_have(step.donated, buffers, arguments)
             with self.deletions.lock:
@@ -322,7 +322,7 @@ class StepRunner:
         def at_once() -> bool:
             return is_small_and_ready(array) and self._data_port.takes_at_once(run.session, SMALL_BYTES)
 
-        return Read(read, at_once, release)
+        return Read(read, at_once)
 
     def _send(self, step: p.Send, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
         buffer = values[step.input]

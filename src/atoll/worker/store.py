@@ -10,7 +10,6 @@ shares its memory gives up its own reference instead, and the memory is freed wi
 
 from __future__ import annotations
 
-import threading
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -64,37 +63,6 @@ class Deleted:
 _DELETED = Deleted()
 
 
-class ClientRun:
-    """A run that waits for its client's Python, or did: what it makes may take long to be ready, and is an error where
-    the run has failed, whatever the memory holds. It reads what the runs that it `needs` make.
-    """
-
-    __slots__ = ("_end", "failure", "needs")
-
-    def __init__(self, needs: tuple[ClientRun, ...] = ()) -> None:
-        self._end = threading.Event()
-        self.failure: Status | None = None
-        self.needs = needs
-
-    @property
-    def has_ended(self) -> bool:
-        return self._end.is_set()
-
-    def end(self, failure: Status | None) -> None:
-        self.failure = failure
-        self.needs = ()
-        self._end.set()
-
-    def needed(self) -> Status | None:
-        """Waits for what it needs; the first failure among that. It ends with its session, as the waiting runs do."""
-        failures = [need.wait() for need in self.needs]
-        return next((failure for failure in failures if failure is not None), None)
-
-    def wait(self) -> Status | None:
-        self._end.wait()
-        return self.failure
-
-
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Buffer:
     """A `DeviceArray` and the key of its type: equal keys may be given to the same function.
@@ -107,8 +75,6 @@ class Buffer:
     key: int
     spec: LocalArray | None
     shards: tuple[ShardMemory, ...] | None = None
-    client_run: ClientRun | None = None  # that makes it
-    client_reader: ClientRun | None = None  # the last that reads it
 
     def shard_memory(self, count: int) -> tuple[ShardMemory, ...]:
         """The memory of its `count` shards, in order."""
@@ -160,8 +126,6 @@ class Store:
         """The buffer; raises its error, or NOT_FOUND."""
         record = self._records.get(handle)
         if type(record) is Buffer:
-            if record.client_run is not None and record.client_run.failure is not None:
-                record.client_run.failure.raise_if_error()
             return record
         if isinstance(record, Status):
             raise StatusError(Code(record.code), record.message, record.payloads)

@@ -50,7 +50,6 @@ class Hosts:
             m.Failed: self._failed,
             m.Pong: lambda host, message: None,
             m.Enqueued: self._enqueued,
-            m.Detached: lambda host, message: launcher.detached(message.sequence),
             m.FeedsArrived: feeds.feeds_arrived,
             m.Compiled: compilation.compiled,
             m.WorkerAnswer: self._answered,

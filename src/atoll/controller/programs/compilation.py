@@ -159,6 +159,8 @@ class Compilation:
             self.functions.seconds += message.seconds
             if message.function in self.functions.users:  # else it was released meanwhile
                 self.functions.scratch[message.function] = message.scratch_bytes
+                if message.calls_client:
+                    self.functions.calls_client.add(message.function)
         self._settle(message.function, host, message.status, message.info)
 
     def _settle(self, name: str, host: int, status: Status, info: bytes) -> None:

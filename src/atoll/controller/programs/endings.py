@@ -19,10 +19,11 @@ from atoll.protocol.spans import Span
 from atoll.scheduling.feeds import Key
 from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.programs import RegisteredProgram
+from atoll.scheduling.promises import Promises
 from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.sequential import SequentialDispatch
-from atoll.scheduling.tickets import Gang
+from atoll.scheduling.tickets import Gang, Late
 from atoll.scheduling.trace import Trace
 
 
@@ -39,6 +40,7 @@ class Endings:
         sessions: dict[int, Session],
         outbox: Outbox,
         scheduler: Scheduler[GangRun],
+        promises: Promises[GangRun],
         memory: Reservations,
         buffers: Buffers,
         quarantine: Quarantine,
@@ -51,6 +53,7 @@ class Endings:
         self._sessions = sessions
         self._outbox = outbox
         self._scheduler = scheduler
+        self._promises = promises
         self._memory = memory
         self._buffers = buffers
         self._quarantine = quarantine
@@ -90,7 +93,7 @@ class Endings:
             )
             # Gangs that run at once on several devices of a host share its time, as their ends are reported.
             last_end = self._last_end.get(host, 0)
-            if ended > last_end and not gang.detached:
+            if ended > last_end and not spec.late:
                 self._last_end[host] = ended
                 run.duration = max(run.duration, ended - max(dispatched, last_end))
         run.hosts_left.discard(host)
@@ -100,7 +103,7 @@ class Endings:
         elif failure is not None:
             self.fail(launch, failure)
         if not run.hosts_left and (run.failure is None or launch.error is not None):
-            if launch.error is None and not gang.detached:
+            if launch.error is None:
                 spec.learn(run.duration)
                 if gang.exclusive:
                     for name in spec.functions:
@@ -125,12 +128,15 @@ class Endings:
         launch = gang.run.launch
         # A session that has ended pays no more: its policy has forgotten it.
         self._scheduler.finished(gang, gang.run.duration if launch.session in self._sessions else 0)
+        promise = gang.ticket.promise
+        if promise is not None and all(other.run.started and not other.run.hosts_left for other in gang.ticket.gangs):
+            self._promises.keep(promise)
         self._gang_ended(launch)
 
     def gang_left(self, gang: Gang[GangRun]) -> None:
         """A gang has started, or never will."""
         program, session = gang.run.launch.program, self._sessions.get(gang.run.launch.session)
-        if gang.run.spec.colocated and session is not None:
+        if gang.run.spec.late is Late.PYTHON and session is not None:
             session.python_gangs.discard(gang.sequence)
         program.waiting -= 1
         if program.released and not program.waiting:
@@ -154,11 +160,14 @@ class Endings:
         for made, entry in zip(launch.program.values, launch.entries[launch.program.arguments :], strict=True):
             if made.result < 0 or launch.error is not None or session is None:
                 self._memory.release(entry)
+        if launch.promise is not None:
+            for ticket in launch.tickets:
+                if ticket.promise is not None:
+                    self._promises.keep(ticket.promise)
         if session is None:
             return
         for handle in launch.results:
             self._buffers.settle(session, handle, launch.error)
-        self._scheduler.keep(launch.promise)
         session.in_flight -= 1
         self._outbox.return_credits(launch.session, launch.credits)
 
@@ -196,6 +205,7 @@ class Endings:
         """Gangs of the session that have not started will not, and its memory goes."""
         for entry in session.directory.entries.values():
             self._memory.release(entry)
+        self._promises.forget(session.number)
         if self._sequential is not None:
             self._sequential.forget(session.number)
         ended = Status(Code.CANCELLED, f"session {session.number} has ended")

@@ -8,7 +8,7 @@ from atoll.controller.programs.launcher import Launcher
 from atoll.controller.sessions.session import GangRun, Session
 from atoll.errors import Status
 from atoll.scheduling.durations import Durations
-from atoll.scheduling.tickets import Gang
+from atoll.scheduling.tickets import Gang, Late
 
 # Seconds after which the end of a worker is surely known.
 LOSS_KNOWN_SECONDS = 0.5
@@ -27,7 +27,7 @@ class Failures:
     def running(self, island: int) -> set[str]:
         """The functions in flight on the island's devices: colocated Python runs in processes of its own."""
         specs = (gang.run.spec for gang in self._launcher.in_flight.values() if gang.island == island)
-        return {name for spec in specs if spec.weight for name in spec.functions}
+        return {name for spec in specs if spec.late is not Late.PYTHON for name in spec.functions}
 
     def half_failed(self) -> list[Gang[GangRun]]:
         """What failed on one host while others of its island still compute it: they may wait for it in vain."""

@@ -35,6 +35,7 @@ class FunctionRegistry:
     users: dict[str, int] = field(default_factory=dict)
     locations: dict[str, DeviceAssignment] = field(default_factory=dict)  # where each of them runs
     scratch: dict[str, int] = field(default_factory=dict)  # bytes on each of its devices while it runs
+    calls_client: set[str] = field(default_factory=set)  # those that call their client's Python
     # Compilations under way, in the order in which each host was asked: its answers come in any order.
     waiting: dict[tuple[str, int], list[Registration]] = field(default_factory=dict)
     compiled: int = 0
@@ -53,6 +54,7 @@ class FunctionRegistry:
         self.users.pop(name, None)
         self.locations.pop(name, None)
         self.scratch.pop(name, None)
+        self.calls_client.discard(name)
         return True
 
     def scratch_of(self, name: str) -> MemoryRequirement:

@@ -21,15 +21,16 @@ from atoll.controller.sessions.session import GangRun, Launch, Session
 from atoll.errors import Code, Status
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
+from atoll.scheduling.dispatch_units import Unit
 from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.policies.first_come import FirstComeFirstServed
 from atoll.scheduling.policy import Policy
 from atoll.scheduling.programs import HostPlan, RegisteredProgram
-from atoll.scheduling.promises import await_promises
+from atoll.scheduling.promises import Promises
 from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.sequential import SequentialDispatch
-from atoll.scheduling.tickets import Gang, Ticket
+from atoll.scheduling.tickets import Gang, Late, Ticket
 
 # Until an island's hosts have said how many runs may be in flight on them.
 GANG_WINDOW = 24
@@ -62,12 +63,14 @@ class Launcher:
         self._next_sequence = 1
         self._next_own = m.OWN_NUMBERS
         self._sequential = SequentialDispatch(self.scheduler) if sequential else None
+        self._promises = Promises(self.scheduler, self._join_lines)
         self._buffers = Buffers(self.memory, outbox)
         self._endings = Endings(
             resources,
             sessions,
             outbox,
             self.scheduler,
+            self._promises,
             self.memory,
             self._buffers,
             quarantine,
@@ -108,23 +111,33 @@ class Launcher:
         may_join = (
             self._sequential is None and not self._quarantine.suspects and not self._is_contended(session, program)
         )
-        for unit in program.units.next_launch(may_join=may_join):
+        units = program.units.next_launch(may_join=may_join)
+        for unit in units:
             self._make_ticket(session, launch, unit)
-        inputs = [entry.promise for entry in launch.entries[: program.arguments]]
-        launch.promise = await_promises(launch.tickets, inputs, colocated=program.colocated)
-        if launch.promise is not None:
-            for entry in launch.entries[program.arguments :]:
-                entry.promise = launch.promise
         for i in program.donated:
             launch.entries[i].consumed = True
         if not launch.pending:
             self._endings.launch_done(launch)
             return
-        for ticket in launch.tickets:
-            if self._sequential is not None:
-                self._sequential.join(ticket)
-            self.scheduler.enqueue(ticket)
+        if program.is_late or self._promises.has_some(session.number):
+            self._order_by_promises(launch, units)
+        if launch.promise is None:
+            for ticket in launch.tickets:
+                self._join_lines(ticket)
         self.pump()
+
+    def _order_by_promises(self, launch: Launch, units: Sequence[Unit]) -> None:
+        program, entries = launch.program, launch.entries
+        donated = [entries[i] for i in program.donated]
+        launch.promise = self._promises.order(launch.tickets, units, entries[: program.arguments], donated)
+        if launch.promise is not None:
+            for entry in entries[program.arguments :]:
+                entry.promise = launch.promise
+
+    def _join_lines(self, ticket: Ticket[GangRun]) -> None:
+        if self._sequential is not None:
+            self._sequential.join(ticket)
+        self.scheduler.enqueue(ticket)
 
     def _new_launch(self, session: Session, program: RegisteredProgram, message: m.Launch) -> Launch:
         directory = session.directory
@@ -171,8 +184,9 @@ class Launcher:
             # A result that is released before its gang starts must not be freed before it: it is counted, too.
             for position in spec.handles:
                 entries[handles[position]].uses += 1
-            exclusive = not self._quarantine.suspects.isdisjoint(spec.functions)
-            if spec.colocated:
+            # What is late never runs alone: it may need what others compute.
+            exclusive = not (spec.late or self._quarantine.suspects.isdisjoint(spec.functions))
+            if spec.late is Late.PYTHON:
                 session.python_gangs.add(sequence)
             run = GangRun(launch, spec, set(spec.hosts))
             gangs.append(Gang(sequence, spec.island, ticket, run, spec.estimate, exclusive, spec.weight, spec.hosts))
@@ -193,12 +207,6 @@ class Launcher:
         gang = self.in_flight.get(sequence)
         if self._sequential is not None and gang is not None:
             self._sequential.enqueued(gang)
-
-    def detached(self, sequence: int) -> None:
-        """A host's part of a gang waits for its client's Python."""
-        gang = self.in_flight.get(sequence)
-        if gang is not None:
-            self.scheduler.detach(gang)
 
     def island_back(self, island: int) -> None:
         """The island's hosts have started anew, with nothing on them."""

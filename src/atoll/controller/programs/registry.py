@@ -44,7 +44,7 @@ class ProgramRegistry:
         """Lowers a program for these places and functions. Raises StatusError where it cannot be."""
         registry = self._compilation.functions
         number = self._next_plan
-        program = register(definition, number, locations, functions, registry.scratch_of)
+        program = register(definition, number, locations, functions, registry.scratch_of, registry.calls_client)
         self._next_plan += 1
         self.plans[number] = {host: each.plan for host, each in program.plans.items()}
         for host, plan in self.plans[number].items():

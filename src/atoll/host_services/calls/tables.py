@@ -36,7 +36,7 @@ _SMALL_BYTES = 64 * 1024
 # For the proxy to greet a new channel: before that, it might answer a call by itself.
 _GREETING_SECONDS = 10.0
 # Frames of these files are not the user's.
-_OURS = str(Path(__file__).parent.parent)
+_OURS = str(Path(__file__).parents[2])  # all of atoll
 
 
 class CallbackTable:

@@ -30,6 +30,7 @@ class Compiled(Message, frozen=True, tag=11):
     seconds: float
     cached: bool
     scratch_bytes: int = 0  # that it needs on each of its devices while it runs
+    calls_client: bool = False  # while it runs
 
 
 class Done(Message, frozen=True, tag=12):
@@ -69,12 +70,6 @@ class Enqueued(Message, frozen=True, tag=16):
 
 class Pong(Message, frozen=True, tag=17):
     """The answer to a Ping."""
-
-
-class Detached(Message, frozen=True, tag=18):
-    """A dispatch unit waits for its client's Python: until it ends, it is not counted as work in flight."""
-
-    sequence: int
 
 
 # ---- controller -> worker
@@ -203,7 +198,7 @@ class Stop(Message, frozen=True, tag=31):
     """End, in good order."""
 
 
-FromWorker = WorkerReady | Compiled | Done | Failed | FeedsArrived | WorkerAnswer | Enqueued | Detached | Pong
+FromWorker = WorkerReady | Compiled | Done | Failed | FeedsArrived | WorkerAnswer | Enqueued | Pong
 ToWorker = (
     Refused
     | Compile

@@ -1,0 +1,76 @@
+"""How many runs may wait for their clients' Python at a time.
+
+Each of them occupies a device's queue and threads of XLA for as long as its client likes. So there is a bound for an
+island's hosts, which others' sessions leave room in, and one for a session. Of a function over several devices one run
+is under way at a time: what its callbacks raise is known when the run has ended.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Generic
+
+from atoll.scheduling.tickets import Payload, Promise
+
+# On each host of an island. With the window of other work in flight, they are what XLA's CPU client takes on a device.
+MOST_OF_AN_ISLAND = 8
+MOST_OF_A_SESSION = 4
+
+
+class ClientRuns(Generic[Payload]):
+    """Those that are in their lines or have started, and those that wait for a place, in order."""
+
+    def __init__(self) -> None:
+        self._begun: set[Promise[Payload]] = set()
+        self._waiting: list[Promise[Payload]] = []
+        self._of_session: Counter[int] = Counter()
+        self._of_island: Counter[int] = Counter()
+        self._alone: set[str] = set()  # functions of which one run at a time is under way
+
+    def begin(self, run: Promise[Payload]) -> bool:
+        """Whether it has a place. If not, `end` of another one will return it."""
+        if run in self._begun:
+            return True
+        if self._has_room(run):
+            self._enter(run)
+            return True
+        self._waiting.append(run)
+        return False
+
+    def end(self, run: Promise[Payload]) -> list[Promise[Payload]]:
+        """It has ended, or will not be; returns those that have a place now."""
+        if run not in self._begun:
+            if run in self._waiting:
+                self._waiting.remove(run)
+            return []
+        self._begun.discard(run)
+        self._count(run, -1)
+        self._alone -= run.alone
+        entered = []
+        for each in self._waiting:
+            if self._has_room(each):
+                self._enter(each)
+                entered.append(each)
+        self._waiting = [each for each in self._waiting if each not in self._begun]
+        return entered
+
+    def _has_room(self, run: Promise[Payload]) -> bool:
+        (ticket,) = run.tickets
+        return (
+            self._of_session[ticket.session] < MOST_OF_A_SESSION
+            and all(self._of_island[gang.island] < MOST_OF_AN_ISLAND for gang in ticket.gangs)
+            and self._alone.isdisjoint(run.alone)
+        )
+
+    def _enter(self, run: Promise[Payload]) -> None:
+        self._begun.add(run)
+        self._count(run, 1)
+        self._alone |= run.alone
+
+    def _count(self, run: Promise[Payload], change: int) -> None:
+        (ticket,) = run.tickets
+        self._of_session[ticket.session] += change
+        if not self._of_session[ticket.session]:
+            del self._of_session[ticket.session]
+        for gang in ticket.gangs:
+            self._of_island[gang.island] += change
