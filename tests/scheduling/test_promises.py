@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from atoll.scheduling.buffer_directory import Entry
@@ -273,3 +275,13 @@ def test_a_chain_as_long_as_a_window_starts_in_order_once_its_first_promise_is_k
     launches.end(1)
     assert launches.started() == list(range(2, 2002))
     assert not launches.promises.has_some(1)
+
+
+def test_an_array_does_not_keep_the_launch_that_made_it(launches: Launches):
+    """Each of a training loop's steps would keep all the steps before it."""
+    promise = launches.launch(1, 0, late=CLIENT)
+    launches.started()
+    launches.end(1)
+    assert promise is not None
+    assert not any(isinstance(each, Ticket) for held in gc.get_referents(promise) for each in gc.get_referents(held))
+    assert not promise.tickets

@@ -54,20 +54,20 @@ class Promises(Generic[Payload]):
         Returns the promise of its results, the last of the launch's to be kept; None where it needs none: its tickets
         are in no line then.
         """
+        session = tickets[0].session
         late = [unit[0].late for unit in units]
         if any(late):
-            promises = [Promise((ticket,), each) for ticket, each in zip(tickets, late, strict=True)]
+            promises = [Promise(session, (ticket,), each) for ticket, each in zip(tickets, late, strict=True)]
             for promise, unit in zip(promises, units, strict=True):
                 promise.alone = frozenset(name for gang in unit if gang.spans_devices for name in gang.functions)
         else:
-            promises = [Promise(tuple(tickets), None)]
+            promises = [Promise(session, tuple(tickets), None)]
         first, last = promises[0], promises[-1]
         self._find_what_it_awaits(first, arguments, donated)
         if first.late is None and last is first and not first.awaited:
             return None
         for before, after in pairwise(promises):
             _await(after, before.after_keep)
-        session = tickets[0].session
         self._unkept[session] += len(promises)
         for promise in promises:
             for ticket in promise.tickets:
@@ -97,12 +97,11 @@ class Promises(Generic[Payload]):
             elif reader.late is not Late.PYTHON and not reader.is_kept:
                 _await(first, reader.after_keep)
         if is_python:
-            session = first.tickets[0].session
-            before = self._last_python.pop(session, None)
+            before = self._last_python.pop(first.session, None)
             if before is not None and not before.has_joined:
                 _await(first, before.after_join)
             if first.awaited:
-                self._last_python[session] = first
+                self._last_python[first.session] = first
 
     def keep(self, promise: Promise[Payload]) -> None:
         """What its tickets do has ended, or will never be done."""
@@ -118,12 +117,12 @@ class Promises(Generic[Payload]):
         if promise.is_kept:
             return
         promise.is_kept = True
-        session = promise.tickets[0].session
-        self._unkept[session] -= 1
-        if not self._unkept[session]:
-            del self._unkept[session]
+        self._unkept[promise.session] -= 1
+        if not self._unkept[promise.session]:
+            del self._unkept[promise.session]
         if promise.late is Late.CLIENT:
             ready.extend(self._client_runs.end(promise))
+        promise.tickets = ()
         _release(promise.after_keep, ready)
         if not promise.has_joined:
             promise.has_joined = True

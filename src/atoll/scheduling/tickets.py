@@ -45,7 +45,8 @@ class Promise(Generic[Payload]):
     before its tickets may join. See `scheduling.promises`.
     """
 
-    tickets: tuple[Ticket[Payload], ...]
+    session: int
+    tickets: tuple[Ticket[Payload], ...]  # none once it is kept: arrays outlive what made them
     late: Late | None
     alone: frozenset[str] = frozenset()  # functions of which no other run may be under way meanwhile
     awaited: int = 0
