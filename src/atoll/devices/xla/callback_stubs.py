@@ -13,7 +13,7 @@ from atoll.errors import StatusError
 from atoll.host_services.calls.callbacks import Callbacks
 from atoll.host_services.calls.calls import ClientError
 from atoll.host_services.calls.client_errors import kept, wrapped
-from atoll.host_services.calls.custom_calls import ResultTypes
+from atoll.ir.types import ShardType
 from atoll.transfers.dtypes import numpy_dtype
 
 
@@ -33,7 +33,7 @@ def stubs(held: Held, callbacks: Callbacks, signatures: Sequence[Signature]) -> 
     ]
 
 
-def _stub(held: Held, callbacks: Callbacks, position: int, types: ResultTypes) -> Callable[..., Any]:
+def _stub(held: Held, callbacks: Callbacks, position: int, types: tuple[ShardType, ...]) -> Callable[..., Any]:
     def stub(*arguments: np.ndarray[Any, Any] | None) -> tuple[Any, ...]:
         _ = held
         try:

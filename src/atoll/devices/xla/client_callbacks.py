@@ -15,7 +15,8 @@ from typing import Any
 from jax._src.lib.mlir import ir
 
 from atoll.errors import StatusError, invalid, unimplemented
-from atoll.host_services.calls.custom_calls import BUFFER_CALLBACK, ResultTypes, callback_index, result_types
+from atoll.host_services.calls.custom_calls import BUFFER_CALLBACK, callback_index, result_types
+from atoll.ir.types import ShardType
 from atoll.protocol.advice import CALLBACK_ADVICE, COMPILE_CALL_ADVICE
 from atoll.protocol.compile_calls import CUSTOM_PARTITIONING, INSPECT_SHARDING
 
@@ -39,7 +40,7 @@ _BYTECODE, _NAME = b"ML\xefR", b"custom_call"
 class Signature:
     """What a callable has to return, or to write into the buffers that it takes."""
 
-    results: ResultTypes = ()
+    results: tuple[ShardType, ...] = ()
     takes_buffers: bool = False
 
 

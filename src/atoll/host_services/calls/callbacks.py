@@ -16,10 +16,8 @@ import numpy as np
 from atoll.errors import Status, invalid
 from atoll.host_services.calls.arrays import Array, packed, unpacked
 from atoll.host_services.calls.calls import Calls, Reply
+from atoll.ir.types import ShardType
 from atoll.transfers.dtypes import numpy_dtype
-
-# dtype and shape
-ResultType = tuple[str, tuple[int, ...]]
 
 
 class Callbacks:
@@ -49,7 +47,7 @@ class Callbacks:
         return len(self._numbers) - len(self.keys)
 
     def call(
-        self, position: int, results: Sequence[ResultType], arguments: Sequence[Array | None]
+        self, position: int, results: Sequence[ShardType], arguments: Sequence[Array | None]
     ) -> tuple[Array | None, ...]:
         """Calls it with arrays, or None for a token, and returns what it returned, of exactly these types.
 
@@ -92,7 +90,7 @@ class Callbacks:
         self._calls.release(self.session, self._numbers)
 
 
-def _results(reply: Reply, wanted: Sequence[ResultType]) -> tuple[Array | None, ...]:
+def _results(reply: Reply, wanted: Sequence[ShardType]) -> tuple[Array | None, ...]:
     """The arrays of a reply, which keep its memory until the last of them is gone."""
     if len(reply.types) != len(wanted):
         raise invalid(f"a callback has answered with {len(reply.types)} results, not {len(wanted)}")

@@ -6,14 +6,11 @@ from functools import cache
 from typing import Any
 
 from atoll.errors import invalid
-from atoll.ir.types import DTYPE_BITS
+from atoll.ir.types import DTYPE_BITS, ShardType
 from atoll.transfers.dtypes import numpy_dtype
 
 # It gives its callable XLA's buffers, to read and to write, where others take and return arrays.
 BUFFER_CALLBACK = "xla_buffer_python_cpu_callback"
-
-# dtype and shape, of each result
-ResultTypes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 def callback_index(operation: Any) -> int:
@@ -28,7 +25,7 @@ def callback_index(operation: Any) -> int:
     return int(ir.IntegerAttr(given[0]["index"]).value)
 
 
-def result_types(operation: Any) -> ResultTypes:
+def result_types(operation: Any) -> tuple[ShardType, ...]:
     """Raises INVALID_ARGUMENT for what no callable returns."""
     return tuple(_type(result.type) for result in operation.results)
 
@@ -43,7 +40,7 @@ def aliases(operation: Any) -> dict[int, int]:
     return {(*each.output_tuple_indices, 0)[0]: each.operand_index for each in found}
 
 
-def _type(kind: Any) -> tuple[str, tuple[int, ...]]:
+def _type(kind: Any) -> ShardType:
     from jax._src.lib.mlir import ir
 
     if str(kind) == "!stablehlo.token":
