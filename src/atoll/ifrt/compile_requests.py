@@ -40,7 +40,7 @@ class CompileJob:
 
 def plugin_payload(program: Any) -> bytes:
     """What a client has put into a plugin program; empty for programs of other kinds."""
-    return program.data.removeprefix(_PLUGIN_PREFIX) if program.type_name == PLUGIN_PROGRAM else b""
+    return program.data.removeprefix(_PLUGIN_PREFIX).lstrip() if program.type_name == PLUGIN_PROGRAM else b""
 
 
 def compile_job(request: Any, device_count: int, session: int = 0) -> CompileJob:

@@ -14,8 +14,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from atoll.errors import AtollError
 from atoll.host_services.calls.messages import (
     GREETING,
@@ -29,7 +27,6 @@ from atoll.host_services.calls.messages import (
     is_call,
     is_notice,
 )
-from atoll.ifrt.loaded import Answer, Loaded
 from atoll.protocol.callbacks import CallbackAddress
 from atoll.session.session import ClusterSession
 from atoll.transfers.channel import DataChannel
@@ -193,10 +190,6 @@ class Relay:
                 unanswered = [feed for feed, each in self._unanswered.items() if each is channel]
             for feed in unanswered:
                 self._answer(feed, _NOBODY)
-
-    def reply(self) -> Loaded:
-        """What tells the client where it has its calls."""
-        return Answer("the place of callbacks", (0,), msgspec.json.encode(self.where))
 
     def close(self) -> None:
         with self._lock:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from atoll.host_services.calls.messages import (
@@ -23,8 +22,7 @@ from atoll.host_services.calls.messages import (
     encode,
     first_call,
 )
-from atoll.ifrt.callbacks import CallbackPort, Relay
-from atoll.protocol.callbacks import CallbackAddress
+from atoll.session.callbacks import CallbackPort, Relay
 from atoll.transfers.channel import DataChannel
 from atoll.wire.address import Address, parse_address
 from tests.session.fake_cluster import FakeCluster
@@ -50,7 +48,7 @@ def relay(cluster: FakeCluster, short_directory: Path) -> Iterator[Relay]:
 
 
 def connected(relay: Relay) -> DataChannel:
-    where = msgspec.json.decode(relay.reply().fingerprint, type=CallbackAddress)
+    where = relay.where
     channel = DataChannel.connect(parse_address(where.address), where.session, where.secret)
     until(lambda: relay._channel is not None)
     return channel
