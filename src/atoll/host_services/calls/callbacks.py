@@ -17,6 +17,7 @@ from atoll.errors import Status, invalid
 from atoll.host_services.calls.arrays import Array, packed, unpacked
 from atoll.host_services.calls.calls import Calls, Reply
 from atoll.ir.types import ShardType
+from atoll.protocol.messages import HostChannels
 from atoll.transfers.dtypes import numpy_dtype
 
 
@@ -25,7 +26,8 @@ class Callbacks:
 
     The last of them, as many as there are `keys`, are called while the function is compiled; `len()` counts the others.
     Where a function `spans_devices`, a device that fails leaves others waiting in a collective, for good. So what its
-    callables raise is kept until the run has ended.
+    callables raise is kept until the run has ended. Where there are `channels`, the function sends to its host and
+    receives from it: those of each callable.
     """
 
     def __init__(
@@ -35,10 +37,12 @@ class Callbacks:
         numbers: tuple[int, ...],
         spans_devices: bool = False,
         keys: tuple[bytes, ...] = (),
+        channels: tuple[HostChannels, ...] = (),
     ) -> None:
         self.session = session
         self.spans_devices = spans_devices
         self.keys = keys
+        self.channels = channels
         self._calls = calls
         self._numbers = numbers
         self._failure: Status | None = None

@@ -27,7 +27,7 @@ def callback_index(operation: Any) -> int:
 
 def result_types(operation: Any) -> tuple[ShardType, ...]:
     """Raises INVALID_ARGUMENT for what no callable returns."""
-    return tuple(_type(result.type) for result in operation.results)
+    return tuple(shard_type(result.type) for result in operation.results)
 
 
 def aliases(operation: Any) -> dict[int, int]:
@@ -40,14 +40,15 @@ def aliases(operation: Any) -> dict[int, int]:
     return {(*each.output_tuple_indices, 0)[0]: each.operand_index for each in found}
 
 
-def _type(kind: Any) -> ShardType:
+def shard_type(kind: Any) -> ShardType:
+    """Raises INVALID_ARGUMENT for what no callable takes or returns."""
     from jax._src.lib.mlir import ir
 
     if str(kind) == "!stablehlo.token":
         return "token", ()
     if isinstance(kind, ir.RankedTensorType) and kind.has_static_shape and str(kind.element_type) in _dtypes():
         return _dtypes()[str(kind.element_type)], tuple(kind.shape)
-    raise invalid(f"a callback cannot return {str(kind)[:100]}")
+    raise invalid(f"a callback cannot take or return {str(kind)[:100]}")
 
 
 @cache
