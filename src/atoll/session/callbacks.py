@@ -10,6 +10,7 @@ import contextlib
 import hmac
 import logging
 import secrets
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -114,6 +115,14 @@ class Relay:
             self._answer(feed, _NOBODY)
         finally:
             done()
+
+    def pass_socket(self, sock: socket.socket) -> None:
+        """A host offers the client a way of its own, past this relay: it is for a client on this machine."""
+        with self._lock:
+            channel = self._channel
+        if channel is not None and channel.is_local:
+            with contextlib.suppress(OSError):
+                channel.pass_socket(sock)
 
     def _take_notice(self, host: int, content: Any) -> None:
         notice, _ = decode(content)

@@ -18,7 +18,7 @@ from atoll.host_services.calls.arrays import Array, packed, unpacked
 from atoll.host_services.calls.calls import Calls, Reply
 from atoll.ir.types import ShardType
 from atoll.protocol.messages import HostChannels
-from atoll.transfers.dtypes import numpy_dtype
+from atoll.transfers.dtypes import dtype_name, numpy_dtype
 
 
 class Callbacks:
@@ -106,7 +106,7 @@ def _results(reply: Reply, wanted: Sequence[ShardType]) -> tuple[Array | None, .
             continue
         kind = numpy_dtype(dtype)
         nbytes = kind.itemsize * math.prod(shape)
-        if (given.dtype, given.shape, given.nbytes) != (kind.name, shape, nbytes):
+        if (given.dtype, given.shape, given.nbytes) != (dtype_name(kind), shape, nbytes):
             raise invalid(
                 f"a callback has answered with {given.dtype}{list(given.shape)} of {given.nbytes} bytes as result "
                 f"{position}, which is {dtype}{list(shape)}"
