@@ -3,12 +3,14 @@
     JAX_PLATFORMS=atoll python examples/restart.py /tmp/run
 
 What a long run needs, each in one place: batches that never pass through the script (`read`, `atoll.data`), a step that
-says how it goes (`jax.debug.print`), and checkpoints of the weights and of the place in the data (`Checkpoints`, with
-Orbax). A run that is killed and started again has the losses of one that was not, bit for bit.
+says how it goes (`jax.debug.print`), checkpoints of the weights and of the place in the data (`Checkpoints`, with
+Orbax), and a profile of one step on all hosts (`jax.profiler.trace`, for TensorBoard). A run that is killed and started
+again has the losses of one that was not, bit for bit.
 """
 
 import sysconfig
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +30,7 @@ from atoll.data import Batches, BatchIterator, Shard
 
 BYTE_VALUES = 256
 CORPUS_BYTES = 2**20
+PROFILED_STEP = 3  # of each run, when all is compiled
 
 State = dict[str, Any]  # "step", "params" and "moments": pytrees of arrays
 
@@ -127,7 +130,9 @@ class Checkpoints:
 
 
 def main(
-    folder: Annotated[Path, typer.Argument(help="where checkpoints and losses are, of this run and of those before")],
+    folder: Annotated[
+        Path, typer.Argument(help="for checkpoints, losses and profiles, of this run and of those before")
+    ],
     steps: Annotated[int, typer.Option(min=1)] = 200,
     every: Annotated[int, typer.Option(min=1, help="steps from one checkpoint to the next")] = 20,
 ) -> None:
@@ -144,13 +149,15 @@ def main(
     jitted = jax.jit(step, donate_argnums=0)
     with open(folder / "losses", "a", buffering=1) as losses:
         for number in range(begin + 1, steps + 1):
-            state, loss = jitted(state, next(batches))
-            losses.write(f"{number} {float(loss).hex()}\n")
+            with jax.profiler.trace(folder / "profile") if number == begin + PROFILED_STEP else nullcontext():
+                state, loss = jitted(state, next(batches))
+                value = float(loss)
+            losses.write(f"{number} {value.hex()}\n")
             if number % every == 0:
                 checkpoints.save(state, batches)
     checkpoints.close()
     jax.effects_barrier()
-    print(f"loss {float(loss):.4f} after {steps} steps" if begin < steps else "nothing is left to do")
+    print(f"loss {value:.4f} after {steps} steps" if begin < steps else "nothing is left to do")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from atoll.devices.null.program import NullProgram, ShardType
+from atoll.devices.null.program import NullProgram
 from atoll.ir.program import Node, Transfer
+from atoll.ir.types import ShardType
 from atoll.session.bare import BareClient, call, program, sharded
 from benchmarks.paper.training import Training
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from atoll.devices.null.program import NullProgram, ShardType
+from atoll.devices.null.program import NullProgram
+from atoll.ir.types import ShardType
 from atoll.session.bare import BareClient, call, program, sharded
 from benchmarks.paper.training import Training
 

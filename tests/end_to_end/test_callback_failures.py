@@ -92,12 +92,14 @@ def stays_in_a_callback() -> str:
     return ""
 
 
-def leaves_its_channel() -> str:
-    """The connection for its calls breaks while one of them is out."""
+def leaves_its_channels(only_to_hosts: bool) -> str:
+    """The connections for its calls break while one of them is out."""
     from atoll.client.jax_patches import host_callbacks
 
     def leave(x: Any) -> Any:
-        host_callbacks.TABLE._channel.shut_down()
+        table = host_callbacks.TABLE
+        for each in [*table._direct, *(() if only_to_hosts else (table._channel,))]:
+            each.shut_down()
         return np.asarray(x)
 
     try:
@@ -292,9 +294,14 @@ def test_numbers_that_a_client_does_not_have_call_nobody(user: RemotePython) -> 
     assert user.call(calls_back) == [2.0, 2.0]
 
 
-def test_a_client_that_leaves_its_channel_gets_an_error_and_can_be_called_again(user: RemotePython) -> None:
-    assert "CANCELLED" in user.call(leaves_its_channel)
-    assert user.call(calls_back) == [2.0, 2.0]
+@pytest.mark.parametrize("only_to_hosts", [True, False])
+def test_a_client_that_leaves_its_channels_gets_an_error_and_can_be_called_again(
+    standing: StandingCluster, start_python: StartPython, only_to_hosts: bool
+) -> None:
+    python = start_python(ATOLL_ADDRESS=standing.address)
+    assert python.call(calls_back) == [2.0, 2.0]
+    assert "CANCELLED" in python.call(leaves_its_channels, only_to_hosts)
+    assert python.call(calls_back) == [2.0, 2.0]
 
 
 def test_a_worker_killed_under_a_callback_is_named_and_callbacks_work_again(

@@ -17,9 +17,8 @@ import optax
 import pytest
 from jax.sharding import Mesh
 
-from atoll.devices.null.program import ShardType
 from atoll.ir.program import Call, Program
-from atoll.ir.types import ArraySpec, shard_shape
+from atoll.ir.types import ArraySpec, ShardType, shard_shape
 from atoll.testing import NullProgram, VirtualCluster
 from examples import pipeline
 

@@ -10,9 +10,9 @@ import pytest
 
 from atoll.errors import Code, StatusError
 from atoll.ifrt.compile_requests import compile_job, default_assignment
-from atoll.protocol.compile_options import CALLBACKS_OPTION, COMPILE_CALLS_OPTION, PROGRAM_OPTION
+from atoll.protocol.compile_options import CALLBACKS_OPTION, CHANNELS_OPTION, COMPILE_CALLS_OPTION, PROGRAM_OPTION
 from atoll.protocol.ifrt import compile_pb2
-from atoll.protocol.messages import FunctionSource
+from atoll.protocol.messages import FunctionSource, HostChannels
 from tests.protocol.translation.wire import compile_request
 
 
@@ -95,7 +95,7 @@ def test_programs_of_other_kinds_are_refused(change, code, text):
     assert caught.value.status.code == code
 
 
-def calling_back(numbers: str | None, while_compiling: str = "") -> Any:
+def calling_back(numbers: str | None, while_compiling: str = "", channels: str = "") -> Any:
     request = compile_request()
     options = compile_pb2.XlaCompileOptions.FromString(request.compile_options.data)
     overrides = options.compile_options.env_option_overrides
@@ -103,6 +103,8 @@ def calling_back(numbers: str | None, while_compiling: str = "") -> Any:
         overrides[CALLBACKS_OPTION].string_field = numbers
     if while_compiling:
         overrides[COMPILE_CALLS_OPTION].string_field = while_compiling
+    if channels:
+        overrides[CHANNELS_OPTION].string_field = channels
     request.compile_options.data = options.SerializeToString()
     return request
 
@@ -137,3 +139,19 @@ def test_what_is_called_while_a_program_is_compiled_comes_last_with_its_keys():
 def test_keys_of_callbacks_that_are_none_are_refused(text: str):
     with pytest.raises(StatusError, match="no keys of callbacks"):
         compile_job(calling_back(None, text), 8)
+
+
+def test_the_channels_of_callbacks_on_tpus_are_part_of_the_source():
+    job = compile_job(calling_back("12+2", "20:61", "[[[1,2],[3]],[[4],[]]]"), 8, session=5)
+    source = msgspec.msgpack.decode(job.source, type=FunctionSource)
+    assert source.channels == (HostChannels((1, 2), (3,)), HostChannels((4,), ()))
+    assert CHANNELS_OPTION.encode() not in source.options
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{}", "[[[1],[2]]]", "[[[1],[2]],[[],[3]]]", "[[[1],[2]],[[2],[3]]]", '[[["a"],[2]],[[4],[3]]]', "[" * 5000],
+)
+def test_channels_that_are_none_of_these_callbacks_are_refused(text: str):
+    with pytest.raises(StatusError, match="no channels of 2 callbacks"):
+        compile_job(calling_back("12+2", "", text), 8)

@@ -229,3 +229,32 @@ def test_a_channel_that_is_closed_or_sends_takes_nothing_at_once(unix_ends):
         assert not channel.takes_at_once(100)
     channel.close()
     assert not channel.takes_at_once(100)
+
+
+def test_a_socket_that_nobody_takes_is_closed(unix_ends):
+    receiver = Receiver(unix_ends[1])
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            unix_ends[0].pass_socket(theirs)
+        ours.settimeout(SECONDS)
+        assert ours.recv(1) == b""
+    unix_ends[0].send(1, 2, [b"and the channel goes on"])
+    assert receiver.wait(1)[0][2] == b"and the channel goes on"
+
+
+def test_what_is_passed_and_is_no_socket_ends_the_channel(unix_ends):
+    outcome: list[BaseException] = []
+
+    def receive() -> None:
+        try:
+            unix_ends[1].receive(lambda *_: None, on_socket=lambda sock: sock.close())
+        except OSError as error:
+            outcome.append(error)
+
+    receiving = threading.Thread(target=receive)
+    receiving.start()
+    with open("/dev/null") as file:
+        unix_ends[0].pass_socket(file)  # type: ignore[arg-type]
+    receiving.join(SECONDS)
+    assert len(outcome) == 1

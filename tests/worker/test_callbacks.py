@@ -116,7 +116,7 @@ def test_what_a_callable_raises_stops_its_device_unless_others_may_wait_for_it(s
     from atoll.devices.xla.client_callbacks import Signature
 
     mine = Callbacks(FakeCalls(Returned(())), 7, (40,), spans_devices)  # type: ignore[arg-type]
-    (stub,) = stubs(Held(mine), mine, [Signature((("int32", (2,)), ("token", ())))])
+    (stub,) = stubs(Held(mine), mine, [Signature((("int32", (2,)), ("token", ())))], None)
     if not spans_devices:
         with pytest.raises(ClientError):
             stub()

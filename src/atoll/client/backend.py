@@ -17,7 +17,7 @@ from atoll.client.log_filter import filtered_stderr
 from atoll.client.processes import ClientProcesses
 from atoll.client.settings import Settings
 from atoll.client.slices import forget_slices
-from atoll.client.timer_slack import relaxed
+from atoll.cluster.processes.timer_slack import relaxed
 from atoll.errors import BackendError
 
 # From this size on, arrays reach the proxy through files in shared memory.

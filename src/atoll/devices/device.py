@@ -25,13 +25,12 @@ import numpy as np
 
 from atoll.host_services.calls.callbacks import Callbacks
 from atoll.ir.plan import LocalArray
+from atoll.ir.types import ShardType
 from atoll.protocol.messages import DeviceInfo, FunctionInfo
 from atoll.protocol.profiles import Recording
 
 # [replica][partition] of (host of the island, ordinal of the device)
 Assignment = tuple[tuple[tuple[int, int], ...], ...]
-# dtype and shape of one shard
-ShardType = tuple[str, tuple[int, ...]]
 # Dimensions from major to minor; None for the platform's default.
 Layout = tuple[int, ...] | None
 

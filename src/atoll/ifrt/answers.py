@@ -6,12 +6,10 @@ executable's fingerprint carries the answer.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-from atoll.errors import OK, invalid, not_found, unimplemented
-from atoll.ifrt.executables import Executable, LostExecutable
+from atoll.errors import invalid, not_found, unimplemented
+from atoll.ifrt.executables import Executable
 from atoll.ifrt.loaded import Answer
 from atoll.ifrt.pending_request import PendingRequest
 from atoll.ifrt.session import IfrtSession
@@ -31,16 +29,7 @@ from atoll.session.profiles import ask_hosts, hosts_of
 
 def answer(pending: PendingRequest, payload: bytes) -> None:
     """Answers a question of the plug-in's. Raises INVALID_ARGUMENT for what is none."""
-    session = pending.session
-    question = read_question(bytes(payload))
-
-    async def work() -> Any:
-        loaded = await _answer(session, question)
-        response = pending.response()
-        response.compile.CopyFrom(loaded.compile_reply(session.load(loaded), session.add_future(OK)))
-        return response
-
-    pending.reply_later(work(), with_stack=False)
+    pending.reply_loaded_later(_answer(pending.session, read_question(bytes(payload))))
 
 
 async def _answer(session: IfrtSession, question: Question) -> Answer:
@@ -67,8 +56,7 @@ async def _profile(session: IfrtSession, request: profiles.Request) -> Answer:
 def _source(session: IfrtSession, fingerprint: bytes) -> Answer:
     for each in session.executables.values():
         if isinstance(each, Executable) and each.fingerprint == fingerprint:
-            if isinstance(each, LostExecutable):
-                each.loss.raise_if_error()
+            each.loss.raise_if_error()
             if each.callbacks:
                 raise unimplemented(f"{each.name} calls back into this process: it cannot be run in another")
             encoded = session.cluster.source(each.function)

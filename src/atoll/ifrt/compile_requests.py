@@ -12,9 +12,9 @@ import msgspec
 
 from atoll.errors import invalid, unimplemented
 from atoll.protocol.advice import CALLBACK_ADVICE
-from atoll.protocol.compile_options import CALLBACKS_OPTION, COMPILE_CALLS_OPTION, PROGRAM_OPTION
+from atoll.protocol.compile_options import CALLBACKS_OPTION, CHANNELS_OPTION, COMPILE_CALLS_OPTION, PROGRAM_OPTION
 from atoll.protocol.ifrt import compile_pb2
-from atoll.protocol.messages import FunctionSource
+from atoll.protocol.messages import FunctionSource, HostChannels
 from atoll.protocol.translation import codec
 
 XLA_PROGRAM = "xla::ifrt::XlaProgram"
@@ -40,7 +40,7 @@ class CompileJob:
 
 def plugin_payload(program: Any) -> bytes:
     """What a client has put into a plugin program; empty for programs of other kinds."""
-    return program.data.removeprefix(_PLUGIN_PREFIX) if program.type_name == PLUGIN_PROGRAM else b""
+    return program.data.removeprefix(_PLUGIN_PREFIX).lstrip() if program.type_name == PLUGIN_PROGRAM else b""
 
 
 def compile_job(request: Any, device_count: int, session: int = 0) -> CompileJob:
@@ -69,6 +69,7 @@ def compile_job(request: Any, device_count: int, session: int = 0) -> CompileJob
     overrides = options.compile_options.env_option_overrides
     program = _program(request, overrides)
     callbacks = _callbacks(overrides)
+    channels = _channels(overrides, len(callbacks))
     compile_calls, keys = _compile_calls(overrides)
     callbacks += compile_calls
     source = FunctionSource(
@@ -77,6 +78,7 @@ def compile_job(request: Any, device_count: int, session: int = 0) -> CompileJob
         session if callbacks else 0,
         callbacks,
         keys=keys,
+        channels=channels,
     )
     encoded = msgspec.msgpack.encode(source)
     return CompileJob(encoded, hashlib.sha256(encoded).hexdigest(), assignment, callbacks)
@@ -91,6 +93,21 @@ def _callbacks(overrides: Any) -> tuple[int, ...]:
     if not (_is_number(first) and _is_number(count) and 0 < int(count) <= _MAX_CALLBACKS):
         raise invalid(f"{text[:100]!r} are no numbers of callbacks")
     return tuple(range(int(first), int(first) + int(count)))
+
+
+def _channels(overrides: Any, callbacks: int) -> tuple[HostChannels, ...]:
+    """The channels of each of these callables, where the program sends to its host and receives from it."""
+    if CHANNELS_OPTION not in overrides:
+        return ()
+    text = overrides.pop(CHANNELS_OPTION).string_field
+    try:
+        channels = msgspec.json.decode(text, type=tuple[HostChannels, ...])
+    except (msgspec.DecodeError, RecursionError):
+        channels = ()
+    used = [channel for each in channels for channel in (*each.sends, *each.receives)]
+    if len(channels) != callbacks or len(set(used)) != len(used) or not all(each.sends for each in channels):
+        raise invalid(f"{text[:100]!r} are no channels of {callbacks} callbacks")
+    return channels
 
 
 def _compile_calls(overrides: Any) -> tuple[tuple[int, ...], tuple[bytes, ...]]:

@@ -132,16 +132,9 @@ class Executable(Loaded):
         reply.size_of_generated_code_in_bytes = info.generated_code_bytes
         return reply
 
-    def output_replies(self, handles: list[int]) -> list[Any]:
-        return [
-            executables_pb2.ExecuteReply.Output(
-                dtype=codec.dtype_to(spec.dtype),
-                shape={"dims": spec.shape},
-                sharding=sharding_to(spec.sharding, spec.shape, output.op_sharding),
-                array=handle,
-            )
-            for spec, output, handle in zip(self.outputs, self.info.outputs, handles, strict=True)
-        ]
+    def output_sharding(self, position: int) -> Any:
+        spec = self.outputs[position]
+        return sharding_to(spec.sharding, spec.shape, self.info.outputs[position].op_sharding)
 
 
 class LostExecutable(Executable):

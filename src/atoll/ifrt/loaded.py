@@ -6,14 +6,16 @@ Compiled functions, traced programs, staged arguments and slices are its kinds. 
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from atoll.errors import Code, Status, StatusError, invalid
+from atoll.errors import OK, Code, Status, StatusError, invalid
 from atoll.ifrt.arrays import ArrayRecord
 from atoll.ir.program import Program
 from atoll.ir.types import ArraySpec
 from atoll.protocol.ifrt import executables_pb2
+from atoll.protocol.translation import codec
+from atoll.protocol.translation.shardings import sharding_to
 from atoll.session.session import ClusterSession
 
 NO_LAYOUTS = Status(Code.UNIMPLEMENTED, "XLA reports no layouts where there are tokens among the arrays")
@@ -35,6 +37,7 @@ class Loaded(abc.ABC):
     donated: frozenset[int] = frozenset()
     callbacks: tuple[int, ...] = ()  # the client's numbers for what it calls in the client's process
     has_streams = False  # whether it matters in which stream it runs: devices have an order of their own
+    loss = OK  # why it cannot run any more: what its runs give
 
     def __init__(self) -> None:
         # The registered programs that run it and how many completions they give, by what the caller keeps, whether it
@@ -58,6 +61,15 @@ class Loaded(abc.ABC):
     def program(self, preserved: frozenset[int], completion: bool, stream: int) -> Program:
         """The program that runs it; the caller keeps the `preserved` of `donated`."""
 
+    def run_beside(
+        self, cluster: ClusterSession, handles: Sequence[int], context: int
+    ) -> Coroutine[Any, Any, None] | None:
+        """Runs it beside the session's launches, where it has no `program`; None where it has one.
+
+        Has the outputs made under these handles, and returns what waits for the run's end, and raises its StatusError.
+        """
+        return None
+
     def awaited(self, handles: Sequence[int], completions: Sequence[int]) -> tuple[int, ...]:
         """Which of a run's results show, together, that it has ended."""
         return tuple(completions)
@@ -65,9 +77,22 @@ class Loaded(abc.ABC):
     @abc.abstractmethod
     def metadata_reply(self) -> Any: ...
 
-    @abc.abstractmethod
-    def output_replies(self, handles: list[int]) -> list[Any]:
+    def output_sharding(self, position: int) -> Any:
+        """The sharding of an output in the protocol's form."""
+        spec = self.outputs[position]
+        return sharding_to(spec.sharding, spec.shape, None)
+
+    def output_replies(self, handles: Sequence[int]) -> list[Any]:
         """The outputs as the first run describes them."""
+        return [
+            executables_pb2.ExecuteReply.Output(
+                dtype=codec.dtype_to(spec.dtype),
+                shape={"dims": spec.shape},
+                sharding=self.output_sharding(position),
+                array=handle,
+            )
+            for position, (spec, handle) in enumerate(zip(self.outputs, handles, strict=True))
+        ]
 
     @abc.abstractmethod
     async def cost(self, cluster: ClusterSession, reply: Any) -> None:
@@ -126,9 +151,6 @@ class Answer(Loaded):
             each.SetInParent()
         reply.output_memory_kinds.memory_kind_lists.add()
         return reply
-
-    def output_replies(self, handles: list[int]) -> list[Any]:
-        return []
 
     def _not_run(self) -> StatusError:
         return invalid(f"{self.name} is no program: it cannot be run")

@@ -11,8 +11,9 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
-from atoll.errors import Status, StatusError, status_of
+from atoll.errors import OK, Status, StatusError, status_of
 from atoll.ifrt.arrays import ArrayRecord, Memory
+from atoll.ifrt.loaded import Loaded
 from atoll.ifrt.session import FIRST_MINTED_HANDLE, IfrtSession
 from atoll.protocol.ifrt import session_pb2
 from atoll.protocol.translation import codec
@@ -66,6 +67,23 @@ class PendingRequest:
     def reply_later(self, work: Coroutine[Any, Any, Any], *, with_stack: bool = True) -> None:
         """Answers when `work` is done, with the response that it returns or the error that it raises."""
         self.session.spawn(self._answer(work, with_stack))
+
+    def reply_loaded(self, loaded: Loaded) -> None:
+        """The reply of a compile request: a handle for what can be run, or asked, from now on."""
+        self.reply(self._loaded(loaded))
+
+    def reply_loaded_later(self, work: Coroutine[Any, Any, Loaded]) -> None:
+        """As `reply_loaded`, when `work` is done. Its error has no stack: JAX raises it from the call."""
+
+        async def load() -> Any:
+            return self._loaded(await work)
+
+        self.reply_later(load(), with_stack=False)
+
+    def _loaded(self, loaded: Loaded) -> Any:
+        response = self.response()
+        response.compile.CopyFrom(loaded.compile_reply(self.session.load(loaded), self.session.add_future(OK)))
+        return response
 
     def reply_outcome(self, kind: str, handle: int) -> None:
         """Answers when the future `handle` is resolved: with an empty `kind`, or with its error."""

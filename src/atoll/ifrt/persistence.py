@@ -13,6 +13,7 @@ import msgspec
 
 from atoll.errors import invalid
 from atoll.ifrt.arrays import ArrayRecord
+from atoll.ifrt.json_requests import beginnings, read_request
 from atoll.ifrt.python_functions import MAX_ARRAYS, PythonExecutable
 from atoll.ir.program import Program
 from atoll.ir.types import ArraySpec, Sharding, shard_boxes
@@ -99,20 +100,12 @@ class _Request(msgspec.Struct, frozen=True):
         return self.bulk_persistence_read_request.read_requests if self.read is None else (self.read,)
 
 
-_decoder = msgspec.json.Decoder(_Request)
-_BEGINNINGS = tuple(f'{{"{each.encode_name}"'.encode() for each in msgspec.structs.fields(_Request))
-
-
-def is_persistence_request(payload: bytes) -> bool:
-    return payload.lstrip().startswith(_BEGINNINGS)
+PERSISTENCE_REQUESTS = beginnings(_Request)
 
 
 def persistence_executable(payload: bytes, cluster: ClusterSession) -> PythonExecutable:
     """What stores the arrays of a request, or brings them back. Raises INVALID_ARGUMENT or UNIMPLEMENTED."""
-    try:
-        request = _decoder.decode(payload)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise invalid(f"a persistence request that cannot be read: {error}") from None
+    request = read_request(_Request, payload, "persistence request")
     each_array: tuple[_Array, ...] = (*request.writes, *request.reads)
     if bool(request.writes) == bool(request.reads) or len(each_array) > MAX_ARRAYS:
         raise invalid(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -16,15 +16,13 @@ import msgspec
 
 from atoll.errors import StatusError, invalid, not_found
 from atoll.ifrt.arrays import ArrayRecord
+from atoll.ifrt.json_requests import beginnings, read_request, reading
 from atoll.ifrt.loaded import Loaded
 from atoll.ifrt.program_executables import metadata_reply
 from atoll.ir.program import HostBuffer, HostToDevice, Program, single
 from atoll.ir.types import ArraySpec, Replicated, Sharding
 from atoll.protocol import messages as m
 from atoll.protocol import profiles as p
-from atoll.protocol.ifrt import executables_pb2
-from atoll.protocol.translation import codec
-from atoll.protocol.translation.shardings import sharding_to
 from atoll.session.profiles import ask_hosts, hosts_of
 from atoll.session.session import ClusterSession
 
@@ -67,11 +65,7 @@ class _Request(msgspec.Struct, frozen=True, rename="camel"):
     profile_request: _Profile
 
 
-_decoder = msgspec.json.Decoder(_Request)
-
-
-def is_profile_request(payload: bytes) -> bool:
-    return payload.lstrip().startswith(b'{"profileRequest"')
+PROFILE_REQUESTS = beginnings(_Request)
 
 
 class ProfileExecutable(Loaded):
@@ -83,8 +77,8 @@ class ProfileExecutable(Loaded):
     def __init__(self, payload: bytes, cluster: ClusterSession) -> None:
         """Raises INVALID_ARGUMENT."""
         super().__init__()
-        try:
-            request = _decoder.decode(payload).profile_request
+        with reading("profileRequest"):
+            request = read_request(_Request, payload, "profileRequest").profile_request
             options = request.xprof_trace_options or _XprofOptions()
             recording = p.Recording(
                 host_tracer_level=options.host_trace_level,
@@ -92,8 +86,6 @@ class ProfileExecutable(Loaded):
                 seconds=min(request.max_duration_secs, p.MAX_SECONDS),
             )
             p.decode(p.encode(p.Start(recording)))  # the bounds hold for what is decoded
-        except (msgspec.MsgspecError, RecursionError, ValueError, OverflowError, StatusError) as error:
-            raise invalid(f"a profileRequest that cannot be read: {error}") from None
         location = request.trace_location or options.trace_directory
         run = options.trace_session_name or time.strftime("%Y_%m_%d_%H_%M_%S")
         self._folder = p.folder_of(location, run)
@@ -107,8 +99,12 @@ class ProfileExecutable(Loaded):
         place = ArraySpec("string", (1,), Sharding(self.devices, Replicated()))
         self.outputs = () if request.xprof_trace_options is None else (place,)
 
-    async def run(self, cluster: ClusterSession) -> None:
-        """Starts, or ends. Raises StatusError."""
+    def run_beside(self, cluster: ClusterSession, handles: Sequence[int], context: int) -> Coroutine[Any, Any, None]:
+        self._make_outputs(cluster, handles, context)
+        return self._run(cluster)
+
+    async def _run(self, cluster: ClusterSession) -> None:
+        """Starts, or ends."""
         async with self._order:
             self._running = not self._running
             if self._running:
@@ -122,7 +118,7 @@ class ProfileExecutable(Loaded):
         for host, status in missing.items():
             _log.warning("no profile of host %d: %s", host, status)
 
-    def make_outputs(self, cluster: ClusterSession, handles: Sequence[int], context: int) -> None:
+    def _make_outputs(self, cluster: ClusterSession, handles: Sequence[int], context: int) -> None:
         """Has the outputs made as arrays under these handles."""
         for handle, spec in zip(handles, self.outputs, strict=True):
             node = HostToDevice((HostBuffer(0, spec.shape, None, None),), (spec,))
@@ -153,14 +149,3 @@ class ProfileExecutable(Loaded):
 
     def metadata_reply(self) -> Any:
         return metadata_reply([""] * len(self.outputs), ())
-
-    def output_replies(self, handles: list[int]) -> list[Any]:
-        return [
-            executables_pb2.ExecuteReply.Output(
-                dtype=codec.dtype_to(spec.dtype),
-                shape={"dims": spec.shape},
-                sharding=sharding_to(spec.sharding, spec.shape, None),
-                array=handle,
-            )
-            for spec, handle in zip(self.outputs, handles, strict=True)
-        ]

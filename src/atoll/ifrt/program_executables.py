@@ -10,7 +10,7 @@ import msgspec
 from atoll.errors import Code, Status, invalid, unimplemented
 from atoll.ifrt.arguments import Arguments
 from atoll.ifrt.arrays import ArrayRecord
-from atoll.ifrt.executables import Executable, LostExecutable
+from atoll.ifrt.executables import Executable
 from atoll.ifrt.loaded import MPMD_ERROR, NO_LAYOUTS, Loaded
 from atoll.ifrt.program_checks import MAX_VALUES, ProgramChecker, consumes
 from atoll.ir.program import Call, Node, Program, output_count
@@ -49,8 +49,7 @@ class ProgramExecutable(Loaded):
             executable = known.get(fingerprint)
             if executable is None:
                 raise invalid(f"a program calls function {fingerprint[:80]!r}, which this session has not compiled")
-            if isinstance(executable, LostExecutable):
-                executable.loss.raise_if_error()
+            executable.loss.raise_if_error()
             functions.append(executable)
         self.definition, self._op_shardings = ProgramChecker(submission.program, functions, cluster).run()
         self.name = self.definition.name
@@ -114,16 +113,9 @@ class ProgramExecutable(Loaded):
     def metadata_reply(self) -> Any:
         return metadata_reply([output.sharding.memory_kind for output in self.outputs], sorted(self.donated))
 
-    def output_replies(self, handles: list[int]) -> list[Any]:
-        return [
-            executables_pb2.ExecuteReply.Output(
-                dtype=codec.dtype_to(spec.dtype),
-                shape={"dims": spec.shape},
-                sharding=sharding_to(spec.sharding, spec.shape, self._op_shardings[value]),
-                array=handle,
-            )
-            for value, spec, handle in zip(self.definition.results, self.outputs, handles, strict=True)
-        ]
+    def output_sharding(self, position: int) -> Any:
+        spec = self.outputs[position]
+        return sharding_to(spec.sharding, spec.shape, self._op_shardings[self.definition.results[position]])
 
 
 class StagingExecutable(Loaded):
@@ -157,9 +149,6 @@ class StagingExecutable(Loaded):
 
     def metadata_reply(self) -> Any:
         return metadata_reply((), ())
-
-    def output_replies(self, handles: list[int]) -> list[Any]:
-        return []
 
 
 def metadata_reply(memory_kinds: Sequence[str], donated: Sequence[int]) -> Any:

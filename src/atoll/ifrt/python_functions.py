@@ -22,7 +22,6 @@ from atoll.ifrt.program_checks import describe
 from atoll.ifrt.program_executables import metadata_reply
 from atoll.ir.program import Call, Program, single
 from atoll.ir.types import ArraySpec, shard_shape
-from atoll.protocol.ifrt import executables_pb2
 from atoll.protocol.messages import FunctionSource
 from atoll.protocol.messages.python import (
     ClientSettings,
@@ -32,7 +31,6 @@ from atoll.protocol.messages.python import (
     PythonSource,
     split_settings,
 )
-from atoll.protocol.translation import codec
 from atoll.protocol.translation.array_specs import spec_from
 from atoll.session.session import ClusterSession
 
@@ -110,13 +108,8 @@ class PythonExecutable(Loaded):
     def metadata_reply(self) -> Any:
         return metadata_reply([spec.sharding.memory_kind for spec in self.outputs], ())
 
-    def output_replies(self, handles: list[int]) -> list[Any]:
-        return [
-            executables_pb2.ExecuteReply.Output(
-                dtype=codec.dtype_to(spec.dtype), shape={"dims": spec.shape}, sharding=sharding, array=handle
-            )
-            for spec, sharding, handle in zip(self.outputs, self._announced, handles, strict=True)
-        ]
+    def output_sharding(self, position: int) -> Any:
+        return self._announced[position]
 
 
 def python_function(proto: Any, cluster: ClusterSession) -> PythonExecutable:

@@ -12,6 +12,7 @@ import msgspec
 
 from atoll.errors import invalid
 from atoll.ifrt.arrays import ArrayRecord
+from atoll.ifrt.json_requests import beginnings, read_request
 from atoll.ifrt.loaded import Loaded
 from atoll.ifrt.program_executables import ProgramExecutable, metadata_reply
 from atoll.ir.program import Program, Transfer
@@ -50,11 +51,7 @@ class _Request(msgspec.Struct, frozen=True, rename="camel"):
     reshard_request: _Reshard
 
 
-_decoder = msgspec.json.Decoder(_Request)
-
-
-def is_reshard_request(payload: bytes) -> bool:
-    return payload.lstrip().startswith(b'{"reshardRequest"')
+RESHARD_REQUESTS = beginnings(_Request)
 
 
 class ReshardExecutable(Loaded):
@@ -62,10 +59,7 @@ class ReshardExecutable(Loaded):
 
     def __init__(self, payload: bytes, cluster: ClusterSession) -> None:
         super().__init__()
-        try:
-            self._request = _decoder.decode(payload).reshard_request
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise invalid(f"a reshardRequest that cannot be read: {error}") from None
+        self._request = read_request(_Request, payload, "reshardRequest").reshard_request
         sources, targets = self._request.in_sharding, self._request.out_sharding
         if not sources or len(sources) != len(targets):
             raise invalid(f"a reshardRequest of {len(targets)} shardings for {len(sources)} arrays")
@@ -104,8 +98,8 @@ class ReshardExecutable(Loaded):
     def awaited(self, handles: Sequence[int], completions: Sequence[int]) -> tuple[int, ...]:
         return self._known().awaited(handles, completions)
 
-    def output_replies(self, handles: list[int]) -> list[Any]:
-        return self._known().output_replies(handles)
+    def output_sharding(self, position: int) -> Any:
+        return self._known().output_sharding(position)
 
     def metadata_reply(self) -> Any:
         request = self._request

@@ -12,13 +12,13 @@ from typing import Any
 
 from atoll.errors import OK, AccessError, AtollError, Code, Status, StatusError, not_found
 from atoll.ifrt.buffer_service import BufferService
-from atoll.ifrt.callbacks import CallbackPort
 from atoll.ifrt.host_buffers import HostBuffers
 from atoll.ifrt.requests import handle_request
 from atoll.ifrt.session import IfrtSession
 from atoll.ifrt.unary import unary
 from atoll.protocol.ifrt import session_pb2, transport_pb2
 from atoll.protocol.translation import codec
+from atoll.session.callbacks import CallbackPort
 from atoll.session.session import ClusterSession
 from atoll.wire.address import Address
 from atoll.wire.grpc import Call

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from atoll.cluster.slices import MAGIC, SliceInfo, read_request
-from atoll.errors import OK
 from atoll.ifrt.loaded import Answer
 from atoll.ifrt.pending_request import PendingRequest
 from atoll.protocol import messages as m
@@ -26,23 +23,15 @@ class SliceExecutable(Answer):
         cluster.send(m.ReleaseSlice(self.slice))
 
 
-def is_slice_request(payload: bytes) -> bool:
-    """Whether a plugin program asks the resource manager for a slice."""
-    return payload.startswith(MAGIC)
-
-
 def add(pending: PendingRequest, payload: bytes) -> None:
     """Answers with the executable of a new slice. Raises INVALID_ARGUMENT for what is no request."""
     session = pending.session
     slice_request = read_request(bytes(payload[len(MAGIC) :]))
     reply = session.cluster.add_slice(slice_request)  # from here on the client is held back
 
-    async def work() -> Any:
+    async def work() -> SliceExecutable:
         added = await reply
         island = session.cluster.welcome.devices[added.devices[0]].island
-        loaded = SliceExecutable(added, island)
-        response = pending.response()
-        response.compile.CopyFrom(loaded.compile_reply(session.load(loaded), session.add_future(OK)))
-        return response
+        return SliceExecutable(added, island)
 
-    pending.reply_later(work(), with_stack=False)
+    pending.reply_loaded_later(work())

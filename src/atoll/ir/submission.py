@@ -1,7 +1,7 @@
 """How a traced program travels from a client to its proxy: the payload of an IFRT plugin program.
 
 A magic prefix, and a `Submission` or `Staging` in msgpack. Other runtimes use plugin programs too (Google's are JSON),
-so a receiver asks `is_submission` first.
+so a receiver looks for `MAGIC` first.
 
 jaxlib's client runs an executable on arguments that all have one shard on each of its devices, and looks at their
 number alone. A program's arguments need not be alike in that. So those with the same number of shards as the last one
@@ -44,10 +44,6 @@ _decoder: msgspec.msgpack.Decoder[Submission | Staging] = msgspec.msgpack.Decode
 
 def encode(submission: Submission | Staging) -> bytes:
     return MAGIC + _encoder.encode(submission)
-
-
-def is_submission(data: bytes) -> bool:
-    return data.startswith(MAGIC)
 
 
 def decode(data: bytes) -> Submission | Staging:

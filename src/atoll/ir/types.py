@@ -14,6 +14,7 @@ import msgspec
 from atoll.errors import invalid, unimplemented
 
 Shape = tuple[int, ...]
+ShardType = tuple[str, Shape]  # dtype and shape of one shard
 Box = tuple[tuple[int, int], ...]  # (start, stop) in elements, for each dimension
 
 

@@ -57,10 +57,6 @@ def write_question(question: Question) -> bytes:
     return MAGIC + msgspec.msgpack.encode(question)
 
 
-def is_question(payload: bytes) -> bool:
-    return payload.startswith(MAGIC)
-
-
 def read_question(payload: bytes) -> Question:
     """Raises INVALID_ARGUMENT."""
     try:

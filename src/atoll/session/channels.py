@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -185,8 +186,13 @@ class Channels:
                 return
             self._on_loop(self._on_feed, piece.feed, content, piece.more, done)
 
+        def on_socket(sock: socket.socket) -> None:
+            with sock:
+                if self.calls is not None:
+                    self.calls.pass_socket(sock)
+
         try:
-            channel.receive(on_piece)
+            channel.receive(on_piece, on_socket=on_socket)
             reason = "it closed the connection"
         except (AtollError, OSError) as error:
             reason = str(error)

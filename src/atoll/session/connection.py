@@ -6,6 +6,7 @@ tests have their own. A session calls all methods on one thread; none of them ma
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -28,10 +29,13 @@ class ControlConnection(Protocol):
 
 
 class CallTaker(Protocol):
-    """Takes hosts' calls into the client's Python. Both methods are called on any thread."""
+    """Takes hosts' calls into the client's Python. For any thread."""
 
     def call(self, feed: int, content: Any, done: Callable[[], None]) -> None:
         """A call or a notice (see `host_services.calls.messages`); `done` is to be called when it has been read."""
+
+    def pass_socket(self, sock: socket.socket) -> None:
+        """Passes a host's socket on to the client, where that is on this machine. The caller closes its own."""
 
     def host_lost(self, host: int) -> None:
         """There is no channel to the host any more: it waits for no answer."""

@@ -35,10 +35,16 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag="o"):
     secret: str
 
 
+class Passed(msgspec.Struct, frozen=True, array_like=True, tag="c"):
+    """A connected socket comes along, for whom it may concern."""
+
+
 # The piece, its bytes, and what to call when they have been read.
 OnPiece = Callable[[Piece, Any, Callable[[], None]], None]
 # A piece that cannot be had, and why. The channel goes on.
 OnFailure = Callable[[Piece, Status], None]
+# A socket that the peer has passed: the receiver's own from now on.
+OnSocket = Callable[[socket.socket], None]
 
 
 @dataclass(frozen=True)
@@ -65,9 +71,10 @@ class DataChannel:
         self._choices = [(engine.takes, engine.send) for engine in self._engines]
         self._handlers = {frame: engine.handle for engine in self._engines for frame in engine.frames}
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
-            Union[Open, *(frame for kind in kinds for frame in kind.frames)]
+            Union[Open, Passed, *(frame for kind in kinds for frame in kind.frames)]
         )
         self.is_closed = False
+        self.is_local = self._socket.is_unix  # whether it takes sockets
 
     @classmethod
     def dial(cls, address: Address, timeout: float = 10.0) -> DataChannel:
@@ -110,6 +117,10 @@ class DataChannel:
         """Sends the first `nbytes` of a file as one piece, on one machine by its descriptor."""
         self._send(session, feed, FileContents(nbytes, descriptor), False)
 
+    def pass_socket(self, sock: socket.socket) -> None:
+        """Passes a socket to a local peer, which closes it where it has no use for it. The caller's own stays open."""
+        self._socket.send(Passed(), descriptor=sock.fileno())
+
     def _send(self, session: int, feed: int, contents: Contents, more: bool) -> None:
         for takes, send in self._choices:
             if takes(contents):
@@ -132,7 +143,9 @@ class DataChannel:
             raise FrameError("the first frame on a data port must open it")
         return frame
 
-    def receive(self, on_piece: OnPiece, on_failure: OnFailure | None = None) -> None:
+    def receive(
+        self, on_piece: OnPiece, on_failure: OnFailure | None = None, on_socket: OnSocket | None = None
+    ) -> None:
         """Reads until the peer closes. Pieces are given to `on_piece` on this thread, in order.
 
         A piece that cannot be had is given to `on_failure`; without that, it ends the channel by its StatusError.
@@ -150,7 +163,11 @@ class DataChannel:
             except (EOFError, OSError):
                 return
             try:
-                self._handle(frame, descriptor, on_piece, on_failure)
+                if isinstance(frame, Passed):
+                    if on_socket is not None and descriptor is not None:
+                        on_socket(_socket_of(descriptor))
+                else:
+                    self._handle(frame, descriptor, on_piece, on_failure)
             except EOFError:
                 raise FrameError("the connection ended inside a piece") from None
             finally:
@@ -201,3 +218,13 @@ class DataChannel:
             self._socket.bytes_out,
             {name: each for name, each in said.items() if each is not None},
         )
+
+
+def _socket_of(descriptor: int) -> socket.socket:
+    """A descriptor of its own for the socket. Raises OSError for what is none."""
+    own = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=own)
+    except OSError:
+        os.close(own)
+        raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import ml_dtypes
@@ -11,6 +12,7 @@ from atoll.errors import invalid
 
 
 # XLA's names for the dtypes that NumPy has no name for are ml_dtypes' own.
+@lru_cache(256)
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """The NumPy dtype of an IR dtype name; raises INVALID_ARGUMENT for one that no array can have."""
     if name in ("token", "opaque"):
@@ -18,3 +20,9 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     if name == "string":
         return np.dtypes.StringDType()
     return np.dtype(getattr(ml_dtypes, name, name))
+
+
+@lru_cache(256)
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """Its `name`, which NumPy makes anew each time, at some 5 us."""
+    return dtype.name

@@ -192,7 +192,7 @@ class Functions:
     def _callbacks(self, source: FunctionSource, devices: int) -> Callbacks | None:
         if not source.callbacks or self._calls is None:
             return None
-        return Callbacks(self._calls, source.session, source.callbacks, devices > 1, source.keys)
+        return Callbacks(self._calls, source.session, source.callbacks, devices > 1, source.keys, source.channels)
 
     def get(self, name: str) -> Function:
         function = self._functions.get(name)

@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll, submit
 from atoll.host_services.calls.buffers import on_arrays
 from atoll.host_services.calls.custom_calls import BUFFER_CALLBACK, aliases, callback_index, result_types
+from atoll.host_services.calls.host_transfers import SendAndReceive
 from atoll.host_services.calls.tables import CallbackTable
-from atoll.protocol.compile_options import CALLBACKS_OPTION
+from atoll.protocol.compile_options import CALLBACKS_OPTION, CHANNELS_OPTION
 
 TABLE = CallbackTable(submit)
 _WITH_BUFFERS = "jax._src.buffer_callback"
@@ -29,7 +32,11 @@ def _numbering(compile_and_load: Callable[..., Any]) -> Callable[..., Any]:
             return compile_and_load(backend, module, executable_devices, options, host_callbacks)
         numbers = TABLE.add(backend, _on_arrays(module, host_callbacks))
         before = list(options.env_option_overrides)
-        options.env_option_overrides = [*before, (CALLBACKS_OPTION, f"{numbers[0]}+{len(numbers)}")]
+        options.env_option_overrides = [
+            *before,
+            (CALLBACKS_OPTION, f"{numbers[0]}+{len(numbers)}"),
+            *_channels(host_callbacks),
+        ]
         try:
             return compile_and_load(backend, module, executable_devices, options, [])
         except BaseException:
@@ -39,6 +46,12 @@ def _numbering(compile_and_load: Callable[..., Any]) -> Callable[..., Any]:
             options.env_option_overrides = before
 
     return backend_compile_and_load
+
+
+def _channels(host_callbacks: Sequence[Any]) -> list[tuple[str, str]]:
+    """On TPUs, the option with the channels of each."""
+    channels = [each.channels for each in host_callbacks if isinstance(each, SendAndReceive)]
+    return [(CHANNELS_OPTION, msgspec.json.encode(channels).decode())] if channels else []
 
 
 def _on_arrays(module: Any, host_callbacks: Sequence[Any]) -> list[Any]:

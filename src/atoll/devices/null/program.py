@@ -5,13 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from atoll.errors import invalid, unimplemented
-from atoll.ir.types import DTYPE_BITS
+from atoll.ir.types import DTYPE_BITS, ShardType
 from atoll.protocol.messages import FunctionSource
 
 _MAGIC = b"atoll null program\n"
-
-# dtype and shape of one shard.
-ShardType = tuple[str, tuple[int, ...]]
 
 
 class NullProgram(msgspec.Struct, frozen=True):

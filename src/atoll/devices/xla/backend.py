@@ -101,7 +101,8 @@ class XlaBackend:
         with context:
             module = _jax.mlir.deserialize_portable_artifact(program, context)
             calls = compile_calls.CompileCalls(callbacks, grid.shape[1])
-            results = client_callbacks.find(program, module, count, calls.replace)
+            channels = () if callbacks is None else callbacks.channels
+            signatures = client_callbacks.find(program, module, count, calls.replace, channels)
             if "sym_name" not in module.operation.attributes:  # JAX asks for it
                 module.operation.attributes["sym_name"] = ir.StringAttr.get("program")
             _cache_hit.seen = False
@@ -111,7 +112,7 @@ class XlaBackend:
                 held = Held(callbacks)
                 with calls.asking():
                     loaded = compiler.backend_compile_and_load(
-                        self.client, module, devices, parsed, stubs(held, callbacks, results)
+                        self.client, module, devices, parsed, stubs(held, callbacks, signatures, self.client)
                     )
             else:
                 loaded = compiler.compile_or_get_cached(self.client, module, grid, parsed, [], devices)

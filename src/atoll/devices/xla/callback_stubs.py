@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from jax._src.lib import xla_client as xc
 
 from atoll.devices.xla.client_callbacks import Signature
-from atoll.errors import StatusError
+from atoll.errors import StatusError, unimplemented
 from atoll.host_services.calls.callbacks import Callbacks
 from atoll.host_services.calls.calls import ClientError
 from atoll.host_services.calls.client_errors import kept, wrapped
-from atoll.host_services.calls.custom_calls import ResultTypes
+from atoll.ir.types import ShardType
 from atoll.transfers.dtypes import numpy_dtype
 
 
@@ -25,15 +26,15 @@ class Held:
         weakref.finalize(self, callbacks.release).atexit = False
 
 
-def stubs(held: Held, callbacks: Callbacks, signatures: Sequence[Signature]) -> list[Callable[..., Any]]:
-    """A callable for each of the function's callbacks, in their order."""
+def stubs(held: Held, callbacks: Callbacks, signatures: Sequence[Signature], client: Any) -> list[Any]:
+    """What XLA's `client` takes for each of the function's callbacks, in their order."""
     return [
-        (_on_buffers if each.takes_buffers else _same)(_stub(held, callbacks, position, each.results), each)
+        _for_xla(_stub(held, callbacks, position, each.results), each, client)
         for position, each in enumerate(signatures)
     ]
 
 
-def _stub(held: Held, callbacks: Callbacks, position: int, types: ResultTypes) -> Callable[..., Any]:
+def _stub(held: Held, callbacks: Callbacks, position: int, types: tuple[ShardType, ...]) -> Callable[..., Any]:
     def stub(*arguments: np.ndarray[Any, Any] | None) -> tuple[Any, ...]:
         _ = held
         try:
@@ -47,8 +48,23 @@ def _stub(held: Held, callbacks: Callbacks, position: int, types: ResultTypes) -
     return stub
 
 
-def _same(stub: Callable[..., Any], signature: Signature) -> Callable[..., Any]:
-    return stub
+def _for_xla(stub: Callable[..., Any], signature: Signature, client: Any) -> Any:
+    if signature.channels is not None:
+        operands, results = map(_shapes, (signature.operands, signature.results))
+        sends, receives = map(list, (signature.channels.sends, signature.channels.receives))
+        return client.make_python_callback_from_host_send_and_recv(
+            stub, operands, results, sends, receives, _stays_here
+        )
+    return _on_buffers(stub, signature) if signature.takes_buffers else stub
+
+
+def _stays_here(stub: Any) -> bytes:
+    """The serializer, which jaxlib asks for and a local client has no use for."""
+    raise unimplemented("a callback's stub is its process's own")
+
+
+def _shapes(types: Sequence[ShardType]) -> list[Any]:
+    return [xc.Shape.array_shape(numpy_dtype(dtype), shape) for dtype, shape in types]
 
 
 def _on_buffers(stub: Callable[..., Any], signature: Signature) -> Callable[..., Any]:

@@ -8,16 +8,19 @@ those are refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jax._src.lib.mlir import ir
 
 from atoll.errors import StatusError, invalid, unimplemented
-from atoll.host_services.calls.custom_calls import BUFFER_CALLBACK, ResultTypes, callback_index, result_types
+from atoll.host_services.calls.custom_calls import BUFFER_CALLBACK, callback_index, result_types
+from atoll.host_services.calls.host_transfers import NAMES, RECEIVE, SEND, HostTransfers
+from atoll.ir.types import ShardType
 from atoll.protocol.advice import CALLBACK_ADVICE, COMPILE_CALL_ADVICE
 from atoll.protocol.compile_calls import CUSTOM_PARTITIONING, INSPECT_SHARDING
+from atoll.protocol.messages import HostChannels
 
 _CALLBACKS = (
     "xla_ffi_python_cpu_callback",
@@ -32,15 +35,20 @@ _REFUSED = ("xla_python_cpu_callback", "xla_python_gpu_callback", PARTITIONING)
 # What begins with this gets pointers: on CPUs, to memory of the process itself.
 _POINTERS = "xla_buffer_python_"
 # In MLIR's bytecode, names of operations stand as they are. What attributes hold may not.
-_BYTECODE, _NAME = b"ML\xefR", b"custom_call"
+_BYTECODE, _NAMES = b"ML\xefR", (b"custom_call", *NAMES)
 
 
 @dataclass(frozen=True)
 class Signature:
-    """What a callable has to return, or to write into the buffers that it takes."""
+    """What a callable has to return, or to write into the buffers that it takes.
 
-    results: ResultTypes = ()
+    With `channels`, XLA has to be told what it takes, too: its `operands`.
+    """
+
+    results: tuple[ShardType, ...] = ()
     takes_buffers: bool = False
+    operands: tuple[ShardType, ...] = ()
+    channels: HostChannels | None = None
 
 
 # Replaces the key in an operation with such a target, or raises StatusError.
@@ -52,32 +60,40 @@ def refused(operation: Any, target: str) -> None:
     raise unimplemented(COMPILE_CALL_ADVICE)
 
 
-def find(program: bytes, module: Any, count: int, replace: Replace = refused) -> list[Signature]:
+def find(
+    program: bytes, module: Any, count: int, replace: Replace = refused, channels: Sequence[HostChannels] = ()
+) -> list[Signature]:
     """The signature of each of the client's `count` callables, by its index. Has `replace` change what calls the
-    client while XLA compiles.
+    client while XLA compiles. With `channels`, each callable has its own, and no index.
 
     `program` is the module's serialized form: most programs have no custom calls. Raises UNIMPLEMENTED, with advice,
     where the module calls its client in another way, and INVALID_ARGUMENT where it calls what there is not.
     """
-    results = [Signature()] * count
-    if program.startswith(_BYTECODE) and _NAME not in program:
+    results = [Signature()] * (0 if channels else count)
+    if not channels and program.startswith(_BYTECODE) and not any(name in program for name in _NAMES):
         return results
+    transfers = HostTransfers(channels)
     errors: list[StatusError] = []
     seen: set[int] = set()
 
     def visit(operation: Any) -> Any:
-        if operation.name == "stablehlo.custom_call":
-            try:
+        try:
+            if operation.name == "stablehlo.custom_call":
                 _add(operation, results, seen, replace)
-            except StatusError as error:
-                errors.append(error)
-                return ir.WalkResult.INTERRUPT
+            elif operation.name in (SEND, RECEIVE):
+                transfers.add(operation)
+        except StatusError as error:
+            errors.append(error)
+            return ir.WalkResult.INTERRUPT
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)
     if errors:
         raise errors[0]
-    return results
+    return results or [
+        Signature(transfers.types(each.receives), operands=transfers.types(each.sends), channels=each)
+        for each in channels
+    ]
 
 
 def _add(operation: Any, results: list[Signature], seen: set[int], replace: Replace) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from atoll.host_services.calls.messages import ArrayType
-from atoll.transfers.dtypes import numpy_dtype
+from atoll.transfers.dtypes import dtype_name, numpy_dtype
 from atoll.transfers.host_data import bytes_of
 
 Array = np.ndarray[Any, Any]
@@ -25,7 +25,7 @@ def packed(arrays: Sequence[Any]) -> tuple[tuple[ArrayType, ...], list[Any]]:
             types.append(_TOKEN)
             continue
         array = np.ascontiguousarray(each).reshape(np.shape(each))
-        types.append(ArrayType(array.dtype.name, array.shape, array.nbytes))
+        types.append(ArrayType(dtype_name(array.dtype), array.shape, array.nbytes))
         contents.append(bytes_of(array))
     return tuple(types), contents
 

@@ -16,10 +16,9 @@ import numpy as np
 from atoll.errors import Status, invalid
 from atoll.host_services.calls.arrays import Array, packed, unpacked
 from atoll.host_services.calls.calls import Calls, Reply
-from atoll.transfers.dtypes import numpy_dtype
-
-# dtype and shape
-ResultType = tuple[str, tuple[int, ...]]
+from atoll.ir.types import ShardType
+from atoll.protocol.messages import HostChannels
+from atoll.transfers.dtypes import dtype_name, numpy_dtype
 
 
 class Callbacks:
@@ -27,7 +26,8 @@ class Callbacks:
 
     The last of them, as many as there are `keys`, are called while the function is compiled; `len()` counts the others.
     Where a function `spans_devices`, a device that fails leaves others waiting in a collective, for good. So what its
-    callables raise is kept until the run has ended.
+    callables raise is kept until the run has ended. Where there are `channels`, the function sends to its host and
+    receives from it: those of each callable.
     """
 
     def __init__(
@@ -37,10 +37,12 @@ class Callbacks:
         numbers: tuple[int, ...],
         spans_devices: bool = False,
         keys: tuple[bytes, ...] = (),
+        channels: tuple[HostChannels, ...] = (),
     ) -> None:
         self.session = session
         self.spans_devices = spans_devices
         self.keys = keys
+        self.channels = channels
         self._calls = calls
         self._numbers = numbers
         self._failure: Status | None = None
@@ -49,7 +51,7 @@ class Callbacks:
         return len(self._numbers) - len(self.keys)
 
     def call(
-        self, position: int, results: Sequence[ResultType], arguments: Sequence[Array | None]
+        self, position: int, results: Sequence[ShardType], arguments: Sequence[Array | None]
     ) -> tuple[Array | None, ...]:
         """Calls it with arrays, or None for a token, and returns what it returned, of exactly these types.
 
@@ -92,7 +94,7 @@ class Callbacks:
         self._calls.release(self.session, self._numbers)
 
 
-def _results(reply: Reply, wanted: Sequence[ResultType]) -> tuple[Array | None, ...]:
+def _results(reply: Reply, wanted: Sequence[ShardType]) -> tuple[Array | None, ...]:
     """The arrays of a reply, which keep its memory until the last of them is gone."""
     if len(reply.types) != len(wanted):
         raise invalid(f"a callback has answered with {len(reply.types)} results, not {len(wanted)}")
@@ -104,7 +106,7 @@ def _results(reply: Reply, wanted: Sequence[ResultType]) -> tuple[Array | None, 
             continue
         kind = numpy_dtype(dtype)
         nbytes = kind.itemsize * math.prod(shape)
-        if (given.dtype, given.shape, given.nbytes) != (kind.name, shape, nbytes):
+        if (given.dtype, given.shape, given.nbytes) != (dtype_name(kind), shape, nbytes):
             raise invalid(
                 f"a callback has answered with {given.dtype}{list(given.shape)} of {given.nbytes} bytes as result "
                 f"{position}, which is {dtype}{list(shape)}"

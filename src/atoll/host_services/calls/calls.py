@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from atoll.errors import AtollError, Code, FrameError, StatusError, shortened
+from atoll.host_services.calls.direct_channels import DirectChannels
 from atoll.host_services.calls.messages import (
     ArrayType,
     Call,
@@ -63,7 +64,9 @@ class Calls:
     def __init__(self, channel_of: Callable[[int], DataChannel], host: int) -> None:
         self._channel_of = channel_of
         self._host = host
-        self._waiting: dict[int, dict[int, queue.SimpleQueue[Any]]] = {}
+        self._direct = DirectChannels(self.answered, self._fail)
+        # By session and feed: where the answer goes, and the channel of the call.
+        self._waiting: dict[int, dict[int, tuple[queue.SimpleQueue[Any], DataChannel]]] = {}
         self._lock = threading.Lock()
         self._notices: queue.SimpleQueue[_Notice] | None = None
         self._notifying = SessionThreads("atoll-call-notices", most=1)  # in the order in which they come
@@ -77,10 +80,11 @@ class Calls:
         """
         feed = first_call(self._host) + next(self._serial)
         slot: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        channel = self._direct.of(session, self._channel_of(session))
         with self._lock:
-            self._waiting.setdefault(session, {})[feed] = slot
+            self._waiting.setdefault(session, {})[feed] = slot, channel
         try:
-            self._send(session, feed, encode(Call(callback, types), arrays))
+            _send(channel, session, feed, encode(Call(callback, types), arrays))
             outcome = slot.get()
         finally:
             self._forget(session, feed)
@@ -91,7 +95,7 @@ class Calls:
     def _forget(self, session: int, feed: int) -> queue.SimpleQueue[Any] | None:
         with self._lock:
             waiting = self._waiting.get(session, {})
-            slot = waiting.pop(feed, None)
+            slot, _ = waiting.pop(feed, (None, None))
             if not waiting:
                 self._waiting.pop(session, None)
             return slot
@@ -120,16 +124,7 @@ class Calls:
 
     def _notify(self, session: int, notice: Retained | Released) -> None:
         with contextlib.suppress(AtollError):  # its session has ended
-            self._send(session, first_call(self._host), encode(notice))
-
-    def _send(self, session: int, feed: int, contents: list[Any]) -> None:
-        channel = self._channel_of(session)
-        try:
-            channel.send(session, feed, contents)
-        except OSError as error:
-            raise _cancelled(session) from error
-        if channel.is_closed:  # `fail` may have been before this call was registered
-            raise _cancelled(session)
+            _send(self._channel_of(session), session, first_call(self._host), encode(notice))
 
     def close(self) -> None:
         """Sends no more notices."""
@@ -165,10 +160,24 @@ class Calls:
 
     def fail(self, session: int) -> None:
         """The session's channel has ended: its calls get no answer."""
+        self._direct.close(session)
+        self._fail(session)
+
+    def _fail(self, session: int, channel: DataChannel | None = None) -> None:
+        """No answer will come on this channel, or on any."""
         with self._lock:
-            waiting = self._waiting.pop(session, {})
-        for slot in waiting.values():
+            waiting = [slot for slot, its in self._waiting.get(session, {}).values() if channel in (None, its)]
+        for slot in waiting:
             slot.put(_cancelled(session))
+
+
+def _send(channel: DataChannel, session: int, feed: int, contents: list[Any]) -> None:
+    try:
+        channel.send(session, feed, contents)
+    except (OSError, ValueError) as error:  # ValueError: memory of a channel that is being closed
+        raise _cancelled(session) from error
+    if channel.is_closed:  # `fail` may have been before this call was registered
+        raise _cancelled(session)
 
 
 def _cancelled(session: int, why: str = "its client, or the connection to it, is gone") -> StatusError:

@@ -6,14 +6,11 @@ from functools import cache
 from typing import Any
 
 from atoll.errors import invalid
-from atoll.ir.types import DTYPE_BITS
+from atoll.ir.types import DTYPE_BITS, ShardType
 from atoll.transfers.dtypes import numpy_dtype
 
 # It gives its callable XLA's buffers, to read and to write, where others take and return arrays.
 BUFFER_CALLBACK = "xla_buffer_python_cpu_callback"
-
-# dtype and shape, of each result
-ResultTypes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 def callback_index(operation: Any) -> int:
@@ -28,9 +25,9 @@ def callback_index(operation: Any) -> int:
     return int(ir.IntegerAttr(given[0]["index"]).value)
 
 
-def result_types(operation: Any) -> ResultTypes:
+def result_types(operation: Any) -> tuple[ShardType, ...]:
     """Raises INVALID_ARGUMENT for what no callable returns."""
-    return tuple(_type(result.type) for result in operation.results)
+    return tuple(shard_type(result.type) for result in operation.results)
 
 
 def aliases(operation: Any) -> dict[int, int]:
@@ -43,14 +40,15 @@ def aliases(operation: Any) -> dict[int, int]:
     return {(*each.output_tuple_indices, 0)[0]: each.operand_index for each in found}
 
 
-def _type(kind: Any) -> tuple[str, tuple[int, ...]]:
+def shard_type(kind: Any) -> ShardType:
+    """Raises INVALID_ARGUMENT for what no callable takes or returns."""
     from jax._src.lib.mlir import ir
 
     if str(kind) == "!stablehlo.token":
         return "token", ()
     if isinstance(kind, ir.RankedTensorType) and kind.has_static_shape and str(kind.element_type) in _dtypes():
         return _dtypes()[str(kind.element_type)], tuple(kind.shape)
-    raise invalid(f"a callback cannot return {str(kind)[:100]}")
+    raise invalid(f"a callback cannot take or return {str(kind)[:100]}")
 
 
 @cache

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import socket
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ import numpy as np
 
 from atoll.errors import AtollError, ConnectError, traceback_of
 from atoll.host_services.calls.arrays import packed, unpacked
-from atoll.host_services.calls.messages import Call, Raised, Released, Returned, decode, encode
+from atoll.host_services.calls.messages import GREETING, Call, Raised, Released, Returned, decode, encode, first_call
 from atoll.host_services.calls.threads import Threads
 from atoll.protocol.callbacks import CALLBACKS_REQUEST, CallbackAddress
 from atoll.transfers.channel import DataChannel
@@ -52,6 +53,7 @@ class CallbackTable:
         self._lock = threading.Lock()
         self._threads = Threads()
         self._channel: DataChannel | None = None
+        self._direct: set[DataChannel] = set()  # from hosts on this machine
         self.proxy = Address()  # where the client's proxy was dialled, where that is not this process's own
         self._loaded: Any = None  # what the proxy answered with; the place is ours while it lives
         self._held: dict[int, int] = {}  # bytes of the channel's memory that arrays have, by the feed of their call
@@ -92,6 +94,8 @@ class CallbackTable:
         with self._lock:
             channel, self._channel, self._loaded = self._channel, None, None
             self._callbacks.clear()
+        for each in list(self._direct):
+            each.shut_down()
         if channel is not None:
             channel.close()
 
@@ -115,10 +119,21 @@ class CallbackTable:
 
         try:
             with contextlib.suppress(AtollError, OSError):
-                channel.receive(on_piece)
+                channel.receive(on_piece, on_socket=self._take_direct)
         finally:
             channel.close()
             heard.set()
+            self._direct.discard(channel)
+
+    def _take_direct(self, sock: socket.socket) -> None:
+        """A host on this machine offers a channel past the proxy."""
+        channel = DataChannel(sock)
+        self._direct.add(channel)
+        threading.Thread(
+            target=self._receive, args=(channel, threading.Event()), name="atoll-callbacks", daemon=True
+        ).start()
+        with contextlib.suppress(OSError):
+            channel.send(0, first_call(0), encode(GREETING))
 
     def _call(
         self, channel: DataChannel, feed: int, call: Call, content: Any, offsets: list[int], done: Callable[[], None]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
 
+from atoll.cluster.slices import MAGIC as SLICE
 from atoll.errors import OK, Code, Status, StatusError, invalid, unimplemented
 from atoll.ifrt import slices
 from atoll.ifrt.answers import answer
@@ -14,17 +15,17 @@ from atoll.ifrt.compile_requests import compile_job, plugin_payload
 from atoll.ifrt.executables import Executable, LostExecutable
 from atoll.ifrt.loaded import MPMD_ERROR, Loaded
 from atoll.ifrt.pending_request import Handler, PendingRequest
-from atoll.ifrt.persistence import is_persistence_request, persistence_executable
-from atoll.ifrt.profiles import ProfileExecutable, is_profile_request
+from atoll.ifrt.persistence import PERSISTENCE_REQUESTS, persistence_executable
+from atoll.ifrt.profiles import PROFILE_REQUESTS, ProfileExecutable
 from atoll.ifrt.program_executables import read
 from atoll.ifrt.python_functions import CUSTOM_CALL_PROGRAM, PythonExecutable, python_function
-from atoll.ifrt.reshard_executables import ReshardExecutable, is_reshard_request
-from atoll.ir.submission import is_submission
+from atoll.ifrt.reshard_executables import RESHARD_REQUESTS, ReshardExecutable
+from atoll.ir.submission import MAGIC as PROGRAM
 from atoll.protocol.advice import CALLBACK_ADVICE
 from atoll.protocol.callbacks import CALLBACKS_REQUEST
 from atoll.protocol.ifrt import compile_pb2
 from atoll.protocol.messages import FunctionInfo
-from atoll.protocol.questions import is_question
+from atoll.protocol.questions import MAGIC as QUESTION
 from atoll.protocol.translation import codec
 
 _NOTHING_KEPT: frozenset[int] = frozenset()
@@ -34,33 +35,16 @@ _MOST_PROGRAMS = 64  # of one executable
 def _compile(pending: PendingRequest, request: Any) -> None:
     session = pending.session
     payload = plugin_payload(request.program)
-    if slices.is_slice_request(payload):
-        slices.add(pending, payload)
-        return
-    if payload == CALLBACKS_REQUEST:
-        pending.reply(_loaded(pending, session.take_calls()))
-        return
-    if is_question(payload):
-        answer(pending, payload)
-        return
-    if is_submission(payload):
-        pending.reply(_loaded(pending, read(payload, list(session.executables.values()), session.cluster)))
-        return
-    if is_reshard_request(payload):
-        pending.reply(_loaded(pending, ReshardExecutable(payload, session.cluster)))
-        return
-    if is_persistence_request(payload):
-        _compile_python(pending, persistence_executable(payload, session.cluster))
-        return
-    if is_profile_request(payload):
-        pending.reply(_loaded(pending, ProfileExecutable(payload, session.cluster)))
-        return
+    for beginning, take in _PLUGIN_PROGRAMS:
+        if payload.startswith(beginning):
+            take(pending, payload)
+            return
     if request.program.type_name == CUSTOM_CALL_PROGRAM:
         program = codec.parse(compile_pb2.CustomCallProgram, request.program.data)
         _compile_python(pending, python_function(program, session.cluster))
         return
 
-    async def work() -> Any:
+    async def work() -> Loaded:
         welcome = session.cluster.welcome
         job = compile_job(request, len(welcome.devices), welcome.session)
         try:
@@ -69,28 +53,53 @@ def _compile(pending: PendingRequest, request: Any) -> None:
             known = session.compiled.get(job.content)
             if error.status.code != Code.DATA_LOSS or known is None:  # while islands restart, compiling waits
                 raise
-            return _loaded(pending, LostExecutable(known, job, error.status))
+            return LostExecutable(known, job, error.status)
         executable = Executable(number, msgspec.msgpack.decode(encoded, type=FunctionInfo), job)
         session.remember_compiled(job.content, executable.info)
-        return _loaded(pending, executable)
+        return executable
 
-    # JAX raises this error from the very call that failed: without a stack it reads as in stock JAX.
-    pending.reply_later(work(), with_stack=False)
+    pending.reply_loaded_later(work())
+
+
+def _take_calls(pending: PendingRequest, payload: bytes) -> None:
+    pending.reply_loaded(pending.session.take_calls())
+
+
+def _submit(pending: PendingRequest, payload: bytes) -> None:
+    session = pending.session
+    pending.reply_loaded(read(payload, list(session.executables.values()), session.cluster))
+
+
+def _reshard(pending: PendingRequest, payload: bytes) -> None:
+    pending.reply_loaded(ReshardExecutable(payload, pending.session.cluster))
+
+
+def _persist(pending: PendingRequest, payload: bytes) -> None:
+    _compile_python(pending, persistence_executable(payload, pending.session.cluster))
+
+
+def _profile(pending: PendingRequest, payload: bytes) -> None:
+    pending.reply_loaded(ProfileExecutable(payload, pending.session.cluster))
+
+
+# By how they begin: Atoll's own, and those in JSON of `pathwaysutils`.
+_PLUGIN_PROGRAMS: tuple[tuple[bytes | tuple[bytes, ...], Callable[[PendingRequest, bytes], None]], ...] = (
+    (SLICE, slices.add),
+    (CALLBACKS_REQUEST, _take_calls),
+    (QUESTION, answer),
+    (PROGRAM, _submit),
+    (RESHARD_REQUESTS, _reshard),
+    (PERSISTENCE_REQUESTS, _persist),
+    (PROFILE_REQUESTS, _profile),
+)
 
 
 def _compile_python(pending: PendingRequest, executable: PythonExecutable) -> None:
-    async def work() -> Any:
+    async def work() -> Loaded:
         await pending.session.python.register(executable)
-        return _loaded(pending, executable)
+        return executable
 
-    pending.reply_later(work(), with_stack=False)
-
-
-def _loaded(pending: PendingRequest, loaded: Loaded) -> Any:
-    session = pending.session
-    response = pending.response()
-    response.compile.CopyFrom(loaded.compile_reply(session.load(loaded), session.add_future(OK)))
-    return response
+    pending.reply_loaded_later(work())
 
 
 def _metadata(pending: PendingRequest, request: Any) -> None:
@@ -198,14 +207,17 @@ def _run(pending: PendingRequest, request: Any, given: list[int]) -> tuple[list[
     records = [session.arrays.get(handle) for handle in arguments]
     executable.check(records)
     options = request.options
-    if isinstance(executable, LostExecutable):
-        handles = session.handles(given, len(executable.outputs))
+    handles = session.handles(given, len(executable.outputs))
+    if not executable.loss.ok:
         pending.define_failed(handles, executable.loss)
         status_handle = session.add_future(executable.loss, request.status_handle) if options.fill_status else 0
         return handles, status_handle, executable
-    if isinstance(executable, ProfileExecutable):
-        handles = session.handles(given, len(executable.outputs))
-        return handles, _run_beside(pending, executable, request, handles), executable
+    ended = executable.run_beside(session.cluster, handles, pending.context)
+    if ended is not None:
+        session.define(handles, executable.outputs, pending.context)
+        status_handle = session.add_future(handle=request.status_handle) if options.fill_status else 0
+        session.spawn(_resolve(ended, session.resolver(status_handle) if status_handle else lambda status: None))
+        return handles, status_handle, executable
     preserved = _NOTHING_KEPT
     if options.non_donatable_input_indices and executable.donated:
         preserved = executable.donated & frozenset(options.non_donatable_input_indices)
@@ -218,14 +230,13 @@ def _run(pending: PendingRequest, request: Any, given: list[int]) -> tuple[list[
         if len(executable.programs) > _MOST_PROGRAMS:  # each thread of the client is a stream
             session.cluster.release_program(executable.programs.pop(next(iter(executable.programs)))[0])
     program, completions = registered
-    handles = session.handles(given, len(executable.outputs))
     status_handle = 0
     if options.fill_status:
         status_handle = session.add_future(handle=request.status_handle)
-        ended = [session.cluster.mint() for _ in range(completions)]
-        session.launch(program, arguments, (*handles, *ended), context=pending.context, credits=executable.credits)
-        session.cluster.wait(executable.awaited(handles, ended), session.resolver(status_handle))
-        session.cluster.release(ended)
+        completed = [session.cluster.mint() for _ in range(completions)]
+        session.launch(program, arguments, (*handles, *completed), context=pending.context, credits=executable.credits)
+        session.cluster.wait(executable.awaited(handles, completed), session.resolver(status_handle))
+        session.cluster.release(completed)
     else:
         session.launch(program, arguments, handles, context=pending.context, credits=executable.credits)
     for position in executable.donated:
@@ -235,24 +246,13 @@ def _run(pending: PendingRequest, request: Any, given: list[int]) -> tuple[list[
     return handles, status_handle, executable
 
 
-def _run_beside(pending: PendingRequest, executable: ProfileExecutable, request: Any, handles: list[int]) -> int:
-    """Runs it on no device. Returns the handle of the run's status; 0 where nobody asks for it."""
-    session = pending.session
-    status_handle = session.add_future(handle=request.status_handle) if request.options.fill_status else 0
-    resolve = session.resolver(status_handle) if status_handle else lambda status: None
-
-    async def work() -> None:
-        try:
-            await executable.run(session.cluster)
-        except StatusError as error:
-            resolve(error.status)
-        else:
-            resolve(OK)
-
-    session.spawn(work())
-    executable.make_outputs(session.cluster, handles, pending.context)
-    session.define(handles, executable.outputs, pending.context)
-    return status_handle
+async def _resolve(run: Coroutine[Any, Any, None], resolve: Callable[[Status], None]) -> None:
+    try:
+        await run
+    except StatusError as error:
+        resolve(error.status)
+    else:
+        resolve(OK)
 
 
 def _fetch_execute_result(pending: PendingRequest, request: Any) -> None:

@@ -51,12 +51,20 @@ class MemoryReport(msgspec.Struct, frozen=True, array_like=True):
 MEMORY_REPORT = "atoll.memory_report"
 
 
+class HostChannels(msgspec.Struct, frozen=True, array_like=True):
+    """Where a program on a TPU sends what a callback takes, and receives what it returns, in the order of these."""
+
+    sends: tuple[int, ...]
+    receives: tuple[int, ...]
+
+
 class FunctionSource(msgspec.Struct, frozen=True, array_like=True):
     """What a proxy sends for compilation: the program's bytes and XLA's serialized CompileOptions.
 
     `callbacks` are the client's numbers for the Python that the program calls: such a function is only for `session`.
     The last of them are called while it is compiled; `keys` says what stands for each of these in the program.
-    With `is_python`, the program is an encoded `PythonProgram`, and there are no options.
+    Programs for TPUs have `channels` for each of the others. With `is_python`, the program is an encoded
+    `PythonProgram`, and there are no options.
     """
 
     program: bytes
@@ -65,3 +73,4 @@ class FunctionSource(msgspec.Struct, frozen=True, array_like=True):
     callbacks: tuple[int, ...] = ()
     is_python: bool = False
     keys: tuple[bytes, ...] = ()
+    channels: tuple[HostChannels, ...] = ()

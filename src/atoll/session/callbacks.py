@@ -10,11 +10,10 @@ import contextlib
 import hmac
 import logging
 import secrets
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
-
-import msgspec
 
 from atoll.errors import AtollError
 from atoll.host_services.calls.messages import (
@@ -29,7 +28,6 @@ from atoll.host_services.calls.messages import (
     is_call,
     is_notice,
 )
-from atoll.ifrt.loaded import Answer, Loaded
 from atoll.protocol.callbacks import CallbackAddress
 from atoll.session.session import ClusterSession
 from atoll.transfers.channel import DataChannel
@@ -118,6 +116,14 @@ class Relay:
         finally:
             done()
 
+    def pass_socket(self, sock: socket.socket) -> None:
+        """A host offers the client a way of its own, past this relay: it is for a client on this machine."""
+        with self._lock:
+            channel = self._channel
+        if channel is not None and channel.is_local:
+            with contextlib.suppress(OSError):
+                channel.pass_socket(sock)
+
     def _take_notice(self, host: int, content: Any) -> None:
         notice, _ = decode(content)
         first = notice.callbacks[0]
@@ -193,10 +199,6 @@ class Relay:
                 unanswered = [feed for feed, each in self._unanswered.items() if each is channel]
             for feed in unanswered:
                 self._answer(feed, _NOBODY)
-
-    def reply(self) -> Loaded:
-        """What tells the client where it has its calls."""
-        return Answer("the place of callbacks", (0,), msgspec.json.encode(self.where))
 
     def close(self) -> None:
         with self._lock:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import queue
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from atoll.host_services.calls.messages import (
@@ -23,8 +24,7 @@ from atoll.host_services.calls.messages import (
     encode,
     first_call,
 )
-from atoll.ifrt.callbacks import CallbackPort, Relay
-from atoll.protocol.callbacks import CallbackAddress
+from atoll.session.callbacks import CallbackPort, Relay
 from atoll.transfers.channel import DataChannel
 from atoll.wire.address import Address, parse_address
 from tests.session.fake_cluster import FakeCluster
@@ -50,7 +50,7 @@ def relay(cluster: FakeCluster, short_directory: Path) -> Iterator[Relay]:
 
 
 def connected(relay: Relay) -> DataChannel:
-    where = msgspec.json.decode(relay.reply().fingerprint, type=CallbackAddress)
+    where = relay.where
     channel = DataChannel.connect(parse_address(where.address), where.session, where.secret)
     until(lambda: relay._channel is not None)
     return channel
@@ -100,6 +100,30 @@ def test_a_call_goes_to_the_client_and_its_answer_to_the_host(cluster: FakeClust
     receiver.join()
     until(lambda: relay._channel is None)
     assert answers(cluster) == [(first_call(1) + 5, Returned(()))]
+
+
+def test_a_hosts_own_way_to_the_client_is_passed_on(relay: Relay):
+    channel = connected(relay)
+    passed: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+    receiving = threading.Thread(target=channel.receive, args=(lambda *_: None,), kwargs={"on_socket": passed.put})
+    receiving.start()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        relay.pass_socket(theirs)
+        with passed.get(timeout=SECONDS) as arrived:
+            ours.sendall(b"straight")
+            assert arrived.recv(8) == b"straight"
+    channel.close()
+    receiving.join(SECONDS)
+
+
+def test_a_hosts_own_way_ends_where_there_is_no_client(relay: Relay):
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            relay.pass_socket(theirs)
+        ours.settimeout(SECONDS)
+        assert ours.recv(1) == b""
 
 
 def test_without_a_client_calls_are_answered(cluster: FakeCluster, relay: Relay):

@@ -1,0 +1,139 @@
+"""Calls go past the proxy where the client takes them so, and by it in all other cases."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from atoll.errors import StatusError
+from atoll.host_services.calls.calls import Calls
+from atoll.host_services.calls.messages import GREETING, Returned, encode, first_call, is_notice
+from atoll.transfers.channel import DataChannel
+from atoll.transfers.engine import Piece
+from tests.transfers.ends import SECONDS, Ends, tcp_pair
+
+SESSION = 7
+
+
+class Client:
+    """Answers calls, those that come by the proxy with `proxy`, and takes, or closes, the socket that it is offered."""
+
+    def __init__(self, channel: DataChannel, takes: bool = True) -> None:
+        self.takes = takes
+        self.direct: DataChannel | None = None
+        self.ways: list[str] = []
+        self.answers = True
+        self.start(channel, "proxy")
+
+    def start(self, channel: DataChannel, way: str) -> None:
+        def take(piece: Piece, content: Any, done: Any) -> None:
+            done()
+            if is_notice(piece.feed):
+                return
+            self.ways.append(way)
+            if self.answers:
+                channel.send(SESSION, piece.feed, encode(Returned(())))
+            else:
+                channel.shut_down()
+
+        def receive() -> None:
+            channel.receive(take, on_socket=self.offered)
+            if way == "direct":
+                channel.close()
+
+        threading.Thread(target=receive, daemon=True).start()
+
+    def offered(self, sock: socket.socket) -> None:
+        if not self.takes:
+            sock.close()
+            return
+        self.direct = DataChannel(sock)
+        self.direct.send(0, first_call(0), encode(GREETING))
+        self.start(self.direct, "direct")
+
+
+def calls_over(ends: Ends) -> Calls:
+    calls = Calls(lambda session: ends[0], 0)
+
+    def answered(piece: Piece, content: Any, done: Any) -> None:
+        calls.answered(SESSION, piece.feed, bytes(content), done)
+
+    threading.Thread(target=ends[0].receive, args=(answered,), daemon=True).start()
+    return calls
+
+
+def call_until(calls: Calls, client: Client, way: str) -> None:
+    deadline = time.monotonic() + SECONDS
+    while way not in client.ways:
+        assert time.monotonic() < deadline
+        calls.call(SESSION, 4, (), [])
+
+
+def test_calls_go_by_the_proxy_until_the_client_has_greeted_its_host(unix_ends: Ends):
+    client = Client(unix_ends[1])
+    calls = calls_over(unix_ends)
+    call_until(calls, client, "direct")
+    assert client.ways[0] == "proxy"
+    before = len(client.ways)
+    for _ in range(5):
+        calls.call(SESSION, 4, (), [])
+    assert client.ways[before:] == ["direct"] * 5
+    calls.fail(SESSION)
+
+
+def test_a_client_that_takes_no_channel_is_called_by_its_proxy(unix_ends: Ends):
+    client = Client(unix_ends[1], takes=False)
+    calls = calls_over(unix_ends)
+    for _ in range(5):
+        calls.call(SESSION, 4, (), [])
+    assert client.ways == ["proxy"] * 5
+
+
+def test_a_client_on_another_machine_is_offered_none():
+    ends = tuple(map(DataChannel, tcp_pair()))
+    client = Client(ends[1])
+    calls = calls_over((ends[0], ends[1]))
+    for _ in range(5):
+        calls.call(SESSION, 4, (), [])
+    assert client.ways == ["proxy"] * 5
+    assert client.direct is None
+    for each in ends:
+        each.close()
+
+
+def test_a_call_fails_with_its_channel_and_the_next_goes_by_the_proxy(unix_ends: Ends):
+    client = Client(unix_ends[1])
+    calls = calls_over(unix_ends)
+    call_until(calls, client, "direct")
+    client.answers = False
+    with pytest.raises(StatusError, match=r"CANCELLED.*is gone"):
+        calls.call(SESSION, 4, (), [])
+    client.answers = True
+    client.ways.clear()
+    call_until(calls, client, "proxy")
+    calls.fail(SESSION)
+
+
+def test_the_channel_ends_with_the_session(unix_ends: Ends):
+    client = Client(unix_ends[1])
+    calls = calls_over(unix_ends)
+    call_until(calls, client, "direct")
+    assert client.direct is not None
+    ended = threading.Event()
+    ours = client.direct
+
+    def watch() -> None:
+        while not ended.is_set():
+            try:
+                ours.send(0, first_call(0) + 9, [b"is anybody there"])
+            except OSError:
+                ended.set()
+            time.sleep(0.001)
+
+    threading.Thread(target=watch, daemon=True).start()
+    calls.fail(SESSION)
+    assert ended.wait(SECONDS)
