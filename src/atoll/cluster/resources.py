@@ -22,7 +22,7 @@ _CLOSED = {IslandState.READY: "", IslandState.DRAINING: "it is being drained"}
 
 @dataclass
 class Host:
-    """A machine with its devices and one worker. `pid` is the worker's."""
+    """A machine with its devices and one worker. `pid` is the worker's, `machine` a name for people, or ""."""
 
     number: int
     island: int
@@ -33,6 +33,13 @@ class Host:
     platform: str
     platform_version: str
     max_in_flight: int
+    incarnation: int = 0
+    machine: str = ""
+
+    @property
+    def worker(self) -> str:
+        """Its worker, for a person."""
+        return f"worker {self.pid}" + (f" on {self.machine}" if self.machine else "")
 
 
 @dataclass

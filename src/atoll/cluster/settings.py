@@ -19,6 +19,7 @@ DEFAULT_ISLANDS = "1x1x8"
 DEFAULT_PLATFORM = "cpu"
 DEFAULT_ENGINE = "local"
 DEFAULT_POLICY = "first-come"
+HOSTS_SECONDS = 600.0  # for hosts that others start to come
 NULL_PLATFORM = "null"  # devices that take a given time and compute nothing: `devices.null`
 
 # The environment variable of each setting.
@@ -62,6 +63,12 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     abandoned_seconds: float = 30.0  # for what a session left running on its devices to end; then its island restarts
     mesh: str = ""  # of an island's devices, such as 4x4, where the platform has none; "": a line
     engine: str = DEFAULT_ENGINE  # that starts the hosts: `engines.kinds`
+    wait_seconds: float = 0.0  # for an island to be up, its hosts' coming included; 0: as long as the engine needs
+
+    @property
+    def start_seconds(self) -> float:
+        """How long an island may take to be up, for the first time or again."""
+        return self.wait_seconds or (120.0 if self.engine == DEFAULT_ENGINE else HOSTS_SECONDS)
 
     @property
     def sequential(self) -> bool:

@@ -13,6 +13,9 @@ from atoll.engines.options import EngineOptions, Started
 from atoll.errors import ClusterError
 from atoll.scheduling.policies import find_policy
 
+# For the engine to give up by itself, and say why.
+_GRACE_SECONDS = 30.0
+
 
 def check_settings(settings: ClusterSettings) -> None:
     """Raises SettingsError for settings that no cluster can have: what is known without starting a process."""
@@ -39,9 +42,10 @@ class EngineProcess(Child):
         check_settings(options.settings)
         super().__init__("atoll.engines.main", options, who, output, environment)
         self.address = options.controller_address
+        self._seconds = options.settings.start_seconds + _GRACE_SECONDS
 
     def wait_until_up(self) -> None:
         """Returns once the cluster is up. Raises ClusterError where it does not start, with the reason."""
-        started = self.read(Started)
+        started = self.read(Started, self._seconds)
         if started.error:
             raise ClusterError(started.error)

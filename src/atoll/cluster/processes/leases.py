@@ -29,6 +29,14 @@ class Leases:
     def forget(self, peer: int) -> None:
         self._renewed.pop(peer, None)
 
+    def has(self, peer: int) -> bool:
+        """Whether the peer was heard from, and is not forgotten."""
+        return peer in self._renewed
+
+    def left(self, peer: int, now: float) -> float:
+        """For how long the peer may still be silent. It is not to trust in this one's silence for longer."""
+        return max(0.0, self.seconds - (now - self._renewed.get(peer, now)))
+
     def expired(self, now: float) -> list[int]:
         """The peers that have been silent for too long. To be called every `period` seconds."""
         away = now - self._looked - self.period
