@@ -1,4 +1,4 @@
-"""Fixtures for tests on several machines. A test module gets them by importing them: `from tests.machines.plugin import *`.
+"""Fixtures for tests on several machines, which a test module gets by importing them.
 
 Where namespaces are not allowed, such tests are skipped, with the reason.
 """

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from atoll.cluster.processes.child import Child
+from atoll.cluster.processes.leases import LEAST_LEASE_SECONDS
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import read_topology
 from atoll.devices.platforms import check_platform
 from atoll.engines.kinds import check_engine
 from atoll.engines.options import EngineOptions, Started
-from atoll.errors import ClusterError
+from atoll.errors import ClusterError, SettingsError
 from atoll.scheduling.policies import find_policy
 
 # For the engine to give up by itself, and say why.
@@ -23,6 +24,11 @@ def check_settings(settings: ClusterSettings) -> None:
     check_platform(settings.platform)
     check_engine(settings.engine)
     find_policy(settings.policy)
+    if settings.lease_seconds < LEAST_LEASE_SECONDS:
+        raise SettingsError(
+            f"a lease of {settings.lease_seconds:g} s is too short: expected {LEAST_LEASE_SECONDS:g} s or more, since "
+            "signs of life come once a second"
+        )
 
 
 class EngineProcess(Child):

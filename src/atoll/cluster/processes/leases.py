@@ -7,6 +7,7 @@ sent to it meanwhile has yet to be read.
 from __future__ import annotations
 
 LEASE_SECONDS = 10.0
+LEAST_LEASE_SECONDS = 3.0  # that a user may choose
 PING_SECONDS = 1.0
 _JITTER_SECONDS = 0.2  # that a timer may be late
 

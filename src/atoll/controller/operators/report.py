@@ -112,7 +112,7 @@ def report(controller: Reported) -> dict[str, Any]:
         "version": __version__,
         "topology": str(resources.topology),
         "islands": islands,
-        "machines": msgspec.to_builtins(controller.agents.report.machines),
+        "machines": [msgspec.structs.asdict(each) for each in controller.agents.report.machines],
         "sessions": sessions,
         "functions": {
             "compiled": functions.compiled,

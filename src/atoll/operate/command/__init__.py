@@ -54,7 +54,8 @@ def atoll(
     - `ATOLL_ADDRESS`: where a cluster listens, for scripts and for all commands but up.
 
     - `ATOLL_ISLANDS`, `ATOLL_TOPOLOGY`, `ATOLL_PLATFORM`, `ATOLL_DEVICE_MEMORY`, `ATOLL_DISPATCH`, `ATOLL_POLICY`,
-    `ATOLL_ENGINE`: what an embedded cluster has. All but the first count for `atoll up`, too.
+    `ATOLL_ENGINE`, `ATOLL_LEASE`, `ATOLL_WAIT`: what an embedded cluster has. All but the first count for `atoll up`,
+    too.
 
     - `ATOLL_TOKEN`: a cluster that is started with it serves only clients that bring the same. A cluster that listens
     on anything but loopback or a unix socket needs one.
