@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ def choose(island: int, processes: int, hosts: int, free: Sequence[Candidate]) -
     then one that asks for it, then one of the group that most of the free ones belong to, then the first that came.
     """
     left = list(free)
+    near = Counter(each.group for each in free if each.group)
     chosen: list[Candidate | None] = [None] * processes
 
     def take(rank: int, fits: Sequence[Candidate]) -> None:
@@ -41,12 +43,8 @@ def choose(island: int, processes: int, hosts: int, free: Sequence[Candidate]) -
     for rank in range(processes):
         take(rank, [each for each in open_to(rank) if each.seat.rank >= 0])
     for rank in range(processes):
-        take(rank, sorted(open_to(rank), key=lambda each: (each.seat.island < 0, -_of_group(each.group, left))))
+        take(rank, sorted(open_to(rank), key=lambda each: (each.seat.island < 0, -near[each.group])))
     return chosen
-
-
-def _of_group(group: str, candidates: Sequence[Candidate]) -> int:
-    return sum(each.group == group for each in candidates) if group else 0
 
 
 def wait_text(chosen: Sequence[Candidate | None], others: Sequence[Candidate]) -> str:
