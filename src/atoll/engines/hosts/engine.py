@@ -193,6 +193,9 @@ class HostsEngine:
         if known is None or known.connection != agent:
             return
         known.connection = None
+        if known.worker is None and not known.foreign:
+            self._forget(known, f"{known.name} has left: {reason}")
+            return
         _log.warning("the host agent on %s is away: %s", known.name, reason)
         self._loop.call_later(min(AWAY_SECONDS, self._leases.seconds), self._still_away, known)
         self._report()
