@@ -65,6 +65,17 @@ class ResourceManager:
         members = self.hosts_of(island)
         return len(members) == self.topology.hosts and not any(self.is_lost(each) for each in members)
 
+    def wait_text(self, island: int) -> str:
+        """Which of its workers an island waits for that is started; "" where it waits for none."""
+        record = self.islands[island]
+        if record.works or record.is_over:
+            return ""
+        numbers = range(island * self.topology.hosts, (island + 1) * self.topology.hosts)
+        missing = [each for each in numbers if each not in self.hosts or self.is_lost(each)]
+        machines = dict(zip(numbers, record.machines, strict=False))
+        names = [f"host {each}" + (f" on {machines[each]}" if each in machines else "") for each in missing]
+        return f"waits for workers that are being started: {', '.join(names)}" if names else ""
+
     def hosts_of(self, island: int) -> list[int]:
         """The hosts of the island that have joined."""
         return sorted(host.number for host in self.hosts.values() if host.island == island)

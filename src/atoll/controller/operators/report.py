@@ -67,7 +67,7 @@ def report(controller: Reported) -> dict[str, Any]:
             {
                 "id": island,
                 "state": record.state.value,
-                "waits_for": controller.agents.wait_of(island) or None,
+                "waits_for": controller.agents.wait_of(island) or resources.wait_text(island) or None,
                 "mesh": list(resources.devices(island).mesh),
                 "restarts": record.restarts,
                 "last_failure": record.last_failure.message if record.last_failure is not None else None,

@@ -60,6 +60,7 @@ class HostAgent:
         self._ended = (0, 0)
         self._address = ""  # of this machine, for others
         self._bind = ""  # at which its worker listens
+        self._collectives = ""  # where the hosts of its island reach one another
         self._leaving = False
         self._says = ""  # what was said last of a controller that cannot be reached
 
@@ -118,6 +119,7 @@ class HostAgent:
         here = link.local_host
         self._address = options.advertise or here
         self._bind = options.listen or (here if not options.advertise else EVERYWHERE[":" in here])
+        self._collectives = options.meeting or self._address
 
     def _introduce(self) -> None:
         self._tell(
@@ -137,13 +139,13 @@ class HostAgent:
         )
 
     def _meeting(self) -> str:
-        """Where an island's coordination service can be: it listens at all of the machine's addresses."""
+        """Where the coordination service of an island can be, whose first host this is."""
         try:
-            _, _, port = machine.free_address(self._bind).rpartition(":")
+            return machine.free_address(self._collectives)
         except OSError as error:
-            self._end(ClusterError(f"nothing can listen at {self._bind}: {error.strerror}; choose another --host"))
+            text = f"nothing can listen at {self._collectives} on this machine: {error.strerror or error}"
+            self._end(ClusterError(f"{text}; choose an address of its own with --meeting"))
             return ""
-        return f"[{self._address}]:{port}" if ":" in self._address else f"{self._address}:{port}"
 
     def _tell(self, message: m.AgentHello | m.AgentWorkerEnded | m.AgentAlive | m.AgentLeaves) -> None:
         if self._link is not None:
@@ -220,7 +222,7 @@ class HostAgent:
             self._cache_directory,
             self._address,
             start.meeting,
-            self._bind if self._bind not in EVERYWHERE else self._address,
+            self._collectives,
         )
         host = HostStart(start.island, start.host, start.rank, start.hosts, start.devices, start.incarnation)
         self._incarnation = start.incarnation

@@ -31,8 +31,11 @@ def memory_bytes() -> int:
 
 
 def free_address(host: str) -> str:
-    """HOST:PORT at which nothing listens now. It is not kept: who listens there next may find it taken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    """HOST:PORT at which nothing listens now. It is not kept: who listens there next may find it taken.
+
+    Raises OSError where the host is none of this machine's.
+    """
+    (family, *_, where), *_ = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     with socket.socket(family, socket.SOCK_STREAM) as sock:
-        sock.bind((host, 0))
+        sock.bind(where)
         return str(Address(host=host, port=sock.getsockname()[1]))

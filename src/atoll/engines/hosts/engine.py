@@ -96,7 +96,7 @@ class HostsEngine:
             if len(chosen) == processes:
                 del self._waiting[island]
                 agents = self._placed[island] = [self._agents[each.agent] for each in chosen]
-                then([each.hello.machine for each in agents])
+                then([each.hello.machine for each in agents for _ in range(self._hosts // processes)])
         self._report()
 
     def _chosen(self, island: int, processes: int) -> list[Candidate | None]:

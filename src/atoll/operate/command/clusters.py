@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import sys
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -60,7 +62,9 @@ def up(
         name=name, settings=settings, listen=listen, token=token(), parent=os.getpid() if foreground else 0
     )
     if settings.engine == "hosts":
-        say(f"waiting for hosts: `ATOLL_TOKEN=... atoll host --address {standing.record.address}` on each machine")
+        where = parse_address(standing.record.address)
+        where = replace(where, host=platform.node()) if where.host in ("0.0.0.0", "::") else where
+        say(f"waiting for hosts: `ATOLL_TOKEN=... atoll host --address {where}` on each machine")
         say(f"  look:  atoll status{chosen}")
     try:
         with terminal.status(f"starting {islands} ..."):

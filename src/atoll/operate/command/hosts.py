@@ -42,6 +42,14 @@ def host(
             metavar="HOST",
         ),
     ] = "",
+    meeting: Annotated[
+        str,
+        typer.Option(
+            help="This machine's address on the network that the hosts of an island compute over. The advertised one "
+            "if not given.",
+            metavar="HOST",
+        ),
+    ] = "",
     group: Annotated[
         str, typer.Option(help="A name for machines that are near one another: an island is made of such first.")
     ] = "",
@@ -81,7 +89,7 @@ def host(
     if controller.is_unix:
         raise SettingsError(f"{address}: a host agent reaches its controller over TCP: expected HOST:PORT")
     seat = seat_of(os.environ, island, rank)
-    options = AgentOptions(controller, seat, advertise, listen, group, grace, stay)
+    options = AgentOptions(controller, seat, advertise, listen, meeting, group, grace, stay)
     start_logging("host")
 
     def joined() -> None:
