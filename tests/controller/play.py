@@ -51,7 +51,7 @@ class Cluster:
         self._sessions: dict[int, int] = {}
         self._timers: list[a.SetTimer] = []
         self._kept: list[a.AnyAction] = []  # for the next `flush`
-        self.event(e.Started(0.0, "secret of the cluster"))
+        self.event(e.Started(0.0))
         self._engine = self.connect("engine")
         self._names[self._engine] = ("engine", 0)
         self._operator = self.connect("operator")
@@ -72,7 +72,7 @@ class Cluster:
         number = self._next
         self._next += 1
         self.event(e.ConnectionOpened(self.now, number, f"{number:032}"))
-        self.receive(number, m.Hello(m.PROTOCOL, role, self.token, pid, "test", label, host))
+        self.receive(number, m.Hello(m.PROTOCOL, role, self.token, pid, "test", label, host, incarnation=pid))
         return number
 
     def receive(self, connection: int, message: Any) -> None:

@@ -87,7 +87,44 @@ def test_hosts_learn_of_one_another_once_all_are_there():
     assert not any(isinstance(each, a.Send) for each in cluster.flush())
     cluster.join(1)
     peers = [each.message for each in cluster.flush() if isinstance(each, a.Send)]
-    assert peers == [m.Peers(((0, "unix:/data-0"), (1, "unix:/data-1")), "secret of the cluster")] * 2
+    secrets = {host: f"{connection:032}" for host, connection in cluster.controller.connections.hosts.items()}
+    assert peers == [m.Peers(((0, "unix:/data-0", secrets[0]), (1, "unix:/data-1", secrets[1])))] * 2
+
+
+def sent(cluster: Cluster) -> list[object]:
+    return [each.message for each in cluster.flush() if isinstance(each, a.Send)]
+
+
+def test_a_hosts_secret_for_the_others_goes_with_its_incarnation():
+    cluster = joined("2x1x1")
+    cluster.lose(1, "killed")
+    (left,) = [message for message in sent(cluster) if isinstance(message, m.Peers)]
+    assert [host for host, _, _ in left.hosts] == [0]
+    cluster.join(1, "unix:/data-1-again", 2001)
+    (_, again) = [message for message in sent(cluster) if isinstance(message, m.Peers)]
+    assert again.hosts[0] == left.hosts[0]
+    assert again.hosts[1][2] not in {secret for _, _, secret in left.hosts}
+
+
+def test_a_worker_of_an_earlier_incarnation_is_refused():
+    cluster = joined("1x1x1")
+    cluster.engine(m.WorkerEnded(0, 1000, -9, "killed by SIGKILL"))
+    cluster.engine(m.IslandStarts(0, 2000, ("m1",)))
+    cluster.flush()
+    connection = cluster.connect("worker", 1999, host=0)
+    cluster.receive(connection, ready(cluster.topology, 0, "unix:/thawed"))
+    assert "a later incarnation of island 0 has been started" in refused(cluster, connection).message
+    cluster.join(0, "unix:/data-0", 2000)
+    assert cluster.controller.resources.hosts[0].machine == "m1"
+
+
+def test_a_worker_may_trust_its_controller_for_as_long_as_that_one_trusts_it():
+    cluster = joined("1x2x1")
+    cluster.tick(1.0)
+    cluster.flush()
+    cluster.tick(5.0, silent=(1,))
+    pings = [each.message for each in cluster.flush() if isinstance(each, a.Send)]
+    assert pings == [m.Ping(10.0), m.Ping(6.0)]
 
 
 @pytest.mark.parametrize(("host", "island"), [(0, 0), (7, 0), (1, 0)])
@@ -137,7 +174,7 @@ def test_hosts_are_asked_for_signs_of_life_once_a_second():
     cluster = joined("1x2x1")
     cluster.tick(1.0)
     pings = [each.message for each in cluster.flush() if isinstance(each, a.Send)]
-    assert pings == [m.Ping(cluster.controller.leases.seconds)] * 2
+    assert pings == [m.Ping(10.0)] * 2
 
 
 def test_a_worker_that_says_what_no_worker_says_is_lost():

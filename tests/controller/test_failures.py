@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from atoll.controller.islands import recovery
 from atoll.controller.programs.launcher import GANG_WINDOW
 from atoll.controller.sessions import sessions
 from atoll.errors import OK, Code, Status
@@ -234,7 +233,7 @@ def test_an_island_that_does_not_come_back_fails_all_that_waits_for_it():
     play.say(m.Await(5, (11,)))
     play.tick(1000.0)
     assert play.outbox() == []
-    play.tick(1000.0 + recovery.RESTART_SECONDS + 1)
+    play.tick(1000.0 + play.controller.settings.start_seconds + 1)
     messages = play.outbox()
     (awaited,) = [x for x in messages if isinstance(x, m.Awaited)]
     assert "island 0 is gone for good: it was not up again within 120 s" in awaited.status.message
@@ -415,7 +414,7 @@ def test_the_workers_of_an_island_that_is_not_up_in_time_are_ended():
     play.lose(0, "killed")
     play.tick(1000.0)
     play.outbox()
-    play.tick(1000.0 + recovery.RESTART_SECONDS + 1)
+    play.tick(1000.0 + play.controller.settings.start_seconds + 1)
     assert m.EndIsland(0) in play.outbox()
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
 
-from atoll.engines.engine import HostStart
+from atoll.engines.engine import HostEnd, HostStart
 from atoll.engines.island import Island, State
 from atoll.engines.restarts import MAX_RESTARTS, RESTART_SPAN_SECONDS, RestartPolicy
 
@@ -16,7 +16,7 @@ from atoll.engines.restarts import MAX_RESTARTS, RESTART_SPAN_SECONDS, RestartPo
 class FakeProcess:
     """A process that ends when the test makes it end, or is killed and `obeys`."""
 
-    def __init__(self, log: list[str], start: HostStart, on_end: Callable[[int], None], obeys: bool) -> None:
+    def __init__(self, log: list[str], start: HostStart, on_end: Callable[[HostEnd], None], obeys: bool) -> None:
         self.pid = 1000 * start.incarnation + start.host
         self.start = start
         self._log = log
@@ -24,10 +24,10 @@ class FakeProcess:
         self._obeys = obeys
         self._ended = False
 
-    def exit(self, status: int) -> None:
+    def exit(self, status: int | None) -> None:
         if not self._ended:
             self._ended = True
-            asyncio.get_running_loop().call_soon(self._on_end, status)
+            asyncio.get_running_loop().call_soon(self._on_end, HostEnd(status, f"status {status}"))
 
     def terminate(self) -> None:
         self._log.append(f"terminate {self.pid}")
@@ -47,8 +47,24 @@ class FakeEngine:
         self.processes: list[FakeProcess] = []
         self.obeys = True
         self.refuses = False
+        self.has_machines = True
+        self.waiting: Callable[[Sequence[str]], None] | None = None
 
-    def start_host(self, start: HostStart, on_end: Callable[[int], None]) -> FakeProcess:
+    @property
+    def agents(self) -> None:
+        return None
+
+    def place(self, island: int, processes: int, then: Callable[[Sequence[str]], None]) -> None:
+        if self.has_machines:
+            then(())
+        else:
+            self.log.append(f"island {island} waits for {processes} machines")
+            self.waiting = then
+
+    def cancel(self, island: int) -> None:
+        self.log.append(f"island {island} does not wait any more")
+
+    def start_host(self, start: HostStart, on_end: Callable[[HostEnd], None]) -> FakeProcess:
         if self.refuses:
             raise OSError("no more processes")
         process = FakeProcess(self.log, start, on_end, self.obeys)
@@ -56,8 +72,12 @@ class FakeEngine:
         self.processes.append(process)
         return process
 
-    def worker_ended(self, host: int, pid: int, status: int) -> None:
-        self.log.append(f"worker {pid} of host {host} ended with {status}")
+    def island_starts(self, island: int, incarnation: int, machines: Sequence[str]) -> None:
+        if machines:
+            self.log.append(f"incarnation {incarnation} of island {island} starts on {', '.join(machines)}")
+
+    def worker_ended(self, host: int, incarnation: int, end: HostEnd) -> None:
+        self.log.append(f"worker {1000 * incarnation + host} of host {host} ended with {end.status}")
 
     def island_given_up(self, island: int, reason: str) -> None:
         self.log.append(f"island {island} given up: {reason}")
@@ -95,6 +115,46 @@ def test_after_a_workers_end_the_others_are_killed_then_it_is_reported_then_all_
         # The report comes when nothing of the island runs, and before its next incarnation does.
         assert engine.logged() == ["kill 1006", "worker 1007 of host 7 ended with -11", "start 2006", "start 2007"]
         assert island.state is State.RUNNING
+
+    played(scene)
+
+
+def test_an_island_starts_once_there_are_machines_for_all_of_its_hosts() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        engine.has_machines = False
+        island = island_of(engine)
+        island.start()
+        assert island.state is State.WAITING
+        assert engine.logged() == ["island 3 waits for 2 machines"]
+        assert engine.waiting is not None
+        engine.waiting(("m1", "m2"))
+        assert engine.logged() == ["incarnation 1 of island 3 starts on m1, m2", "start 1006", "start 1007"]
+
+    played(scene)
+
+
+def test_an_island_that_waits_for_machines_ends_at_once() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        engine.has_machines = False
+        island = island_of(engine)
+        island.start()
+        island.restart()  # has nothing to restart
+        await island.end(60.0)
+        assert engine.logged() == ["island 3 waits for 2 machines", "island 3 does not wait any more"]
+        assert island.state is State.STOPPED
+
+    played(scene)
+
+
+def test_a_lost_machine_is_the_cause_although_others_ended_before_it_was_noticed() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        island_of(engine).start()
+        engine.processes[0].kill = lambda: None  # type: ignore[method-assign]  # it cannot be reached
+        engine.processes[1].exit(-6)
+        await settle()
+        engine.processes[0].exit(None)
+        await settle()
+        assert [line for line in engine.logged() if "ended" in line] == ["worker 1006 of host 6 ended with None"]
 
     played(scene)
 

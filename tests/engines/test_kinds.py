@@ -21,7 +21,7 @@ from atoll.worker.options import WorkerOptions
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_every_engine_can_be_made_by_its_name(name: str, tmp_path: Path) -> None:
-    engine = make_engine(EngineOptions(ClusterSettings(engine=name), str(tmp_path)))
+    engine = make_engine(EngineOptions(ClusterSettings(engine=name), str(tmp_path), listen="127.0.0.1:7000"))
     assert callable(engine.start_host)
 
 

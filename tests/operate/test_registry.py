@@ -3,6 +3,7 @@
 import contextlib
 import os
 import select
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import msgspec
 import pytest
 
 from atoll.errors import ClusterError
-from atoll.operate.registry import ClusterRegistry
+from atoll.operate.registry import ClusterRecord, ClusterRegistry
 
 
 @pytest.fixture
@@ -92,3 +93,15 @@ def test_a_runtime_folder_that_others_can_enter_is_refused(registry: ClusterRegi
     registry.folder.chmod(0o755)
     with pytest.raises(ClusterError, match="0700"):
         ClusterRegistry()
+
+
+def test_the_cluster_of_another_machine_that_shares_the_folder_is_neither_shown_nor_removed(
+    registry: ClusterRegistry,
+) -> None:
+    directory = registry.directory("theirs")
+    directory.mkdir()
+    record = ClusterRecord("theirs", "10.0.0.9:7000", "1x1x1", "cpu", str(directory), 1, 1, machine="elsewhere")
+    (directory / "cluster.json").write_bytes(msgspec.json.encode(record))
+    assert registry.all() == []
+    assert directory.exists()
+    shutil.rmtree(directory)

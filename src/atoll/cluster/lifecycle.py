@@ -60,6 +60,8 @@ class Island:
     restarts: int = 0
     last_failure: Status | None = None
     was_ready: bool = False  # at least once
+    incarnation: int = 0  # of its workers: those of earlier ones are not let in
+    machines: tuple[str, ...] = ()  # by rank, where the engine has names for them
 
     @property
     def works(self) -> bool:

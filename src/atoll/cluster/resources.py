@@ -22,7 +22,7 @@ _CLOSED = {IslandState.READY: "", IslandState.DRAINING: "it is being drained"}
 
 @dataclass
 class Host:
-    """A machine with its devices and one worker. `pid` is the worker's."""
+    """A machine with its devices and one worker. `pid` is the worker's, `machine` a name for people, or ""."""
 
     number: int
     island: int
@@ -33,6 +33,13 @@ class Host:
     platform: str
     platform_version: str
     max_in_flight: int
+    incarnation: int = 0
+    machine: str = ""
+
+    @property
+    def worker(self) -> str:
+        """Its worker, for a person."""
+        return f"worker {self.pid}" + (f" on {self.machine}" if self.machine else "")
 
 
 @dataclass
@@ -57,6 +64,17 @@ class ResourceManager:
         """Whether every host of the island has a worker now."""
         members = self.hosts_of(island)
         return len(members) == self.topology.hosts and not any(self.is_lost(each) for each in members)
+
+    def wait_text(self, island: int) -> str:
+        """Which of its workers an island waits for that is started; "" where it waits for none."""
+        record = self.islands[island]
+        if record.works or record.is_over:
+            return ""
+        numbers = range(island * self.topology.hosts, (island + 1) * self.topology.hosts)
+        missing = [each for each in numbers if each not in self.hosts or self.is_lost(each)]
+        machines = dict(zip(numbers, record.machines, strict=False))
+        names = [f"host {each}" + (f" on {machines[each]}" if each in machines else "") for each in missing]
+        return f"waits for workers that are being started: {', '.join(names)}" if names else ""
 
     def hosts_of(self, island: int) -> list[int]:
         """The hosts of the island that have joined."""

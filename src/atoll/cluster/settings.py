@@ -19,6 +19,7 @@ DEFAULT_ISLANDS = "1x1x8"
 DEFAULT_PLATFORM = "cpu"
 DEFAULT_ENGINE = "local"
 DEFAULT_POLICY = "first-come"
+HOSTS_SECONDS = 600.0  # for hosts that others start to come
 NULL_PLATFORM = "null"  # devices that take a given time and compute nothing: `devices.null`
 
 # The environment variable of each setting.
@@ -30,6 +31,8 @@ VARIABLES = {
     "policy": "ATOLL_POLICY",
     "mesh": "ATOLL_TOPOLOGY",
     "engine": "ATOLL_ENGINE",
+    "lease_seconds": "ATOLL_LEASE",
+    "wait_seconds": "ATOLL_WAIT",
 }
 
 
@@ -40,6 +43,17 @@ def check_known(what: str, name: str, known: Collection[str]) -> None:
     """
     if name not in known:
         raise SettingsError(f"there is no {what} {name!r}; the known ones are: {', '.join(known)}")
+
+
+def parse_seconds(text: str, what: str) -> float:
+    """Reads a time in seconds, 0 for "". Raises SettingsError, which names `what` it is for."""
+    try:
+        seconds = float(text or 0)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise SettingsError(f"{what} is {text!r}: expected a number of seconds")
+    return seconds
 
 
 class Dispatch(StrEnum):
@@ -62,6 +76,12 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     abandoned_seconds: float = 30.0  # for what a session left running on its devices to end; then its island restarts
     mesh: str = ""  # of an island's devices, such as 4x4, where the platform has none; "": a line
     engine: str = DEFAULT_ENGINE  # that starts the hosts: `engines.kinds`
+    wait_seconds: float = 0.0  # for an island to be up, its hosts' coming included; 0: as long as the engine needs
+
+    @property
+    def start_seconds(self) -> float:
+        """How long an island may take to be up, for the first time or again."""
+        return self.wait_seconds or (120.0 if self.engine == DEFAULT_ENGINE else HOSTS_SECONDS)
 
     @property
     def sequential(self) -> bool:
@@ -71,7 +91,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     def from_environment(cls) -> ClusterSettings:
         """What `VARIABLES` say, and the defaults.
 
-        Raises SettingsError where ATOLL_DEVICE_MEMORY or ATOLL_DISPATCH cannot be read.
+        Raises SettingsError where one that is a number, or one of several words, cannot be read.
         """
         said = {name: os.environ.get(variable, "") for name, variable in VARIABLES.items()}
         try:
@@ -83,12 +103,15 @@ class ClusterSettings(msgspec.Struct, frozen=True):
         except ValueError:
             expected = " or ".join(Dispatch)
             raise SettingsError(f"ATOLL_DISPATCH is {said['dispatch']!r}: expected {expected}") from None
+        seconds = {name: parse_seconds(said[name], VARIABLES[name]) for name in ("lease_seconds", "wait_seconds")}
         return cls(
             said["islands"] or DEFAULT_ISLANDS,
             said["platform"] or DEFAULT_PLATFORM,
             device_memory,
             dispatch,
             said["policy"] or DEFAULT_POLICY,
+            lease_seconds=seconds["lease_seconds"] or LEASE_SECONDS,
+            wait_seconds=seconds["wait_seconds"],
             mesh=said["mesh"],
             engine=said["engine"] or DEFAULT_ENGINE,
         )

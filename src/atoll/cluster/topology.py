@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import msgspec
+
 from atoll.cluster.mesh import Shape, parse_mesh, text_of
 from atoll.errors import SettingsError
 
@@ -42,6 +44,28 @@ class Topology:
 
     def __str__(self) -> str:
         return f"{self.islands}x{self.hosts}x{self.devices}"
+
+
+class Seat(msgspec.Struct, frozen=True, array_like=True):
+    """Where in a cluster a host wants to be. -1: anywhere.
+
+    `rank` is within the island; without an `island` it counts through the whole cluster, as launchers do.
+    """
+
+    island: int = -1
+    rank: int = -1
+
+    def fits(self, island: int, rank: int, hosts: int) -> bool:
+        """Whether it may be host `rank` of this island, which has so many."""
+        if self.rank < 0:
+            return self.island in (-1, island)
+        wanted = (self.island, self.rank) if self.island >= 0 else divmod(self.rank, hosts)
+        return wanted == (island, rank)
+
+    def __str__(self) -> str:
+        if self.rank < 0:
+            return "any seat" if self.island < 0 else f"any rank of island {self.island}"
+        return f"rank {self.rank}" + (f" of island {self.island}" if self.island >= 0 else " of the cluster")
 
 
 def read_topology(text: str, mesh: str = "") -> Topology:

@@ -13,6 +13,7 @@ from atoll.cluster.processes.leases import Leases
 from atoll.cluster.resources import ResourceManager
 from atoll.cluster.settings import ClusterSettings
 from atoll.controller.connections import Connections, Peer
+from atoll.controller.islands.agents import Agents
 from atoll.controller.islands.hosts import Hosts
 from atoll.controller.islands.recovery import Recovery
 from atoll.controller.outbox import Outbox
@@ -20,7 +21,7 @@ from atoll.controller.sessions.sessions import Sessions
 from atoll.errors import Code, Status, StatusError
 from atoll.protocol import messages as m
 from atoll.protocol.actions import Name, ReportReady, SetTimer
-from atoll.protocol.events import ConnectionLost, ConnectionOpened, Received, Started, TimerEnded
+from atoll.protocol.events import ConnectionLost, ConnectionOpened, Received, TimerEnded
 
 # For a connection's Hello to come, and a worker's WorkerReady.
 HELLO_SECONDS = 10.0
@@ -42,6 +43,7 @@ class Admission:
         sessions: Sessions,
         hosts: Hosts,
         recovery: Recovery,
+        agents: Agents,
         leases: Leases,
         from_engine: Callable[[Peer, Received], None],
         from_operator: Callable[[Peer, Received], None],
@@ -56,10 +58,10 @@ class Admission:
         self._sessions = sessions
         self._hosts = hosts
         self._recovery = recovery
+        self._agents = agents
         self._leases = leases
         self._from_engine = from_engine
         self._from_operator = from_operator
-        self._secret = ""  # of the hosts
         self._waiting: list[Peer] = []  # proxies that came before the cluster was complete
         self._timers: dict[int, Callable[[], None]] = {}
         self._next_timer = 1
@@ -68,12 +70,10 @@ class Admission:
             "proxy": self._hello_of_proxy,
             "engine": self._hello_of_engine,
             "operator": self._hello_of_operator,
+            "agent": self._hello_of_agent,
         }
 
     # ---- events
-
-    def started(self, event: Started) -> None:
-        self._secret = event.secret
 
     def opened(self, event: ConnectionOpened) -> None:
         peer = Peer(event.connection, event.secret, self._hello)
@@ -151,6 +151,13 @@ class Admission:
     def _hello_of_operator(self, peer: Peer, hello: m.Hello) -> None:
         peer.handle = self._from_operator
 
+    def _hello_of_agent(self, peer: Peer, hello: m.Hello) -> None:
+        self._name(peer, f"the host agent on {hello.label}")
+        try:
+            self._agents.admit(peer)
+        except StatusError as error:
+            self._refuse(peer, Code(error.status.code), error.status.message)
+
     def _hello_of_worker(self, peer: Peer, hello: m.Hello) -> None:
         peer.handle = self._worker_ready
 
@@ -205,7 +212,7 @@ class Admission:
             return
         assert peer.hello is not None
         resources = self._resources
-        problem = self._not_expected(ready)
+        problem = self._not_expected(ready, peer.hello.incarnation)
         if problem:
             self._refuse(peer, Code.ALREADY_EXISTS, problem)
             return
@@ -216,19 +223,25 @@ class Admission:
         self._name(peer, f"the worker of host {ready.host}")
         was_complete = resources.is_complete
         self._leases.renew(ready.host, event.seconds)
-        self._hosts.join(ready, peer.hello.pid)
-        if not resources.is_complete:
-            return
-        everyone = tuple((host.number, host.data_address) for host in resources.hosts.values())
-        for host in self._connections.hosts:
-            self._outbox.to_host(host, m.Peers(everyone, self._secret))
-        if not was_complete:
+        self._hosts.join(ready, peer.hello)
+        self.introduce_hosts()
+        if resources.is_complete and not was_complete:
             waiting, self._waiting = self._waiting, []
             for proxy in waiting:
                 self._open_session(proxy)
             self._outbox.add(ReportReady(self._outbox.cause))
 
-    def _not_expected(self, ready: m.WorkerReady) -> str:
+    def introduce_hosts(self) -> None:
+        """All hosts learn which others are there. A host's secret is that of its worker's connection."""
+        if not self._resources.is_complete:
+            return
+        hosts, peers = self._connections.hosts, self._peers
+        there = {host: self._resources.hosts[host].data_address for host in hosts}
+        everyone = m.Peers(tuple((host, there[host], peers[hosts[host]].secret) for host in sorted(there)))
+        for host in hosts:
+            self._outbox.to_host(host, everyone)
+
+    def _not_expected(self, ready: m.WorkerReady, incarnation: int) -> str:
         """Why such a host is not let in; "" where it is."""
         topology = self._resources.topology
         known = self._resources.hosts.get(ready.host)
@@ -236,6 +249,8 @@ class Admission:
         if is_there or not 0 <= ready.host < topology.host_count or topology.island_of(ready.host) != ready.island:
             return f"host {ready.host} of {topology} is not expected"
         island = self._resources.islands[ready.island]
+        if incarnation < island.incarnation:
+            return f"host {ready.host} is not expected: a later incarnation of island {ready.island} has been started"
         if island.is_over:
             return f"host {ready.host} is not expected: island {ready.island} is {island.state}"
         return ""

@@ -31,6 +31,7 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
 from atoll.controller.admission import Admission
 from atoll.controller.connections import Connections, Peer
+from atoll.controller.islands.agents import Agents
 from atoll.controller.islands.hosts import Hosts
 from atoll.controller.islands.recovery import Recovery
 from atoll.controller.log import EventLog
@@ -70,6 +71,7 @@ class Controller:
         self.leases = Leases(settings.lease_seconds)
         self.connections = Connections()
         self._outbox = Outbox(self.connections)
+        self.agents = Agents(self.connections, self._outbox)
         self._lifecycle = Lifecycle(self.resources.islands)
         self._make_programs(settings)
         self._make_sessions(settings)
@@ -94,14 +96,16 @@ class Controller:
             self._sessions,
             self._hosts,
             self._recovery,
+            self.agents,
             self.leases,
             self._from_engine,
             self._from_operator,
         )
+        self._lifecycle.subscribe(IslandLost, lambda lost: self._admission.introduce_hosts())
         self._handlers: dict[type[Any], Callable[[Any], list[AnyAction] | None]] = {
             e.Received: self._admission.received,
             e.Flush: self._flush,
-            e.Started: self._admission.started,
+            e.Started: lambda started: None,
             e.ConnectionOpened: self._admission.opened,
             e.ConnectionLost: self._admission.lost,
             e.TimerEnded: self._admission.timer_ended,
@@ -147,7 +151,8 @@ class Controller:
             queries,
             self.quarantine,
             self.leases,
-            settings.abandoned_seconds,
+            settings,
+            self.agents.wait_of,
         )
         self._sessions = Sessions(
             self.sessions,
@@ -209,9 +214,8 @@ class Controller:
 
     def _tick(self, event: e.Tick) -> None:
         """Once a second: looks for what is silent, hangs, or waits in vain."""
-        ping = m.Ping(self.leases.seconds)
         for host in list(self.connections.hosts):
-            self._outbox.to_host(host, ping)
+            self._outbox.to_host(host, m.Ping(round(self.leases.left(host, event.seconds), 1)))
         if not self.resources.is_complete:
             return
         now = event.seconds
@@ -224,6 +228,7 @@ class Controller:
         for host, connection in list(self.connections.hosts.items()):
             self._outbox.to_host(host, m.Stop())
             self._outbox.close(connection)
+        self.agents.dismiss()
         self._outbox.add(End(self._outbox.cause))
 
     # ---- engine and operators
@@ -234,6 +239,15 @@ class Controller:
                 self._recovery.worker_ended(ended)
             case m.IslandGivenUp(island=island, text=text):
                 self._recovery.give_up(island, text)
+            case m.TellAgent() as message:
+                self.agents.tell(message)
+            case m.EngineReport() as message:
+                self.agents.report = message
+            case m.DrainRequest() as message:  # as an operator's: a machine is about to go
+                self._operators.handle(peer.connection, message)
+            case m.IslandStarts(island=island, incarnation=incarnation, machines=machines):
+                record = self.resources.islands[island]
+                record.incarnation, record.machines = incarnation, machines
             case m.IslandEnded(island=island):
                 self._operators.island_ended(island)
             case other:

@@ -53,7 +53,7 @@ class ControllerShell:
     # ---- events
 
     def start(self) -> None:
-        self._handle(e.Started(self._clock(), os.urandom(16).hex()))
+        self._handle(e.Started(self._clock()))
         self._tick()
 
     def accept(self) -> Connection:

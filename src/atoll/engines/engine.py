@@ -1,8 +1,10 @@
 """The seam to whatever starts the hosts of a cluster: this machine, other machines, a job scheduler.
 
-An engine starts the worker process of a host, reports its end, and ends it. Everything else is the same for every
-engine and is in `atoll.engines.supervisor` and `atoll.engines.island`: the controller, the connection
-to it, which hosts there are, and when an island is restarted. `atoll.engines.local` is the simplest engine.
+An engine finds the machines for an island, starts the worker process of each of its hosts, reports its end, and ends
+it. Everything else is the same for every engine and is in `atoll.engines.supervisor` and `atoll.engines.island`: the
+controller, the connection to it, which hosts there are, and when an island is restarted. `atoll.engines.local` is the
+simplest engine. `atoll.engines.hosts` is the one for machines that have an agent each; what starts these agents may be
+an engine on top of it.
 
 A new engine is one new file in this folder and one line in `atoll.engines.kinds`.
 
@@ -12,9 +14,12 @@ calls back on that thread, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from atoll.errors import Status
+from atoll.protocol.messages import Message
 
 
 @dataclass(frozen=True)
@@ -35,12 +40,19 @@ class HostStart:
     incarnation: int
 
 
+@dataclass(frozen=True)
+class HostEnd:
+    """How a host's worker process has ended: its exit status, or the negative number of the signal that ended it.
+
+    None where its machine is lost, so that nobody knows. `text` says it to a person.
+    """
+
+    status: int | None
+    text: str
+
+
 class HostProcess(Protocol):
     """A host's worker process, from its start on."""
-
-    @property
-    def pid(self) -> int:
-        """Its number on the machine that it runs on: the worker gives the same one to the controller."""
 
     def terminate(self) -> None:
         """Asks it to end. May be called at any time and repeatedly, also when the process has ended."""
@@ -48,7 +60,8 @@ class HostProcess(Protocol):
     def kill(self) -> None:
         """Ends it by force. May be called at any time and repeatedly, also when the process has ended.
 
-        The end has to be reported within a second or so: until it is, the island is not started again.
+        The end has to be reported soon: until it is, the island is not started again. Where the machine cannot be
+        reached it is reported when the machine's lease is over, since the process ends by itself then.
         """
 
 
@@ -58,21 +71,57 @@ class Engine(Protocol):
     The class is called with the cluster's `EngineOptions` and raises ClusterError where it cannot serve that cluster.
     """
 
-    def start_host(self, start: HostStart, on_end: Callable[[int], None]) -> HostProcess:
+    @property
+    def agents(self) -> AgentTaker | None:
+        """What takes the host agents that connect; None where the engine has none, and starts workers itself."""
+
+    def place(self, island: int, processes: int, then: Callable[[Sequence[str]], None]) -> None:
+        """Finds a machine for each of the island's processes, all or none.
+
+        Calls `then` once it has them, perhaps at once, with their names by rank (() where they need none). The starts
+        that follow, within `then`, are on these machines.
+        """
+
+    def cancel(self, island: int) -> None:
+        """The island does not wait for machines any more. Does nothing where it does not wait."""
+
+    def start_host(self, start: HostStart, on_end: Callable[[HostEnd], None]) -> HostProcess:
         """Starts a host's worker process and returns at once.
 
-        `on_end(status)` is to be called once, on the event loop and never before this method has returned, when the
-        process has ended for whatever reason: the exit status, or the negative number of the signal that ended it. The
-        worker connects to the controller on its own. It must end when the engine process ends, however that ends.
+        `on_end(end)` is to be called once, on the event loop and never before this method has returned, when the
+        process has ended for whatever reason. The worker connects to the controller on its own. It must end when the
+        engine process ends, however that ends.
 
         Raises OSError where the process cannot be started.
         """
 
 
+class AgentTaker(Protocol):
+    """What an engine does with host agents. All methods are called on the event loop, and none may block."""
+
+    def begin(self, send: Callable[[Message], None]) -> None:
+        """The controller can be reached: `send` takes what is for it, and for the agents by way of it."""
+
+    def agent_said(self, agent: int, content: bytes) -> None:
+        """A message of the agent at this connection (of `protocol.messages.agents`)."""
+
+    def agent_lost(self, agent: int, reason: str) -> None:
+        """Its connection has ended. It may come back on another."""
+
+    def missing(self) -> str:
+        """What the islands wait for, in sentences; "" where none waits."""
+
+    def drained(self, status: Status, text: str) -> None:
+        """The controller's answer to a DrainRequest of the engine's."""
+
+
 class Reports(Protocol):
     """What the controller learns about hosts. `Island` calls it on the event loop, for any engine."""
 
-    def worker_ended(self, host: int, pid: int, status: int) -> None:
+    def island_starts(self, island: int, incarnation: int, machines: Sequence[str]) -> None:
+        """Its workers are about to start, on these machines. What is of an earlier incarnation is over."""
+
+    def worker_ended(self, host: int, incarnation: int, end: HostEnd) -> None:
         """A worker has ended unasked. Its island's other processes have ended, too; the island is started next."""
 
     def island_given_up(self, island: int, reason: str) -> None:

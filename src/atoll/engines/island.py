@@ -12,8 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from atoll.engines.engine import Engine, HostProcess, HostStart, Reports
-from atoll.engines.local_process import describe_exit
+from atoll.engines.engine import Engine, HostEnd, HostProcess, HostStart, Reports
 from atoll.engines.restarts import RestartPolicy
 
 _log = logging.getLogger(__name__)
@@ -22,6 +21,7 @@ _log = logging.getLogger(__name__)
 class State(enum.Enum):
     """What an island's processes do."""
 
+    WAITING = enum.auto()  # for machines, all or none
     RUNNING = enum.auto()
     STOPPING = enum.auto()  # they are being killed, and are started again when the last has ended
     ENDING = enum.auto()
@@ -31,8 +31,9 @@ class State(enum.Enum):
 class Island:
     """Keeps an island's worker processes running. All methods are called on the event loop, and none blocks.
 
-    `starts(incarnation)` gives the processes of one start of the island. With `restarts` False, as before the cluster
-    is up for the first time, an island whose worker ends is not started again.
+    `starts(incarnation)` gives the processes of one start of the island; the first has the number after `incarnation`.
+    With `restarts` False, as before the cluster is up for the first time, an island whose worker ends is not started
+    again.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Island:
         reports: Reports,
         *,
         restarts: bool = False,
+        incarnation: int = 0,
     ) -> None:
         self.number = number
         self.restarts = restarts
@@ -51,17 +53,25 @@ class Island:
         self._engine = engine
         self._reports = reports
         self._policy = RestartPolicy()
-        self._incarnation = 0
+        self._incarnation = incarnation
         self._processes: dict[int, HostProcess] = {}  # those that run, by host
-        self._first_end: tuple[int, int, int] | None = None  # of this incarnation: host, pid, status
+        self._cause: tuple[int, HostEnd] | None = None  # of this incarnation's end: a host, and its end
         self._nothing_runs = asyncio.Event()
 
     def start(self) -> None:
-        """Starts all its processes. Raises OSError where one cannot be started; `end` then ends the others."""
+        """Starts all its processes, once there are machines for them.
+
+        Raises OSError where one cannot be started; `end` then ends the others.
+        """
+        self.state = State.WAITING
+        self._engine.place(self.number, len(self._starts(self._incarnation)), self._placed)
+
+    def _placed(self, machines: Sequence[str]) -> None:
         self.state = State.RUNNING
         self._incarnation += 1
-        self._first_end = None
+        self._cause = None
         self._nothing_runs.clear()
+        self._reports.island_starts(self.number, self._incarnation, machines)
         for start in self._starts(self._incarnation):
             self._processes[start.host] = self._engine.start_host(start, partial(self._process_ended, start.host))
 
@@ -75,12 +85,14 @@ class Island:
     def expect_end(self) -> None:
         """The processes are about to be ended by the controller: their ends are in order, and nothing is restarted."""
         self.restarts = False
+        self._stop_waiting()
         if self.state is State.RUNNING:
             self.state = State.ENDING
 
     async def end(self, seconds: float) -> None:
         """Ends the processes, by force after `seconds`; returns when none runs. They are not started again."""
         self.restarts = False
+        self._stop_waiting()
         if not self._processes:
             self.state = State.STOPPED
             return
@@ -93,13 +105,22 @@ class Island:
         finally:
             force.cancel()
 
-    def _process_ended(self, host: int, status: int) -> None:
-        process = self._processes.pop(host)
+    def _stop_waiting(self) -> None:
+        if self.state is State.WAITING:
+            self._engine.cancel(self.number)
+            self.state = State.STOPPED
+
+    def _process_ended(self, host: int, end: HostEnd) -> None:
+        self._processes.pop(host)
         if self.state is State.RUNNING:
-            _log.warning("the worker of host %d has ended: %s", host, describe_exit(status))
-            self._first_end = host, process.pid, status
+            _log.warning("the worker of host %d has ended: %s", host, end.text)
+            self._cause = host, end
             self._stop()
-        elif not self._processes:
+            return
+        if self._cause is not None and end.status is None:
+            # A lost machine is noticed late. What the others did without it is no cause.
+            self._cause = host, end
+        if not self._processes:
             self._all_ended()
 
     def _stop(self) -> None:
@@ -117,8 +138,9 @@ class Island:
         self._nothing_runs.set()
         if not stopping:
             return
-        if self._first_end is not None:
-            self._reports.worker_ended(*self._first_end)
+        if self._cause is not None:
+            host, end = self._cause
+            self._reports.worker_ended(host, self._incarnation, end)
         if self.restarts:
             self._start_again()
 

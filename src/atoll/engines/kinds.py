@@ -10,6 +10,7 @@ from atoll.engines.options import EngineOptions
 
 ENGINES = {
     "local": "atoll.engines.local:LocalEngine",
+    "hosts": "atoll.engines.hosts.engine:HostsEngine",
 }
 
 

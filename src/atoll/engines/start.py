@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from atoll.cluster.processes.child import Child
+from atoll.cluster.processes.leases import LEAST_LEASE_SECONDS
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import read_topology
 from atoll.devices.platforms import check_platform
 from atoll.engines.kinds import check_engine
 from atoll.engines.options import EngineOptions, Started
-from atoll.errors import ClusterError
+from atoll.errors import ClusterError, SettingsError
 from atoll.scheduling.policies import find_policy
+
+# For the engine to give up by itself, and say why.
+_GRACE_SECONDS = 30.0
 
 
 def check_settings(settings: ClusterSettings) -> None:
@@ -20,6 +24,11 @@ def check_settings(settings: ClusterSettings) -> None:
     check_platform(settings.platform)
     check_engine(settings.engine)
     find_policy(settings.policy)
+    if settings.lease_seconds < LEAST_LEASE_SECONDS:
+        raise SettingsError(
+            f"a lease of {settings.lease_seconds:g} s is too short: expected {LEAST_LEASE_SECONDS:g} s or more, since "
+            "signs of life come once a second"
+        )
 
 
 class EngineProcess(Child):
@@ -39,9 +48,10 @@ class EngineProcess(Child):
         check_settings(options.settings)
         super().__init__("atoll.engines.main", options, who, output, environment)
         self.address = options.controller_address
+        self._seconds = options.settings.start_seconds + _GRACE_SECONDS
 
     def wait_until_up(self) -> None:
         """Returns once the cluster is up. Raises ClusterError where it does not start, with the reason."""
-        started = self.read(Started)
+        started = self.read(Started, self._seconds)
         if started.error:
             raise ClusterError(started.error)

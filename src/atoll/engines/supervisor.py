@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -16,30 +18,37 @@ from atoll.cluster.processes.process import command
 from atoll.cluster.topology import read_topology
 from atoll.controller.options import ControllerOptions
 from atoll.devices.kinds import kind_of
-from atoll.engines.engine import Engine, HostStart
+from atoll.engines.engine import Engine, HostEnd, HostStart
 from atoll.engines.island import Island
 from atoll.engines.local_process import LocalProcess, describe_exit
 from atoll.engines.options import EngineOptions
-from atoll.errors import ClusterError
+from atoll.errors import ClusterError, ConnectError
 from atoll.protocol.messages import (
     DEFAULT_TOKEN_VARIABLE,
     PROTOCOL,
+    AgentLost,
+    AgentSays,
+    Dismiss,
     EndIsland,
     Hello,
     IslandEnded,
     IslandGivenUp,
+    IslandStarts,
+    OperationReply,
     RestartIsland,
     StartIsland,
+    TellAgent,
     ToEngine,
     WorkerEnded,
+    agent_content,
 )
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.connection import Connection, connect
 
 _log = logging.getLogger(__name__)
 
-READY_SECONDS = 120.0
 _END_SECONDS = 1.0
+_RETRY_SECONDS = 0.02
 
 
 class Supervisor:
@@ -53,12 +62,15 @@ class Supervisor:
         self._options = options
         self._engine = engine
         self._stop = stop
+        # Rises from one cluster to the next at the same address, where others may still have workers of an earlier one.
+        self._first_incarnation = int(time.time()) if engine.agents is not None else 0
         self._topology = read_topology(options.settings.islands, options.settings.mesh)
         self._address = parse_address(options.controller_address)
         self._islands = [self._island(number) for number in range(self._topology.islands)]
         self._controller: LocalProcess | None = None
         self._controller_has_ended = asyncio.Event()
         self._link: Connection | None = None
+        self._is_up = False
         self._up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself keeps no task alive
 
@@ -68,22 +80,40 @@ class Supervisor:
         """Returns once the cluster is up, or `stop` is set. Raises ClusterError and its kin where it does not start."""
         token = os.environ.get(DEFAULT_TOKEN_VARIABLE, "")
         check_may_listen(self._address, token)
+        linking = asyncio.get_running_loop().create_task(self._connect(token))
         readable, writable = os.pipe()
         try:
             self._start_processes(writable)
             await self._until_up(readable)
+            if not self._stop.is_set():
+                await linking
         except OSError as error:
             raise ClusterError(f"the cluster did not start: {error}") from None
         finally:
             os.close(readable)
-        if self._stop.is_set():
-            return
+            linking.cancel()
+        self._is_up = True
         for island in self._islands:
-            island.restarts = True
-        self._link = await connect(
-            self._address, ToEngine, self._handle, lambda _: self._stop.set(), name="the controller"
-        )
-        self._link.send(Hello(PROTOCOL, "engine", token, os.getpid(), __version__))
+            island.restarts = not self._stop.is_set()
+
+    async def _connect(self, token: str) -> None:
+        """The controller starts at the same time: tries until it listens."""
+        while True:
+            try:
+                link = await connect(self._address, ToEngine, self._handle, self._link_lost, name="the controller")
+                break
+            except ConnectError:
+                await asyncio.sleep(_RETRY_SECONDS)
+        self._link = link
+        link.send(Hello(PROTOCOL, "engine", token, os.getpid(), __version__, self._options.settings.engine))
+        if self._engine.agents is not None:
+            self._engine.agents.begin(link.send)
+            for island in self._islands:
+                island.start()
+
+    def _link_lost(self, reason: str) -> None:
+        if self._is_up:  # else the controller's end is noticed by itself
+            self._stop.set()
 
     async def end(self) -> None:
         """Ends all processes. The controller goes first: it asks its workers to end, so that none looks lost."""
@@ -98,7 +128,8 @@ class Supervisor:
             except TimeoutError:
                 self._controller.kill()
                 await self._controller_has_ended.wait()
-        await asyncio.gather(*(island.end(_END_SECONDS) for island in self._islands))
+        if self._engine.agents is None:  # else nothing is heard of the hosts any more: their agents see to the rest
+            await asyncio.gather(*(island.end(_END_SECONDS) for island in self._islands))
 
     def _start_processes(self, ready: int) -> None:
         """`ready` is what the controller writes to once it has everything that it needs."""
@@ -109,16 +140,17 @@ class Supervisor:
             )
         finally:
             os.close(ready)
-        for island in self._islands:
+        for island in self._islands if self._engine.agents is None else ():
             island.start()
 
     async def _until_up(self, readable: int) -> None:
         loop = asyncio.get_running_loop()
+        seconds = self._options.settings.start_seconds
         stopped = loop.create_task(self._stop.wait())
         either: set[asyncio.Future[Any]] = {self._up, stopped}
         loop.add_reader(readable, self._read_ready, readable)
         try:
-            await asyncio.wait(either, timeout=READY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             loop.remove_reader(readable)
             stopped.cancel()
@@ -127,7 +159,8 @@ class Supervisor:
             return
         self._up.cancel()
         if not self._stop.is_set():
-            raise ClusterError(f"the cluster was not up within {READY_SECONDS:.0f} s")
+            missing = self._engine.agents.missing() if self._engine.agents is not None else ""
+            raise ClusterError(f"the cluster was not up within {seconds:.0f} s{missing and f': {missing}'}")
 
     def _read_ready(self, readable: int) -> None:
         if os.read(readable, 64):
@@ -149,7 +182,15 @@ class Supervisor:
     # ---- islands
 
     def _island(self, number: int, *, restarts: bool = False) -> Island:
-        return Island(number, partial(self._starts, number), self._engine, self, restarts=restarts)
+        return Island(
+            number,
+            partial(self._starts, number),
+            self._engine,
+            self,
+            # Machines come and go while others are still waited for.
+            restarts=restarts or self._engine.agents is not None,
+            incarnation=self._first_incarnation,
+        )
 
     def _starts(self, island: int, incarnation: int) -> list[HostStart]:
         hosts, devices = self._topology.hosts, self._topology.devices
@@ -158,12 +199,18 @@ class Supervisor:
             HostStart(island, island * hosts + rank, rank, hosts, devices, incarnation) for rank in range(processes)
         ]
 
-    def worker_ended(self, host: int, pid: int, status: int) -> None:
-        self._fail(f"the worker of host {host} ended: {describe_exit(status)}")
+    def island_starts(self, island: int, incarnation: int, machines: Sequence[str]) -> None:
         if self._link is not None:
-            self._link.send(WorkerEnded(host, pid, status, describe_exit(status)))
+            self._link.send(IslandStarts(island, incarnation, tuple(machines)))
+
+    def worker_ended(self, host: int, incarnation: int, end: HostEnd) -> None:
+        if self._engine.agents is None:
+            self._fail(f"the worker of host {host} ended: {end.text}")
+        if self._link is not None:
+            self._link.send(WorkerEnded(host, incarnation, end.status, end.text))
 
     def island_given_up(self, island: int, reason: str) -> None:
+        self._fail(f"island {island} is not started again: {reason}")
         if self._link is not None:
             self._link.send(IslandGivenUp(island, reason))
 
@@ -181,6 +228,22 @@ class Supervisor:
                 task = asyncio.get_running_loop().create_task(self._end_island(self._islands[island]))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
+            case AgentSays() | AgentLost() | OperationReply():
+                self._handle_of_agent(message)
+
+    def _handle_of_agent(self, message: AgentSays | AgentLost | OperationReply) -> None:
+        agents = self._engine.agents
+        match message:
+            case AgentSays(agent=agent, content=content) if agents is not None:
+                agents.agent_said(agent, content)
+            case AgentSays(agent=agent) if self._link is not None:
+                engine = self._options.settings.engine
+                text = f"this cluster's engine is {engine!r}, which takes no hosts: start it with `--engine hosts`"
+                self._link.send(TellAgent(agent, agent_content(Dismiss(text, error=True)), close=True))
+            case AgentLost(agent=agent, reason=reason) if agents is not None:
+                agents.agent_lost(agent, reason)
+            case OperationReply(status=status, text=text) if agents is not None:
+                agents.drained(status, text)
 
     def _start_added(self, island: Island) -> None:
         try:

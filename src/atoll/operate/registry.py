@@ -24,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 
-from atoll.cluster.processes.process_table import began, session_of
+from atoll.cluster.processes.process_table import began, session_of, this_machine
 from atoll.engines.options import sockets_base
 from atoll.errors import ClusterError
 
@@ -50,6 +50,12 @@ class ClusterRecord(msgspec.Struct, frozen=True):
     began: int
     owner: int = 0
     label: str = ""
+    machine: str = ""  # whose processes these are; "": this one's
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is a cluster of this machine: others may share the folder, and their pids mean nothing here."""
+        return self.machine in ("", this_machine())
 
     @property
     def is_alive(self) -> bool:
@@ -131,6 +137,8 @@ class ClusterRegistry:
         found = []
         for folder in sorted(self.folder.iterdir()):
             record = _read(folder)
+            if record is not None and not record.is_here:
+                continue
             if record is not None and record.is_alive:
                 found.append(record)
             elif record is not None:
@@ -147,7 +155,7 @@ class ClusterRegistry:
         directory, started = self.directory(name), began(pid)
         if started is None:
             raise ClusterError("the cluster ended at once")
-        record = ClusterRecord(name, address, islands, platform, str(directory), pid, started)
+        record = ClusterRecord(name, address, islands, platform, str(directory), pid, started, machine=this_machine())
         _write(record)
         return record
 
@@ -160,7 +168,9 @@ def register_embedded(directory: Path, address: str, islands: str, platform: str
     owner, started = os.getpid(), began(pid)
     if started is not None:
         name = f"embedded-{owner}"
-        _write(ClusterRecord(name, address, islands, platform, str(directory), pid, started, owner, label))
+        _write(
+            ClusterRecord(name, address, islands, platform, str(directory), pid, started, owner, label, this_machine())
+        )
 
 
 def embedded_clusters() -> list[ClusterRecord]:
@@ -171,7 +181,7 @@ def embedded_clusters() -> list[ClusterRecord]:
             if file.parent.stat().st_uid != os.getuid():  # a record says where to send the token
                 continue
             record = _read(file.parent)
-            if record is not None and record.owner and record.is_alive:
+            if record is not None and record.is_here and record.owner and record.is_alive:
                 found.append(record)
     return found
 

@@ -54,7 +54,12 @@ class StandingCluster:
                         f"a cluster named {name} is up already, at {each.address}: use it, end it with "
                         "`atoll down`, or give the new one another --name"
                     )
-            self._directory.mkdir(mode=0o700)
+            try:
+                self._directory.mkdir(mode=0o700)
+            except FileExistsError:  # one of another machine's, which shares the folder: else it was removed just now
+                raise ClusterError(
+                    f"{self._directory} belongs to a cluster of another machine: give this one another --name"
+                ) from None
             if not parent:
                 # Held open: where the start fails, its folder no longer exists when the log is to be read.
                 self._log = open(self._directory / "log", "a+b")  # noqa: SIM115

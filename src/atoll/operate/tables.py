@@ -18,6 +18,7 @@ def status_tables(report: dict[str, Any], address: str, name: str = "") -> Rende
 
     Memory is that of a host's fullest device; work in flight is in gangs, and the time that they are expected to take.
     """
+    machines = report["machines"]
     devices = sum(len(host["devices"]) for island in report["islands"] for host in island["hosts"])
     heading = Text.assemble(
         ("cluster ", "bold"),
@@ -26,9 +27,13 @@ def status_tables(report: dict[str, Any], address: str, name: str = "") -> Rende
     )
     parts: list[RenderableType] = [heading, _islands(report["islands"])]
     for island in report["islands"]:
+        if island["waits_for"]:
+            parts.append(Text.assemble((f"island {island['id']} ", "bold"), island["waits_for"]))
         if island["last_failure"] and island["state"] != "drained":
             text = f"{island['id']}: {island['last_failure']}"
             parts.append(Text.assemble(("last failure of island ", "bold"), text))
+    if machines:
+        parts.append(_machines(machines))
     parts.append(_sessions(report["sessions"]) if report["sessions"] else Text("no sessions are open"))
     if any(session["slices"] or session["moved"] for session in report["sessions"]):
         parts.append(_slices(report["sessions"]))
@@ -62,12 +67,23 @@ def _islands(islands: list[dict[str, Any]]) -> Table:
 
 def _host(host: dict[str, Any]) -> tuple[str | Text, ...]:
     devices = host["devices"]
-    worker = Text.assemble(f"pid {host['pid']} ", _state(host["state"]))
+    where = f" on {host['machine']}" if host["machine"] else ""
+    worker = Text.assemble(f"pid {host['pid']}{where} ", _state(host["state"]))
     kinds = ", ".join(sorted({device["kind"] for device in devices}))
     used = max(device["used_bytes"] for device in devices)
     capacity = min(device["memory_bytes"] for device in devices)
     memory = human_bytes(used) + (f" of {human_bytes(capacity)}" if capacity else "")
     return str(host["id"]), worker, ranges([device["id"] for device in devices]), kinds, memory
+
+
+def _machines(machines: list[dict[str, Any]]) -> Table:
+    table = Table("machine", "address", "group", "accelerators", "memory", "does", title="Machines")
+    table.title_justify = "left"
+    for each in machines:
+        accelerators = ", ".join(f"{count} {platform}" for platform, count in sorted(each["devices"].items()))
+        memory = human_bytes(each["memory_bytes"])
+        table.add_row(each["name"], each["address"], each["group"], accelerators, memory, each["state"])
+    return table
 
 
 def _sessions(sessions: list[dict[str, Any]]) -> Table:

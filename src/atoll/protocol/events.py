@@ -29,9 +29,7 @@ class Flush(Event, frozen=True, tag=2):
 
 
 class Started(Event, frozen=True, tag=3):
-    """The first event. `secret` opens the hosts' data ports to one another."""
-
-    secret: str
+    """The first event."""
 
 
 class ConnectionOpened(Event, frozen=True, tag=4):

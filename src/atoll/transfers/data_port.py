@@ -26,6 +26,8 @@ from atoll.wire.address import Address
 
 _log = logging.getLogger(__name__)
 
+NEWS_SECONDS = 5.0  # for what a host has learned to be known to another
+
 
 @dataclass(frozen=True)
 class DataPortStatistics:
@@ -61,6 +63,8 @@ class DataPort:
         self._secrets: dict[int, str] = {}
         self._channels: dict[int, DataChannel] = {}
         self._hosts = HostChannels()
+        self._admitted: frozenset[str] = frozenset()  # secrets of hosts
+        self._from_hosts: dict[DataChannel, str] = {}  # what other hosts have opened, and the secret that they showed
         self._opened = threading.Condition()
         self._listener = Listener(address, self._serve, self._look_again, kinds)
         self.address = self._listener.address
@@ -90,10 +94,21 @@ class DataPort:
         if self.answers is not None:
             self.answers.fail(session)
 
-    def set_peers(self, hosts: tuple[tuple[int, str], ...], secret: str) -> None:
-        """All hosts with their data ports' addresses, and the secret between them. Does not block."""
+    def set_peers(
+        self, hosts: tuple[tuple[int, str], ...], secret: str, admitted: frozenset[str] | None = None
+    ) -> None:
+        """All hosts with their data ports' addresses, and the secret that this one shows them. Does not block.
+
+        Hosts that show one of the `admitted` secrets are let in; None: those that have this one's. Channels that others
+        have opened before are closed: they are of earlier incarnations.
+        """
         self._hosts.set_hosts(hosts, secret)
-        self._look_again()
+        with self._opened:
+            self._admitted = frozenset({secret}) if admitted is None else admitted
+            stale = [channel for channel, shown in self._from_hosts.items() if shown not in self._admitted]
+            self._opened.notify_all()
+        for channel in stale:
+            channel.shut_down()
 
     def _serve(self, channel: DataChannel) -> None:
         session = -1
@@ -121,6 +136,7 @@ class DataPort:
             _log.warning("data connection of session %d ends: %s", session, error)
         finally:
             with self._opened:
+                self._from_hosts.pop(channel, None)
                 is_last = self._channels.get(session) is channel
                 if is_last:
                     del self._channels[session]
@@ -144,12 +160,19 @@ class DataPort:
         with self._opened:
             # The controller sends secrets to both sides at the same time; either may be first.
             if session == 0:
-                self._opened.wait_for(lambda: self._hosts.secret or channel.is_closed, OPEN_SECONDS)
-                expected = self._hosts.secret
-            else:
-                self._opened.wait_for(lambda: session in self._secrets or channel.is_closed, OPEN_SECONDS)
-                expected = self._secrets.get(session, "")
+                # Nor do all hosts learn at the same time of one that has come.
+                seconds = NEWS_SECONDS if self._admitted else OPEN_SECONDS
+                if not secret or not self._opened.wait_for(lambda: self._knows(secret) or channel.is_closed, seconds):
+                    return False
+                self._from_hosts[channel] = secret
+                return True
+            self._opened.wait_for(lambda: session in self._secrets or channel.is_closed, OPEN_SECONDS)
+            expected = self._secrets.get(session, "")
         return bool(expected) and hmac.compare_digest(expected.encode(), secret.encode())
+
+    def _knows(self, secret: str) -> bool:
+        """Whether a host that is there has this secret."""
+        return secret in self._admitted
 
     def _look_again(self) -> None:
         with self._opened:

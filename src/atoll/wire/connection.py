@@ -160,6 +160,12 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.close()
 
     @property
+    def local_host(self) -> str:
+        """The address of this machine that the connection uses; "" for a unix socket."""
+        name = self._transport.get_extra_info("sockname") if self._transport is not None else None
+        return str(name[0]).removeprefix("::ffff:") if isinstance(name, tuple) else ""
+
+    @property
     def is_closed(self) -> bool:
         return self._closed
 

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import time
+from dataclasses import replace
 from pkgutil import resolve_name
 
 from atoll._version import __version__
@@ -23,7 +24,7 @@ from atoll.protocol import messages as m
 from atoll.transfers.data_port import DataPort
 from atoll.transfers.inbox import Inbox
 from atoll.transfers.kinds import KINDS, ONE_CLIENT_KINDS
-from atoll.wire.address import check_may_listen, parse_address
+from atoll.wire.address import Address, check_may_listen, parse_address
 from atoll.wire.blocking import BlockingConnection
 from atoll.worker.executor_thread import ExecutorThread
 from atoll.worker.functions import Functions
@@ -64,8 +65,11 @@ class Worker:
         executor = ExecutorThread(steps, inbox, report)
         lease = Lease(self._lapsed)
         recorder = Recorder(backend.begin_profile, functions.programs.others, calls, options.host)
-        self._handler = MessageHandler(backend, functions, data_port, executor.submit, lease.renew, report, recorder)
-        connection.send(*introduction(options.island, options.host, backend, str(data_port.address)))
+        self._handler = MessageHandler(
+            backend, functions, data_port, executor.submit, lease.renew, report, recorder, options.host
+        )
+        where = advertised(data_port.address, options.advertise)
+        connection.send(*introduction(options.island, options.host, backend, where, options.incarnation))
 
     def run(self) -> None:
         """Serves the controller until it says stop, or its connection is lost."""
@@ -80,12 +84,18 @@ class Worker:
         os._exit(1)
 
 
-def introduction(island: int, host: int, backend: DeviceBackend, data_address: str) -> tuple[m.Hello, m.WorkerReady]:
+def advertised(address: Address, host: str) -> str:
+    """Where others reach what listens at `address`: at `host` where that is given."""
+    return str(replace(address, host=host) if host and not address.is_unix else address)
+
+
+def introduction(
+    island: int, host: int, backend: DeviceBackend, data_address: str, incarnation: int = 0
+) -> tuple[m.Hello, m.WorkerReady]:
     """What a worker says first."""
+    token = os.environ.get(m.DEFAULT_TOKEN_VARIABLE, "")
     return (
-        m.Hello(
-            m.PROTOCOL, "worker", os.environ.get(m.DEFAULT_TOKEN_VARIABLE, ""), os.getpid(), __version__, host=host
-        ),
+        m.Hello(m.PROTOCOL, "worker", token, os.getpid(), __version__, host=host, incarnation=incarnation),
         m.WorkerReady(
             island,
             host,

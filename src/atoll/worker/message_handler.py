@@ -31,7 +31,9 @@ class MessageHandler:
         renew: Callable[[float], None],
         report: Callable[..., None],
         recorder: Recorder,
+        host: int,
     ) -> None:
+        self._host = host
         self._backend = backend
         self._recorder = recorder
         self._functions = functions
@@ -76,8 +78,10 @@ class MessageHandler:
                 )
             case m.WorkerQuery():
                 self._answers.submit(self._answer, message)
-            case m.Peers(hosts=hosts, secret=secret):
-                self._data_port.set_peers(hosts, secret)
+            case m.Peers(hosts=hosts):
+                secrets = {host: secret for host, _, secret in hosts}
+                addresses = tuple((host, address) for host, address, _ in hosts)
+                self._data_port.set_peers(addresses, secrets.get(self._host, ""), frozenset(secrets.values()))
             case m.Stop():
                 return False
             case m.Refused(status=status):

@@ -10,6 +10,9 @@ from atoll.devices.membership import Membership
 class WorkerOptions(msgspec.Struct, frozen=True):
     """How to start the worker of one host. `parent` is the process that it must not outlive.
 
+    `advertise` is the host name or address under which others reach its data port, where that is not the one it listens
+    at. `incarnation` is that of its island.
+
     `has_one_client`: no other client's work is on this host. The worker then maps the files of the client's large
     transfers, which is quicker than reading them; a client that shortens one of its files ends the worker.
     """
@@ -24,6 +27,8 @@ class WorkerOptions(msgspec.Struct, frozen=True):
     membership: Membership | None = None  # None: the island has no other host
     platform: str = "cpu"  # names the kind of its devices: see `devices.kinds`
     has_one_client: bool = False
+    advertise: str = ""
+    incarnation: int = 0
 
 
 class IslandOptions(msgspec.Struct, frozen=True):
@@ -39,3 +44,5 @@ class IslandOptions(msgspec.Struct, frozen=True):
     hosts: int
     devices: int  # of each host
     parent: int
+    advertise: str = ""
+    incarnation: int = 0

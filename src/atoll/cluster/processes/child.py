@@ -53,15 +53,15 @@ class Child:
         finally:
             os.close(writable)
 
-    def read(self, kind: type[Message]) -> Message:
+    def read(self, kind: type[Message], seconds: float = START_SECONDS) -> Message:
         """The line that the process writes once it is up. Raises ClusterError where none comes."""
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + seconds
         line = b""
         try:
             while not line.endswith(b"\n"):
                 ready, _, _ = select.select([self._readable], [], [], max(0.0, deadline - time.monotonic()))
                 if not ready:
-                    raise ClusterError(f"{self.who} was not up within {START_SECONDS:.0f} s")
+                    raise ClusterError(f"{self.who} was not up within {seconds:.0f} s")
                 part = os.read(self._readable, 65536)
                 if not part:
                     raise ClusterError(f"{self.who} ended before it was up; its messages are above")

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from atoll.cluster.processes.process_table import began
+from atoll.cluster.processes.process_table import began, this_machine
 
 _OWNER = "owner"
 
@@ -32,7 +32,7 @@ def in_use(transfer_directory: Path) -> bool:
 def claim(directory: Path, transfer_directory: Path) -> None:
     """Records this process as the owner of these folders."""
     pid = os.getpid()
-    (directory / _OWNER).write_text(f"{pid} {began(pid)}\n{transfer_directory}\n")
+    (directory / _OWNER).write_text(f"{pid} {began(pid)} {this_machine()}\n{transfer_directory}\n")
 
 
 def sweep(base: Path) -> None:
@@ -42,7 +42,7 @@ def sweep(base: Path) -> None:
             if directory.stat().st_uid != os.getuid():
                 continue
             owner, transfer_directory = (directory / _OWNER).read_text().splitlines()
-            pid, started = owner.split()
-            if began(int(pid)) != int(started):
+            pid, started, machine = owner.split()
+            if machine == this_machine() and began(int(pid)) != int(started):
                 shutil.rmtree(transfer_directory, ignore_errors=True)
                 shutil.rmtree(directory, ignore_errors=True)

@@ -7,6 +7,7 @@ sent to it meanwhile has yet to be read.
 from __future__ import annotations
 
 LEASE_SECONDS = 10.0
+LEAST_LEASE_SECONDS = 3.0  # that a user may choose
 PING_SECONDS = 1.0
 _JITTER_SECONDS = 0.2  # that a timer may be late
 
@@ -28,6 +29,14 @@ class Leases:
 
     def forget(self, peer: int) -> None:
         self._renewed.pop(peer, None)
+
+    def has(self, peer: int) -> bool:
+        """Whether the peer was heard from, and is not forgotten."""
+        return peer in self._renewed
+
+    def left(self, peer: int, now: float) -> float:
+        """For how long the peer may still be silent. It is not to trust in this one's silence for longer."""
+        return max(0.0, self.seconds - (now - self._renewed.get(peer, now)))
 
     def expired(self, now: float) -> list[int]:
         """The peers that have been silent for too long. To be called every `period` seconds."""

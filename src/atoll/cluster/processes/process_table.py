@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+
+
+def this_machine() -> str:
+    """What distinguishes this machine from others with which it shares folders: their pids mean nothing here."""
+    return os.uname().nodename
 
 
 def began(pid: int) -> int | None:

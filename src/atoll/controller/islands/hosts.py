@@ -55,18 +55,21 @@ class Hosts:
             m.WorkerAnswer: self._answered,
         }
 
-    def join(self, ready: m.WorkerReady, pid: int) -> None:
+    def join(self, ready: m.WorkerReady, hello: m.Hello) -> None:
         """A host's worker is up, with nothing on it. With the last of an island, the island is ready, or back."""
+        machines = dict(enumerate(self._resources.islands[ready.island].machines))
         host = Host(
             ready.host,
             ready.island,
-            pid,
+            hello.pid,
             HostState.READY,
             ready.devices,
             ready.data_address,
             ready.platform,
             ready.platform_version,
             ready.max_in_flight,
+            hello.incarnation,
+            machines.get(ready.host % self._resources.topology.hosts, ""),
         )
         self._resources.join(host)
         self._launcher.scheduler.set_window(ready.island, self._resources.max_in_flight(ready.island))

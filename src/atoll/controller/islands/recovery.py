@@ -5,9 +5,12 @@ An island fails as a whole: the broken collectives of the hosts that are left ca
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from atoll.cluster.lifecycle import IslandBack, IslandGivenUp, IslandLost, IslandState, Lifecycle
 from atoll.cluster.processes.leases import Leases
 from atoll.cluster.resources import ResourceManager
+from atoll.cluster.settings import ClusterSettings
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.compilation import Compilation
 from atoll.controller.programs.failures import Failures
@@ -19,8 +22,6 @@ from atoll.protocol import messages as m
 from atoll.scheduling.durations import Durations
 from atoll.scheduling.quarantine import Quarantine
 
-# For an island to be up again.
-RESTART_SECONDS = 120.0
 # For the other hosts of a gang to end, once it has failed on one of them.
 HALF_FAILED_SECONDS = 5.0
 
@@ -42,7 +43,8 @@ class Recovery:
         queries: Queries,
         quarantine: Quarantine,
         leases: Leases,
-        abandoned_seconds: float,
+        settings: ClusterSettings,
+        wait_of: Callable[[int], str],
     ) -> None:
         self._resources = resources
         self._lifecycle = lifecycle
@@ -54,7 +56,9 @@ class Recovery:
         self._queries = queries
         self._quarantine = quarantine
         self._leases = leases
-        self._abandoned_seconds = abandoned_seconds
+        self._abandoned_seconds = settings.abandoned_seconds
+        self._start_seconds = settings.start_seconds
+        self._wait_of = wait_of
         self._hanging: Durations[int] = Durations()  # gangs, by sequence
         self._abandoned: Durations[int] = Durations()  # gangs, by sequence
         self._restarting: Durations[int] = Durations()  # islands
@@ -66,7 +70,7 @@ class Recovery:
     def worker_lost(self, host: int, reason: str) -> None:
         """The connection to a host's worker is lost."""
         record = self._resources.hosts[host]
-        text = f"host {host} of island {record.island} is gone (worker {record.pid}: {reason})"
+        text = f"host {host} of island {record.island} is gone ({record.worker}: {reason})"
         if self._resources.islands[record.island].works:
             self._running_at_loss[record.island] = self._failures.running(record.island)
         self._lose(record.island, Status(Code.DATA_LOSS, f"{text}; {_LOST}"))
@@ -74,12 +78,13 @@ class Recovery:
     def worker_ended(self, message: m.WorkerEnded) -> None:
         """The engine has seen a worker's end, which what ran there may have caused."""
         record = self._resources.hosts.get(message.host)
-        if record is None or record.pid != message.pid:
+        if record is None or record.incarnation != message.incarnation:
             return
         compiling = self._compilation.under_way(message.host)
         self.worker_lost(message.host, message.text)
         running = self._running_at_loss.pop(record.island, None)
-        if running is not None:  # else its island was not ready: nothing ran or was compiled there yet
+        # Of what had joined only: else nothing ran or was compiled there yet. A lost machine is no program's fault.
+        if running is not None and message.status is not None:
             self._quarantine.crashed(message.status, message.text, running, compiling)
             self._compilation.refuse(self._quarantine.refused)
 
@@ -102,15 +107,16 @@ class Recovery:
             self._restart(
                 record.island,
                 f"host {host} of island {record.island} has not answered for {self._leases.seconds:.0f} s "
-                f"(worker {record.pid} is stopped, or its machine cannot be reached)",
+                f"({record.worker} is stopped, or its machine cannot be reached)",
             )
         self._restart_half_failed(now)
         self._restart_abandoned(now)
         islands = self._resources.islands.values()
         restarting = [each.number for each in islands if each.state is IslandState.RESTARTING]
         for island, seconds in self._restarting.update(now, restarting).items():
-            if seconds > RESTART_SECONDS:
-                self.give_up(island, f"it was not up again within {RESTART_SECONDS:.0f} s")
+            if seconds > self._start_seconds:
+                wait = self._wait_of(island)
+                self.give_up(island, f"it was not up again within {self._start_seconds:.0f} s{wait and f': {wait}'}")
                 self._outbox.to_engine(m.EndIsland(island))
 
     def _restart_half_failed(self, now: float) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import msgspec
+
 from atoll._version import __version__
 from atoll.cluster.lifecycle import IslandState
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.resources import ResourceManager
+from atoll.controller.islands.agents import Agents
 from atoll.controller.programs.functions import FunctionRegistry
 from atoll.controller.sessions.session import GangRun, Session
 from atoll.scheduling.ledger import Ledger
@@ -27,6 +30,8 @@ class Reported(Protocol):
     @property
     def memory(self) -> Ledger: ...
     @property
+    def agents(self) -> Agents: ...
+    @property
     def functions(self) -> FunctionRegistry: ...
 
 
@@ -41,6 +46,7 @@ def report(controller: Reported) -> dict[str, Any]:
             {
                 "id": host.number,
                 "pid": host.pid,
+                "machine": host.machine,
                 "state": host.state.value,
                 "devices": [
                     {
@@ -61,6 +67,7 @@ def report(controller: Reported) -> dict[str, Any]:
             {
                 "id": island,
                 "state": record.state.value,
+                "waits_for": controller.agents.wait_of(island) or resources.wait_text(island) or None,
                 "mesh": list(resources.devices(island).mesh),
                 "restarts": record.restarts,
                 "last_failure": record.last_failure.message if record.last_failure is not None else None,
@@ -105,6 +112,7 @@ def report(controller: Reported) -> dict[str, Any]:
         "version": __version__,
         "topology": str(resources.topology),
         "islands": islands,
+        "machines": [msgspec.structs.asdict(each) for each in controller.agents.report.machines],
         "sessions": sessions,
         "functions": {
             "compiled": functions.compiled,

@@ -103,7 +103,7 @@ class NullHost:
         )
         recorder = Recorder(self.backend.begin_profile, functions.programs.others, None, host)
         self._handler = MessageHandler(
-            self.backend, functions, self.port, self._executor.handle, renew, report, recorder
+            self.backend, functions, self.port, self._executor.handle, renew, report, recorder, host
         )
 
     def handle(self, message: Any) -> bool:

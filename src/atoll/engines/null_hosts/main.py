@@ -25,7 +25,7 @@ from atoll.transfers.inbox import Inbox
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.connection import Connection, connect
 from atoll.worker.executor_thread import READ_THREADS
-from atoll.worker.main import CONNECT_SECONDS, introduction
+from atoll.worker.main import CONNECT_SECONDS, advertised, introduction
 from atoll.worker.options import IslandOptions
 
 _log = logging.getLogger(__name__)
@@ -83,7 +83,8 @@ class NullIsland:
             self._call_soon,
             self._readers,
         )
-        for message in introduction(options.island, number, host.backend, str(host.port.address)):
+        where = advertised(host.port.address, options.advertise)
+        for message in introduction(options.island, number, host.backend, where, options.incarnation):
             connection.send(message)
 
     async def _connect(self, handle: Callable[[Any], None]) -> Connection:

@@ -32,7 +32,7 @@ class ControllerProcess:
         self._inbox: list[Callable[[float], e.AnyEvent]] = []
         self._is_busy = False
         self._next = 1
-        self.controller.handle(e.Started(clock.now(), "of the hosts"))
+        self.controller.handle(e.Started(clock.now()))
         clock.call_soon(self._tick)
 
     # ---- for peers

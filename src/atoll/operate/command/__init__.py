@@ -13,7 +13,7 @@ import typer
 
 from atoll._version import __version__
 from atoll.errors import AtollError
-from atoll.operate.command import clusters, operators, scripts
+from atoll.operate.command import clusters, hosts, operators, scripts
 from atoll.operate.command.terminal import fail
 
 # Each command imports what it needs when it runs: all imports here would double the time of `atoll --help`.
@@ -54,7 +54,8 @@ def atoll(
     - `ATOLL_ADDRESS`: where a cluster listens, for scripts and for all commands but up.
 
     - `ATOLL_ISLANDS`, `ATOLL_TOPOLOGY`, `ATOLL_PLATFORM`, `ATOLL_DEVICE_MEMORY`, `ATOLL_DISPATCH`, `ATOLL_POLICY`,
-    `ATOLL_ENGINE`: what an embedded cluster has. All but the first count for `atoll up`, too.
+    `ATOLL_ENGINE`, `ATOLL_LEASE`, `ATOLL_WAIT`: what an embedded cluster has. All but the first count for `atoll up`,
+    too.
 
     - `ATOLL_TOKEN`: a cluster that is started with it serves only clients that bring the same. A cluster that listens
     on anything but loopback or a unix socket needs one.
@@ -67,6 +68,7 @@ def atoll(
 
 app.command(context_settings={"allow_interspersed_args": False}, no_args_is_help=True)(scripts.run)
 app.command()(clusters.up)
+app.command()(hosts.host)
 app.command()(clusters.status)
 app.command()(operators.remap)
 app.command("add-island")(operators.add_island)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import sys
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -55,9 +57,15 @@ def up(
     from atoll.wire.address import parse_address
 
     settings = settings_of(islands, cluster)
+    chosen = "" if name == DEFAULT_NAME else f" --name {name}"
     standing = StandingCluster(
         name=name, settings=settings, listen=listen, token=token(), parent=os.getpid() if foreground else 0
     )
+    if settings.engine == "hosts":
+        where = parse_address(standing.record.address)
+        where = replace(where, host=platform.node()) if where.host in ("0.0.0.0", "::") else where
+        say(f"waiting for hosts: `ATOLL_TOKEN=... atoll host --address {where}` on each machine")
+        say(f"  look:  atoll status{chosen}")
     try:
         with terminal.status(f"starting {islands} ..."):
             standing.wait()
@@ -73,7 +81,6 @@ def up(
     if not parse_address(address).is_local:
         say("         (elsewhere: with this machine's name in the address, and the same ATOLL_TOKEN)")
     if not foreground:
-        chosen = "" if name == DEFAULT_NAME else f" --name {name}"
         say(f"  look:  atoll status{chosen}")
         say(f"  end:   atoll down{chosen}")
         standing.engine.leave()

@@ -12,11 +12,13 @@ from typing import Annotated, Any, get_type_hints
 import msgspec
 import typer
 
+from atoll.cluster.processes.leases import LEASE_SECONDS
 from atoll.cluster.settings import (
     DEFAULT_ENGINE,
     DEFAULT_ISLANDS,
     DEFAULT_PLATFORM,
     DEFAULT_POLICY,
+    HOSTS_SECONDS,
     ClusterSettings,
     Dispatch,
 )
@@ -90,7 +92,18 @@ _TOPOLOGY_HELP = (
     "The mesh that the devices of an island form, such as 4x4 or 2x2x2, where the platform does not report it (cpu): "
     "slices with a shape are parts of it. ATOLL_TOPOLOGY if not given, else a line."
 )
-_ENGINE_HELP = f"What starts the hosts of the cluster. ATOLL_ENGINE if not given, else {DEFAULT_ENGINE}."
+_ENGINE_HELP = (
+    "What starts the hosts of the cluster: local, processes of this machine; or hosts, whoever runs `atoll host` on "
+    f"others. ATOLL_ENGINE if not given, else {DEFAULT_ENGINE}."
+)
+_LEASE_HELP = (
+    "For how many seconds a host, or a machine, may be silent until it counts as lost; 3 or more. ATOLL_LEASE if not "
+    f"given, else {LEASE_SECONDS:.0f}."
+)
+_WAIT_HELP = (
+    "How many seconds the start waits for all hosts to be up, and a lost island for new ones. ATOLL_WAIT if not given, "
+    f"else {HOSTS_SECONDS:.0f} with --engine hosts and 120 without."
+)
 
 Islands = Annotated[str, typer.Option(help=_ISLANDS_HELP, callback=_check_islands, metavar="IxHxD")]
 EmbeddedIslands = Annotated[
@@ -115,6 +128,8 @@ class ClusterOptions:
     policy: Annotated[str | None, typer.Option(help=_POLICY_HELP, callback=_check_policy, metavar="NAME")] = None
     mesh: Annotated[str | None, typer.Option("--topology", help=_TOPOLOGY_HELP, metavar="MESH")] = None
     engine: Annotated[str | None, typer.Option(help=_ENGINE_HELP, callback=_check_engine)] = None
+    lease_seconds: Annotated[float | None, typer.Option("--lease", help=_LEASE_HELP, metavar="SECONDS")] = None
+    wait_seconds: Annotated[float | None, typer.Option("--wait", min=1.0, help=_WAIT_HELP, metavar="SECONDS")] = None
 
 
 def with_cluster_options(command: Callable[..., None]) -> Callable[..., None]:

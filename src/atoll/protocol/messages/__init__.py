@@ -6,11 +6,14 @@ session live in a namespace of its own: a worker and the controller name a buffe
     worker    -> controller   Hello, then FromWorker     and back: ToWorker
     proxy     -> controller   Hello, then FromProxy                ToProxy
     engine    -> controller   Hello, then FromEngine               ToEngine
+    agent     -> controller   Hello, then AgentSays                TellAgent
     operator  -> controller   Hello, then FromOperator             ToOperator
 """
 
 from __future__ import annotations
 
+from atoll.protocol.messages.agents import *  # noqa: F403
+from atoll.protocol.messages.agents import AgentSays
 from atoll.protocol.messages.contents import *  # noqa: F403
 from atoll.protocol.messages.engines import *  # noqa: F403
 from atoll.protocol.messages.engines import FromEngine
@@ -23,4 +26,4 @@ from atoll.protocol.messages.proxies import FromProxy
 from atoll.protocol.messages.workers import *  # noqa: F403
 from atoll.protocol.messages.workers import FromWorker
 
-ToController = Hello | FromWorker | FromProxy | FromEngine | FromOperator
+ToController = Hello | FromWorker | FromProxy | FromEngine | FromOperator | AgentSays

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from atoll.protocol.messages.agents import AgentLost, AgentSays, EngineReport, IslandStarts, TellAgent
 from atoll.protocol.messages.opening import Message, Refused
+from atoll.protocol.messages.operators import DrainRequest, OperationReply
 
 # ---- engine -> controller
 
 
 class WorkerEnded(Message, frozen=True, tag=70):
-    """A worker has ended by itself, with this exit status (negative: the signal); its island is started anew."""
+    """A worker of this incarnation has ended by itself; its island is started anew.
+
+    `status` is its exit status (negative: the signal), None where nobody knows: its machine is lost, say.
+    """
 
     host: int
-    pid: int
-    status: int
+    incarnation: int
+    status: int | None
     text: str  # the status as a sentence
 
 
@@ -51,5 +56,5 @@ class RestartIsland(Message, frozen=True, tag=75):
     reason: str
 
 
-FromEngine = WorkerEnded | IslandGivenUp | IslandEnded
-ToEngine = Refused | RestartIsland | StartIsland | EndIsland
+FromEngine = WorkerEnded | IslandGivenUp | IslandEnded | IslandStarts | EngineReport | TellAgent | DrainRequest
+ToEngine = Refused | RestartIsland | StartIsland | EndIsland | AgentSays | AgentLost | OperationReply

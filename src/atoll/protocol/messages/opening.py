@@ -25,13 +25,14 @@ class Hello(Message, frozen=True, tag=1):
     """The first message on any connection to the controller."""
 
     protocol: int
-    role: str  # "proxy", "worker", "engine" or "operator"
+    role: str  # "proxy", "worker", "engine", "agent" or "operator"
     token: str
     pid: int
     version: str
     # What a person would recognise the peer by: the user's script for a proxy.
     label: str = ""
     host: int = -1  # a worker's
+    incarnation: int = 0  # of a worker's island: rises with each start
 
 
 class Refused(Message, frozen=True, tag=2):

@@ -174,10 +174,13 @@ class WorkerQuery(Message, frozen=True, tag=29):
 
 
 class Peers(Message, frozen=True, tag=30):
-    """Where the other hosts' data ports are: (host, address), and the cluster's own secret for them."""
+    """All hosts that are there: (host, address of its data port, secret).
 
-    hosts: tuple[tuple[int, str], ...]
-    secret: str
+    A host shows its own secret to the others' data ports. It is drawn anew with each incarnation of its worker, so one
+    that is of an earlier incarnation is not let in, and what it has opened before is closed.
+    """
+
+    hosts: tuple[tuple[int, str, str], ...]
 
 
 class FailFeeds(Message, frozen=True, tag=32):

@@ -1,0 +1,54 @@
+"""Host agents: what they say goes to the engine, and back. The controller reads none of it."""
+
+from __future__ import annotations
+
+from atoll.controller.connections import Connections, Peer
+from atoll.controller.outbox import Outbox
+from atoll.errors import Code, StatusError, invalid
+from atoll.protocol import messages as m
+from atoll.protocol.events import Received
+
+
+class Agents:
+    """An agent is known by its connection. `report` is what the engine has said last of islands and machines."""
+
+    def __init__(self, connections: Connections, outbox: Outbox) -> None:
+        self.report = m.EngineReport((), ())
+        self._connections = connections
+        self._outbox = outbox
+        self._agents: set[int] = set()
+
+    def admit(self, peer: Peer) -> None:
+        """Raises StatusError while no engine is there, which may yet come."""
+        if self._connections.engine is None:
+            raise StatusError(Code.UNAVAILABLE, "the cluster is starting")
+        peer.handle = self._received
+        peer.lose = self._lost
+        self._agents.add(peer.connection)
+
+    def dismiss(self) -> None:
+        """The cluster ends: agents are free to go."""
+        content = m.agent_content(m.Dismiss("the cluster has ended"))
+        for agent in sorted(self._agents):
+            self._outbox.send(agent, m.TellAgent(agent, content, close=True))
+
+    def wait_of(self, island: int) -> str:
+        """What the island waits for, as far as the engine knows; "" where it waits for nothing."""
+        return dict(self.report.waits).get(island, "")
+
+    def tell(self, message: m.TellAgent) -> None:
+        """Something of the engine's for an agent, which may be gone."""
+        if message.agent in self._connections.peers:
+            self._outbox.send(message.agent, message)
+            if message.close:
+                self._agents.discard(message.agent)
+                self._outbox.close(message.agent)
+
+    def _received(self, peer: Peer, event: Received) -> None:
+        if not isinstance(event.message, m.AgentSays):
+            raise invalid(f"a host agent does not send {type(event.message).__name__}")
+        self._outbox.to_engine(m.AgentSays(event.message.content, peer.connection))
+
+    def _lost(self, peer: Peer, reason: str) -> None:
+        self._agents.discard(peer.connection)
+        self._outbox.to_engine(m.AgentLost(peer.connection, reason))

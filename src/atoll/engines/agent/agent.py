@@ -1,0 +1,290 @@
+"""The host agent: dials the controller for as long as it runs, and holds one worker.
+
+Invariants: it holds one worker at most. A worker ends with its agent, and where nothing was heard of the cluster for
+the agent's lease: then the machine is thought lost, and another may have taken its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import platform
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from atoll._version import __version__
+from atoll.cluster.processes.leases import Leases
+from atoll.engines.agent import machine
+from atoll.engines.agent.options import AgentOptions
+from atoll.engines.engine import HostStart
+from atoll.engines.local_process import LocalProcess, describe_exit
+from atoll.engines.worker_command import WorkerPlace, worker_command, worker_environment
+from atoll.errors import AtollError, ClusterError, Code, ConnectError, Status
+from atoll.protocol import messages as m
+from atoll.wire.connection import Connection, connect
+
+_log = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 0.5
+EVERYWHERE = ("0.0.0.0", "::")
+_LEASE_LOOKS = 0.25  # seconds between two looks at the lease
+_END_SECONDS = 2.0  # for a worker to end before it is killed
+_ENGINE = 0  # the one peer of the lease
+_FINAL = (Code.UNAUTHENTICATED, Code.FAILED_PRECONDITION)  # refusals that no retry mends
+
+
+class HostAgent:
+    """One agent. `run` returns when it has nothing more to do here, with no worker left.
+
+    `on_joined()` is called whenever it has reached the controller. All is done on the event loop.
+    """
+
+    def __init__(self, options: AgentOptions, cache_directory: str, on_joined: Callable[[], None]) -> None:
+        self._options = options
+        self._cache_directory = cache_directory
+        self._on_joined = on_joined
+        self._loop = asyncio.get_running_loop()
+        self._id = os.urandom(16).hex()
+        self._link: Connection | None = None
+        self._lost = asyncio.Event()  # the connection
+        self._over = asyncio.Event()
+        self._problem: AtollError | None = None
+        self._leases = Leases(period=_LEASE_LOOKS)
+        self._worker: LocalProcess | None = None
+        self._incarnation = 0  # of the worker
+        self._no_worker = asyncio.Event()
+        self._no_worker.set()
+        self._ended = (0, 0)
+        self._address = ""  # of this machine, for others
+        self._bind = ""  # at which its worker listens
+        self._collectives = ""  # where the hosts of its island reach one another
+        self._leaving = False
+        self._says = ""  # what was said last of a controller that cannot be reached
+
+    # ---- its life
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until the cluster has ended, or `stop` is set, and its grace over. Raises AtollError where it is refused."""
+        leaving = self._loop.create_task(self._leave(stop))
+        looking = self._loop.create_task(self._look_at_lease())
+        try:
+            while not self._over.is_set():
+                await self._connect_once()
+        finally:
+            leaving.cancel()
+            looking.cancel()
+            await self._end_worker(_END_SECONDS)
+            if self._link is not None:
+                self._link.close()
+        if self._problem is not None:
+            raise self._problem
+
+    async def _connect_once(self) -> None:
+        self._lost.clear()
+        try:
+            link = await connect(
+                self._options.controller, m.OfController, self._handle, self._link_lost, name="the Atoll controller"
+            )
+        except ConnectError as error:
+            self._say(str(error))
+            await self._sleep(_RETRY_SECONDS)
+            return
+        self._link = link
+        self._find_addresses(link)
+        token = os.environ.get(m.DEFAULT_TOKEN_VARIABLE, "")
+        link.send(m.Hello(m.PROTOCOL, "agent", token, os.getpid(), __version__, platform.node()))
+        self._introduce()
+        await self._lost.wait()
+        link.close()
+        self._link = None
+        await self._sleep(_RETRY_SECONDS)
+
+    async def _sleep(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._over.wait(), seconds)
+        except TimeoutError:
+            return
+
+    def _say(self, text: str) -> None:
+        """Once for each reason, not once for each attempt."""
+        if text != self._says:
+            self._says = text
+            _log.warning("%s; it is tried again and again", text)
+
+    def _find_addresses(self, link: Connection) -> None:
+        options = self._options
+        here = link.local_host
+        self._address = options.advertise or here
+        self._bind = options.listen or (here if not options.advertise else EVERYWHERE[":" in here])
+        self._collectives = options.meeting or self._address
+
+    def _introduce(self) -> None:
+        self._tell(
+            m.AgentHello(
+                self._id,
+                platform.node(),
+                self._address,
+                __version__,
+                self._options.seat,
+                self._options.group,
+                machine.devices(),
+                machine.memory_bytes(),
+                self._meeting(),
+                self._incarnation,
+                self._ended,
+            )
+        )
+
+    def _meeting(self) -> str:
+        """Where the coordination service of an island can be, whose first host this is."""
+        try:
+            return machine.free_address(self._collectives)
+        except OSError as error:
+            text = f"nothing can listen at {self._collectives} on this machine: {error.strerror or error}"
+            self._end(ClusterError(f"{text}; choose an address of its own with --meeting"))
+            return ""
+
+    def _tell(self, message: m.AgentHello | m.AgentWorkerEnded | m.AgentAlive | m.AgentLeaves) -> None:
+        if self._link is not None:
+            self._link.send(m.AgentSays(m.agent_content(message)))
+
+    def _link_lost(self, reason: str) -> None:
+        self._say(reason)
+        self._lost.set()
+
+    def _end(self, problem: AtollError | None = None) -> None:
+        self._problem = problem
+        self._over.set()
+        self._lost.set()
+
+    # ---- what it is told
+
+    def _handle(self, message: Any) -> None:
+        match message:
+            case m.Refused(status=status):
+                self._refused(status)
+            case m.TellAgent(content=content):
+                self._do(m.read_to_agent(content))
+
+    def _refused(self, status: Status) -> None:
+        if status.code in _FINAL:
+            self._end(ClusterError(f"the cluster refuses this host: {status.message}"))
+        else:
+            self._say(status.message)
+            self._lost.set()
+
+    def _do(self, message: Any) -> None:
+        match message:
+            case m.StartWorker():
+                self._start(message)
+            case m.EndWorker(incarnation=incarnation, force=force) if self._worker is not None:
+                if incarnation == self._incarnation:
+                    if force:
+                        self._worker.kill()
+                    else:
+                        self._worker.terminate()
+            case m.Renew(lease=lease):
+                self._joined()
+                self._leases.seconds = lease
+                self._leases.renew(_ENGINE, self._loop.time())
+                self._tell(m.AgentAlive())
+            case m.Dismiss():
+                self._dismissed(message)
+
+    def _joined(self) -> None:
+        if self._says or not self._leases.has(_ENGINE):
+            self._says = ""
+            self._on_joined()
+
+    def _dismissed(self, message: m.Dismiss) -> None:
+        if message.error:
+            self._end(ClusterError(f"the cluster refuses this host: {message.text}"))
+        elif message.reconnect or (self._options.stays and not self._leaving):
+            self._say(message.text or "this machine was thought lost")
+            self._kill_worker()
+            self._lost.set()
+        else:
+            _log.info("%s: this host agent ends", message.text)
+            self._end()
+
+    # ---- its worker
+
+    def _start(self, start: m.StartWorker) -> None:
+        if self._worker is not None:  # the engine takes back what it gave, and hears of that one's end first
+            _log.error("there is a worker of incarnation %d already", self._incarnation)
+            return
+        place = WorkerPlace(
+            str(self._options.controller),
+            f"[{self._bind}]:0" if ":" in self._bind else f"{self._bind}:0",
+            self._cache_directory,
+            self._address,
+            start.meeting,
+            self._collectives,
+        )
+        host = HostStart(start.island, start.host, start.rank, start.hosts, start.devices, start.incarnation)
+        self._incarnation = start.incarnation
+        self._no_worker.clear()
+        try:
+            self._worker = LocalProcess(
+                worker_command(host, start.platform, place), worker_environment(start.platform), self._worker_ended
+            )
+        except OSError as error:
+            _log.error("the worker cannot be started: %s", error)
+            self._worker_ended(1)
+
+    def _worker_ended(self, status: int) -> None:
+        _log.info("the worker of incarnation %d has ended: %s", self._incarnation, describe_exit(status))
+        self._ended = self._incarnation, status
+        self._worker, self._incarnation = None, 0
+        self._no_worker.set()
+        self._tell(m.AgentWorkerEnded(*self._ended, self._meeting()))
+
+    def _kill_worker(self) -> None:
+        if self._worker is not None:
+            self._worker.kill()
+
+    async def _end_worker(self, seconds: float) -> None:
+        """The controller may be ending it, too, in good order: it is given the time."""
+        try:
+            await asyncio.wait_for(self._no_worker.wait(), seconds)
+        except TimeoutError:
+            self._kill_worker()
+            await self._no_worker.wait()
+
+    async def _look_at_lease(self) -> None:
+        while True:
+            await asyncio.sleep(_LEASE_LOOKS)
+            if self._leases.expired(self._loop.time()):
+                self._leases.forget(_ENGINE)
+                if self._worker is not None:
+                    _log.error("the cluster is silent: the worker of this host ends")
+                self._kill_worker()
+                self._say("the cluster is silent")
+                self._lost.set()
+
+    # ---- leaving
+
+    async def _leave(self, stop: asyncio.Event) -> None:
+        """Lets the cluster move what is here to other hosts, for as long as there is time."""
+        await stop.wait()
+        self._leaving = True
+        if self._worker is None or self._link is None:
+            self._end()
+            return
+        self._tell(m.AgentLeaves(self._options.grace_seconds))
+        await self._sleep(self._options.grace_seconds)
+        self._kill_worker()
+        self._end()
+
+
+async def run_agent(
+    options: AgentOptions, cache_directory: str, on_joined: Callable[[], None], stop: asyncio.Event
+) -> None:
+    """Runs a host agent to its end. Raises AtollError where the cluster does not take it."""
+    try:
+        await HostAgent(options, cache_directory, on_joined).run(stop)
+    except msgspec.MsgspecError as error:
+        raise ClusterError(f"the engine sent what this host agent does not understand: {error}") from None

@@ -1,0 +1,115 @@
+"""The host agents that an engine knows, and the worker that each of them holds.
+
+Invariant: an agent is given a worker only while it holds none, of this cluster or of any other. One that is silent for
+its lease is forgotten, and by then it has ended its worker itself: what it is told with each ping is how long it may
+still trust the engine, counted from when the engine last heard of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from atoll.engines.engine import HostEnd
+from atoll.engines.hosts.seats import Candidate
+from atoll.engines.local_process import describe_exit
+from atoll.protocol import messages as m
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class AgentWorker:
+    """A worker that an agent holds; see `atoll.engines.engine.HostProcess`."""
+
+    agent: Agent
+    incarnation: int
+    on_end: Callable[[HostEnd], None]
+
+    def terminate(self) -> None:
+        self.agent.tell(m.EndWorker(self.incarnation))
+
+    def kill(self) -> None:
+        self.agent.tell(m.EndWorker(self.incarnation, force=True))
+
+
+@dataclass(eq=False)
+class Agent:
+    """A host agent. `connection` is None while it is away; it may come back until its lease is over."""
+
+    number: int  # among all that have come: for leases
+    hello: m.AgentHello
+    connection: int | None
+    send: Callable[[m.Message], None] = field(repr=False)
+    worker: AgentWorker | None = None
+    foreign: int = 0  # the incarnation of a worker that it holds and that nobody wants
+    meeting: str = ""
+    served: tuple[int, int] | None = None
+    doing: str = ""  # such as "host 1, incarnation 3"
+    leaves: bool = False
+
+    @property
+    def is_free(self) -> bool:
+        return self.connection is not None and self.worker is None and not self.foreign and not self.leaves
+
+    @property
+    def name(self) -> str:
+        """For people: its machine and where that is."""
+        return f"{self.hello.machine} ({self.hello.address})"
+
+    @property
+    def candidate(self) -> Candidate:
+        hello = self.hello
+        return Candidate(hello.agent, hello.machine, hello.seat, hello.group, self.served)
+
+    @property
+    def state(self) -> str:
+        """What it does, for people."""
+        if self.connection is None:
+            return f"away ({self.doing})" if self.worker is not None else "away"
+        if self.worker is not None:
+            return self.doing
+        if self.foreign:
+            return "ends a worker that is over"
+        return "leaves" if self.leaves else "free"
+
+    def tell(self, message: m.StartWorker | m.EndWorker | m.Renew | m.Dismiss, *, last: bool = False) -> None:
+        if self.connection is not None:
+            self.send(m.TellAgent(self.connection, m.agent_content(message), last))
+
+    def report(self) -> m.MachineReport:
+        hello = self.hello
+        return m.MachineReport(hello.machine, hello.address, self.state, hello.group, hello.devices, hello.memory_bytes)
+
+    # ---- its worker
+
+    def start(self, message: m.StartWorker, on_end: Callable[[HostEnd], None]) -> AgentWorker:
+        self.worker = AgentWorker(self, message.incarnation, on_end)
+        self.served = message.island, message.rank
+        self.doing = f"host {message.host} of island {message.island}"
+        self.tell(message)
+        return self.worker
+
+    def ended(self, incarnation: int, end: HostEnd) -> None:
+        """Its worker of this incarnation has ended. Does nothing where that is known."""
+        if self.foreign == incarnation:
+            self.foreign = 0
+        worker = self.worker
+        if worker is not None and worker.incarnation == incarnation:
+            self.worker = None
+            worker.on_end(end)
+
+    def came(self, hello: m.AgentHello, connection: int) -> None:
+        """It has connected, for the first time or again, and says what it holds."""
+        self.hello, self.connection, self.meeting = hello, connection, hello.meeting
+        incarnation, status = hello.ended
+        if incarnation:
+            self.ended(incarnation, HostEnd(status, describe_exit(status)))
+        expected = self.worker.incarnation if self.worker is not None else 0
+        if hello.running != expected and hello.running:
+            _log.warning("%s holds a worker of incarnation %d, which is over", self.name, hello.running)
+            self.foreign = hello.running
+            self.tell(m.EndWorker(hello.running, force=True))
+        if self.worker is not None and hello.running != expected:  # it never got the start
+            self.ended(expected, HostEnd(None, f"{self.name} has lost its connection while the worker was started"))

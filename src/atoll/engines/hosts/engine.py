@@ -1,0 +1,256 @@
+"""The engine `hosts`: machines come by themselves, each with a host agent that somebody has started there.
+
+An island starts once all of its hosts are there. Machines that are left over are spares: they take the place of those
+that are lost. The agents' messages come and go by way of the controller, the one address that they have to reach.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from itertools import count
+from pkgutil import resolve_name
+
+import msgspec
+
+from atoll._version import __version__
+from atoll.cluster.processes.leases import PING_SECONDS, Leases
+from atoll.cluster.topology import read_topology
+from atoll.devices.kinds import kind_of
+from atoll.engines.engine import AgentTaker, HostEnd, HostProcess, HostStart
+from atoll.engines.hosts.agents import Agent
+from atoll.engines.hosts.seats import Candidate, choose, wait_text
+from atoll.engines.local_process import describe_exit
+from atoll.engines.options import EngineOptions
+from atoll.errors import ClusterError, Status
+from atoll.protocol import messages as m
+from atoll.wire.address import parse_address
+
+_log = logging.getLogger(__name__)
+
+# For an agent whose connection has ended to come back: its process has ended, as a rule.
+AWAY_SECONDS = 2.0
+
+
+class HostsEngine:
+    """See `atoll.engines.engine.Engine` and `AgentTaker`, which it is both."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        self._settings = options.settings
+        kind = kind_of(self._settings.platform)
+        if kind.check:
+            resolve_name(kind.check)()
+        if parse_address(options.controller_address).is_unix:
+            raise ClusterError(
+                "host agents come from other machines: choose where the controller listens, such as "
+                "`--listen 10.0.0.1:7000`"
+            )
+        self._hosts = read_topology(self._settings.islands).hosts
+        self._agents: dict[str, Agent] = {}
+        self._connections: dict[int, Agent] = {}
+        self._numbers = count(1)
+        self._leases = Leases(self._settings.lease_seconds)
+        self._waiting: dict[int, tuple[int, Callable[[Sequence[str]], None]]] = {}  # by island
+        self._placed: dict[int, list[Agent]] = {}  # by island, by rank
+        self._draining: list[int] = []  # islands, in the order in which they were asked to drain
+        self._send: Callable[[m.Message], None] = lambda message: None
+        self._reported: m.EngineReport | None = None
+        self._loop: asyncio.AbstractEventLoop  # from `begin` on
+
+    @property
+    def agents(self) -> AgentTaker:
+        return self
+
+    # ---- islands
+
+    def place(self, island: int, processes: int, then: Callable[[Sequence[str]], None]) -> None:
+        self._waiting[island] = processes, then
+        self._form()
+
+    def cancel(self, island: int) -> None:
+        self._waiting.pop(island, None)
+        self._report()
+
+    def start_host(self, start: HostStart, on_end: Callable[[HostEnd], None]) -> HostProcess:
+        agents = self._placed[start.island]
+        agent = agents[start.rank]
+        meeting = agents[0].meeting if len(agents) > 1 else ""
+        message = m.StartWorker(
+            start.incarnation,
+            start.island,
+            start.host,
+            start.rank,
+            start.hosts,
+            start.devices,
+            self._settings.platform,
+            meeting,
+        )
+        return agent.start(message, on_end)
+
+    def _form(self) -> None:
+        """Starts the islands for which all machines are there."""
+        for island in sorted(self._waiting):
+            processes, then = self._waiting[island]
+            chosen = [each for each in self._chosen(island, processes) if each is not None]
+            if len(chosen) == processes:
+                del self._waiting[island]
+                agents = self._placed[island] = [self._agents[each.agent] for each in chosen]
+                then([each.hello.machine for each in agents for _ in range(self._hosts // processes)])
+        self._report()
+
+    def _chosen(self, island: int, processes: int) -> list[Candidate | None]:
+        return choose(island, processes, self._hosts, self._free())
+
+    def _free(self) -> list[Candidate]:
+        """Those with enough devices, in the order in which they came."""
+        return [each.candidate for each in self._agents.values() if each.is_free and not self._problem(each)]
+
+    def _problem(self, agent: Agent) -> str:
+        """Why its machine is none for this cluster; "" where it is."""
+        platform, needed = self._settings.platform, read_topology(self._settings.islands).devices
+        has = agent.hello.devices.get(platform)
+        if has is None or has >= needed:
+            return ""
+        return f"{agent.hello.machine} has {has} {platform} devices of the {needed} that a host needs"
+
+    # ---- what they wait for
+
+    def missing(self) -> str:
+        return "; ".join(f"island {island} {text}" for island, text in self._waits())
+
+    def _waits(self) -> list[tuple[int, str]]:
+        free = self._free()
+        problems = [problem for each in self._agents.values() if each.is_free and (problem := self._problem(each))]
+        waits = []
+        for island, (processes, _) in sorted(self._waiting.items()):
+            chosen = self._chosen(island, processes)
+            text = wait_text(chosen, [each for each in free if each not in chosen])
+            away = [each.name for each in self._agents.values() if each.connection is None]
+            if away:
+                text += f"; {', '.join(away)} cannot be heard now"
+            waits.append((island, "; ".join([text, *problems])))
+        return waits
+
+    def _report(self) -> None:
+        """Tells the controller what `atoll status` is to show, where that has changed."""
+        machines = tuple(each.report() for each in self._agents.values())
+        report = m.EngineReport(tuple(self._waits()), machines)
+        if report != self._reported:
+            self._reported = report
+            self._send(report)
+
+    # ---- agents
+
+    def begin(self, send: Callable[[m.Message], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._send = send
+        self._reported = None
+        self._report()
+        self._tick()
+
+    def agent_said(self, agent: int, content: bytes) -> None:
+        known = self._connections.get(agent)
+        try:
+            message = m.read_from_agent(content)
+        except msgspec.MsgspecError as error:
+            _log.error("a host agent sent what is no message: %s", error)
+            self._refuse(agent, "this is no message of a host agent's")
+            return
+        if known is None:
+            if isinstance(message, m.AgentHello):
+                self._came(agent, message)
+            return
+        self._leases.renew(known.number, self._loop.time())
+        match message:
+            case m.AgentWorkerEnded():
+                known.meeting = message.meeting
+                known.ended(message.incarnation, HostEnd(message.status, describe_exit(message.status)))
+                self._form()
+                self._dismiss_if_done(known)
+            case m.AgentLeaves(seconds=seconds):
+                self._leaves(known, seconds)
+
+    def _came(self, connection: int, hello: m.AgentHello) -> None:
+        if hello.version != __version__:
+            text = f"this cluster runs atoll {__version__}, and {hello.machine} has {hello.version}: install the same"
+            self._refuse(connection, text)
+            return
+        agent = self._agents.get(hello.agent)
+        if agent is None:
+            agent = self._agents[hello.agent] = Agent(
+                next(self._numbers), hello, connection, lambda message: self._send(message)
+            )
+        elif agent.connection is not None:
+            self._connections.pop(agent.connection, None)
+        self._connections[connection] = agent
+        self._leases.renew(agent.number, self._loop.time())
+        agent.came(hello, connection)
+        self._form()
+
+    def agent_lost(self, agent: int, reason: str) -> None:
+        known = self._connections.pop(agent, None)
+        if known is None or known.connection != agent:
+            return
+        known.connection = None
+        if known.worker is None and not known.foreign:
+            self._forget(known, f"{known.name} has left: {reason}")
+            return
+        _log.warning("the host agent on %s is away: %s", known.name, reason)
+        self._loop.call_later(min(AWAY_SECONDS, self._leases.seconds), self._still_away, known)
+        self._report()
+
+    def _still_away(self, agent: Agent) -> None:
+        if agent.connection is None:
+            self._forget(agent, f"the host agent on {agent.name} has ended, or cannot reach the controller")
+
+    def _forget(self, agent: Agent, reason: str) -> None:
+        """The machine is lost. Its agent may come again, as one that nobody knows."""
+        if self._agents.get(agent.hello.agent) is not agent:
+            return
+        _log.warning("%s", reason)
+        del self._agents[agent.hello.agent]
+        self._leases.forget(agent.number)
+        if agent.connection is not None:
+            self._connections.pop(agent.connection, None)
+            agent.tell(m.Dismiss("", reconnect=True), last=True)
+            agent.connection = None
+        if agent.worker is not None:
+            agent.ended(agent.worker.incarnation, HostEnd(None, reason))
+        self._form()
+
+    def _refuse(self, connection: int, text: str) -> None:
+        self._send(m.TellAgent(connection, m.agent_content(m.Dismiss(text, error=True)), close=True))
+
+    def _tick(self) -> None:
+        self._loop.call_later(PING_SECONDS, self._tick)
+        now = self._loop.time()
+        silent = set(self._leases.expired(now))
+        for agent in list(self._agents.values()):
+            if agent.number in silent:
+                seconds = f"{self._leases.seconds:.0f} s"
+                self._forget(agent, f"nothing was heard of the host agent on {agent.name} for {seconds}")
+            else:
+                agent.tell(m.Renew(round(self._leases.left(agent.number, now), 1)))
+
+    # ---- machines that leave
+
+    def _leaves(self, agent: Agent, seconds: float) -> None:
+        """Its island is drained, where what is there can be elsewhere. Else it goes on until the agent ends."""
+        agent.leaves = True
+        if agent.worker is not None and agent.served is not None:
+            island = agent.served[0]
+            _log.warning("%s leaves in %.0f s: island %d is drained", agent.name, seconds, island)
+            self._draining.append(island)
+            self._send(m.DrainRequest(island))
+        self._dismiss_if_done(agent)
+        self._report()
+
+    def drained(self, status: Status, text: str) -> None:
+        island = self._draining.pop(0) if self._draining else -1
+        if status.code:
+            _log.warning("island %d cannot be drained: %s", island, status.message)
+
+    def _dismiss_if_done(self, agent: Agent) -> None:
+        if agent.leaves and agent.worker is None and not agent.foreign:
+            agent.tell(m.Dismiss("its work is done"))

@@ -1,0 +1,60 @@
+"""Which machines an island gets: all that it needs, or none. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from atoll.cluster.topology import Seat
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A machine that is free, in the order in which machines came. `served` is the island and rank that it had last."""
+
+    agent: str
+    machine: str
+    seat: Seat
+    group: str = ""
+    served: tuple[int, int] | None = None
+
+
+def choose(island: int, processes: int, hosts: int, free: Sequence[Candidate]) -> list[Candidate | None]:
+    """A machine for each process of the island, by rank; None where nobody is there for it yet.
+
+    A machine that asks for a seat gets that one only. Of several that fit, the one that had the seat before is taken,
+    then one that asks for it, then one of the group that most of the free ones belong to, then the first that came.
+    """
+    left = list(free)
+    near = Counter(each.group for each in free if each.group)
+    chosen: list[Candidate | None] = [None] * processes
+
+    def take(rank: int, fits: Sequence[Candidate]) -> None:
+        if chosen[rank] is None and fits:
+            chosen[rank] = fits[0]
+            left.remove(fits[0])
+
+    def open_to(rank: int) -> list[Candidate]:
+        return [each for each in left if each.seat.fits(island, rank, hosts)]
+
+    for rank in range(processes):
+        take(rank, [each for each in open_to(rank) if each.served == (island, rank)])
+    for rank in range(processes):
+        take(rank, [each for each in open_to(rank) if each.seat.rank >= 0])
+    for rank in range(processes):
+        take(rank, sorted(open_to(rank), key=lambda each: (each.seat.island < 0, -near[each.group])))
+    return chosen
+
+
+def wait_text(chosen: Sequence[Candidate | None], others: Sequence[Candidate]) -> str:
+    """What an island waits for that has these machines, and why the others that are free are none for it."""
+    have = [f"rank {rank} would be {each.machine}" for rank, each in enumerate(chosen) if each is not None]
+    missing = [rank for rank, each in enumerate(chosen) if each is None]
+    ranks = ("rank " if len(missing) == 1 else "ranks ") + ", ".join(map(str, missing))
+    text = f"waits for {len(missing)} of {len(chosen)} host{'s' * (len(chosen) > 1)}: {ranks}"
+    if have:
+        text += f" ({', '.join(have)})"
+    for each in others:
+        text += f"; {each.machine} is free, but asks for {each.seat}"
+    return text

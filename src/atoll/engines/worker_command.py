@@ -1,0 +1,86 @@
+"""The command line of a host's worker, and its environment: the same on whichever machine, whatever has started it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from atoll.cluster.processes.process import command
+from atoll.cluster.settings import DEFAULT_PLATFORM
+from atoll.devices.kinds import XLA, kind_of
+from atoll.devices.membership import Membership
+from atoll.engines.engine import HostStart
+from atoll.worker.options import IslandOptions, WorkerOptions
+
+
+@dataclass(frozen=True)
+class WorkerPlace:
+    """What depends on the machine: how to reach the controller from there, and where the worker listens.
+
+    `data_address` has {host} where the number of the host goes, and `advertise` is the host name under which others
+    reach it, "" for the same. `meeting` is the address of the island's coordination service, and `hostname` where the
+    hosts of the island reach one another.
+    """
+
+    controller: str
+    data_address: str
+    cache_directory: str
+    advertise: str = ""
+    meeting: str = ""
+    hostname: str = "127.0.0.1"
+    has_one_client: bool = False
+
+
+def worker_command(start: HostStart, platform: str, place: WorkerPlace) -> list[str]:
+    """Starts the worker as a child of this process, which it does not outlive."""
+    kind = kind_of(platform)
+    if kind.process_per_island:
+        return command(
+            kind.process,
+            IslandOptions(
+                place.controller,
+                place.data_address,
+                start.island,
+                start.host,
+                start.hosts,
+                start.devices,
+                os.getpid(),
+                place.advertise,
+                start.incarnation,
+            ),
+        )
+    membership = Membership(place.meeting, start.rank, start.hosts, place.hostname) if start.hosts > 1 else None
+    return command(
+        kind.process,
+        WorkerOptions(
+            place.controller,
+            place.data_address.replace("{host}", str(start.host)),
+            start.island,
+            start.host,
+            start.devices,
+            os.getpid(),
+            place.cache_directory,
+            membership,
+            platform,
+            place.has_one_client,
+            place.advertise,
+            start.incarnation,
+        ),
+    )
+
+
+def worker_environment(platform: str) -> dict[str, str]:
+    """A worker's environment: the user's, without what was meant for the user's own JAX."""
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("JAX_", "ATOLL_ISLANDS", "ATOLL_ADDRESS", "IFRT_PROXY_"))
+    }
+    flags = [f for f in env.get("XLA_FLAGS", "").split() if "xla_force_host_platform_device_count" not in f]
+    env.pop("XLA_FLAGS", None)
+    if flags:
+        env["XLA_FLAGS"] = " ".join(flags)
+    env["JAX_PLATFORMS"] = platform if kind_of(platform) is XLA else DEFAULT_PLATFORM
+    env["JAX_ENABLE_X64"] = "1"
+    env.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    return env

@@ -1,0 +1,98 @@
+"""Machines of a cluster: `atoll host`."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from atoll.operate.command.terminal import say
+
+
+def host(
+    address: Annotated[
+        str,
+        typer.Option("--address", help="Where the controller listens: HOST:PORT. ATOLL_ADDRESS if not given."),
+    ] = "",
+    island: Annotated[
+        int | None, typer.Option(min=0, help="The island that this machine is for; any if not given.")
+    ] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Which host of the island it is; without --island, of the whole cluster. As the launcher says in "
+            "the environment if not given, else any.",
+        ),
+    ] = None,
+    advertise: Annotated[
+        str,
+        typer.Option(
+            help="The name or address under which the cluster's other machines and clients reach this one. The one "
+            "from which it reaches the controller, if not given.",
+            metavar="HOST",
+        ),
+    ] = "",
+    listen: Annotated[
+        str,
+        typer.Option(
+            help="The address at which its worker listens. The advertised one; all of the machine's where --advertise "
+            "is given.",
+            metavar="HOST",
+        ),
+    ] = "",
+    meeting: Annotated[
+        str,
+        typer.Option(
+            help="This machine's address on the network that the hosts of an island compute over. The advertised one "
+            "if not given.",
+            metavar="HOST",
+        ),
+    ] = "",
+    group: Annotated[
+        str, typer.Option(help="A name for machines that are near one another: an island is made of such first.")
+    ] = "",
+    grace: Annotated[
+        float,
+        typer.Option(help="Seconds from SIGTERM on in which the cluster may move what is here to other machines."),
+    ] = 25.0,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="Wait for the next cluster at this address where one has ended.")
+    ] = False,
+) -> None:
+    """Give this machine to a cluster that was started with `atoll up --engine hosts`.
+
+    It dials the controller, again and again, and holds one worker there for as long as the cluster asks for it; it ends
+    with the cluster. Start it on each machine by whatever starts commands there:
+
+    - `ssh machine ATOLL_TOKEN=... atoll host --address controller:7000`
+
+    - `srun atoll host --address controller:7000`: each task has the rank that Slurm gives it. The same for Open MPI's
+    `mpirun`, and for the pods of an indexed Job or a JobSet.
+
+    A machine that asks for no rank takes any that is free. One that is left over is a spare, and takes the place of the
+    first that is lost.
+    """
+    from atoll.cluster.processes.process import run_loop, start_logging
+    from atoll.engines.agent.agent import run_agent
+    from atoll.engines.agent.launcher import seat_of
+    from atoll.engines.agent.options import AgentOptions
+    from atoll.engines.options import default_cache_directory
+    from atoll.errors import SettingsError
+    from atoll.wire.address import parse_address
+
+    address = address or os.environ.get("ATOLL_ADDRESS", "")
+    if not address:
+        raise SettingsError("where is the controller? Give --address, or set ATOLL_ADDRESS")
+    controller = parse_address(address)
+    if controller.is_unix:
+        raise SettingsError(f"{address}: a host agent reaches its controller over TCP: expected HOST:PORT")
+    seat = seat_of(os.environ, island, rank)
+    options = AgentOptions(controller, seat, advertise, listen, meeting, group, grace, stay)
+    start_logging("host")
+
+    def joined() -> None:
+        say(f"this host has joined the cluster at {controller}: it takes {seat}")
+
+    run_loop(lambda stop: run_agent(options, default_cache_directory(), joined, stop))

@@ -1,0 +1,265 @@
+"""The engine `hosts`: what agents are told, in which order, and what is reported of their workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from atoll._version import __version__
+from atoll.cluster.settings import ClusterSettings
+from atoll.cluster.topology import Seat
+from atoll.engines.engine import HostEnd, HostStart
+from atoll.engines.hosts import engine as module
+from atoll.engines.hosts.engine import HostsEngine
+from atoll.engines.options import EngineOptions
+from atoll.errors import OK, ClusterError
+from atoll.protocol import messages as m
+
+
+class Scene:
+    """An engine, its agents, and all that is said and reported. An agent is at the connection of its number."""
+
+    def __init__(self, islands: str = "1x2x4", **settings: Any) -> None:
+        options = EngineOptions(ClusterSettings(islands, engine="hosts", **settings), "/nowhere", "10.0.0.1:7000")
+        self.engine = HostsEngine(options)
+        self.told: list[tuple[int, Any]] = []
+        self.to_controller: list[Any] = []
+        self.ends: list[tuple[int, HostEnd]] = []
+        self.placed: list[tuple[str, ...]] = []
+        self.processes: dict[int, Any] = {}
+        self.engine.begin(self._send)
+
+    def _send(self, message: Any) -> None:
+        if isinstance(message, m.TellAgent):
+            self.told.append((message.agent, m.read_to_agent(message.content)))
+        else:
+            self.to_controller.append(message)
+
+    def say(self, agent: int, message: Any) -> None:
+        self.engine.agent_said(agent, m.agent_content(message))
+
+    def come(self, agent: int, seat: Seat | None = None, connection: int = 0, **more: Any) -> None:
+        hello = m.AgentHello(
+            f"agent {agent}",
+            f"m{agent}",
+            f"10.0.0.{agent}",
+            __version__,
+            seat or Seat(),
+            meeting=f"m{agent}:9000",
+            **more,
+        )
+        self.say(connection or agent, hello)
+
+    def place(self, island: int = 0, hosts: int = 2, incarnation: int = 7) -> None:
+        """As an island does: starts its workers once there are machines."""
+
+        def then(machines: Sequence[str]) -> None:
+            self.placed.append(tuple(machines))
+            for rank in range(hosts):
+                number = island * hosts + rank
+                start = HostStart(island, number, rank, hosts, 4, incarnation)
+                self.processes[number] = self.engine.start_host(start, lambda end, n=number: self.ends.append((n, end)))  # type: ignore[misc]
+
+        self.engine.place(island, hosts, then)
+
+    def heard(self) -> list[tuple[int, Any]]:
+        """What agents were told since the last call."""
+        told, self.told = self.told, []
+        return [each for each in told if not isinstance(each[1], m.Renew)]
+
+    @property
+    def report(self) -> m.EngineReport:
+        return next(each for each in reversed(self.to_controller) if isinstance(each, m.EngineReport))
+
+
+def played(scene: Callable[[], Any]) -> None:
+    async def play() -> None:
+        result = scene()
+        if asyncio.iscoroutine(result):
+            await result
+
+    asyncio.run(play())
+
+
+def start(rank: int, incarnation: int = 7) -> m.StartWorker:
+    return m.StartWorker(incarnation, 0, rank, rank, 2, 4, "cpu", "m1:9000")
+
+
+def test_an_island_starts_when_all_of_its_machines_are_there_and_meets_at_the_first() -> None:
+    def scene() -> None:
+        play = Scene()
+        play.place()
+        assert play.engine.missing() == "island 0 waits for 2 of 2 hosts: ranks 0, 1"
+        play.come(1)
+        assert play.heard() == []
+        assert dict(play.report.waits)[0] == "waits for 1 of 2 hosts: rank 1 (rank 0 would be m1)"
+        play.come(2)
+        assert play.heard() == [(1, start(0)), (2, start(1))]
+        assert play.placed == [("m1", "m2")]
+        assert play.report.waits == ()
+        assert [each.state for each in play.report.machines] == ["host 0 of island 0", "host 1 of island 0"]
+
+    played(scene)
+
+
+def test_the_end_of_a_worker_is_reported_once_and_its_agent_is_free_again() -> None:
+    def scene() -> None:
+        play = Scene()
+        play.place()
+        play.come(1)
+        play.come(2)
+        play.say(1, m.AgentWorkerEnded(7, -9, "m1:9001"))
+        play.say(1, m.AgentWorkerEnded(7, -9, "m1:9001"))
+        assert play.ends == [(0, HostEnd(-9, "killed by SIGKILL"))]
+        play.processes[1].kill()
+        play.heard()
+        play.say(2, m.AgentWorkerEnded(7, -9, "m2:9001"))
+        play.place(incarnation=8)
+        assert [(agent, each.incarnation, each.meeting) for agent, each in play.heard()] == [
+            (1, 8, "m1:9001"),
+            (2, 8, "m1:9001"),
+        ]
+
+    played(scene)
+
+
+def test_an_agent_that_is_back_in_time_keeps_its_worker() -> None:
+    def scene() -> None:
+        play = Scene("1x1x4")
+        play.place(hosts=1)
+        play.come(1)
+        play.engine.agent_lost(1, "it closed the connection")
+        assert play.report.machines[0].state == "away (host 0 of island 0)"
+        play.come(1, connection=9, running=7)
+        assert play.ends == []
+        play.processes[0].kill()
+        assert play.heard()[-1] == (9, m.EndWorker(7, force=True))
+
+    played(scene)
+
+
+def test_what_ended_while_an_agent_was_away_is_reported_when_it_is_back() -> None:
+    def scene() -> None:
+        play = Scene("1x1x4")
+        play.place(hosts=1)
+        play.come(1)
+        play.engine.agent_lost(1, "it closed the connection")
+        play.come(1, connection=9, ended=(7, -11))
+        assert play.ends == [(0, HostEnd(-11, "killed by SIGSEGV"))]
+
+    played(scene)
+
+
+def test_an_agent_that_stays_away_is_lost_with_its_worker_and_a_spare_takes_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "AWAY_SECONDS", 0.01)
+
+    async def scene() -> None:
+        play = Scene("1x1x4")
+        play.place(hosts=1)
+        play.come(1)
+        play.come(2)
+        play.engine.agent_lost(1, "it closed the connection")
+        await asyncio.sleep(0.05)
+        ((host, end),) = play.ends
+        assert (host, end.status) == (0, None)
+        assert "m1 (10.0.0.1)" in end.text
+        play.place(hosts=1, incarnation=8)
+        assert play.placed == [("m1",), ("m2",)]
+        play.heard()
+        # It was away only, and is back with a worker that is over.
+        play.come(1, connection=9, running=7)
+        assert play.heard() == [(9, m.EndWorker(7, force=True))]
+        assert play.report.machines[-1].state == "ends a worker that is over"
+        play.say(9, m.AgentWorkerEnded(7, -9))
+        assert play.report.machines[-1].state == "free"
+        assert len(play.ends) == 1
+
+    played(scene)
+
+
+def test_a_silent_agent_is_lost_when_its_lease_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PING_SECONDS", 0.01)
+
+    async def scene() -> None:
+        play = Scene("1x1x4", lease_seconds=0.1)
+        play.engine._leases.period = 0.01
+        play.place(hosts=1)
+        play.come(1)
+        for _ in range(20):
+            play.say(1, m.AgentAlive())
+            await asyncio.sleep(0.01)
+        assert play.ends == []
+        renewals = [each.lease for _, each in play.told if isinstance(each, m.Renew)]
+        assert renewals
+        assert max(renewals) <= 0.1
+        await asyncio.sleep(0.3)
+        ((_, end),) = play.ends
+        assert end.status is None
+        assert "nothing was heard of the host agent on m1" in end.text
+        assert play.report.machines == ()
+
+    played(scene)
+
+
+def test_machines_that_leave_have_their_island_drained_and_are_dismissed_when_they_hold_nothing() -> None:
+    def scene() -> None:
+        play = Scene("1x1x4")
+        play.place(hosts=1)
+        play.come(1)
+        play.come(2)
+        play.heard()
+        play.say(2, m.AgentLeaves(30.0))
+        assert play.heard() == [(2, m.Dismiss("its work is done"))]
+        play.say(1, m.AgentLeaves(30.0))
+        assert m.DrainRequest(0) in play.to_controller
+        assert play.heard() == []
+        play.engine.drained(OK, "")
+        play.processes[0].terminate()
+        play.say(1, m.AgentWorkerEnded(7, 0))
+        assert play.heard() == [(1, m.EndWorker(7)), (1, m.Dismiss("its work is done"))]
+
+    played(scene)
+
+
+def test_hosts_of_another_version_are_refused_with_both() -> None:
+    def scene() -> None:
+        play = Scene()
+        play.say(1, m.AgentHello("agent", "m1", "10.0.0.1", "0.0.1"))
+        ((_, dismissed),) = play.heard()
+        assert dismissed.error
+        assert "m1 has 0.0.1" in dismissed.text
+
+    played(scene)
+
+
+def test_what_is_no_message_of_an_agents_is_refused() -> None:
+    def scene() -> None:
+        play = Scene()
+        play.engine.agent_said(1, b"\xff\xff")
+        ((_, dismissed),) = play.heard()
+        assert dismissed.error
+
+    played(scene)
+
+
+def test_a_machine_with_too_few_devices_is_named_and_not_taken() -> None:
+    def scene() -> None:
+        play = Scene("1x1x4", platform="cuda")
+        play.place(hosts=1)
+        play.come(1, devices={"cuda": 2})
+        assert play.placed == []
+        assert "m1 has 2 cuda devices of the 4 that a host needs" in play.engine.missing()
+        play.come(2, devices={"cuda": 4})
+        assert play.placed == [("m2",)]
+
+    played(scene)
+
+
+def test_a_cluster_of_other_machines_must_listen_where_they_reach_it() -> None:
+    with pytest.raises(ClusterError, match="choose where the controller listens"):
+        HostsEngine(EngineOptions(ClusterSettings(engine="hosts"), "/nowhere"))

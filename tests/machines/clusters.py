@@ -1,0 +1,156 @@
+"""A cluster over the machines of a bed: the controller on m0, host agents on others, scripts anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+from tests.machines.bed import Machines
+
+ROOT = Path(__file__).resolve().parents[2]
+PORT = 7000
+TOKEN = "of the machines"
+_COMMAND = [sys.executable, "-c", "from atoll.operate.command import main; main()"]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """What commands on machines get: nothing of this process's own JAX."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("JAX_", "ATOLL_", "IFRT_PROXY_", "XDG_")) and name not in ("NPROC", "XLA_FLAGS")
+    }
+    paths = [str(ROOT / "src"), str(ROOT)]
+    run = os.environ.get("ATOLL_TEST_RUN", "")
+    return {**kept, "PYTHONPATH": os.pathsep.join(paths), "ATOLL_TOKEN": TOKEN, "ATOLL_TEST_RUN": run, **more}
+
+
+class Process:
+    """A command on a machine, and what it has said so far, line by line with the time of each."""
+
+    def __init__(self, bed: Machines, machine: str, command: list[str], env: dict[str, str]) -> None:
+        self.machine = machine
+        self.lines: list[tuple[float, str]] = []
+        self._bed = bed
+        self._changed = threading.Condition()
+        self.process = bed.popen(
+            machine, command, env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._changed:
+                self.lines.append((time.monotonic(), line.rstrip()))
+                self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
+
+    @property
+    def pid(self) -> int:
+        return self._bed.pid_of(self.process)
+
+    @property
+    def said(self) -> str:
+        return "\n".join(line for _, line in self.lines)
+
+    def line(self, holds: Callable[[str], bool], since: float = 0.0, seconds: float = 60.0) -> tuple[float, str]:
+        """The first line after `since` of which this holds, and when it came. Fails where none comes."""
+
+        def found() -> tuple[float, str] | None:
+            return next((each for each in self.lines if each[0] > since and holds(each[1])), None)
+
+        with self._changed:
+            over = self._changed.wait_for(lambda: found() or not self._reader.is_alive(), seconds)
+        line = found()
+        assert line is not None, f"{'no such line' if over else 'nothing'} within {seconds} s of:\n{self.said}"
+        return line
+
+    def wait(self, seconds: float = 60.0) -> int:
+        status = self.process.wait(seconds)
+        self._reader.join(10)
+        return status
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait(10)
+        self._reader.join(10)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+class MachineCluster:
+    """`atoll up --engine hosts` on m0. As a context manager it ends all that it has started."""
+
+    def __init__(self, bed: Machines, islands: str, cache: Path | None = None, *options: str) -> None:
+        self.bed = bed
+        self.address = f"{bed.address('m0')}:{PORT}"
+        self._environment = environment(ATOLL_CACHE_DIR=str(cache) if cache else "off")
+        self._processes: list[Process] = []
+        listen = ("--listen", self.address, "--engine", "hosts", "--islands", islands)
+        self.up = self.start("m0", [*_COMMAND, "up", "--foreground", *listen, *options])
+        self.up.line(lambda line: "waiting for hosts" in line, seconds=30)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in reversed(self._processes):
+            process.end()
+
+    def start(self, machine: str, command: list[str], **more: str) -> Process:
+        process = Process(self.bed, machine, command, {**self._environment, **more})
+        self._processes.append(process)
+        return process
+
+    def host(self, machine: str, *options: str, **more: str) -> Process:
+        return self.start(machine, [*_COMMAND, "host", "--address", f"m0:{PORT}", *options], **more)
+
+    def atoll(self, *arguments: str, machine: str = "m0") -> Process:
+        """A command of `atoll` that has ended."""
+        process = self.start(machine, [*_COMMAND, *arguments, "--address", self.address])
+        process.wait()
+        return process
+
+    def status(self) -> dict[str, Any]:
+        report: dict[str, Any] = json.loads(self.atoll("status", "--json").said)
+        return report
+
+    def wait_until(self, holds: Callable[[dict[str, Any]], bool], seconds: float = 60.0) -> dict[str, Any]:
+        """The first report of which this holds."""
+        deadline = time.monotonic() + seconds
+        while not holds(report := self.status()):
+            assert time.monotonic() < deadline, json.dumps(report, indent=1)
+            time.sleep(0.2)
+        return report
+
+    def is_up(self, seconds: float = 60.0) -> None:
+        self.up.line(lambda line: line == self.address, seconds=seconds)
+
+    def script(self, machine: str, code: str) -> Process:
+        """A user's script on a machine."""
+        return self.start(
+            machine,
+            [sys.executable, "-u", "-c", textwrap.dedent(code)],
+            JAX_PLATFORMS="atoll",
+            ATOLL_ADDRESS=f"m0:{PORT}",
+        )
+
+    def log(self) -> str:
+        """What all processes have said, for a test that fails."""
+        return "\n".join(f"--- {each.machine}: {each.process.args[-5:]}\n{each.said}" for each in self._processes)

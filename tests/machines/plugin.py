@@ -1,0 +1,40 @@
+"""Fixtures for tests on several machines, which a test module gets by importing them.
+
+Where namespaces are not allowed, such tests are skipped, with the reason.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.machines.bed import Machines, why_not
+
+__all__ = ["machines", "make_machines"]
+
+_why_not = functools.cache(why_not)
+
+
+@pytest.fixture
+def make_machines() -> Iterator[Callable[..., Machines]]:
+    """`make_machines(count)` gives a bed, which ends with the test."""
+    reason = _why_not()
+    if reason:
+        pytest.skip(reason)
+    beds: list[Machines] = []
+
+    def make(count: int = 3) -> Machines:
+        beds.append(Machines(count))
+        return beds[-1]
+
+    yield make
+    for bed in beds:
+        bed.close()
+
+
+@pytest.fixture
+def machines(make_machines: Callable[..., Machines]) -> Machines:
+    """Three machines: m0, m1 and m2."""
+    return make_machines(3)

@@ -1,0 +1,154 @@
+"""Machines that leave, come back, or come back as what they no longer are."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from tests.machines.bed import Machines
+from tests.machines.clusters import MachineCluster
+from tests.machines.plugin import machines, make_machines  # noqa: F401
+from tests.machines.test_hosts import LEASE, LOOP, worker_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+# Arrays on the devices of both islands, one by one.
+ISLANDS = """
+    import time
+    import jax, jax.numpy as jnp
+
+    arrays = [jax.device_put(jnp.arange(4.0) + number, device) for number, device in enumerate(jax.devices())]
+    double = jax.jit(lambda x: 2 * x)
+    while True:
+        print("sums", [float(double(each).sum()) for each in arrays])
+        time.sleep(0.1)
+"""
+
+
+@pytest.fixture
+def make_cluster(make_machines: Callable[..., Machines]) -> Iterator[Callable[..., MachineCluster]]:  # noqa: F811
+    made: list[MachineCluster] = []
+
+    def make(count: int, islands: str, *options: str) -> MachineCluster:
+        made.append(MachineCluster(make_machines(count), islands, None, "--lease", str(LEASE), *options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        print(each.log())
+        each.__exit__()
+
+
+def test_what_is_on_a_machine_that_leaves_is_moved_to_another_island_within_its_grace(
+    make_cluster: Callable[..., MachineCluster],
+) -> None:
+    cluster = make_cluster(3, "2x1x2")
+    first, second = cluster.host("m1", "--rank", "0"), cluster.host("m2", "--rank", "1")
+    cluster.is_up()
+    script = cluster.script("m0", ISLANDS)
+    script.line(lambda line: line.startswith("sums"))
+    struck = time.monotonic()
+    first.signal(signal.SIGTERM)
+    assert first.wait(20) == 0
+    assert time.monotonic() - struck < 15
+    sums = "sums [12.0, 20.0, 28.0, 36.0]"
+    script.line(lambda line: line == sums, time.monotonic())
+    assert {line for _, line in script.lines} == {sums}
+    report = cluster.status()
+    assert [each["state"] for each in report["islands"]] == ["drained", "ready"]
+    assert [each["name"] for each in report["machines"]] == ["m2"]
+    assert second.process.poll() is None
+
+
+def test_where_nothing_can_be_moved_a_machine_that_leaves_goes_on_for_its_grace_and_a_spare_follows(
+    make_cluster: Callable[..., MachineCluster],
+) -> None:
+    cluster = make_cluster(3, "1x1x2")
+    first = cluster.host("m1", "--grace", "2")
+    cluster.is_up()
+    cluster.host("m2")
+    script = cluster.script("m0", LOOP)
+    script.line(lambda line: line == "kept 140.0")
+    struck = time.monotonic()
+    first.signal(signal.SIGTERM)
+    assert first.wait(20) == 0
+    ended = time.monotonic()
+    assert 2 <= ended - struck < 6
+    lost, text = script.line(lambda line: line.startswith("lost"), struck)
+    assert "on m1" in text
+    script.line(lambda line: line == "kept 140.0", lost)
+    (host,) = cluster.status()["islands"][0]["hosts"]
+    assert host["machine"] == "m2"
+
+
+def test_a_frozen_machine_is_lost_and_takes_no_part_when_it_thaws(
+    make_cluster: Callable[..., MachineCluster],
+) -> None:
+    cluster = make_cluster(4, "1x2x2")
+    cluster.host("m1", "--rank", "0")
+    second = cluster.host("m2")
+    cluster.is_up()
+    cluster.host("m3")
+    script = cluster.script("m0", LOOP)
+    script.line(lambda line: line == "kept 140.0")
+    worker = worker_of(second)
+    frozen = [worker, psutil.Process(second.pid)]
+    struck = time.monotonic()
+    for process in frozen:
+        process.suspend()
+    lost, text = script.line(lambda line: line.startswith("lost"), struck)
+    assert lost - struck < LEASE + 3
+    assert "host 1 of island 0" in text
+    back, _ = script.line(lambda line: line == "kept 140.0", lost)
+    for process in reversed(frozen):
+        process.resume()
+    thawed = time.monotonic()
+    worker.wait(LEASE)
+    cluster.wait_until(lambda report: {"name": "m2", "state": "free"}.items() <= report["machines"][-1].items())
+    script.line(lambda line: line == "kept 140.0", thawed + 2)
+    assert not [line for at, line in script.lines if at > back and line.startswith("lost")]
+    hosts = cluster.status()["islands"][0]["hosts"]
+    assert [each["machine"] for each in hosts] == ["m1", "m3"]
+
+
+def test_nothing_is_left_on_any_machine_when_a_cluster_ends(make_cluster: Callable[..., MachineCluster]) -> None:
+    cluster = make_cluster(3, "2x1x1")
+    hosts = [cluster.host("m1"), cluster.host("m2", "--stay")]
+    cluster.is_up()
+    workers = [worker_of(host) for host in hosts]
+    assert "has ended" in cluster.atoll("down").said
+    assert hosts[0].wait(10) == 0
+    for worker in workers:
+        worker.wait(5)
+    assert hosts[1].process.poll() is None  # it was to wait for the next cluster
+    assert psutil.Process(hosts[1].pid).children() == []
+    for host in ("m1", "m2"):
+        listing = cluster.start(host, ["sh", "-c", "ls /tmp /dev/shm"])
+        listing.wait()
+        assert "atoll" not in listing.said
+
+
+def test_a_controller_that_is_killed_takes_the_workers_with_it_and_the_next_one_gets_the_machines(
+    make_cluster: Callable[..., MachineCluster],
+) -> None:
+    cluster = make_cluster(2, "1x1x1")
+    host = cluster.host("m1")
+    cluster.is_up()
+    worker = worker_of(host)
+    engine = next(
+        each for each in psutil.Process(cluster.up.pid).children() if "atoll.engines.main" in " ".join(each.cmdline())
+    )
+    for process in [*engine.children(), engine]:
+        os.kill(process.pid, signal.SIGKILL)
+    worker.wait(LEASE + 4)
+    cluster.up.wait(20)
+    with MachineCluster(cluster.bed, "1x1x1") as following:
+        following.is_up()
+        (listed,) = following.status()["machines"]
+        assert listed["name"] == "m1"
+    assert host.process.poll() is None

@@ -1,0 +1,123 @@
+"""Host agents on this machine: what needs no network of its own. The rest is in `tests.machines`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster_process import User, finish, free_port
+
+
+@pytest.fixture
+def user(short_directory: Path, program_cache: Path) -> Iterator[User]:
+    user = User(short_directory, program_cache)
+    yield user
+    for process in user.processes():
+        process.kill()
+
+
+@pytest.fixture
+def address() -> str:
+    return f"127.0.0.1:{free_port()}"
+
+
+def status(user: User) -> dict[str, Any]:
+    """The report; an empty one where the cluster does not listen yet."""
+    asked = user.atoll("status", "--json")
+    report: dict[str, Any] = json.loads(asked.stdout) if asked.returncode == 0 else {"islands": [{"waits_for": None}]}
+    return report
+
+
+def until(user: User, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    deadline = time.monotonic() + 60
+    while not holds(report := status(user)):
+        assert time.monotonic() < deadline, report
+        time.sleep(0.1)
+    return report
+
+
+def test_a_cluster_waits_for_its_hosts_says_for_whom_and_runs_on_them(user: User, address: str) -> None:
+    up = user.start_atoll("up", "--engine", "hosts", "--islands", "1x2x2", "--listen", address)
+    waits = until(user, lambda report: report["islands"][0]["waits_for"])["islands"][0]["waits_for"]
+    assert "waits for 2 of 2 hosts: ranks 0, 1" in waits
+    first = user.start_atoll("host", "--address", address, "--rank", "1")
+    until(user, lambda report: "waits for 1 of 2 hosts: rank 0 " in str(report["islands"][0]["waits_for"]))
+    assert "waits for 1 of 2 hosts: rank 0" in user.atoll("status").check().stdout
+    second = user.start_atoll("host", "--address", address, OMPI_COMM_WORLD_RANK="0")
+    assert finish(up).check().stdout == f"{address}\n"
+    script = """
+        import jax, jax.numpy as jnp
+        mesh = jax.make_mesh((4,), ("x",))
+        x = jax.device_put(jnp.arange(8.0), jax.NamedSharding(mesh, jax.P("x")))
+        print(jax.jit(jnp.sum)(x))
+    """
+    assert user.script(script, JAX_PLATFORMS="atoll", ATOLL_ADDRESS=address).check().stdout == "28.0\n"
+    user.atoll("down").check()
+    for host in (first, second):
+        finish(host).check()
+    assert user.leftovers() == []
+
+
+def test_one_host_holds_an_island_of_null_devices(user: User, address: str) -> None:
+    arguments = ("--engine", "hosts", "--platform", "null", "--islands", "2x8x4", "--listen", address)
+    up = user.start_atoll("up", *arguments)
+    hosts = [user.start_atoll("host", "--address", address) for _ in range(2)]
+    finish(up).check()
+    assert {host["machine"] != "" for island in status(user)["islands"] for host in island["hosts"]} == {True}
+    user.atoll("down").check()
+    for host in hosts:
+        finish(host).check()
+    assert user.leftovers() == []
+
+
+def test_a_cluster_whose_hosts_do_not_come_gives_up_and_says_who_is_missing(user: User, address: str) -> None:
+    up = user.start_atoll("up", "--engine", "hosts", "--islands", "1x1x1", "--listen", address, "--wait", "2")
+    ended = finish(up)
+    assert ended.returncode == 1
+    assert "was not up within 2 s: island 0 waits for 1 of 1 host: rank 0" in ended.stderr
+    assert user.leftovers() == []
+
+
+def test_a_cluster_with_another_engine_takes_no_hosts(user: User, address: str) -> None:
+    user.atoll("up", "--platform", "null", "--islands", "1x1x1", "--listen", address).check()
+    ended = finish(user.start_atoll("host", "--address", address))
+    assert ended.returncode == 1
+    assert "this cluster's engine is 'local', which takes no hosts" in ended.stderr
+    user.atoll("down").check()
+
+
+def test_a_host_without_the_token_is_refused(user: User, address: str) -> None:
+    up = user.start_atoll(
+        "up", "--engine", "hosts", "--islands", "1x1x1", "--listen", address, "--wait", "20", ATOLL_TOKEN="right"
+    )
+    ended = finish(user.start_atoll("host", "--address", address, ATOLL_TOKEN="wrong"))
+    assert "this cluster asks for a token" in ended.stderr
+    up.send_signal(signal.SIGTERM)
+    finish(up)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((), "where is the controller?"),
+        (("--address", "unix:/run/atoll.sock"), "over TCP: expected HOST:PORT"),
+    ],
+)
+def test_a_host_that_does_not_know_its_controller_says_so(user: User, arguments: tuple[str, ...], text: str) -> None:
+    assert text in user.atoll("host", *arguments).error
+
+
+def test_hosts_need_an_address_that_they_can_reach(user: User) -> None:
+    ended = user.atoll("up", "--engine", "hosts")
+    assert ended.returncode == 1
+    assert "choose where the controller listens" in ended.stderr
+
+
+def test_a_lease_that_signs_of_life_cannot_keep_is_refused(user: User) -> None:
+    assert "a lease of 1 s is too short" in user.atoll("up", "--lease", "1").error
