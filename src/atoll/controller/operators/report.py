@@ -12,8 +12,8 @@ from atoll.cluster.lifecycle import IslandState
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.resources import ResourceManager
 from atoll.controller.islands.agents import Agents
-from atoll.controller.programs.functions import FunctionRegistry
 from atoll.controller.sessions.session import GangRun, Session
+from atoll.scheduling.functions import FunctionRegistry
 from atoll.scheduling.ledger import Ledger
 from atoll.scheduling.scheduler import Scheduler
 

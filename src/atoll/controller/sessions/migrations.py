@@ -25,7 +25,6 @@ from atoll.cluster.locations import Placement
 from atoll.cluster.resources import ResourceManager
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.compilation import Compilation
-from atoll.controller.programs.functions import DeviceAssignment, function_name, hosts_of
 from atoll.controller.programs.launcher import Launcher
 from atoll.controller.programs.registry import ProgramRegistry
 from atoll.controller.sessions.migration_rules import Changes, check_changes, check_memory, is_affected
@@ -37,6 +36,7 @@ from atoll.ir.types import ArraySpec
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.durations import Durations
+from atoll.scheduling.functions import DeviceAssignment, function_name, hosts_of
 from atoll.scheduling.programs import RegisteredProgram, device_groups
 
 # Copies are buffers of the session's, under numbers that neither its client nor its proxy gives.
