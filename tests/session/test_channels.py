@@ -36,7 +36,7 @@ class FakeChannel:
     def takes_at_once(self, nbytes: int) -> bool:
         return True
 
-    def receive(self, on_piece: Any) -> None:
+    def receive(self, on_piece: Any, on_failure: Any = None, on_socket: Any = None) -> None:
         self._over.wait(20)
 
     @property
