@@ -59,6 +59,7 @@ OWN_CLIENT = """
 
 CLUSTER_OPTIONS = ["--islands", "1x1x2", "--platform", "cuda", "--device-memory", "1KiB", "--dispatch", "sequential"]
 CLUSTER_OPTIONS += ["--topology", "2x1", "--policy", "first-come", "--engine", "local"]
+CLUSTER_OPTIONS += ["--lease", "5", "--wait", "60"]
 
 
 @pytest.fixture
@@ -348,6 +349,8 @@ def test_run_passes_its_options_on_in_the_environment(user: User) -> None:
         "ATOLL_POLICY": "first-come",
         "ATOLL_TOPOLOGY": "2x1",
         "ATOLL_ENGINE": "local",
+        "ATOLL_LEASE": "5.0",
+        "ATOLL_WAIT": "60.0",
     }
 
 
@@ -423,7 +426,8 @@ def test_a_proxy_of_its_own_cluster_has_the_options_of_run(monkeypatch: pytest.M
     monkeypatch.setattr(standalone_proxy, "run_proxy", lambda *arguments: served.extend(arguments))
     monkeypatch.setattr(scripts, "end_on_signals", lambda: None)
     cli.app(["proxy", *CLUSTER_OPTIONS], standalone_mode=False)
-    assert served[1:3] == ["", ClusterSettings("1x1x2", "cuda", 1024, Dispatch.SEQUENTIAL, mesh="2x1")]
+    more = {"mesh": "2x1", "lease_seconds": 5.0, "wait_seconds": 60.0}
+    assert served[1:3] == ["", ClusterSettings("1x1x2", "cuda", 1024, Dispatch.SEQUENTIAL, **more)]
 
 
 # ---- the command itself

@@ -59,3 +59,11 @@ def test_folders_that_say_nothing_are_left_alone(tmp_path: Path):
     directory, _ = folders(tmp_path, "silent")
     sweep(tmp_path)
     assert directory.exists()
+
+
+def test_the_folders_of_a_client_on_another_machine_that_shares_them_stay(tmp_path: Path):
+    directory, transfers = folders(tmp_path, "theirs")
+    (directory / "owner").write_text(f"{os.getpid()} 1 elsewhere\n{transfers}\n")
+    sweep(tmp_path)
+    assert directory.exists()
+    assert transfers.exists()

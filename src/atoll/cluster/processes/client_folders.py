@@ -42,7 +42,7 @@ def sweep(base: Path) -> None:
             if directory.stat().st_uid != os.getuid():
                 continue
             owner, transfer_directory = (directory / _OWNER).read_text().splitlines()
-            pid, started, machine = owner.split()
-            if machine == this_machine() and began(int(pid)) != int(started):
+            pid, started, *machine = owner.split()
+            if machine in ([], [this_machine()]) and began(int(pid)) != int(started):
                 shutil.rmtree(transfer_directory, ignore_errors=True)
                 shutil.rmtree(directory, ignore_errors=True)
