@@ -130,13 +130,32 @@ def test_a_machine_that_is_silent_for_longer_is_lost_by_name_and_its_island_is_b
     assert back - joined < 15
 
 
-def test_a_machine_that_was_rebooted_takes_its_place_again(cluster: MachineCluster) -> None:
+@pytest.mark.parametrize(("machine", "rank"), [("m1", "0"), ("m2", "1")])  # at the first, the hosts meet
+def test_a_machine_that_was_rebooted_takes_its_place_again(cluster: MachineCluster, machine: str, rank: str) -> None:
     _, _, script = started(cluster)
     struck = time.monotonic()
-    cluster.bed.reboot("m2")
-    cluster.host("m2", "--rank", "1")
+    cluster.bed.reboot(machine)
+    cluster.host(machine, "--rank", rank)
     lost, text = script.line(lambda line: line.startswith("lost"), struck)
-    assert "on m2" in text
+    assert "of island 0" in text
     assert lost - struck < LEASE + 3
     script.line(lambda line: line == "kept 140.0", lost)
     assert "refused" not in script.said  # no program is blamed
+
+
+@pytest.mark.parametrize(("sender", "receiver"), [("m2", "m0"), ("m0", "m2")])
+def test_a_machine_whose_packets_are_lost_one_way_is_lost_and_ends_its_worker(
+    cluster: MachineCluster, sender: str, receiver: str
+) -> None:
+    _, second, script = started(cluster)
+    worker = worker_of(second)
+    struck = time.monotonic()
+    cluster.bed.drop(sender, receiver)
+    lost, text = script.line(lambda line: line.startswith("lost"), struck, seconds=LEASE + 6)
+    assert "host 1 of island 0" in text
+    assert "on m2" in text
+    worker.wait(LEASE + 4)
+    cluster.bed.heal()
+    healed = time.monotonic()
+    back, _ = script.line(lambda line: line == "kept 140.0", max(lost, healed))
+    assert back - healed < 15
