@@ -34,7 +34,6 @@ from atoll.controller.connections import Connections, Peer
 from atoll.controller.islands.agents import Agents
 from atoll.controller.islands.hosts import Hosts
 from atoll.controller.islands.recovery import Recovery
-from atoll.controller.log import EventLog
 from atoll.controller.operators.report import report
 from atoll.controller.operators.requests import Operators
 from atoll.controller.outbox import Outbox
@@ -51,6 +50,7 @@ from atoll.errors import invalid
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.protocol.actions import AnyAction, End
+from atoll.protocol.event_log import EventLog
 from atoll.scheduling.policies import find_policy
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.quarantine import Quarantine
@@ -214,8 +214,10 @@ class Controller:
 
     def _tick(self, event: e.Tick) -> None:
         """Once a second: looks for what is silent, hangs, or waits in vain."""
-        for host in list(self.connections.hosts):
-            self._outbox.to_host(host, m.Ping(round(self.leases.left(host, event.seconds), 1)))
+        left = {host: round(self.leases.left(host, event.seconds), 1) for host in self.connections.hosts}
+        pings = {seconds: m.Ping(seconds) for seconds in left.values()}
+        for host in sorted(left, key=lambda host: left[host]):  # those who get the same in a row: it is encoded once
+            self._outbox.to_host(host, pings[left[host]])
         if not self.resources.is_complete:
             return
         now = event.seconds

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from atoll.controller.core import Controller
-from atoll.controller.log import RIGHT_TOKEN, Header, Line, decode_event
 from atoll.protocol.actions import AnyAction
+from atoll.protocol.event_log import RIGHT_TOKEN, Header, Line, decode_event
 from atoll.protocol.events import AnyEvent
 
 

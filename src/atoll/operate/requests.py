@@ -31,7 +31,7 @@ def request_report(address: Address, token: str) -> bytes:
 
 
 def request_dump(address: Address, token: str) -> bytes:
-    """The event log of the controller at `address`; see `atoll.controller.log`. Raises ConnectError and its kin."""
+    """The event log of the controller at `address`; see `atoll.protocol.event_log`. Raises ConnectError and its kin."""
     reply = _run(_request(address, token, m.DumpRequest()))
     assert isinstance(reply, m.DumpReply)
     return reply.content
