@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -121,3 +122,35 @@ def test_hosts_need_an_address_that_they_can_reach(user: User) -> None:
 
 def test_a_lease_that_signs_of_life_cannot_keep_is_refused(user: User) -> None:
     assert "a lease of 1 s is too short" in user.atoll("up", "--lease", "1").error
+
+
+def test_an_island_is_added_when_a_machine_has_come_for_it(user: User, address: str) -> None:
+    up = user.start_atoll("up", "--engine", "hosts", "--platform", "null", "--islands", "1x2x2", "--listen", address)
+    hosts = [user.start_atoll("host", "--address", address)]
+    finish(up).check()
+    adding = user.start_atoll("add-island")
+    until(user, lambda report: "waits for 1 of 1 host" in str(report["islands"][-1]["waits_for"]))
+    hosts.append(user.start_atoll("host", "--address", address))
+    assert "island 1 is up, with devices 4, 5, 6, 7" in finish(adding).check().stdout
+    assert "its workers have ended" in user.atoll("drain", "0").check().stdout
+    until(user, lambda report: [each["state"] for each in report["machines"]] == ["free", "host 2 of island 1"])
+    user.atoll("down").check()
+    for host in hosts:
+        finish(host).check()
+
+
+@pytest.mark.skipif(not socket.has_ipv6 or not Path("/proc/net/if_inet6").read_text(), reason="there is no IPv6 here")
+def test_hosts_meet_over_ipv6(user: User) -> None:
+    address = f"[::1]:{free_port()}"
+    up = user.start_atoll("up", "--engine", "hosts", "--islands", "1x2x1", "--listen", address)
+    hosts = [user.start_atoll("host", "--address", address) for _ in range(2)]
+    finish(up).check()
+    script = """
+        import jax, jax.numpy as jnp
+        x = jax.device_put(jnp.arange(8.0), jax.NamedSharding(jax.make_mesh((2,), ("x",)), jax.P("x")))
+        print(jax.jit(jnp.sum)(x))
+    """
+    assert user.script(script, JAX_PLATFORMS="atoll", ATOLL_ADDRESS=address).check().stdout == "28.0\n"
+    user.atoll("down").check()
+    for host in hosts:
+        finish(host).check()

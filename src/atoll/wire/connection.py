@@ -162,7 +162,15 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def local_host(self) -> str:
         """The address of this machine that the connection uses; "" for a unix socket."""
-        name = self._transport.get_extra_info("sockname") if self._transport is not None else None
+        return self._host("sockname")
+
+    @property
+    def peer_host(self) -> str:
+        """The address at which the peer was reached; "" for a unix socket."""
+        return self._host("peername")
+
+    def _host(self, which: str) -> str:
+        name = self._transport.get_extra_info(which) if self._transport is not None else None
         return str(name[0]).removeprefix("::ffff:") if isinstance(name, tuple) else ""
 
     @property

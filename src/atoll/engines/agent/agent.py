@@ -11,6 +11,7 @@ import logging
 import os
 import platform
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -58,6 +59,7 @@ class HostAgent:
         self._no_worker = asyncio.Event()
         self._no_worker.set()
         self._ended = (0, 0)
+        self._controller = options.controller
         self._address = ""  # of this machine, for others
         self._bind = ""  # at which its worker listens
         self._collectives = ""  # where the hosts of its island reach one another
@@ -117,6 +119,8 @@ class HostAgent:
     def _find_addresses(self, link: Connection) -> None:
         options = self._options
         here = link.local_host
+        # Of a name with several addresses, the one that has answered.
+        self._controller = replace(options.controller, host=link.peer_host or options.controller.host)
         self._address = options.advertise or here
         self._bind = options.listen or (here if not options.advertise else EVERYWHERE[":" in here])
         self._collectives = options.meeting or self._address
@@ -217,7 +221,7 @@ class HostAgent:
             _log.error("there is a worker of incarnation %d already", self._incarnation)
             return
         place = WorkerPlace(
-            str(self._options.controller),
+            str(self._controller),
             f"[{self._bind}]:0" if ":" in self._bind else f"{self._bind}:0",
             self._cache_directory,
             self._address,
