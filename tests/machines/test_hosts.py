@@ -48,11 +48,8 @@ def four(make_machines: Callable[..., Machines]) -> Machines:  # noqa: F811
 def cluster(four: Machines, program_cache: Path) -> Iterator[MachineCluster]:
     """An island of two hosts on m1 and m2, with a script that runs on m3."""
     with MachineCluster(four, "1x2x2", None, "--lease", str(LEASE)) as cluster:
-        try:
-            yield cluster
-        except BaseException:
-            print(cluster.log())
-            raise
+        yield cluster
+        print(cluster.atoll("status").said, cluster.log(), sep="\n")  # which pytest shows where the test failed
 
 
 def started(cluster: MachineCluster) -> tuple[Process, Process, Process]:

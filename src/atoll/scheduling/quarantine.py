@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import signal
 
+from atoll.cluster.processes.leases import LAPSED_STATUS
 from atoll.errors import Code, Status
 
-# Exit statuses of a process that was killed from outside.
-_KILLED = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
+# Exit statuses of a process that was killed from outside, or that has ended because it heard nothing of its cluster.
+_KILLED = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP, LAPSED_STATUS}
 
 
 class Quarantine:

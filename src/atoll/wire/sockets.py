@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 
 from atoll.errors import ConnectError
 from atoll.wire.address import Address
+
+# TCP_THIN_LINEAR_TIMEOUTS, for six attempts of a connection with little under way; and TCP_RTO_MAX_MS, of Linux 6.15.
+_RETRANSMIT = ((16, 1), (44, 1000))
 
 
 def dial(address: Address, *, what: str = "a process", timeout: float = 10.0) -> socket.socket:
@@ -45,6 +49,13 @@ def bind_unix(path: str) -> socket.socket:
 
 
 def send_without_delay(sock: socket.socket) -> None:
-    """Small messages over TCP leave at once, without waiting for the acknowledgement of those before."""
+    """Small messages over TCP leave at once, without waiting for the acknowledgement of those before.
+
+    What is lost is sent again once a second, where the kernel can be told so: by itself it doubles the time between two
+    attempts, and after eight seconds of silence it would wait for another six.
+    """
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for option, value in _RETRANSMIT:
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pkgutil import resolve_name
 
 from atoll._version import __version__
+from atoll.cluster.processes.leases import LAPSED_STATUS
 from atoll.cluster.processes.lifeline import Lease, watch_in_thread
 from atoll.cluster.processes.process import read_options, spare_collector, start_logging
 from atoll.devices.device import DeviceBackend
@@ -81,7 +82,7 @@ class Worker:
 
     def _lapsed(self) -> None:
         _log.error("the controller is silent: this worker ends")
-        os._exit(1)
+        os._exit(LAPSED_STATUS)
 
 
 def advertised(address: Address, host: str) -> str:

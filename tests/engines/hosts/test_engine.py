@@ -153,6 +153,31 @@ def test_what_ended_while_an_agent_was_away_is_reported_when_it_is_back() -> Non
     played(scene)
 
 
+def test_an_agent_whose_worker_ended_while_it_was_away_gets_the_next_one_once() -> None:
+    def scene() -> None:
+        play = Scene("1x1x4")
+        incarnation = 7
+
+        def restart(end: HostEnd) -> None:
+            play.ends.append((0, end))
+            play.engine.place(0, 1, begin)
+
+        def begin(machines: Sequence[str]) -> None:
+            nonlocal incarnation
+            incarnation += 1
+            play.engine.start_host(HostStart(0, 0, 0, 1, 4, incarnation), restart)
+
+        play.engine.place(0, 1, begin)
+        play.come(1)
+        play.engine.agent_lost(1, "it closed the connection")
+        play.heard()
+        play.come(1, connection=9, ended=(8, -9))
+        assert [(agent, message.incarnation) for agent, message in play.heard()] == [(9, 9)]
+        assert play.ends == [(0, HostEnd(-9, "killed by SIGKILL"))]
+
+    played(scene)
+
+
 def test_an_agent_that_stays_away_is_lost_with_its_worker_and_a_spare_takes_its_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -182,12 +207,9 @@ def test_an_agent_that_stays_away_is_lost_with_its_worker_and_a_spare_takes_its_
     played(scene)
 
 
-def test_a_silent_agent_is_lost_when_its_lease_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PING_SECONDS", 0.01)
-
+def test_a_silent_agent_is_lost_when_its_lease_is_over() -> None:
     async def scene() -> None:
         play = Scene("1x1x4", lease_seconds=0.1)
-        play.engine._leases.period = 0.01
         play.place(hosts=1)
         play.come(1)
         for _ in range(20):

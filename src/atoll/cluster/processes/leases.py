@@ -7,6 +7,7 @@ sent to it meanwhile has yet to be read.
 from __future__ import annotations
 
 LEASE_SECONDS = 10.0
+LAPSED_STATUS = 75  # of a process that has ended because its lease was over (sysexits.h: EX_TEMPFAIL)
 LEAST_LEASE_SECONDS = 3.0  # that a user may choose
 PING_SECONDS = 1.0
 _JITTER_SECONDS = 0.2  # that a timer may be late
@@ -35,8 +36,13 @@ class Leases:
         return peer in self._renewed
 
     def left(self, peer: int, now: float) -> float:
-        """For how long the peer may still be silent. It is not to trust in this one's silence for longer."""
-        return max(0.0, self.seconds - (now - self._renewed.get(peer, now)))
+        """How long the peer may trust this one from now on, which tells it once in a period.
+
+        That is the whole lease for a peer that has answered lately, and less for one that has not: where this one hears
+        nothing of it any more, it ends at most a period after it was given up here.
+        """
+        silent = now - self._renewed.get(peer, now)
+        return max(0.0, min(self.seconds, self.seconds + self.period - silent))
 
     def expired(self, now: float) -> list[int]:
         """The peers that have been silent for too long. To be called every `period` seconds."""

@@ -217,8 +217,10 @@ class HostAgent:
     # ---- its worker
 
     def _start(self, start: m.StartWorker) -> None:
-        if self._worker is not None:  # the engine takes back what it gave, and hears of that one's end first
-            _log.error("there is a worker of incarnation %d already", self._incarnation)
+        if self._worker is not None:  # which is over, or there would be no new one
+            _log.error("there still is a worker of incarnation %d", self._incarnation)
+            self._kill_worker()
+            self._tell(m.AgentWorkerEnded(start.incarnation, 1, self._meeting()))
             return
         place = WorkerPlace(
             str(self._controller),

@@ -103,13 +103,16 @@ class Agent:
     def came(self, hello: m.AgentHello, connection: int) -> None:
         """It has connected, for the first time or again, and says what it holds."""
         self.hello, self.connection, self.meeting = hello, connection, hello.meeting
-        incarnation, status = hello.ended
-        if incarnation:
-            self.ended(incarnation, HostEnd(status, describe_exit(status)))
         expected = self.worker.incarnation if self.worker is not None else 0
-        if hello.running != expected and hello.running:
+        self.foreign = hello.running if hello.running != expected else 0
+        if self.foreign:
             _log.warning("%s holds a worker of incarnation %d, which is over", self.name, hello.running)
-            self.foreign = hello.running
             self.tell(m.EndWorker(hello.running, force=True))
-        if self.worker is not None and hello.running != expected:  # it never got the start
-            self.ended(expected, HostEnd(None, f"{self.name} has lost its connection while the worker was started"))
+        if not expected or hello.running == expected:
+            return
+        incarnation, status = hello.ended
+        if incarnation == expected:
+            end = HostEnd(status, describe_exit(status))
+        else:  # it never got the start
+            end = HostEnd(None, f"{self.name} has lost its connection while the worker was started")
+        self.ended(expected, end)  # the last thing here: the island may start its next worker at once, on this agent

@@ -31,6 +31,7 @@ _log = logging.getLogger(__name__)
 
 # For an agent whose connection has ended to come back: its process has ended, as a rule.
 AWAY_SECONDS = 2.0
+_PINGS = 8  # in a lease, at least
 
 
 class HostsEngine:
@@ -50,7 +51,8 @@ class HostsEngine:
         self._agents: dict[str, Agent] = {}
         self._connections: dict[int, Agent] = {}
         self._numbers = count(1)
-        self._leases = Leases(self._settings.lease_seconds)
+        seconds = self._settings.lease_seconds
+        self._leases = Leases(seconds, min(PING_SECONDS, seconds / _PINGS))
         self._waiting: dict[int, tuple[int, Callable[[Sequence[str]], None]]] = {}  # by island
         self._placed: dict[int, list[Agent]] = {}  # by island, by rank
         self._draining: list[int] = []  # islands, in the order in which they were asked to drain
@@ -223,7 +225,7 @@ class HostsEngine:
         self._send(m.TellAgent(connection, m.agent_content(m.Dismiss(text, error=True)), close=True))
 
     def _tick(self) -> None:
-        self._loop.call_later(PING_SECONDS, self._tick)
+        self._loop.call_later(self._leases.period, self._tick)
         now = self._loop.time()
         silent = set(self._leases.expired(now))
         for agent in list(self._agents.values()):

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+from atoll.cluster.processes.leases import LAPSED_STATUS
 from atoll.cluster.processes.lifeline import Lease, watch_in_thread
 from atoll.cluster.processes.process import read_options, run_loop, spare_collector, start_logging
 from atoll.devices.null.backend import Collectives
@@ -114,7 +115,7 @@ class NullIsland:
 
     def _lapsed(self) -> None:
         _log.error("the controller is silent: this island ends")
-        os._exit(1)
+        os._exit(LAPSED_STATUS)
 
 
 async def serve(options: IslandOptions, stop: asyncio.Event) -> None:
