@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from atoll.cluster.processes.leases import LAPSED_STATUS
 from atoll.controller.programs.launcher import GANG_WINDOW
 from atoll.controller.sessions import sessions
 from atoll.errors import OK, Code, Status
@@ -327,11 +330,12 @@ def test_a_program_that_crashes_its_worker_is_refused_and_no_other():
     assert play.say(m.RegisterFunction(9, "another", 92, ((0,),))) == []
 
 
-def test_a_program_whose_worker_was_killed_is_not_quarantined():
+@pytest.mark.parametrize("status", [-9, LAPSED_STATUS, None])
+def test_a_program_whose_worker_was_killed_or_whose_machine_is_lost_is_not_quarantined(status):
     play = Play()
     play.with_call(arguments=0)
     play.say(m.Launch(1, (), (11,), ()))
-    play.engine(m.WorkerEnded(0, 1000, -9, "killed by SIGKILL"))
+    play.engine(m.WorkerEnded(0, 1000, status, "it has ended"))
     assert play.controller.quarantine.refused == {}
     assert play.controller.quarantine.suspects == set()
 
