@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import socket
 import threading
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.errors import Code, StatusError
+from atoll.errors import AtollError, Code, StatusError
 from atoll.protocol.messages import OWN_NUMBERS
 from atoll.transfers import listener
 from atoll.transfers.channel import DataChannel, Open
@@ -64,7 +65,8 @@ def test_the_secret_of_a_session_opens_its_own_feeds_and_no_other(port):
 
 
 @pytest.mark.parametrize("opening", [Open(5, "guess"), Open(5, ""), Open(0, ""), Open(0, "secret five")])
-def test_a_wrong_secret_is_refused(port, opening):
+def test_a_wrong_secret_is_refused(port, opening, monkeypatch):
+    monkeypatch.setattr("atoll.transfers.data_port.NEWS_SECONDS", 0.1)
     data_port, arrived, _ = port
     data_port.open_session(5, "secret five")
     data_port.set_peers((), "between hosts")
@@ -240,6 +242,31 @@ def test_a_connection_of_which_no_channel_can_be_made_does_not_end_the_port(
     assert "a data connection cannot be served: it was reset" in caplog.text
     monkeypatch.undo()
     assert serves(data_port, 5)
+
+
+def test_what_a_host_of_an_earlier_incarnation_has_opened_is_closed_and_no_other(port):
+    data_port, arrived, changed = port
+    data_port.set_peers((), "mine", frozenset({"mine", "first", "second"}))
+    first, second = opened(data_port, 0, "first"), opened(data_port, 0, "second")
+    for feed, channel in enumerate((first, second)):
+        channel.send(9, feed, [b"from a host"])
+    with changed:
+        assert changed.wait_for(lambda: len(arrived) == 2, SECONDS)
+    data_port.set_peers((), "mine", frozenset({"mine", "first", "second anew"}))
+
+    def read() -> None:
+        with contextlib.suppress(OSError, EOFError, AtollError):
+            second.receive(lambda *_: None)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(SECONDS)
+    assert not reader.is_alive(), "nobody has closed it"
+    first.send(9, 7, [b"still"])
+    with changed:
+        assert changed.wait_for(lambda: len(arrived) == 3, SECONDS)
+    first.close()
+    second.close()
 
 
 def test_a_host_that_dials_before_the_secret_between_hosts_is_known_is_waited_for(port):
