@@ -235,9 +235,8 @@ class DataChannel:
         on that of a stream.
 
         A piece that cannot be had is given to `on_failure`; without that, it ends the channel by its StatusError.
-        Raises TimeoutError where the peer is silent.
-        `room` is asked before the bytes of a large piece come. Raises FrameError where the peer sends what is no frame,
-        or ends inside of a piece.
+        `room` is asked before the bytes of a large piece come. Raises TimeoutError where the peer is silent, and
+        FrameError where it sends what is no frame, or ends inside of a piece.
         """
         arrivals = ChannelArrivals(on_piece, on_failure, room)
         for engine in self._engines:
