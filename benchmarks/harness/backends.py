@@ -49,6 +49,8 @@ BACKENDS = {
         Backend("multi-controller JAX", {"JAX_PLATFORMS": "cpu"}),
         Backend("atoll, 2 islands", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "2x1x1"}),
         Backend("blocking socket", {"JAX_PLATFORMS": "cpu"}),
+        Backend("atoll, 2 machines", {"JAX_PLATFORMS": "atoll"}),
+        Backend("blocking socket, 2 machines", {"JAX_PLATFORMS": "cpu"}),
         Backend("atoll, parallel", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "16x1x1"}),
         Backend(
             "atoll, sequential",

@@ -1,4 +1,4 @@
-"""The micro-benchmarks (a) to (q), as data: speed that users notice, beside stock JAX and other peers."""
+"""The micro-benchmarks (a) to (r), as data: speed that users notice, beside stock JAX and other peers."""
 
 from benchmarks.harness.benchmark import BATCH_THREADS, Benchmark, Metric, RunsIn, Target
 
@@ -157,6 +157,23 @@ BENCHMARKS = (
             Metric("zarr", "zarr, all written", "GB/s", Target(0.8, ratio=True)),
             Metric("zarr_returned", "zarr, save() returns", "s"),
             Metric("growth", "the script's memory grows by at most", "MB", Target(200, at_least=False)),
+        ),
+        prepare_deadline=300.0,
+        round_deadline=300.0,
+    ),
+    Benchmark(
+        key="r",
+        title="from machine to machine (network namespaces), TCP",
+        prepare="benchmarks.micro.machines:between_machines",
+        contestants=("atoll, 2 machines", "blocking socket, 2 machines"),
+        metrics=tuple(
+            Metric(f"{name}_{size}", f"{title}, {amount}", "GB/s", Target(0.9, ratio=True))
+            for size, amount in (("64", "64 MB"), ("1024", "1 GiB"))
+            for name, title in (
+                ("island", "device_put to the other island"),
+                ("put", "device_put from the client"),
+                ("get", "np.asarray at the client"),
+            )
         ),
         prepare_deadline=300.0,
         round_deadline=300.0,

@@ -69,10 +69,10 @@ class FakeCluster:
     def disconnect(self, hosts: Sequence[int]) -> None:
         self.disconnected.extend(hosts)
 
-    def upload(self, hosts: Sequence[int], feed: int, contents: Sequence[Any]) -> None:
+    def upload(self, hosts: Sequence[int], feed: int, contents: Sequence[Any], launch: int = 0) -> None:
         self.uploads.append((tuple(hosts), feed, b"".join(bytes(part) for part in contents)))
 
-    def upload_file(self, hosts: Sequence[int], feed: int, nbytes: int, descriptor: int) -> None:
+    def upload_file(self, hosts: Sequence[int], feed: int, nbytes: int, descriptor: int, launch: int = 0) -> None:
         with open(descriptor, "rb") as file:
             self.upload(hosts, feed, [file.read(nbytes)])
 

@@ -30,8 +30,9 @@ class FakeChannel:
         self._over = threading.Event()
         self.sent: list[tuple[int, Any]] = []
 
-    def send(self, session: int, feed: int, contents: Any) -> None:
-        self.sent.append((feed, list(contents)))
+    def start(self, session: int, feed: int, contents: Any, on_end: Any) -> None:
+        self.sent.append((feed, [bytes(view) for view in contents.views()]))
+        on_end(None)
 
     def takes_at_once(self, nbytes: int) -> bool:
         return True

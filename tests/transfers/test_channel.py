@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from atoll.errors import ConnectError, FrameError, StatusError
 from atoll.transfers import channel as data
+from atoll.transfers import streams
 from atoll.transfers.channel import DataChannel, Open
 from atoll.transfers.files import FilePiece
 from atoll.transfers.host_memory import aligned
@@ -27,6 +28,7 @@ from tests.transfers.ends import SECONDS, Receiver, content, descriptors, frame,
 @pytest.mark.parametrize("nbytes", [0, 1, 1000, 70_000, SHARED_THRESHOLD - 1, SHARED_THRESHOLD, 3_000_000])
 def test_a_piece_arrives_with_its_bytes_whatever_way_it_takes(ends, nbytes):
     sender, receiver = ends[0], Receiver(ends[1])
+    Receiver(sender)
     sent = content(nbytes)
     sender.send(3, 17, [sent])
     assert receiver.wait(1) == [(3, 17, sent.tobytes())]
@@ -36,6 +38,7 @@ def test_a_piece_arrives_with_its_bytes_whatever_way_it_takes(ends, nbytes):
 
 def test_parts_are_joined_in_order(ends):
     sender, receiver = ends[0], Receiver(ends[1])
+    Receiver(sender)
     parts = [b"ab", np.arange(3, dtype=np.int16), bytearray(), memoryview(b"z")]
     sender.send(1, 2, parts)
     big = [content(200_000, 1), content(200_000, 2)]
@@ -47,6 +50,7 @@ def test_parts_are_joined_in_order(ends):
 @pytest.mark.parametrize("nbytes", [10, 2_000_000])
 def test_bytes_are_written_straight_into_what_they_travel_in(ends, nbytes):
     sender, receiver = ends[0], Receiver(ends[1])
+    Receiver(sender)
     sent = content(nbytes)
 
     def fill(target: memoryview) -> None:
@@ -59,7 +63,9 @@ def test_bytes_are_written_straight_into_what_they_travel_in(ends, nbytes):
 @pytest.mark.parametrize("nbytes", [0, 1, 1000, 1001, 900_000])
 def test_a_large_buffer_travels_in_parts_of_which_the_last_says_so(ends, monkeypatch, nbytes):
     monkeypatch.setattr(data, "PART_BYTES", 1000 if nbytes < 10_000 else 300_000)
+    monkeypatch.setattr(streams, "STREAM_THRESHOLD", 10_000_000)  # chunks have tests of their own
     sender, receiver = ends[0], Receiver(ends[1])
+    Receiver(sender)
     sent = content(nbytes)
     sender.send_in_parts(1, 2, sent)
     sender.send(1, 3, [b"next"])
@@ -90,6 +96,7 @@ def test_both_ends_send_at_the_same_time(ends):
 
 def test_many_threads_may_send_on_one_channel(ends):
     receiver = Receiver(ends[1])
+    Receiver(ends[0])
     sizes = [10, 70_000, 300_000]
 
     def send(number: int) -> None:

@@ -35,13 +35,16 @@ def test_the_last_kind_takes_everything() -> None:
 def test_a_channel_chooses_by_where_the_peer_is_and_by_size(family: str, nbytes: int, is_large: bool) -> None:
     a, b = map(DataChannel, socket.socketpair() if family == "unix" else tcp_pair())
     receiver = Receiver(b)
+    back = Receiver(a)
     a.send(1, 2, [content(nbytes)])
     assert receiver.wait(1)[0][2] == content(nbytes).tobytes()
     shares_memory = family == "unix" and is_large
     assert (a.statistics().socket_bytes_out < 1000) == shares_memory
-    assert a.statistics().frames_out == 1
+    in_chunks = family == "tcp" and is_large
+    assert (a.statistics().frames_out > 1) == in_chunks
     a.close()
     assert receiver.join() is None
+    back.join()
     b.close()
 
 

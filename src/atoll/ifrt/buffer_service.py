@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,15 @@ from atoll.ifrt.host_buffers import HostBuffers, Stored
 from atoll.ifrt.unary import unary
 from atoll.protocol.ifrt import transport_pb2
 from atoll.protocol.translation import codec
+from atoll.protocol.translation.host_buffers import contents_header, contents_of
 from atoll.transfers.host_memory import aligned
 from atoll.wire.grpc import Call
 
 STORE_HEADER = "ifrt-proxy-grpc-host-buffer-store-metadata-bin"
 # Buffers go back to the client in messages of this size.
 _CHUNK = 1 << 20
+# Once so many bytes after a part have been queued, nothing of it is in a queue of the connection (`wire.http2.send`).
+_UNSENT = 4 << 20
 MAX_HOST_BUFFER = 1 << 38
 
 
@@ -63,7 +67,7 @@ class BufferService:
         def on_message(data: bytes | memoryview) -> None:
             nonlocal received
             try:
-                part = _field_one(data)
+                part = contents_of(data)
             except StatusError as error:
                 call.finish(error.status.code, error.status.message)
                 return
@@ -132,51 +136,24 @@ class BufferService:
 
 
 async def _send_chunks(call: Call, stored: Stored) -> None:
-    """Sends a buffer's parts as they come."""
+    """Sends a buffer's parts as they come, and gives their memory back when they have left."""
     index = 0
+    sent: deque[int] = deque()  # the sizes of the parts that are held
     try:
         while (part := await stored.part(index)) is not None:
             index += 1
             view = memoryview(part).cast("B")
             for start in range(0, view.nbytes, _CHUNK):
                 chunk = view[start : start + _CHUNK]
-                call.send((b"\x0a" + _varint(chunk.nbytes), chunk))
+                call.send((contents_header(chunk.nbytes), chunk))
                 await call.drained()
                 if call.ended:
                     return
+            sent.append(view.nbytes)
+            while sum(sent) - sent[0] >= _UNSENT:
+                sent.popleft()
+                stored.release(index - len(sent))
     except StatusError as error:
         call.finish(error.status.code, error.status.message)
         return
     call.finish()
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _field_one(data: bytes | memoryview) -> memoryview:
-    """The bytes of field 1 in a message that has no other, without copying them."""
-    view = memoryview(data)
-    if not view.nbytes:
-        return view
-    if view[0] != 0x0A:
-        raise invalid("no host buffer contents")
-    size = shift = 0
-    position = 1
-    while True:
-        if position >= view.nbytes or shift > 63:
-            raise invalid("no host buffer contents")
-        byte = view[position]
-        position += 1
-        size |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            break
-    if position + size != view.nbytes:
-        raise invalid("no host buffer contents")
-    return view[position:]

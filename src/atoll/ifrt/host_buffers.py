@@ -22,7 +22,7 @@ class Stored:
     Each part comes with what to call when its memory may be used again.
     """
 
-    __slots__ = ("_changed", "_dones", "complete", "contents", "descriptor", "nbytes", "status")
+    __slots__ = ("_changed", "_dones", "_released", "complete", "contents", "descriptor", "nbytes", "status")
 
     def __init__(self, contents: Sequence[Any], nbytes: int, descriptor: int = -1, *, complete: bool = True) -> None:
         self.contents: list[Any] = list(contents)
@@ -31,6 +31,7 @@ class Stored:
         self.complete = complete
         self.status = OK
         self._dones: list[Callable[[], None]] = []
+        self._released = 0  # parts whose memory was given back
         self._changed = asyncio.Event()
 
     def add(self, content: Any, done: Callable[[], None]) -> None:
@@ -52,13 +53,22 @@ class Stored:
                 return None
             self._changed.clear()
             await self._changed.wait()
+        if index < self._released:
+            raise StatusError(Code.FAILED_PRECONDITION, "contents of an array can be fetched once")
         return self.contents[index]
+
+    def release(self, count: int) -> None:
+        """The first `count` parts have been sent to the client: the memory of those that came with one is free."""
+        for index in range(self._released, min(count, len(self._dones))):
+            self.contents[index] = b""
+            self._dones[index]()
+            self._released = index + 1
 
     def drop(self) -> None:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
-        dones, self._dones = self._dones, []
+        dones, self._dones = self._dones[self._released :], []
         self.contents = []
         self.complete = True
         self._changed.set()

@@ -21,7 +21,8 @@ from atoll.errors import AtollError, Code, ConnectError, Status
 from atoll.host_services.calls.messages import host_of, is_call
 from atoll.session.connection import CallTaker, OnBroken, OnFeed, Unreached
 from atoll.transfers.channel import DataChannel
-from atoll.transfers.engine import Piece
+from atoll.transfers.contents import Buffers, FileContents, as_views
+from atoll.transfers.engine import Contents, Piece
 from atoll.wire.address import Address, parse_address
 
 # Contents up to this size are written to the socket on the loop's thread; its buffer holds many of them.
@@ -140,18 +141,26 @@ class Channels:
 
     # ---- sending
 
-    def upload(self, hosts: Sequence[int], feed: int, contents: Sequence[Any]) -> None:
-        small = sum(memoryview(part).nbytes for part in contents) <= _DIRECT_BYTES
+    def upload(self, hosts: Sequence[int], feed: int, contents: Sequence[Any], launch: int = 0) -> None:
+        buffers = Buffers(as_views(contents), launch)
         for host in hosts:
-            self._send(host, lambda channel: channel.send(self._session, feed, contents), small)
+            self._send(host, partial(self._start, host, feed, buffers, None), buffers.nbytes <= _DIRECT_BYTES)
 
-    def upload_file(self, hosts: Sequence[int], feed: int, nbytes: int, descriptor: int) -> None:
+    def upload_file(self, hosts: Sequence[int], feed: int, nbytes: int, descriptor: int, launch: int = 0) -> None:
         for host in hosts:
-            self._send(host, partial(self._send_file, feed, nbytes, _File(os.dup(descriptor))), small=False)
+            file = _File(os.dup(descriptor))
+            contents = FileContents(nbytes, file.descriptor, launch)
+            self._send(host, partial(self._start, host, feed, contents, file), small=False)
         os.close(descriptor)
 
-    def _send_file(self, feed: int, nbytes: int, file: _File, channel: DataChannel) -> None:
-        channel.send_file(self._session, feed, nbytes, file.descriptor)
+    def _start(self, host: int, feed: int, contents: Contents, file: _File | None, channel: DataChannel) -> None:
+        """On any thread. Nothing waits here for the host to have room."""
+
+        def on_end(error: BaseException | None, _: _File | None = file) -> None:
+            if isinstance(error, OSError):
+                self._on_loop(self._break, host, channel, f"bulk data cannot be sent to host {host}: {error}")
+
+        channel.start(self._session, feed, contents, on_end)
 
     def _send(self, host: int, send: _Send, small: bool) -> None:
         """Calls `send(channel)`: now if it is `small` and can go at once, else on a thread; or once it is back."""

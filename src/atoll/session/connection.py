@@ -60,10 +60,10 @@ class DataChannels(Protocol):
     def disconnect(self, hosts: Sequence[int]) -> None:
         """The controller reports these hosts lost."""
 
-    def upload(self, hosts: Sequence[int], feed: int, contents: Sequence[Any]) -> None:
+    def upload(self, hosts: Sequence[int], feed: int, contents: Sequence[Any], launch: int = 0) -> None:
         """Sends buffers, one after the other, as one feed. They must not change any more."""
 
-    def upload_file(self, hosts: Sequence[int], feed: int, nbytes: int, descriptor: int) -> None:
+    def upload_file(self, hosts: Sequence[int], feed: int, nbytes: int, descriptor: int, launch: int = 0) -> None:
         """Sends the first `nbytes` of a file as one feed, and closes the descriptor."""
 
     def answer(self, feed: int, contents: Sequence[Any]) -> None:

@@ -283,13 +283,16 @@ class ClusterSession:
             hosts.add(host)
         return sorted(hosts)
 
-    def upload(self, hosts: Sequence[int], feed: int, contents: Sequence[Any]) -> None:
-        """Sends buffers as one feed. They must not change any more."""
-        self._channels.upload(hosts, feed, contents)
+    def upload(self, hosts: Sequence[int], feed: int, contents: Sequence[Any], launch: int = 0) -> None:
+        """Sends buffers as one feed. They must not change any more.
 
-    def upload_file(self, hosts: Sequence[int], feed: int, nbytes: int, descriptor: int) -> None:
+        Feeds of one launch have the same number `launch`, which counts up; 0: this is needed by itself.
+        """
+        self._channels.upload(hosts, feed, contents, launch)
+
+    def upload_file(self, hosts: Sequence[int], feed: int, nbytes: int, descriptor: int, launch: int = 0) -> None:
         """Sends the first `nbytes` of a file as one feed, and closes the descriptor."""
-        self._channels.upload_file(hosts, feed, nbytes, descriptor)
+        self._channels.upload_file(hosts, feed, nbytes, descriptor, launch)
 
     def expect(self, feed: int, then: OnData) -> None:
         """Calls `then` with each part of what a worker sends as `feed`."""

@@ -8,41 +8,52 @@ Bounded: a sender waits while its engine has no memory left, and for the socket 
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Union
 
 import msgspec
 
-from atoll.errors import FrameError, Status, StatusError
+from atoll.errors import AtollError, ConnectError, FrameError, StatusError
+from atoll.transfers.arrivals import ChannelArrivals, OnFailure, OnPiece, Room
 from atoll.transfers.contents import Buffers, FileContents, Filled, as_views
 from atoll.transfers.engine import Contents, Piece, TransferEngine
 from atoll.transfers.frame_socket import FrameSocket
 from atoll.transfers.kinds import KINDS
+from atoll.transfers.liveness import Alive, Liveness, Probe
+from atoll.transfers.outgoing import OnEnd
+from atoll.transfers.sockets import SocketEngine
+from atoll.transfers.streams import STREAMS, StreamEngine
 from atoll.wire.address import Address
 from atoll.wire.sockets import dial
+
+_log = logging.getLogger(__name__)
 
 MAX_PIECE = 1 << 40
 PART_BYTES = 8 << 20
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True, tag="o"):
-    """The first frame of a connection: for which session, and the secret that opens it (session 0: between hosts)."""
+    """The first frame of a connection: for which session, and the secret that opens it (session 0: between hosts).
+
+    `channel` is the dialer's own name for the channel; with `is_stream`, this is a further connection of that one.
+    """
 
     session: int
     secret: str
+    channel: str = ""
+    is_stream: bool = False
 
 
 class Passed(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     """A connected socket comes along, for whom it may concern."""
 
 
-# The piece, its bytes, and what to call when they have been read.
-OnPiece = Callable[[Piece, Any, Callable[[], None]], None]
-# A piece that cannot be had, and why. The channel goes on.
-OnFailure = Callable[[Piece, Status], None]
 # A socket that the peer has passed: the receiver's own from now on.
 OnSocket = Callable[[socket.socket], None]
 
@@ -59,7 +70,9 @@ class ChannelStatistics:
 
 
 class DataChannel:
-    """One connection between data ports. `send*` may be called from any thread; one thread calls `receive`.
+    """One connection between data ports, and its streams. `send*` may be called from any thread; one calls `receive`.
+
+    Both ends must be read: a sender learns from the receiver how much it may send.
 
     Sending waits while the peer does not read. It raises OSError (TimeoutError is one) where the peer cannot be
     reached, and StatusError where the contents cannot be had.
@@ -71,10 +84,26 @@ class DataChannel:
         self._choices = [(engine.takes, engine.send) for engine in self._engines]
         self._handlers = {frame: engine.handle for engine in self._engines for frame in engine.frames}
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
-            Union[Open, Passed, *(frame for kind in kinds for frame in kind.frames)]
+            Union[Open, Passed, Probe, Alive, *(frame for kind in kinds for frame in kind.frames)]
         )
+        self._streams = next((engine for engine in self._engines if isinstance(engine, StreamEngine)), None)
         self.is_closed = False
         self.is_local = self._socket.is_unix  # whether it takes sockets
+        self._silence: TimeoutError | None = None
+        self.liveness = self._watch(self._streams) if self._streams is not None else None
+
+    def _watch(self, streams: StreamEngine) -> Liveness:
+        liveness = Liveness(self._socket, streams.sockets, streams.is_busy, self._silent)
+        for engine in self._engines:
+            if isinstance(engine, StreamEngine | SocketEngine):
+                engine.liveness = liveness
+        self._handlers[Probe] = self._handlers[Alive] = lambda frame, descriptor: liveness.handle(frame)
+        return liveness
+
+    def _silent(self, error: TimeoutError) -> None:
+        assert self._streams is not None
+        self._silence = error
+        self._streams.abort(error)
 
     @classmethod
     def dial(cls, address: Address, timeout: float = 10.0) -> DataChannel:
@@ -85,26 +114,75 @@ class DataChannel:
     def connect(cls, address: Address, session: int, secret: str) -> DataChannel:
         """A channel to the data port at `address`, opened for the session. Raises ConnectError, and OSError."""
         channel = cls.dial(address)
+        name = os.urandom(16).hex() if channel._streams is not None else ""
         try:
-            channel.open(session, secret)
+            channel.open(session, secret, name)
         except OSError:
             channel.close()
             raise
+        if channel._streams is not None:
+            channel._streams.dial_streams = partial(channel._dial_streams, address, Open(session, secret, name, True))
         return channel
+
+    def _dial_streams(self, address: Address, opening: Open) -> None:
+        """Opens the streams, as many as can be had: without any, bulk goes along the channel's own connection."""
+        assert self._streams is not None
+        for _ in range(STREAMS):
+            try:
+                stream = DataChannel.dial(address)
+            except ConnectError as error:
+                _log.warning("a stream of a data channel cannot be opened: %s", error)
+                return
+            try:
+                stream._socket.send(opening)
+            except OSError as error:
+                _log.warning("a stream of a data channel cannot be opened: %s", error)
+                stream.close()
+                return
+            threading.Thread(target=self._run_dialed, args=(stream,), name="atoll-stream-in", daemon=True).start()
+
+    def _run_dialed(self, stream: DataChannel) -> None:
+        try:
+            self.run_stream(stream)
+        except (AtollError, MemoryError) as error:
+            _log.warning("a stream of a data channel ends: %s", error)
+        finally:
+            stream.close()
+
+    def run_stream(self, stream: DataChannel) -> None:
+        """Reads a further connection of this channel to its end. Raises FrameError."""
+        if self._streams is None:
+            raise FrameError("this channel has no streams")
+        self._streams.run_stream(stream._socket)
 
     # ---- sending
 
-    def open(self, session: int, secret: str) -> None:
+    def open(self, session: int, secret: str, channel: str = "") -> None:
         """Says who this is; before all else, by who has dialed."""
-        self._socket.send(Open(session, secret))
+        self._socket.send(Open(session, secret, channel))
 
     def send(self, session: int, feed: int, contents: Sequence[Any]) -> None:
         """Sends buffers, one after the other, as one piece."""
         self._send(session, feed, Buffers(as_views(contents)), False)
 
+    def start(self, session: int, feed: int, contents: Contents, on_end: OnEnd) -> None:
+        """Sends one piece, without waiting for the receiver's room where that may take long.
+
+        `on_end` is called once, on any thread, when it is over: with None; with OSError where the channel has ended;
+        with StatusError where that is known to the receiver, too. Raises as `send` does: then `on_end` is not called.
+        """
+        if self._streams is not None and self._streams.takes(contents):
+            self._streams.start(session, feed, contents, False, on_end)
+            return
+        self._send(session, feed, contents, False)
+        on_end(None)
+
     def send_in_parts(self, session: int, feed: int, content: Any) -> None:
         """Sends one buffer, in several pieces where it is large: the receiver works on one while the next is copied."""
         view = memoryview(content).cast("B") if memoryview(content).nbytes else memoryview(b"")
+        if self._streams is not None and self._streams.takes(whole := Buffers((view,), in_parts=True)):
+            self._streams.send(session, feed, whole, False)
+            return
         for start in range(0, max(1, view.nbytes), PART_BYTES):
             part = view[start : start + PART_BYTES]
             self._send(session, feed, Buffers((part,)), start + PART_BYTES < view.nbytes)
@@ -124,7 +202,10 @@ class DataChannel:
     def _send(self, session: int, feed: int, contents: Contents, more: bool) -> None:
         for takes, send in self._choices:
             if takes(contents):
-                send(session, feed, contents, more)
+                try:
+                    send(session, feed, contents, more)
+                except OSError as error:
+                    raise self._silence or error from None
                 return
         raise AssertionError("no kind of transfer takes these contents")
 
@@ -144,13 +225,22 @@ class DataChannel:
         return frame
 
     def receive(
-        self, on_piece: OnPiece, on_failure: OnFailure | None = None, on_socket: OnSocket | None = None
+        self,
+        on_piece: OnPiece,
+        on_failure: OnFailure | None = None,
+        on_socket: OnSocket | None = None,
+        room: Room | None = None,
     ) -> None:
-        """Reads until the peer closes. Pieces are given to `on_piece` on this thread, in order.
+        """Reads until the peer closes. Pieces are given to `on_piece`, those of one feed in order: on this thread, or
+        on that of a stream.
 
         A piece that cannot be had is given to `on_failure`; without that, it ends the channel by its StatusError.
-        Raises FrameError where the peer sends what is no frame, or ends inside of a piece.
+        `room` is asked before the bytes of a large piece come. Raises TimeoutError where the peer is silent, and
+        FrameError where it sends what is no frame, or ends inside of a piece.
         """
+        arrivals = ChannelArrivals(on_piece, on_failure, room)
+        for engine in self._engines:
+            engine.receive_for(arrivals)
         while True:
             try:
                 frame, descriptor = self._socket.read_frame(self._decoder)
@@ -161,20 +251,22 @@ class DataChannel:
             except FrameError:
                 raise
             except (EOFError, OSError):
+                if self._silence is not None:
+                    raise self._silence from None
                 return
             try:
                 if isinstance(frame, Passed):
                     if on_socket is not None and descriptor is not None:
                         on_socket(_socket_of(descriptor))
                 else:
-                    self._handle(frame, descriptor, on_piece, on_failure)
+                    self._handle(frame, descriptor, arrivals)
             except EOFError:
                 raise FrameError("the connection ended inside a piece") from None
             finally:
                 if descriptor is not None:
                     os.close(descriptor)
 
-    def _handle(self, frame: Any, descriptor: int | None, on_piece: OnPiece, on_failure: OnFailure | None) -> None:
+    def _handle(self, frame: Any, descriptor: int | None, arrivals: ChannelArrivals) -> None:
         handle = self._handlers.get(type(frame))
         if handle is None:
             raise FrameError(
@@ -188,12 +280,10 @@ class DataChannel:
         try:
             received = handle(frame, descriptor)
         except StatusError as error:
-            if on_failure is None:
-                raise
-            on_failure(frame, error.status)
+            arrivals.fail(frame, error.status)
             return
-        assert received is not None, "a piece has bytes"
-        on_piece(frame, *received)
+        if received is not None:
+            arrivals.take(frame, *received)
 
     # ---- the end
 
@@ -206,6 +296,8 @@ class DataChannel:
         """Ends the connection and frees all memory; threads inside of `send` and `receive` come out."""
         self.is_closed = True
         self._socket.close()
+        if self.liveness is not None:
+            self.liveness.close()
         for engine in self._engines:
             engine.close()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 from atoll.errors import Code, StatusError
@@ -14,14 +16,31 @@ _READ_BYTES = 1 << 30  # that one system call may be asked for
 class Buffers:
     """Buffers, one after the other. They must not change until they have been sent."""
 
-    __slots__ = ("_views", "nbytes")
+    __slots__ = ("_ends", "_views", "in_parts", "launch", "nbytes")
 
-    def __init__(self, views: Sequence[memoryview]) -> None:
+    def __init__(self, views: Sequence[memoryview], launch: int = 0, in_parts: bool = False) -> None:
         self._views = views
+        self._ends: list[int] = []  # where each view ends, once that was asked
         self.nbytes = sum([view.nbytes for view in views])  # a list is quicker here than a generator
+        self.launch = launch
+        self.in_parts = in_parts
 
     def views(self) -> Sequence[memoryview]:
         return self._views
+
+    def slice(self, start: int, stop: int) -> list[memoryview]:
+        """The bytes from `start` to `stop`, without a copy."""
+        if not self._ends:
+            self._ends = list(accumulate(view.nbytes for view in self._views))
+        found = []
+        number = bisect_right(self._ends, start)
+        while start < stop:
+            view, end = self._views[number], self._ends[number]
+            first = start - (end - view.nbytes)
+            found.append(view[first : first + stop - start])
+            start = end
+            number += 1
+        return found
 
     def write_into(self, target: memoryview) -> None:
         position = 0
@@ -33,27 +52,44 @@ class Buffers:
 class Filled:
     """Bytes that `fill(target)` writes, straight into the memory that they travel in where there is such."""
 
-    __slots__ = ("nbytes", "write_into")
+    __slots__ = ("_written", "nbytes", "write_into")
+    launch = 0
+    in_parts = False
 
     def __init__(self, nbytes: int, fill: Callable[[memoryview], None]) -> None:
         self.nbytes = nbytes
         self.write_into = fill
+        self._written: memoryview | None = None
 
     def views(self) -> Sequence[memoryview]:
-        return (_written(self),)
+        if self._written is None:
+            self._written = _written(self)
+        return (self._written,)
+
+    def slice(self, start: int, stop: int) -> Sequence[memoryview]:
+        (view,) = self.views()
+        return (view[start:stop],)
 
 
 class FileContents:
     """The first `nbytes` of an open file, which others may still change or shorten."""
 
-    __slots__ = ("descriptor", "nbytes")
+    __slots__ = ("descriptor", "launch", "nbytes")
+    in_parts = False
 
-    def __init__(self, nbytes: int, descriptor: int) -> None:
+    def __init__(self, nbytes: int, descriptor: int, launch: int = 0) -> None:
         self.nbytes = nbytes
         self.descriptor = descriptor
+        self.launch = launch
 
     def views(self) -> Sequence[memoryview]:
         return (_written(self),)
+
+    def slice(self, start: int, stop: int) -> Sequence[memoryview]:
+        part = os.pread(self.descriptor, stop - start, start)
+        if len(part) < stop - start:
+            raise _shortened(self.nbytes, start + len(part))
+        return (memoryview(part),)
 
     def write_into(self, target: memoryview) -> None:
         read_file(self.descriptor, target)
@@ -80,9 +116,13 @@ def read_file(descriptor: int, target: memoryview) -> None:
     while position < target.nbytes:
         count = os.preadv(descriptor, [target[position : position + _READ_BYTES]], position)
         if not count:
-            raise StatusError(
-                Code.DATA_LOSS,
-                f"a file of {target.nbytes} bytes was shortened to {position} before it was read: "
-                "a client must leave the files of its large transfers alone",
-            )
+            raise _shortened(target.nbytes, position)
         position += count
+
+
+def _shortened(nbytes: int, found: int) -> StatusError:
+    return StatusError(
+        Code.DATA_LOSS,
+        f"a file of {nbytes} bytes was shortened to {found} before it was read: "
+        "a client must leave the files of its large transfers alone",
+    )

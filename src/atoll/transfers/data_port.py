@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from atoll.errors import AtollError, Code, Status, StatusError
-from atoll.transfers.channel import ChannelStatistics, DataChannel
+from atoll.transfers.channel import ChannelStatistics, DataChannel, Open
 from atoll.transfers.engine import Piece, TransferEngine
-from atoll.transfers.host_channels import HostChannels
+from atoll.transfers.host_channels import HostChannels, OnLost
 from atoll.transfers.inbox import Inbox, InboxStatistics
 from atoll.transfers.kinds import KINDS
 from atoll.transfers.listener import Listener
+from atoll.transfers.silence import CLIENT_SILENCE_SECONDS
 from atoll.transfers.unopened import OPEN_SECONDS
 from atoll.wire.address import Address
 
@@ -62,7 +63,9 @@ class DataPort:
         self.answers: Answers | None = None
         self._secrets: dict[int, str] = {}
         self._channels: dict[int, DataChannel] = {}
-        self._hosts = HostChannels()
+        self._named: dict[tuple[int, str], DataChannel] = {}  # by session, and the name that the dialer gave
+        self._hosts = HostChannels(lambda host, lost: self.on_lost(host, lost))
+        self.on_lost: OnLost = lambda host, lost: None  # set it before hosts are known
         self._admitted: frozenset[str] = frozenset()  # secrets of hosts
         self._from_hosts: dict[DataChannel, str] = {}  # what other hosts have opened, and the secret that they showed
         self._opened = threading.Condition()
@@ -118,12 +121,19 @@ class DataPort:
                 raise AtollError("a data connection was refused: its secret is not the session's")
             if not self._listener.opened(channel):
                 return  # it has been closed meanwhile
+            if opening.is_stream:
+                self._run_stream(opening, channel)
+                return
             session = opening.session
             if session:
+                if channel.liveness is not None:
+                    channel.liveness.patience = CLIENT_SILENCE_SECONDS
                 self._keep(session, channel)
+            self._name(opening, channel)
 
             def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
-                if session and self.answers is not None and self.answers.takes(piece.feed):
+                if self.takes_call(session, piece.feed):
+                    assert self.answers is not None
                     self.answers.answered(session, piece.feed, content, done)
                 else:
                     self.inbox.put(session or piece.session, piece.feed, content, done)
@@ -131,18 +141,32 @@ class DataPort:
             def on_failure(piece: Piece, status: Status) -> None:
                 self.inbox.put_failed(session or piece.session, piece.feed, status)
 
-            channel.receive(on_piece, on_failure)
+            channel.receive(on_piece, on_failure, room=_InboxRoom(self, session))
         except (AtollError, EOFError, OSError, MemoryError) as error:
             _log.warning("data connection of session %d ends: %s", session, error)
         finally:
             with self._opened:
                 self._from_hosts.pop(channel, None)
+                self._named = {name: each for name, each in self._named.items() if each is not channel}
                 is_last = self._channels.get(session) is channel
                 if is_last:
                     del self._channels[session]
             channel.shut_down()  # before calls fail: who has just called notices
             if is_last:
                 self._fail_calls(session)
+
+    def _name(self, opening: Open, channel: DataChannel) -> None:
+        """The channel's streams may come from now on."""
+        if opening.channel:
+            with self._opened:
+                self._named.setdefault((opening.session, opening.channel), channel)
+
+    def _run_stream(self, opening: Open, stream: DataChannel) -> None:
+        """A further connection of a channel, which was opened with the same secret."""
+        with self._opened:
+            channel = self._named.get((opening.session, opening.channel))
+        if channel is not None:  # else it has ended
+            channel.run_stream(stream)
 
     def _keep(self, session: int, channel: DataChannel) -> None:
         """The session's channel, in the place of one that it may have had before."""
@@ -177,6 +201,10 @@ class DataPort:
     def _look_again(self) -> None:
         with self._opened:
             self._opened.notify_all()
+
+    def takes_call(self, session: int, feed: int) -> bool:
+        """Whether such a piece answers a call: it is awaited, and is no feed."""
+        return bool(session and self.answers is not None and self.answers.takes(feed))
 
     # ---- sending
 
@@ -222,3 +250,21 @@ class DataPort:
         return DataPortStatistics(
             self.inbox.statistics(), {session: channel.statistics() for session, channel in channels.items()}
         )
+
+
+class _InboxRoom:
+    """Room for what comes on one channel (`session` 0: from another host): see `Inbox.admit`."""
+
+    def __init__(self, port: DataPort, session: int) -> None:
+        self._port = port
+        self._session = session
+
+    def admit(self, piece: Piece, launch: int, grant: Callable[[], None]) -> None:
+        if self._port.takes_call(self._session, piece.feed):
+            grant()
+        else:
+            self._port.inbox.admit(self._session or piece.session, piece.feed, piece.nbytes, launch, grant)
+
+    def withdraw(self, piece: Piece) -> None:
+        if not self._port.takes_call(self._session, piece.feed):
+            self._port.inbox.withdraw(self._session or piece.session, piece.feed)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol
 
 import msgspec
 
+from atoll.errors import Status
 from atoll.transfers.frame_socket import FrameSocket
 
 
@@ -28,12 +29,19 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Contents(Protocol):
-    """The bytes of a piece before they are sent; see `transfers.contents`. An engine uses one of the two methods."""
+    """The bytes of a piece before they are sent; see `transfers.contents`. An engine uses one of these methods."""
 
     nbytes: int
+    # Feeds of one launch have the same number here; 0: not known.
+    launch: int
+    # The receiver may be handed the contents in several pieces, the first while others are on their way.
+    in_parts: bool
 
     def views(self) -> Sequence[memoryview]:
         """The bytes, one view after the other. Raises StatusError where they cannot be had."""
+
+    def slice(self, start: int, stop: int) -> Sequence[memoryview]:
+        """The bytes from `start` to `stop`. Any thread, several at a time. Raises StatusError."""
 
     def write_into(self, target: memoryview) -> None:
         """Writes them into `target`, which has exactly `nbytes`. Raises StatusError where they cannot be had."""
@@ -45,6 +53,27 @@ Received = tuple[Any, Callable[[], None]]
 
 def nothing_to_release() -> None:
     """What a receiver calls for memory that is its own."""
+
+
+class Arrivals(Protocol):
+    """What takes the pieces that come on a channel. For any thread; nothing here blocks."""
+
+    def admit(self, piece: Piece, launch: int, grant: Callable[[], None]) -> None:
+        """Calls `grant` once the bytes of an announced piece may come, now or later: `take`, `fail` or `withdraw`
+        follows.
+        """
+
+    def withdraw(self, piece: Piece) -> None:
+        """A piece that was announced to `admit` will not come."""
+
+    def take(self, piece: Piece, content: Any, done: Callable[[], None]) -> None:
+        """A piece has come; `done` is to be called when its content has been read. Pieces of one feed come in order.
+
+        Raises StatusError where this ends the channel.
+        """
+
+    def fail(self, piece: Piece, status: Status) -> None:
+        """A piece cannot be had. Raises StatusError where this ends the channel."""
 
 
 class TransferEngine(Protocol):
@@ -84,6 +113,9 @@ class TransferEngine(Protocol):
         StatusError where this one piece cannot be had; EOFError where the connection ended inside of the piece.
         """
         ...
+
+    def receive_for(self, arrivals: Arrivals) -> None:
+        """Frames follow. Kinds whose pieces come while others are handled give them to `arrivals`, on any thread."""
 
     def trim(self) -> None:
         """Frees memory that is kept for later pieces: the channel is idle. On the receiving thread."""

@@ -13,9 +13,10 @@ import fcntl
 import os
 import socket
 import struct
+import sys
 import termios
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -29,6 +30,12 @@ _BUFFER_BYTES = 1 << 20
 # Payloads up to this size are joined with their frame: one system call costs more than the copy.
 _SMALL_FRAME = 64  # bytes at most of a frame that only has numbers
 _JOINED_BYTES = 64 * 1024
+_MAX_PARTS = 512  # of one system call, which takes 1,024 at most
+# Linux 6.15 and later: how long TCP waits at most before it tries again, in ms. A link that is back is used at once.
+_TCP_RTO_MAX_MS, _RETRY_MS = 44, 1000
+_BYTES_ACKED = 120  # where `struct tcp_info` has it
+# The kernel does not give up before `transfers.silence` does.
+_GIVE_UP_MS = 120_000
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -46,6 +53,10 @@ class FrameSocket:
         # A unix socket: the peer is on this machine, and can be given descriptors.
         self.is_unix = sock.family == socket.AF_UNIX
         send_without_delay(sock)
+        if not self.is_unix:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _GIVE_UP_MS)
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, _RETRY_MS)
         if self.is_unix:
             for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
@@ -57,10 +68,21 @@ class FrameSocket:
 
     # ---- sending
 
-    def send(self, frame: msgspec.Struct, payload: Sequence[memoryview] = (), descriptor: int | None = None) -> None:
-        """Sends a frame and what follows it; waits while the peer does not read."""
+    def send(
+        self,
+        frame: msgspec.Struct,
+        payload: Sequence[memoryview] = (),
+        descriptor: int | None = None,
+        note: Callable[[], None] | None = None,
+    ) -> None:
+        """Sends a frame and what follows it; waits while the peer does not read.
+
+        `note` is called before the first byte is written, for all frames in the order in which they are.
+        """
         head = _encoded(frame)
         with self._send_lock:
+            if note is not None:
+                note()
             self._write(head, payload, descriptor)
 
     def send_at_once(self, frame: msgspec.Struct) -> bool:
@@ -86,9 +108,17 @@ class FrameSocket:
         if nbytes < _JOINED_BYTES:
             self._socket.sendall(b"".join((head, *payload)))
             return
-        self._socket.sendall(head)
-        for part in payload:
-            self._socket.sendall(part)
+        self._write_all([head, *payload])
+
+    def _write_all(self, parts: Sequence[Any]) -> None:
+        """Everything in one system call, where the kernel takes it."""
+        for first in range(0, len(parts), _MAX_PARTS):
+            some = parts[first : first + _MAX_PARTS]
+            sent = self._socket.sendmsg(some)
+            for part in some:  # what is left: a signal came
+                if sent < len(part):
+                    self._socket.sendall(memoryview(part)[sent:])
+                sent = max(0, sent - len(part))
 
     def takes_at_once(self, nbytes: int) -> bool:
         """Whether sending so much would wait neither for the peer nor for another thread."""
@@ -101,6 +131,14 @@ class FrameSocket:
         except (OSError, ValueError):  # the latter where it was closed meanwhile
             return False
         return bool(held + nbytes < self._send_buffer // 4)
+
+    def acknowledged(self) -> int:
+        """The bytes that the peer's machine has acknowledged so far. TCP only; 0 where the socket is closed."""
+        try:
+            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED + 8)
+        except OSError:
+            return 0
+        return int.from_bytes(info[_BYTES_ACKED:], sys.byteorder)
 
     # ---- reading
 
@@ -145,7 +183,7 @@ class FrameSocket:
             if not count:
                 raise EOFError
             position += count
-        self.bytes_in += position
+            self.bytes_in += count  # as it comes: whether a peer is silent is told by this
 
     def wake_after(self, seconds: int) -> None:
         """From the next `read_frame` on, the reading thread wakes where nothing comes for so long; 0: never."""

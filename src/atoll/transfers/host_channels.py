@@ -8,18 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from functools import partial
 
 from atoll.errors import AtollError, ConnectError
 from atoll.transfers.channel import DataChannel
 from atoll.wire.address import parse_address
 
+# A host, and feeds (session, feed) that may not have reached it, since the channel to it has broken.
+OnLost = Callable[[int, list[tuple[int, int]]], None]
+
 
 class HostChannels:
-    """Channels by host. For any thread."""
+    """Channels by host. For any thread.
 
-    def __init__(self) -> None:
+    `on_lost` is called where a channel breaks and small pieces may have been lost: large ones fail for who sends them.
+    """
+
+    def __init__(self, on_lost: OnLost = lambda host, lost: None) -> None:
+        self._on_lost = on_lost
         self._lock = threading.Lock()
         self._secret = ""
         self._addresses: dict[int, str] = {}
@@ -57,7 +65,7 @@ class HostChannels:
         try:
             if address is None:
                 raise ConnectError(f"host {host} is not known here")
-            channel = _open(address, secret)
+            channel = _open(address, secret, partial(self._ended, host))
         except BaseException as error:
             with self._lock:
                 if self._channels.get(host) is mine:
@@ -66,6 +74,13 @@ class HostChannels:
             raise
         mine.set_result(channel)  # `set_hosts` closes it from here on, where the host has changed meanwhile
         return channel
+
+    def _ended(self, host: int, channel: DataChannel) -> None:
+        """A channel has ended. Those that are replaced were closed here: their host has changed, and others tell so."""
+        lost = [] if channel.is_closed or channel.liveness is None else channel.liveness.unconfirmed()
+        channel.close()
+        if lost:
+            self._on_lost(host, lost)
 
     def takes_at_once(self, host: int, nbytes: int) -> bool:
         """Whether so much could be sent to the host without waiting; False where there is no channel to it yet."""
@@ -79,13 +94,13 @@ class HostChannels:
         self.set_hosts((), "")
 
 
-def _open(address: str, secret: str) -> DataChannel:
+def _open(address: str, secret: str, on_end: Callable[[DataChannel], None]) -> DataChannel:
     channel = DataChannel.connect(parse_address(address), 0, secret)
 
     def read_returns() -> None:
         with contextlib.suppress(AtollError, OSError):
             channel.receive(lambda *_: None)
-        channel.close()
+        on_end(channel)
 
     threading.Thread(target=read_returns, name="atoll-data-peer", daemon=True).start()
     return channel

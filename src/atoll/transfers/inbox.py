@@ -6,16 +6,17 @@ Invariant: what a feed's memory holds is released exactly once: by who takes the
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from atoll.errors import Code, Status, StatusError
 from atoll.protocol.messages import OWN_NUMBERS
+from atoll.transfers.admission import Admission
 from atoll.transfers.engine import nothing_to_release
 
-# That one session may have waiting here.
+# That one session may have waiting here: transfers in chunks wait for room, others are refused.
 MAX_INBOX_BYTES = 8 << 30
 # Sessions that have ended, whose bytes may still be on their way from other hosts.
 _REMEMBERED = 4096
@@ -30,7 +31,8 @@ class InboxStatistics:
 
     sessions: int
     feeds: int
-    nbytes: int
+    nbytes: int  # of what has landed, or may
+    waiting: int = 0  # transfers for which there is no room yet
 
 
 class Inbox:
@@ -46,10 +48,41 @@ class Inbox:
         self._failed: dict[int, OrderedDict[int, Status]] = {}
         self._awaited: dict[int, tuple[set[int], Callable[[], None]]] = {}  # by session: its first parked plan's
         self._lock = threading.Lock()
-        self._bytes: dict[int, int] = {}  # by session
+        self._admissions: defaultdict[int, Admission] = defaultdict(lambda: Admission(MAX_INBOX_BYTES))  # by session
         self._ended: dict[int, None] = {}  # the sessions that ended last
 
     # ---- arrivals
+
+    def admit(self, session: int, feed: int, nbytes: int, launch: int, grant: Callable[[], None]) -> None:
+        """Calls `grant` once so many bytes may land here, now or later, on any thread: `put` or `withdraw` follows.
+
+        `launch` is the same for feeds of a client that are needed together; 0: it is needed alone.
+        """
+        with self._lock:
+            launch = (launch or feed) if feed < OWN_NUMBERS else 0
+            self._admissions[session].request(feed, nbytes, launch, grant)
+            granted = self._admit(session)
+        _call(granted)
+
+    def withdraw(self, session: int, feed: int) -> None:
+        """A transfer for which `admit` was called will not arrive."""
+        with self._lock:
+            self._admissions[session].withdraw(feed)
+            granted = self._admit(session)
+        _call(granted)
+
+    def _admit(self, session: int) -> list[Callable[[], None]]:
+        """What may land, now that something has changed. The caller has the lock."""
+        admission = self._admissions.get(session)
+        if admission is None:
+            return []
+        if admission.is_empty:
+            del self._admissions[session]
+            return []
+        if not admission.waiting:
+            return []
+        awaited, _ = self._awaited.get(session, ((), None))
+        return admission.admitted({*awaited, *self._failed.get(session, ())}, session in self._ended)
 
     def put(self, session: int, feed: int, content: Any, done: Callable[[], None] = nothing_to_release) -> None:
         """A feed has arrived; `done` is called when its memory has been read.
@@ -58,20 +91,25 @@ class Inbox:
         """
         with self._lock:
             unwanted = session in self._ended or feed in self._failed.get(session, ())
-            held = self._bytes.get(session, 0)
-            if not unwanted and held > MAX_INBOX_BYTES:
+            admission = self._admissions[session]
+            held = admission.held
+            if not unwanted and held > MAX_INBOX_BYTES and not admission.is_landing(feed):
                 text = f"{held} bytes of session {session} wait at this data port"
                 if feed < OWN_NUMBERS:
                     raise StatusError(Code.RESOURCE_EXHAUSTED, text)
                 # All sessions share the connections between hosts: this must not end one.
                 self._remember(session, feed, Status(Code.RESOURCE_EXHAUSTED, text))
                 unwanted = True
-            if not unwanted:
+            if unwanted:
+                admission.withdraw(feed)
+            else:
+                _, before = self._pop(session, feed) or (None, nothing_to_release)  # a peer may send one twice
                 self._feeds.setdefault(session, {})[feed] = (content, done)
-                self._bytes[session] = held + memoryview(content).nbytes
+                admission.landed(feed, memoryview(content).nbytes)
             then = self._settle(session, feed)
-        if unwanted:
-            done()
+            granted = self._admit(session)
+        _call(granted)
+        (done if unwanted else before)()
         if then is not None:
             then()
         if feed < OWN_NUMBERS:
@@ -92,6 +130,8 @@ class Inbox:
                 _, done = self._pop(session, feed) or (None, nothing_to_release)
                 self._remember(session, feed, status)
                 then = self._settle(session, feed)
+                granted = self._admit(session)
+            _call(granted)
             done()
             if then is not None:
                 then()
@@ -125,7 +165,9 @@ class Inbox:
             missing = {feed for feed in feeds if feed not in here and feed not in failed}
             if missing:
                 self._awaited[session] = (missing, then)
-            return not missing
+            granted = self._admit(session)
+        _call(granted)
+        return not missing
 
     def take(self, session: int, feed: int) -> tuple[Any, Callable[[], None]]:
         """A feed that has arrived, and what to call when its memory has been read.
@@ -139,7 +181,9 @@ class Inbox:
             found = self._pop(session, feed)
             if found is None:
                 raise StatusError(Code.INTERNAL, f"feed {feed} of session {session} is not here")
-            return found
+            granted = self._admit(session)
+        _call(granted)
+        return found
 
     def take_all(self, session: int, feeds: Iterable[int]) -> dict[int, tuple[Any, Callable[[], None]]]:
         """These feeds, by number, as `take` gives them. Raises StatusError as `take` does; then none of them stays."""
@@ -159,7 +203,7 @@ class Inbox:
     def _pop(self, session: int, feed: int) -> tuple[Any, Callable[[], None]] | None:
         found = self._feeds.get(session, {}).pop(feed, None)
         if found is not None:
-            self._bytes[session] -= memoryview(found[0]).nbytes
+            self._admissions[session].taken(feed)
         return found
 
     # ---- nobody takes them
@@ -176,21 +220,30 @@ class Inbox:
         """The session has ended: what it has here is freed, and what still arrives for it."""
         with self._lock:
             feeds = self._feeds.pop(session, {})
-            self._bytes.pop(session, None)
             self._failed.pop(session, None)
             self._awaited.pop(session, None)
             self._ended[session] = None
             if len(self._ended) > _REMEMBERED:
                 del self._ended[next(iter(self._ended))]
+            for feed in feeds:
+                self._admissions[session].taken(feed)
+            granted = self._admit(session)  # what is under way lands, and is dropped
+        _call(granted)
         for _, done in feeds.values():
             done()
 
     @property
     def nbytes(self) -> int:
-        with self._lock:
-            return sum(self._bytes.values())
+        return self.statistics().nbytes
 
     def statistics(self) -> InboxStatistics:
         with self._lock:
             feeds = sum(map(len, self._feeds.values()))
-            return InboxStatistics(len(self._feeds), feeds, sum(self._bytes.values()))
+            admissions = self._admissions.values()
+            held, waiting = sum(each.held for each in admissions), sum(each.waiting for each in admissions)
+            return InboxStatistics(len(self._feeds), feeds, held, waiting)
+
+
+def _call(granted: Iterable[Callable[[], None]]) -> None:
+    for grant in granted:
+        grant()

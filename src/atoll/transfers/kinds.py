@@ -13,6 +13,7 @@ from atoll.transfers.files import FileEngine, MappedFileEngine
 _NAMES = (
     "atoll.transfers.files:FileEngine",
     "atoll.transfers.shared_memory:SharedMemoryEngine",
+    "atoll.transfers.streams:StreamEngine",
     "atoll.transfers.sockets:SocketEngine",
 )
 KINDS: tuple[type[TransferEngine], ...] = tuple(map(resolve_name, _NAMES))

@@ -5,9 +5,12 @@ Other kinds can be written after this one.
 
 from __future__ import annotations
 
+from functools import partial
+
 from atoll.transfers.engine import Contents, Piece, Received, TransferEngine, nothing_to_release
 from atoll.transfers.frame_socket import FrameSocket
 from atoll.transfers.host_memory import aligned
+from atoll.transfers.liveness import Liveness
 
 
 class SocketPiece(Piece, frozen=True, array_like=True, tag="p"):
@@ -21,14 +24,18 @@ class SocketEngine(TransferEngine):
 
     def __init__(self, socket: FrameSocket) -> None:
         self._socket = socket
+        self.liveness: Liveness | None = None  # between machines: counts pieces
 
     def takes(self, contents: Contents) -> bool:
         return True
 
     def send(self, session: int, feed: int, contents: Contents, more: bool) -> None:
-        self._socket.send(SocketPiece(session, feed, contents.nbytes, more), contents.views())
+        note = None if self.liveness is None else partial(self.liveness.sent, session, feed)
+        self._socket.send(SocketPiece(session, feed, contents.nbytes, more), contents.views(), note=note)
 
     def handle(self, frame: SocketPiece, descriptor: int | None) -> Received:
         content = aligned(frame.nbytes)
         self._socket.read_into(content.data)
+        if self.liveness is not None:
+            self.liveness.received()
         return content, nothing_to_release

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from atoll.devices.device import DeviceArray, DeviceBackend
-from atoll.errors import Code, StatusError
+from atoll.errors import Code, Status, StatusError
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from atoll.transfers import host_data
@@ -83,20 +83,34 @@ class DataPortNetwork:
     def receive(self, step: p.Receive, run: m.Run) -> DeviceArray:
         array = step.array
         dtype = numpy_dtype(array.dtype)
-        shards = [host_data.empty(shape, dtype) for shape in array.shard_shapes]
         taken = self._inbox.take_all(run.session, [run.feeds[piece.feed] for piece in step.pieces])
         try:
+            shards: list[Any] = [None] * len(array.shard_shapes)
             for piece in step.pieces:
                 content, _ = taken[run.feeds[piece.feed]]
                 shape = tuple(stop - start for start, stop in piece.box)
-                shards[piece.shard][tuple(slice(a, b) for a, b in piece.box)] = host_data.view(
-                    content, array.dtype, shape, None
-                )
+                part = host_data.view(content, array.dtype, shape, None)
+                whole = array.shard_shapes[piece.shard]
+                if shape == whole and not isinstance(content, memoryview):
+                    shards[piece.shard] = part  # the memory that it landed in becomes the shard's
+                    continue
+                if shards[piece.shard] is None:
+                    shards[piece.shard] = host_data.empty(whole, dtype)
+                shards[piece.shard][tuple(slice(a, b) for a, b in piece.box)] = part
+            for number, shape in enumerate(array.shard_shapes):
+                if shards[number] is None:
+                    shards[number] = host_data.empty(shape, dtype)
         finally:
             for _, done in taken.values():
                 done()
         received: DeviceArray = self._backend.put(array, shards)
         return received
+
+
+def feeds_lost(host: int, receiver: int, lost: list[tuple[int, int]]) -> m.FeedsLost:
+    """What `host` reports of small pieces that may not have reached `receiver`."""
+    text = f"the connection from host {host} to host {receiver} broke, and contents that were on their way are lost"
+    return m.FeedsLost(receiver, tuple(lost), Status(Code.UNAVAILABLE, text))
 
 
 class Port(Protocol):

@@ -29,7 +29,7 @@ from atoll.wire.address import Address, check_may_listen, parse_address
 from atoll.wire.blocking import BlockingConnection
 from atoll.worker.executor_thread import ExecutorThread
 from atoll.worker.functions import Functions
-from atoll.worker.host_network import DataPortNetwork
+from atoll.worker.host_network import DataPortNetwork, feeds_lost
 from atoll.worker.message_handler import MessageHandler
 from atoll.worker.options import WorkerOptions
 from atoll.worker.step_runner import StepRunner
@@ -57,6 +57,7 @@ class Worker:
         address = parse_address(options.data_address)
         check_may_listen(address, os.environ.get(m.DEFAULT_TOKEN_VARIABLE, ""))
         data_port = DataPort(address, inbox, ONE_CLIENT_KINDS if options.has_one_client else KINDS)
+        data_port.on_lost = lambda host, lost: report(feeds_lost(options.host, host, lost))
         calls = data_port.answers = Calls(data_port.to_proxy, options.host)
         rank = 0 if options.membership is None else options.membership.rank
         python = PythonSessions(PythonHost(options.host, rank, options.controller, options.data_address))

@@ -50,6 +50,7 @@ class Hosts:
             m.Failed: self._failed,
             m.Pong: lambda host, message: None,
             m.Enqueued: self._enqueued,
+            m.FeedsLost: self._feeds_lost,
             m.FeedsArrived: feeds.feeds_arrived,
             m.Compiled: compilation.compiled,
             m.WorkerAnswer: self._answered,
@@ -97,6 +98,11 @@ class Hosts:
 
     def _enqueued(self, host: int, message: m.Enqueued) -> None:
         self._launcher.enqueued(message.sequence)
+
+    def _feeds_lost(self, host: int, message: m.FeedsLost) -> None:
+        """The host that awaits them is told, past the connection that broke."""
+        for session, feed in message.feeds:
+            self._outbox.to_host(message.host, m.FailFeeds(session, (feed,), message.status))
 
     def _answered(self, host: int, message: m.WorkerAnswer) -> None:
         self._queries.answered(message)

@@ -38,11 +38,11 @@ class VirtualConnection:
     def disconnect(self, hosts: Sequence[int]) -> None:
         """Inboxes outlive losses."""
 
-    def upload(self, hosts: Sequence[int], feed: int, contents: Sequence[Any]) -> None:
+    def upload(self, hosts: Sequence[int], feed: int, contents: Sequence[Any], launch: int = 0) -> None:
         for host in hosts:
             self._inboxes[host].put(self._session, feed, b"".join(contents))
 
-    def upload_file(self, hosts: Sequence[int], feed: int, nbytes: int, descriptor: int) -> None:
+    def upload_file(self, hosts: Sequence[int], feed: int, nbytes: int, descriptor: int, launch: int = 0) -> None:
         contents = os.pread(descriptor, nbytes, 0)
         os.close(descriptor)
         self.upload(hosts, feed, [contents])

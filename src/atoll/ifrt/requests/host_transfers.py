@@ -94,7 +94,7 @@ def _put(pending: PendingRequest, spec: ArraySpec, handle: int, sources: Sequenc
     )
     feeds = [session.cluster.number() for _ in sources]
     for source, feed in zip(sources, feeds, strict=True):
-        session.buffers.consume(source.handle, _uploader(session, feed, hosts, spec.dtype))
+        session.buffers.consume(source.handle, _uploader(session, feed, hosts, spec.dtype, feeds[0]))
     session.launch(program, (), (handle,), feeds, pending.context)
 
 
@@ -105,17 +105,19 @@ def _check(session: IfrtSession, spec: ArraySpec) -> list[int]:
     return session.cluster.hosts_of(spec.sharding.devices)
 
 
-def _uploader(session: IfrtSession, feed: int, hosts: Sequence[int], dtype: str) -> Callable[[Stored], None]:
+def _uploader(
+    session: IfrtSession, feed: int, hosts: Sequence[int], dtype: str, launch: int
+) -> Callable[[Stored], None]:
     def upload(stored: Stored) -> None:
         if stored.descriptor >= 0:
-            session.cluster.upload_file(hosts, feed, stored.nbytes, stored.descriptor)
+            session.cluster.upload_file(hosts, feed, stored.nbytes, stored.descriptor, launch)
             return
         contents = stored.contents
         if dtype == "string":
             data = b"".join(bytes(part) for part in contents)
             texts = codec.parse(values_pb2.StringArrayContents, data)
             contents = [msgspec.msgpack.encode(list(texts.strings))]
-        session.cluster.upload(hosts, feed, contents)
+        session.cluster.upload(hosts, feed, contents, launch)
 
     return upload
 

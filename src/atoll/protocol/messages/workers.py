@@ -72,6 +72,14 @@ class Pong(Message, frozen=True, tag=17):
     """The answer to a Ping."""
 
 
+class FeedsLost(Message, frozen=True, tag=19):
+    """Feeds that this host sent to `host` may not have arrived there, since the connection between the two broke."""
+
+    host: int
+    feeds: tuple[tuple[int, int], ...]  # (session, feed)
+    status: Status
+
+
 # ---- controller -> worker
 
 
@@ -201,7 +209,7 @@ class Stop(Message, frozen=True, tag=31):
     """End, in good order."""
 
 
-FromWorker = WorkerReady | Compiled | Done | Failed | FeedsArrived | WorkerAnswer | Enqueued | Pong
+FromWorker = WorkerReady | Compiled | Done | Failed | FeedsArrived | WorkerAnswer | Enqueued | Pong | FeedsLost
 ToWorker = (
     Refused
     | Compile
