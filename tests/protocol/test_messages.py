@@ -8,11 +8,13 @@ import msgspec
 import pytest
 
 from atoll.cluster.slices import SliceRequest
+from atoll.cluster.topology import Seat
 from atoll.errors import Status
 from atoll.ir import plan as p
 from atoll.ir.program import Call, Program
 from atoll.ir.types import ArraySpec, Sharding, Tiled
 from atoll.protocol import messages as m
+from atoll.protocol.messages.agents import FromAgent, OfController, ToAgent
 
 UNIONS = {
     "ToController": m.ToController,
@@ -20,6 +22,9 @@ UNIONS = {
     "ToProxy": m.ToProxy,
     "ToEngine": m.ToEngine,
     "ToOperator": m.ToOperator,
+    "FromAgent": FromAgent,
+    "ToAgent": ToAgent,
+    "OfController": OfController,
 }
 MESSAGES = [
     value
@@ -36,6 +41,9 @@ SAMPLES: dict[Any, Any] = {
     bytes: b"\x00\xff",
     float: 0.5,
     bool: True,
+    int | None: 0,
+    dict[str, int]: {"cpu": 4},
+    Seat: Seat(1, 0),
     Status: STATUS,
     Program: Program("f", (SPEC,), (Call(1, (0,), (SPEC,), (0, 1)),), (1,)),
     p.Plan: p.Plan(
@@ -44,6 +52,7 @@ SAMPLES: dict[Any, Any] = {
         (p.Segment(0, (p.Put(1, LOCAL, (p.HostPiece(0, 0, (2,), (-4,), ((0, 2),)),)),), (1,), (), (0,)),),
         (1,),
     ),
+    m.MachineReport: m.MachineReport("m0", "10.0.0.1", "free", "", {"cpu": 4}, 1 << 30),
     SliceRequest: SliceRequest(4, (2, 2), "cpu", (1,), (2, 3), 1 << 30),
     m.DeviceInfo: m.DeviceInfo(0, "cpu", "cpu", ("device",), "device", (0, 0, 0), 0, 0, 0),
 }

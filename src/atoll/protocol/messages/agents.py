@@ -38,7 +38,7 @@ class AgentLost(Message, frozen=True, tag=112):
     reason: str
 
 
-class MachineReport(Message, frozen=True):
+class MachineReport(msgspec.Struct, frozen=True, array_like=True):
     """A machine for `atoll status`: what it is called, where it is, and what its agent does."""
 
     name: str
