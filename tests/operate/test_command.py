@@ -199,12 +199,12 @@ def test_without_a_cluster_the_error_says_what_was_tried_and_what_to_start(user:
 @pytest.mark.parametrize("command", ["status", "down", "proxy"])
 def test_an_address_without_a_listener_is_named(user: User, command: str) -> None:
     address = f"127.0.0.1:{free_port()}"
-    error = user.atoll(command, "--address", address).error
+    error = user.atoll(command, "--address", address, ATOLL_INSECURE="1").error
     assert f"cannot reach the Atoll controller at {address}: Connection refused" in error
     assert "`atoll up " in error
 
 
-@pytest.mark.parametrize("command", [("up", "--listen", "0.0.0.0:7000"), ("proxy", "--host", "0.0.0.0")])
+@pytest.mark.parametrize("command", [("up", "--insecure", "--listen", "0.0.0.0:7000"), ("proxy", "--host", "0.0.0.0")])
 def test_strangers_are_not_listened_to_without_a_token(user: User, command: tuple[str, ...]) -> None:
     assert "needs a token: set ATOLL_TOKEN" in user.atoll(*command).error
     assert user.leftovers() == []
@@ -273,13 +273,14 @@ def test_a_port_that_is_taken_is_named(user: User) -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         ended = user.atoll("up", "--islands", "1x1x1", "--listen", address)
     assert ended.returncode == 1
-    assert f"cannot listen at {address}: Address already in use" in ended.stderr
+    assert f"cannot listen at tls://{address}: Address already in use" in ended.stderr
     assert user.leftovers() == []
 
 
 def test_with_a_token_only_who_brings_it_is_served(user: User) -> None:
     address = f"127.0.0.1:{free_port()}"
     with_token, wrong = {"ATOLL_TOKEN": "open sesame"}, {"ATOLL_TOKEN": "open barley"}
+    user.env["ATOLL_INSECURE"] = "1"
     user.atoll("up", "--islands", "1x1x2", "--listen", address, **with_token).check()
     for other in ({}, wrong):
         assert "asks for a token: set ATOLL_TOKEN" in user.atoll("status", **other).error
@@ -295,11 +296,11 @@ def test_with_a_token_only_who_brings_it_is_served(user: User) -> None:
 
 def test_clients_from_elsewhere_reach_controller_and_workers(user: User) -> None:
     # Another address of the loopback device than the one that names this machine, for want of a second machine.
-    token = {"ATOLL_TOKEN": "open sesame"}
+    secrets = {"ATOLL_TOKEN": "open sesame", "ATOLL_INSECURE": "1"}
     port = free_port()
-    user.atoll("up", "--islands", "1x1x2", "--listen", f"0.0.0.0:{port}", **token).check()
-    served = user.script(DOUBLE, ATOLL_ADDRESS=f"127.0.0.2:{port}", **RUN_ON, **token)
-    user.atoll("down", **token).check()
+    user.atoll("up", "--islands", "1x1x2", "--listen", f"0.0.0.0:{port}", **secrets).check()
+    served = user.script(DOUBLE, ATOLL_ADDRESS=f"127.0.0.2:{port}", **RUN_ON, **secrets)
+    user.atoll("down", **secrets).check()
     assert served.check().stdout == "2 42.0\n"
 
 

@@ -27,6 +27,7 @@ from atoll.cluster.mesh import parse_mesh
 from atoll.cluster.placement import Slices
 from atoll.cluster.processes.leases import Leases
 from atoll.cluster.resources import ResourceManager
+from atoll.cluster.security.tokens import Tokens
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
 from atoll.controller.admission import Admission
@@ -34,7 +35,6 @@ from atoll.controller.connections import Connections, Peer
 from atoll.controller.islands.agents import Agents
 from atoll.controller.islands.hosts import Hosts
 from atoll.controller.islands.recovery import Recovery
-from atoll.controller.log import EventLog
 from atoll.controller.operators.report import report
 from atoll.controller.operators.requests import Operators
 from atoll.controller.outbox import Outbox
@@ -51,6 +51,7 @@ from atoll.errors import invalid
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.protocol.actions import AnyAction, End
+from atoll.protocol.event_log import EventLog
 from atoll.scheduling.policies import find_policy
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.quarantine import Quarantine
@@ -61,9 +62,12 @@ _NOTHING: list[AnyAction] = []
 class Controller:
     """All decisions of a cluster. `version` is that of Atoll, and is for texts only."""
 
-    def __init__(self, settings: ClusterSettings, token: str = "", version: str = __version__) -> None:
+    def __init__(
+        self, settings: ClusterSettings, token: str = "", version: str = __version__, host_token: str = ""
+    ) -> None:
         self.settings = settings
-        self.log = EventLog(settings, version, token)
+        tokens = Tokens(token, host_token)
+        self.log = EventLog(settings, version, tokens)
         self.resources = ResourceManager(Topology.parse(settings.islands), parse_mesh(settings.mesh))
         self.sessions: dict[int, Session] = {}
         self.slices = Slices()
@@ -88,7 +92,7 @@ class Controller:
         self._subscribe()
         self._admission = Admission(
             settings,
-            token,
+            tokens,
             version,
             self.connections,
             self._outbox,

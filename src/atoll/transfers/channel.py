@@ -16,13 +16,14 @@ from typing import Any, Union
 
 import msgspec
 
-from atoll.errors import FrameError, Status, StatusError
+from atoll.errors import AccessError, FrameError, Status, StatusError
 from atoll.transfers.contents import Buffers, FileContents, Filled, as_views
 from atoll.transfers.engine import Contents, Piece, TransferEngine
 from atoll.transfers.frame_socket import FrameSocket
 from atoll.transfers.kinds import KINDS
 from atoll.wire.address import Address
-from atoll.wire.sockets import dial
+from atoll.wire.stream import Stream, dial_stream
+from atoll.wire.tls.identity import Identity
 
 MAX_PIECE = 1 << 40
 PART_BYTES = 8 << 20
@@ -65,8 +66,8 @@ class DataChannel:
     reached, and StatusError where the contents cannot be had.
     """
 
-    def __init__(self, sock: socket.socket, kinds: Sequence[type[TransferEngine]] = KINDS) -> None:
-        self._socket = FrameSocket(sock)
+    def __init__(self, stream: Stream | socket.socket, kinds: Sequence[type[TransferEngine]] = KINDS) -> None:
+        self._socket = FrameSocket(stream)
         self._engines = [kind(self._socket) for kind in kinds if kind.reaches(self._socket)]
         self._choices = [(engine.takes, engine.send) for engine in self._engines]
         self._handlers = {frame: engine.handle for engine in self._engines for frame in engine.frames}
@@ -77,20 +78,29 @@ class DataChannel:
         self.is_local = self._socket.is_unix  # whether it takes sockets
 
     @classmethod
-    def dial(cls, address: Address, timeout: float = 10.0) -> DataChannel:
+    def dial(cls, address: Address, timeout: float = 10.0, identity: Identity | None = None) -> DataChannel:
         """A channel to the data port at `address`, yet to be opened. Raises ConnectError that names the address."""
-        return cls(dial(address, what="a data port", timeout=timeout))
+        return cls(dial_stream(address, "host", identity, what="a data port", timeout=timeout))
 
     @classmethod
-    def connect(cls, address: Address, session: int, secret: str) -> DataChannel:
+    def connect(cls, address: Address, session: int, secret: str, identity: Identity | None = None) -> DataChannel:
         """A channel to the data port at `address`, opened for the session. Raises ConnectError, and OSError."""
-        channel = cls.dial(address)
+        channel = cls.dial(address, identity=identity)
         try:
             channel.open(session, secret)
         except OSError:
             channel.close()
             raise
         return channel
+
+    @property
+    def peer_role(self) -> str:
+        """That of the peer's certificate; "" without TLS."""
+        return self._socket.peer_role
+
+    def secure(self) -> None:
+        """The handshake of who has been dialed, where there is to be one. Raises ConnectError."""
+        self._socket.secure()
 
     # ---- sending
 
@@ -149,7 +159,8 @@ class DataChannel:
         """Reads until the peer closes. Pieces are given to `on_piece` on this thread, in order.
 
         A piece that cannot be had is given to `on_failure`; without that, it ends the channel by its StatusError.
-        Raises FrameError where the peer sends what is no frame, or ends inside of a piece.
+        Raises FrameError where the peer sends what is no frame, or ends inside of a piece, and AccessError where it
+        does not trust this process.
         """
         while True:
             try:
@@ -158,7 +169,7 @@ class DataChannel:
                 for engine in self._engines:
                     engine.trim()
                 continue
-            except FrameError:
+            except (FrameError, AccessError):
                 raise
             except (EOFError, OSError):
                 return

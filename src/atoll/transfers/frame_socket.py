@@ -22,7 +22,7 @@ import msgspec
 
 from atoll.errors import FrameError
 from atoll.wire.framing import HEADER_BYTES, frame_header, frame_length
-from atoll.wire.sockets import send_without_delay
+from atoll.wire.stream import SocketStream, Stream
 
 MAX_HEADER = 1 << 20
 _BUFFER_BYTES = 1 << 20
@@ -41,11 +41,12 @@ def _encoded(frame: msgspec.Struct) -> bytes:
 class FrameSocket:
     """One end of a connection. Any thread may send; one thread reads. Raises OSError where the socket fails."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
+    def __init__(self, stream: Stream | socket.socket) -> None:
+        self._stream: Stream = SocketStream(stream) if isinstance(stream, socket.socket) else stream
+        # Beneath it: for its options and, where it is a unix socket, for descriptors.
+        sock = self._socket = self._stream.socket
         # A unix socket: the peer is on this machine, and can be given descriptors.
         self.is_unix = sock.family == socket.AF_UNIX
-        send_without_delay(sock)
         if self.is_unix:
             for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
@@ -54,6 +55,15 @@ class FrameSocket:
         self._send_lock = threading.Lock()
         self.frames_out = self.bytes_out = 0
         self.frames_in = self.bytes_in = 0
+
+    @property
+    def peer_role(self) -> str:
+        """As `Stream.peer_role`."""
+        return self._stream.peer_role
+
+    def secure(self) -> None:
+        """Shakes hands, where that is yet to be done: see `Stream.secure`."""
+        self._stream.secure()
 
     # ---- sending
 
@@ -84,11 +94,9 @@ class FrameSocket:
             socket.send_fds(self._socket, [head[:1]], [descriptor])
             head = head[1:]
         if nbytes < _JOINED_BYTES:
-            self._socket.sendall(b"".join((head, *payload)))
-            return
-        self._socket.sendall(head)
-        for part in payload:
-            self._socket.sendall(part)
+            self._stream.send((b"".join((head, *payload)),))
+        else:
+            self._stream.send((head, *payload))
 
     def takes_at_once(self, nbytes: int) -> bool:
         """Whether sending so much would wait neither for the peer nor for another thread."""
@@ -115,7 +123,8 @@ class FrameSocket:
             header, descriptors, _, _ = socket.recv_fds(self._socket, HEADER_BYTES, 1)
             descriptor = descriptors[0] if descriptors else None
         else:
-            header = self._socket.recv(HEADER_BYTES)
+            beginning = bytearray(HEADER_BYTES)
+            header = bytes(beginning[: self._stream.receive_into(memoryview(beginning))])
         if not header:
             raise EOFError
         try:
@@ -139,7 +148,7 @@ class FrameSocket:
         position = 0
         while position < view.nbytes:
             try:
-                count = self._socket.recv_into(view[position:])
+                count = self._stream.receive_into(view[position:])
             except BlockingIOError:  # `wake_after`, which is for the time between frames
                 continue
             if not count:
@@ -154,9 +163,7 @@ class FrameSocket:
 
     def shut_down(self) -> None:
         """Ends the connection for both sides; threads inside of `read_frame` and `send` come out."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        self._stream.shut_down()
 
     def close(self) -> None:
-        self.shut_down()
-        self._socket.close()
+        self._stream.close()

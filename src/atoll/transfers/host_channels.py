@@ -14,12 +14,14 @@ from concurrent.futures import Future
 from atoll.errors import AtollError, ConnectError
 from atoll.transfers.channel import DataChannel
 from atoll.wire.address import parse_address
+from atoll.wire.tls.identity import Identity
 
 
 class HostChannels:
-    """Channels by host. For any thread."""
+    """Channels by host. For any thread. `identity` is for those that are reached by TLS."""
 
-    def __init__(self) -> None:
+    def __init__(self, identity: Identity | None = None) -> None:
+        self._identity = identity
         self._lock = threading.Lock()
         self._secret = ""
         self._addresses: dict[int, str] = {}
@@ -57,7 +59,7 @@ class HostChannels:
         try:
             if address is None:
                 raise ConnectError(f"host {host} is not known here")
-            channel = _open(address, secret)
+            channel = _open(address, secret, self._identity)
         except BaseException as error:
             with self._lock:
                 if self._channels.get(host) is mine:
@@ -79,8 +81,8 @@ class HostChannels:
         self.set_hosts((), "")
 
 
-def _open(address: str, secret: str) -> DataChannel:
-    channel = DataChannel.connect(parse_address(address), 0, secret)
+def _open(address: str, secret: str, identity: Identity | None) -> DataChannel:
+    channel = DataChannel.connect(parse_address(address), 0, secret, identity)
 
     def read_returns() -> None:
         with contextlib.suppress(AtollError, OSError):

@@ -85,6 +85,7 @@ class HostsEngine:
             start.devices,
             self._settings.platform,
             meeting,
+            self._settings.bulk_tls is OnOff.ON,
         )
         return agent.start(message, on_end)
 
