@@ -130,7 +130,7 @@ class Admission:
             return
         if not self._tokens.are_right(hello.role, hello.token):
             text = "this cluster asks for a token: set ATOLL_TOKEN to the cluster's"
-            if is_of_the_cluster(hello.role):
+            if self._tokens.host and is_of_the_cluster(hello.role):
                 text = f"a {hello.role} has to bring the token of this cluster's hosts, which its clients have not"
             self._refuse(peer, Code.UNAUTHENTICATED, text)
             return

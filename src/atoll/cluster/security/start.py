@@ -43,8 +43,8 @@ def start_security(directory: str, listen: Address, advertise: str = "", has_age
     """Tells the processes that this one starts how they prove themselves, and makes an authority where they need one.
 
     `advertise` is the address that others know the controller by; "": where it listens, or what this machine is reached
-    by where that is everywhere. Without TLS, host agents bring the token that the user has chosen for hosts, or for all.
-    Raises SettingsError, AddressError, OSError.
+    by where that is everywhere. Without TLS, host agents bring the token that the user has chosen for hosts, or for
+    all. Raises SettingsError, AddressError, OSError.
     """
     os.environ.pop(JOIN_VARIABLE, None)  # of another cluster
     if not has_agents or listen.tls:

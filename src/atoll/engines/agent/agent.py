@@ -103,7 +103,14 @@ class HostAgent:
                 identity=self._identity,
             )
         except AccessError as error:
-            self._end(error)
+            self._identity = None
+            if (
+                not self._options.stays
+            ):  # else it may be of the cluster before, and the file with the join string changes
+                self._end(error)
+                return
+            self._say(str(error))
+            await self._sleep(_RETRY_SECONDS)
             return
         except ConnectError as error:
             self._say(str(error))

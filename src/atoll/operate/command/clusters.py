@@ -119,8 +119,7 @@ def up(
     if settings.engine == "hosts":
         how = f"--join {host_join_file or standing_host_join(standing.directory)}"
         if not parse_address(standing.record.address).tls:
-            where = advertised(parse_address(standing.record.address), advertise)
-            how = f"--address {where} --insecure"
+            how = f"--address {advertised(parse_address(standing.record.address), advertise)} --insecure"
         say(f"waiting for hosts: `atoll host {how}` on each machine")
         say(f"  look:  atoll status{chosen}")
     try:

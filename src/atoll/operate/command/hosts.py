@@ -104,7 +104,11 @@ def host(
         os.environ[INSECURE_VARIABLE] = "1"
     reached = reach(address, join, for_hosts=True)
     controller = reached.address
-    os.environ[JOIN_VARIABLE] = str(reached.join or "")  # of its worker, too
+    # For this process, which reads a file anew each time it has to join, and for its worker.
+    if join and not join.startswith("atoll://"):
+        os.environ[JOIN_VARIABLE] = os.path.abspath(join)
+    elif reached.join is not None:
+        os.environ[JOIN_VARIABLE] = join or str(reached.join)
     if controller.is_unix:
         raise SettingsError(f"{address}: a host agent reaches its controller over TCP: expected HOST:PORT")
     seat = seat_of(os.environ, island, rank)
