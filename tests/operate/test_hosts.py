@@ -98,7 +98,7 @@ def test_a_host_joins_by_the_string_for_hosts_and_not_by_that_for_clients(user: 
     options = ("--listen", address, "--join-file", str(files[0]), "--host-join-file", str(files[1]))
     up = user.start_atoll("up", "--engine", "hosts", "--platform", "null", "--islands", "1x1x1", *options)
     assert eventually(files[1].exists, 30)
-    refused = user.atoll("host", "--join", str(files[0])).error
+    refused = user.atoll("host", "--join", str(files[0])).stderr
     assert "this join string is for a client, and a host was asked for" in refused
     assert "--host-join-file" in refused
     host = user.start_atoll("host", ATOLL_JOIN=str(files[1]))

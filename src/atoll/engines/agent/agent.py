@@ -104,9 +104,7 @@ class HostAgent:
             )
         except AccessError as error:
             self._identity = None
-            if (
-                not self._options.stays
-            ):  # else it may be of the cluster before, and the file with the join string changes
+            if not self._options.stays:  # else the file with the join string may change
                 self._end(error)
                 return
             self._say(str(error))
