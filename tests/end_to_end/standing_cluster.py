@@ -135,7 +135,7 @@ class StandingCluster:
                 process.wait()
                 raise AssertionError(f"{process.args} does not end") from None
         log = self._log.read_text(errors="replace")
-        assert "Traceback" not in log, log[-10000:]
+        assert "Traceback" not in log, log[max(0, log.index("Traceback") - 1000) :][:10000]
 
 
 StartCluster = Callable[..., StandingCluster]

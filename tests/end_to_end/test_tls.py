@@ -268,7 +268,8 @@ def test_handshakes_that_never_end_hold_nobody_up_and_are_closed(
             with contextlib.suppress(ConnectionResetError):
                 assert sock.recv(1) == b""
     deadline = time.monotonic() + SECONDS
-    while sum(each.num_threads() for each in secured.processes().values()) > threads + 4:
+    # A worker has more threads once it has computed; those of the handshakes would be 128 more.
+    while sum(each.num_threads() for each in secured.processes().values()) > threads + 40:
         assert time.monotonic() < deadline, "threads stay"
         time.sleep(0.1)
 
@@ -305,7 +306,7 @@ def test_the_command_that_ends_a_cluster_needs_the_join_string_too(start_cluster
     with pytest.raises(AccessError, match="ATOLL_JOIN"):
         request_stop(join.address, join.token)
     request_stop(join.address, "", join)
-    with pytest.raises(ConnectError, match="cannot reach"):
+    with pytest.raises(ConnectError, match=r"cannot reach|closed the connection"):
         ask_until_it_fails(join)
 
 

@@ -37,7 +37,7 @@ def reach(
     parsed = parse_address(address)
     if parsed.is_unix:
         return Reach(parsed)
-    if said is None or (not join and said.address.host_and_port != parsed.host_and_port):
+    if said is None:
         record = _own(parsed, records)
         if record is not None:
             return reach_of(record, parsed, for_hosts)

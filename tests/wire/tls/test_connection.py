@@ -241,6 +241,23 @@ def test_a_listener_that_never_answers_the_handshake_is_named_in_time(on_a_loop:
     on_a_loop(main)
 
 
+def test_dialing_in_vain_leaves_nothing_that_goes_off_later(
+    on_a_loop: Callable[[Main], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as gone:
+            address = Address(host="127.0.0.1", port=gone.getsockname()[1], tls=True)
+        for _ in range(3):
+            with pytest.raises(ConnectError, match=r"cannot reach the controller at tls://.*refused"):
+                await connect(
+                    address, Note, print, print, name="the controller", identity=identity(Role.CLIENT), timeout=0.1
+                )
+        await asyncio.sleep(0.3)
+
+    on_a_loop(main)
+    assert caplog.text == ""
+
+
 def test_without_an_identity_the_error_says_what_to_set(on_a_loop: Callable[[Main], None]) -> None:
     async def main() -> None:
         with pytest.raises(AccessError, match="ATOLL_JOIN"):

@@ -103,8 +103,8 @@ class HostAgent:
                 identity=self._identity,
             )
         except AccessError as error:
-            self._identity = None
-            if not self._options.stays:  # else the file with the join string may change
+            has_joined, self._identity = self._identity is not None, None
+            if not (has_joined or self._options.stays):  # else the file with the join string may change
                 self._end(error)
                 return
             self._say(str(error))

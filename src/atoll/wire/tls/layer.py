@@ -50,13 +50,16 @@ class TlsLayer(asyncio.BufferedProtocol):
         self._plain = memoryview(b"")  # the protocol's buffer, which is always the same
         self._error: Exception | None = None
         self._transport: asyncio.Transport
-        self._deadline = asyncio.get_running_loop().call_later(seconds, self._too_late)
+        self._seconds = seconds
+        self._deadline: asyncio.TimerHandle
 
     # ---- below: what the loop calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
         self._send = self._transport.write
+        # Not before: a loop may make the protocol of a connection that never is.
+        self._deadline = asyncio.get_running_loop().call_later(self._seconds, self._too_late)
         sock = transport.get_extra_info("socket")
         if sock is not None:
             send_without_delay(sock)  # before the handshake, which waits for acknowledgements otherwise
