@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import typer
 
 from atoll import __version__
-from atoll.cluster.settings import VARIABLES, ClusterSettings, Dispatch
+from atoll.cluster.settings import VARIABLES, ClusterSettings, Dispatch, OnOff
 from atoll.controller.replay import replay
 from atoll.operate import clusters, standalone_proxy, standing
 from atoll.operate import command as cli
@@ -59,6 +60,7 @@ OWN_CLIENT = """
 
 CLUSTER_OPTIONS = ["--islands", "1x1x2", "--platform", "cuda", "--device-memory", "1KiB", "--dispatch", "sequential"]
 CLUSTER_OPTIONS += ["--topology", "2x1", "--policy", "first-come", "--engine", "local"]
+CLUSTER_OPTIONS += ["--bulk-tls", "off", "--lease", "5", "--wait", "90"]
 
 
 @pytest.fixture
@@ -349,6 +351,9 @@ def test_run_passes_its_options_on_in_the_environment(user: User) -> None:
         "ATOLL_POLICY": "first-come",
         "ATOLL_TOPOLOGY": "2x1",
         "ATOLL_ENGINE": "local",
+        "ATOLL_BULK_TLS": "off",
+        "ATOLL_LEASE": "5.0",
+        "ATOLL_WAIT": "90.0",
     }
 
 
@@ -424,7 +429,8 @@ def test_a_proxy_of_its_own_cluster_has_the_options_of_run(monkeypatch: pytest.M
     monkeypatch.setattr(standalone_proxy, "run_proxy", lambda *arguments: served.extend(arguments))
     monkeypatch.setattr(scripts, "end_on_signals", lambda: None)
     cli.app(["proxy", *CLUSTER_OPTIONS], standalone_mode=False)
-    assert served[1:3] == ["", ClusterSettings("1x1x2", "cuda", 1024, Dispatch.SEQUENTIAL, mesh="2x1")]
+    chosen = ClusterSettings("1x1x2", "cuda", 1024, Dispatch.SEQUENTIAL, mesh="2x1", lease_seconds=5.0)
+    assert served[1:3] == ["", msgspec.structs.replace(chosen, wait_seconds=90.0, bulk_tls=OnOff.OFF)]
 
 
 # ---- the command itself
