@@ -58,6 +58,10 @@ BACKENDS = {
         ),
         Backend("atoll, 1 device", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "1x1x1"}),
         Backend("worker alone", {"JAX_PLATFORMS": "cpu"}),
+        # They start their clusters themselves.
+        Backend("atoll, TLS", {"JAX_PLATFORMS": "atoll"}),
+        Backend("atoll, plain TCP", {"JAX_PLATFORMS": "atoll"}),
+        Backend("blocking TLS socket", {"JAX_PLATFORMS": "cpu"}),
         # Of the paper's figures. "Atoll" alone and what is ideal have null devices, and start them themselves.
         Backend("Atoll", {"JAX_PLATFORMS": "cpu"}),
         Backend("Atoll, sequential dispatch", {"JAX_PLATFORMS": "cpu"}),

@@ -21,7 +21,7 @@ STAGES = (2, 4, 8, 16)
 def copy_between(settings: Settings) -> Round:
     """64 MB from one island's device to the other's; the peer is `sendall` and `recv_into` over TCP on loopback."""
     repeats = settings.size(full=7, quick=3)
-    move = _socket_copy() if settings.system == SOCKET else _island_copy()
+    move = _socket_copy() if settings.system == SOCKET else island_copy()
 
     def measure() -> dict[str, float]:
         return {"rate": LARGE_BYTES / 1e9 / statistics.median(move() for _ in range(repeats))}
@@ -30,7 +30,7 @@ def copy_between(settings: Settings) -> Round:
     return measure
 
 
-def _island_copy() -> Callable[[], float]:
+def island_copy() -> Callable[[], float]:
     here, there = jax.devices()[:2]
     assert here.slice_index != there.slice_index
     values = np.arange(LARGE_BYTES // 4, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""The micro-benchmarks (a) to (r), as data: speed that users notice, beside stock JAX and other peers."""
+"""The micro-benchmarks (a) to (t), as data: speed that users notice, beside stock JAX and other peers."""
 
 from benchmarks.harness.benchmark import BATCH_THREADS, Benchmark, Metric, RunsIn, Target
 
@@ -177,5 +177,19 @@ BENCHMARKS = (
         ),
         prepare_deadline=300.0,
         round_deadline=300.0,
+    ),
+    Benchmark(
+        key="s",
+        title="64 MB from island to island over TLS",
+        prepare="benchmarks.micro.tls:copy_between",
+        contestants=("atoll, TLS", "blocking TLS socket"),
+        metrics=(Metric("rate", "device_put to the other island", "GB/s", Target(0.9, ratio=True)),),
+    ),
+    Benchmark(
+        key="t",
+        title="one launch, waited for, over TCP with TLS and without",
+        prepare="benchmarks.micro.tls:launch",
+        contestants=("atoll, TLS", "atoll, plain TCP"),
+        metrics=(Metric("launch", "x = f(x), each waited for", "us", Target(1.15, at_least=False, ratio=True)),),
     ),
 )

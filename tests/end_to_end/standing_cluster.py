@@ -15,6 +15,7 @@ import msgspec
 import psutil
 
 from atoll.cluster.processes.process import command
+from atoll.cluster.security.join import JoinString
 from atoll.cluster.settings import ClusterSettings
 from atoll.engines.options import EngineOptions, Started
 from atoll.ifrt.options import ProxyOptions, Ready
@@ -39,6 +40,7 @@ class StandingCluster:
         *,
         islands: str = "1x1x4",
         listen: str = "",
+        advertise: str = "",
         token: str = "",
         **settings: Any,
     ) -> None:
@@ -50,6 +52,7 @@ class StandingCluster:
             ClusterSettings(islands, **settings),
             str(self.directory),
             listen=listen,
+            advertise=advertise,
             parent=os.getpid(),
             cache_directory=environment.get("ATOLL_CACHE_DIR", ""),
         )
@@ -88,9 +91,10 @@ class StandingCluster:
         assert not ready.error, ready.message
         return psutil.Process(self._children[-1].pid)
 
-    def report(self) -> dict[str, Any]:
-        """What `atoll status --json` prints."""
-        report: dict[str, Any] = json.loads(request_report(parse_address(self.address), self.token))
+    def report(self, join: JoinString | None = None) -> dict[str, Any]:
+        """What `atoll status --json` prints; with a join string where the cluster listens with TLS."""
+        address = parse_address(self.address) if join is None else join.address
+        report: dict[str, Any] = json.loads(request_report(address, self.token, join))
         return report
 
     def until(self, holds: Callable[[dict[str, Any]], bool], seconds: float) -> dict[str, Any]:
@@ -107,9 +111,9 @@ class StandingCluster:
         """The controller and the workers, by module and pid."""
         return {f"{each.cmdline()[3]} {each.pid}": each for each in psutil.Process(self._children[0].pid).children()}
 
-    def worker(self, host: int) -> psutil.Process:
+    def worker(self, host: int, join: JoinString | None = None) -> psutil.Process:
         """The worker of that host, as the controller knows it."""
-        hosts = (each for island in self.report()["islands"] for each in island["hosts"])
+        hosts = (each for island in self.report(join)["islands"] for each in island["hosts"])
         return psutil.Process(next(each["pid"] for each in hosts if each["id"] == host))
 
     def proxies(self) -> list[psutil.Process]:
@@ -131,7 +135,7 @@ class StandingCluster:
                 process.wait()
                 raise AssertionError(f"{process.args} does not end") from None
         log = self._log.read_text(errors="replace")
-        assert "Traceback" not in log, log[-10000:]
+        assert "Traceback" not in log, log[max(0, log.index("Traceback") - 1000) :][:10000]
 
 
 StartCluster = Callable[..., StandingCluster]

@@ -18,7 +18,6 @@ from tests.machines.bed import Machines
 
 ROOT = Path(__file__).resolve().parents[2]
 PORT = 7000
-TOKEN = "of the machines"
 _COMMAND = [sys.executable, "-c", "from atoll.operate.command import main; main()"]
 
 
@@ -31,7 +30,7 @@ def environment(**more: str) -> dict[str, str]:
     }
     paths = [str(ROOT / "src"), str(ROOT)]
     run = os.environ.get("ATOLL_TEST_RUN", "")
-    return {**kept, "PYTHONPATH": os.pathsep.join(paths), "ATOLL_TOKEN": TOKEN, "ATOLL_TEST_RUN": run, **more}
+    return {**kept, "PYTHONPATH": os.pathsep.join(paths), "ATOLL_TEST_RUN": run, **more}
 
 
 class Process:
@@ -97,14 +96,23 @@ class Process:
 class MachineCluster:
     """`atoll up --engine hosts` on m0. As a context manager it ends all that it has started."""
 
-    def __init__(self, bed: Machines, islands: str, cache: Path | None = None, *options: str) -> None:
+    def __init__(
+        self, bed: Machines, islands: str, cache: Path | None = None, *options: str, secured: bool = True
+    ) -> None:
         self.bed = bed
         self.address = f"{bed.address('m0')}:{PORT}"
-        self._environment = environment(ATOLL_CACHE_DIR=str(cache) if cache else "off")
+        plain = {} if secured else {"ATOLL_INSECURE": "1", "ATOLL_TOKEN": "of the machines"}
+        self._environment = environment(ATOLL_CACHE_DIR=str(cache) if cache else "off", **plain)
+        self._join = self._host_join = ""
         self._processes: list[Process] = []
         listen = ("--listen", self.address, "--engine", "hosts", "--islands", islands)
         self.up = self.start("m0", [*_COMMAND, "up", "--foreground", *listen, *options])
         self.up.line(lambda line: "waiting for hosts" in line, seconds=30)
+        if secured:
+            folder = f"/tmp/atoll-{os.getuid()}/default"
+            shown = self.start("m0", ["cat", f"{folder}/join", f"{folder}/join-hosts"])
+            shown.wait()
+            self._join, self._host_join = shown.said.split()
 
     def __enter__(self) -> Self:
         return self
@@ -119,11 +127,12 @@ class MachineCluster:
         return process
 
     def host(self, machine: str, *options: str, **more: str) -> Process:
-        return self.start(machine, [*_COMMAND, "host", "--address", f"m0:{PORT}", *options], **more)
+        secret = {"ATOLL_JOIN": self._host_join}
+        return self.start(machine, [*_COMMAND, "host", "--address", f"m0:{PORT}", *options], **secret, **more)
 
     def atoll(self, *arguments: str, machine: str = "m0") -> Process:
         """A command of `atoll` that has ended."""
-        process = self.start(machine, [*_COMMAND, *arguments, "--address", self.address])
+        process = self.start(machine, [*_COMMAND, *arguments, "--address", self.address], ATOLL_JOIN=self._join)
         process.wait()
         return process
 
@@ -140,7 +149,7 @@ class MachineCluster:
         return report
 
     def is_up(self, seconds: float = 60.0) -> None:
-        self.up.line(lambda line: line == self.address, seconds=seconds)
+        self.up.line(lambda line: line.removeprefix("tls://") == self.address, seconds=seconds)
 
     def script(self, machine: str, code: str) -> Process:
         """A user's script on a machine."""
@@ -149,6 +158,7 @@ class MachineCluster:
             [sys.executable, "-u", "-c", textwrap.dedent(code)],
             JAX_PLATFORMS="atoll",
             ATOLL_ADDRESS=f"m0:{PORT}",
+            ATOLL_JOIN=self._join,
         )
 
     def log(self) -> str:

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import typer
 
 from atoll import __version__
-from atoll.cluster.settings import VARIABLES, ClusterSettings, Dispatch
+from atoll.cluster.settings import VARIABLES, ClusterSettings, Dispatch, OnOff
 from atoll.controller.replay import replay
 from atoll.operate import clusters, standalone_proxy, standing
 from atoll.operate import command as cli
@@ -59,7 +60,7 @@ OWN_CLIENT = """
 
 CLUSTER_OPTIONS = ["--islands", "1x1x2", "--platform", "cuda", "--device-memory", "1KiB", "--dispatch", "sequential"]
 CLUSTER_OPTIONS += ["--topology", "2x1", "--policy", "first-come", "--engine", "local"]
-CLUSTER_OPTIONS += ["--lease", "5", "--wait", "60"]
+CLUSTER_OPTIONS += ["--bulk-tls", "off", "--lease", "5", "--wait", "90"]
 
 
 @pytest.fixture
@@ -200,12 +201,12 @@ def test_without_a_cluster_the_error_says_what_was_tried_and_what_to_start(user:
 @pytest.mark.parametrize("command", ["status", "down", "proxy"])
 def test_an_address_without_a_listener_is_named(user: User, command: str) -> None:
     address = f"127.0.0.1:{free_port()}"
-    error = user.atoll(command, "--address", address).error
+    error = user.atoll(command, "--address", address, ATOLL_INSECURE="1").error
     assert f"cannot reach the Atoll controller at {address}: Connection refused" in error
     assert "`atoll up " in error
 
 
-@pytest.mark.parametrize("command", [("up", "--listen", "0.0.0.0:7000"), ("proxy", "--host", "0.0.0.0")])
+@pytest.mark.parametrize("command", [("up", "--insecure", "--listen", "0.0.0.0:7000"), ("proxy", "--host", "0.0.0.0")])
 def test_strangers_are_not_listened_to_without_a_token(user: User, command: tuple[str, ...]) -> None:
     assert "needs a token: set ATOLL_TOKEN" in user.atoll(*command).error
     assert user.leftovers() == []
@@ -274,13 +275,14 @@ def test_a_port_that_is_taken_is_named(user: User) -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         ended = user.atoll("up", "--islands", "1x1x1", "--listen", address)
     assert ended.returncode == 1
-    assert f"cannot listen at {address}: Address already in use" in ended.stderr
+    assert f"cannot listen at tls://{address}: Address already in use" in ended.stderr
     assert user.leftovers() == []
 
 
 def test_with_a_token_only_who_brings_it_is_served(user: User) -> None:
     address = f"127.0.0.1:{free_port()}"
     with_token, wrong = {"ATOLL_TOKEN": "open sesame"}, {"ATOLL_TOKEN": "open barley"}
+    user.env["ATOLL_INSECURE"] = "1"
     user.atoll("up", "--islands", "1x1x2", "--listen", address, **with_token).check()
     for other in ({}, wrong):
         assert "asks for a token: set ATOLL_TOKEN" in user.atoll("status", **other).error
@@ -296,11 +298,11 @@ def test_with_a_token_only_who_brings_it_is_served(user: User) -> None:
 
 def test_clients_from_elsewhere_reach_controller_and_workers(user: User) -> None:
     # Another address of the loopback device than the one that names this machine, for want of a second machine.
-    token = {"ATOLL_TOKEN": "open sesame"}
+    secrets = {"ATOLL_TOKEN": "open sesame", "ATOLL_INSECURE": "1"}
     port = free_port()
-    user.atoll("up", "--islands", "1x1x2", "--listen", f"0.0.0.0:{port}", **token).check()
-    served = user.script(DOUBLE, ATOLL_ADDRESS=f"127.0.0.2:{port}", **RUN_ON, **token)
-    user.atoll("down", **token).check()
+    user.atoll("up", "--islands", "1x1x2", "--listen", f"0.0.0.0:{port}", **secrets).check()
+    served = user.script(DOUBLE, ATOLL_ADDRESS=f"127.0.0.2:{port}", **RUN_ON, **secrets)
+    user.atoll("down", **secrets).check()
     assert served.check().stdout == "2 42.0\n"
 
 
@@ -349,8 +351,9 @@ def test_run_passes_its_options_on_in_the_environment(user: User) -> None:
         "ATOLL_POLICY": "first-come",
         "ATOLL_TOPOLOGY": "2x1",
         "ATOLL_ENGINE": "local",
+        "ATOLL_BULK_TLS": "off",
         "ATOLL_LEASE": "5.0",
-        "ATOLL_WAIT": "60.0",
+        "ATOLL_WAIT": "90.0",
     }
 
 
@@ -426,8 +429,8 @@ def test_a_proxy_of_its_own_cluster_has_the_options_of_run(monkeypatch: pytest.M
     monkeypatch.setattr(standalone_proxy, "run_proxy", lambda *arguments: served.extend(arguments))
     monkeypatch.setattr(scripts, "end_on_signals", lambda: None)
     cli.app(["proxy", *CLUSTER_OPTIONS], standalone_mode=False)
-    more = {"mesh": "2x1", "lease_seconds": 5.0, "wait_seconds": 60.0}
-    assert served[1:3] == ["", ClusterSettings("1x1x2", "cuda", 1024, Dispatch.SEQUENTIAL, **more)]
+    chosen = ClusterSettings("1x1x2", "cuda", 1024, Dispatch.SEQUENTIAL, mesh="2x1", lease_seconds=5.0)
+    assert served[1:3] == ["", msgspec.structs.replace(chosen, wait_seconds=90.0, bulk_tls=OnOff.OFF)]
 
 
 # ---- the command itself

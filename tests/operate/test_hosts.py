@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster_process import User, finish, free_port
+from tests.cluster_process import User, eventually, finish, free_port
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_a_cluster_waits_for_its_hosts_says_for_whom_and_runs_on_them(user: User
     until(user, lambda report: "waits for 1 of 2 hosts: rank 0 " in str(report["islands"][0]["waits_for"]))
     assert "waits for 1 of 2 hosts: rank 0" in user.atoll("status").check().stdout
     second = user.start_atoll("host", "--address", address, OMPI_COMM_WORLD_RANK="0")
-    assert finish(up).check().stdout == f"{address}\n"
+    assert finish(up).check().stdout == f"tls://{address}\n"
     script = """
         import jax, jax.numpy as jnp
         mesh = jax.make_mesh((4,), ("x",))
@@ -68,6 +68,7 @@ def test_a_cluster_waits_for_its_hosts_says_for_whom_and_runs_on_them(user: User
 def test_one_host_holds_an_island_of_null_devices(user: User, address: str) -> None:
     arguments = ("--engine", "hosts", "--platform", "null", "--islands", "2x8x4", "--listen", address)
     up = user.start_atoll("up", *arguments)
+    until(user, lambda report: report["islands"][0]["waits_for"])
     hosts = [user.start_atoll("host", "--address", address) for _ in range(2)]
     finish(up).check()
     assert {host["machine"] != "" for island in status(user)["islands"] for host in island["hosts"]} == {True}
@@ -93,7 +94,25 @@ def test_a_cluster_with_another_engine_takes_no_hosts(user: User, address: str) 
     user.atoll("down").check()
 
 
+def test_a_host_joins_by_the_string_for_hosts_and_not_by_that_for_clients(user: User, address: str) -> None:
+    files = [user.runtime / name for name in ("join", "join-hosts")]
+    options = ("--listen", address, "--join-file", str(files[0]), "--host-join-file", str(files[1]))
+    up = user.start_atoll("up", "--engine", "hosts", "--platform", "null", "--islands", "1x1x1", *options)
+    assert eventually(files[1].exists, 30)
+    refused = user.atoll("host", "--join", str(files[0])).stderr
+    assert "this join string is for a client, and a host was asked for" in refused
+    assert "--host-join-file" in refused
+    host = user.start_atoll("host", ATOLL_JOIN=str(files[1]))
+    finish(up).check()
+    user.atoll("down", "--join", str(files[0])).check()
+    finish(host).check()
+    for file in files:
+        file.unlink()
+    assert user.leftovers() == []
+
+
 def test_a_host_without_the_token_is_refused(user: User, address: str) -> None:
+    user.env["ATOLL_INSECURE"] = "1"
     up = user.start_atoll(
         "up", "--engine", "hosts", "--islands", "1x1x1", "--listen", address, "--wait", "20", ATOLL_TOKEN="right"
     )

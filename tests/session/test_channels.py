@@ -53,7 +53,7 @@ class Rig:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(channels, "_REPORT_SECONDS", REPORT_SECONDS)
-        monkeypatch.setattr(DataChannel, "connect", lambda address, session, secret: self.dial(address.path))
+        monkeypatch.setattr(DataChannel, "connect", lambda address, *_: self.dial(address.path))
         self.dial: Callable[[str], Any] = lambda path: self.latest
         self.latest = FakeChannel()
         self.broken: list[Status] = []

@@ -49,7 +49,7 @@ class Hosts:
         self.channels: dict[str, FakeChannel] = {}
         monkeypatch.setattr(DataChannel, "connect", self._open)
 
-    def _open(self, address: Address, session: int, secret: str) -> FakeChannel:
+    def _open(self, address: Address, session: int, secret: str, identity: None = None) -> FakeChannel:
         assert (session, secret) == (5, "secret")
         if address.path in self.unreachable:
             raise ConnectError(f"cannot reach a data port at {address}: nobody there")
@@ -116,7 +116,7 @@ def test_hosts_are_dialled_at_once(tmp_path, monkeypatch):
     dial = DataChannel.connect
     started: list[str] = []
 
-    def slow(address: Address, session: int, secret: str) -> Any:
+    def slow(address: Address, session: int, secret: str, identity: None = None) -> Any:
         """Answers when all were asked."""
         started.append(address.path)
         for _ in range(1000):

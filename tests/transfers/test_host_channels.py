@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,12 +85,12 @@ def test_a_host_that_answers_late_holds_up_neither_the_control_thread_nor_other_
     answers, dialing, dials = threading.Event(), threading.Semaphore(0), []
     dial = DataChannel.dial
 
-    def dial_late(address: Address) -> DataChannel:
+    def dial_late(address: Address, **more: Any) -> DataChannel:
         if str(address) == addresses[0]:
             dials.append(address)
             dialing.release()
             assert answers.wait(SECONDS)
-        return dial(address)
+        return dial(address, **more)
 
     monkeypatch.setattr(host_channels.DataChannel, "dial", dial_late)
     found: list[DataChannel] = []

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import socket
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +15,7 @@ from atoll.wire.address import Address, check_may_listen, parse_address
         ("unix:///run/atoll.sock", Address(path="/run/atoll.sock"), "unix:/run/atoll.sock"),
         ("grpc://unix:/run/a", Address(path="/run/a"), "unix:/run/a"),
         ("localhost:80", Address(host="localhost", port=80), "localhost:80"),
+        ("tls://10.0.0.1:8080", Address(host="10.0.0.1", port=8080, tls=True), "tls://10.0.0.1:8080"),
         ("tcp://10.0.0.1:8080", Address(host="10.0.0.1", port=8080), "10.0.0.1:8080"),
         ("grpc://host.example:1", Address(host="host.example", port=1), "host.example:1"),
         ("[::1]:80", Address(host="::1", port=80), "[::1]:80"),
@@ -61,16 +60,24 @@ def test_any_text_is_an_address_or_an_address_error(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "family", "sockaddr"),
+    ("text", "written"),
     [
-        ("unix:/a", socket.AF_UNIX, "/a"),
-        ("127.0.0.1:5", socket.AF_INET, ("127.0.0.1", 5)),
-        ("[::1]:5", socket.AF_INET6, ("::1", 5)),
+        ("unix:/a", "unix:/a"),
+        ("10.0.0.1:5", "tls://10.0.0.1:5"),
+        ("[::1]:5", "tls://[::1]:5"),
+        ("a.b:5", "tls://a.b:5"),
     ],
 )
-def test_sockets_are_made_of_the_right_family(text, family, sockaddr):
-    address = parse_address(text)
-    assert (address.family, address.sockaddr) == (family, sockaddr)
+def test_an_address_on_the_network_can_be_secured(text, written):
+    secured = parse_address(text).secured()
+    assert str(secured) == written
+    assert parse_address(written) == secured
+    assert parse_address(written).is_local == parse_address(text).is_local
+
+
+@pytest.mark.parametrize(("text", "everywhere"), [("0.0.0.0:1", True), ("[::]:1", True), ("10.0.0.1:1", False)])
+def test_an_address_that_stands_for_all_of_a_machines_is_known(text, everywhere):
+    assert parse_address(text).is_everywhere is everywhere
 
 
 @pytest.mark.parametrize("text", ["unix:/a", "127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "localhost:1"])
@@ -83,3 +90,4 @@ def test_an_address_that_strangers_reach_needs_a_token(text):
     with pytest.raises(AddressError, match="ATOLL_TOKEN"):
         check_may_listen(parse_address(text), "")
     check_may_listen(parse_address(text), "secret")
+    check_may_listen(parse_address(text).secured(), "")

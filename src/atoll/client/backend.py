@@ -18,6 +18,7 @@ from atoll.client.processes import ClientProcesses
 from atoll.client.settings import Settings
 from atoll.client.slices import forget_slices
 from atoll.cluster.processes.timer_slack import relaxed
+from atoll.cluster.security.join import JoinString
 from atoll.errors import BackendError
 
 # From this size on, arrays reach the proxy through files in shared memory.
@@ -46,9 +47,12 @@ def choose(settings: Settings | None) -> None:
     _chosen = settings
 
 
-def cluster() -> tuple[str, str] | None:
-    """The address of the controller that this process uses, and its token; None where JAX does not run on Atoll."""
-    return None if _processes is None else (_processes.controller, _processes.token)
+def cluster() -> tuple[str, str, JoinString | None] | None:
+    """The address of the controller that this process uses, its token, and the join string where there is one.
+
+    None where JAX does not run on Atoll.
+    """
+    return None if _processes is None else (_processes.controller, _processes.token, _processes.join)
 
 
 def clear_with_client(cache: Cache) -> None:

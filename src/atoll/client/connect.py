@@ -52,7 +52,12 @@ class ConnectedCluster:
         return f"ConnectedCluster({self.address}, {state})"
 
 
-def connect(address: str | None = None, islands: str = DEFAULT_ISLANDS, token: str | None = None) -> ConnectedCluster:
+def connect(
+    address: str | None = None,
+    islands: str = DEFAULT_ISLANDS,
+    token: str | None = None,
+    join: str | None = None,
+) -> ConnectedCluster:
     """Makes JAX in this process run on Atoll, until the cluster is closed.
 
     In a script, for a block:
@@ -71,7 +76,9 @@ def connect(address: str | None = None, islands: str = DEFAULT_ISLANDS, token: s
       address: a running cluster's, as `atoll up` prints it (`unix:/path` or `HOST:PORT`). None: as ATOLL_ADDRESS says,
         else an embedded cluster, which ends when it is closed or this process ends.
       islands: the embedded cluster's ISLANDSxHOSTSxDEVICES; everything else about it is as the environment says.
-      token: what the cluster asks of its clients. None: as ATOLL_TOKEN says.
+      token: what the cluster asks of its clients, where it has no join string. None: as ATOLL_TOKEN says.
+      join: the join string of a cluster on TCP, or the file that has it (`atoll up --join-file FILE` writes it); it
+        says where the cluster is, too. None: as ATOLL_JOIN says. This user's own cluster on this machine needs none.
 
     Returns a `ConnectedCluster`, whose `devices` is the list of `jax.Device`. A process has one at a time: connecting
     closes the one that is open, as when a cell of a notebook is run again.
@@ -82,7 +89,8 @@ def connect(address: str | None = None, islands: str = DEFAULT_ISLANDS, token: s
 
     Raises:
       atoll.AddressError: `address` cannot be parsed.
-      atoll.ConnectError: nobody answers at `address`, or the cluster refuses the connection.
+      atoll.ConnectError: nobody answers at `address`, or the cluster refuses the connection; AccessError, which is one,
+        where one of the two does not trust the other.
       atoll.ClusterError: the embedded cluster does not start.
       atoll.SettingsError: `islands`, or what the environment says, is nothing that a cluster can have.
     """
@@ -93,9 +101,10 @@ def connect(address: str | None = None, islands: str = DEFAULT_ISLANDS, token: s
     read_topology(islands)
     environment = Settings.from_environment()
     settings = Settings(
-        environment.address if address is None else address,
+        address if address is not None else "" if join else environment.address,
         environment.token if token is None else token,
         msgspec.structs.replace(environment.cluster, islands=islands),
+        environment.join if join is None else join,
     )
     if _open is not None:
         _open.close()

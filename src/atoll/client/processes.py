@@ -15,13 +15,14 @@ from atoll.client.settings import Settings, script_name
 from atoll.cluster.processes.child import Child
 from atoll.cluster.processes.client_folders import claim, make_transfer_directory, sweep
 from atoll.cluster.processes.lifeline import watch_in_thread
+from atoll.cluster.security.join import JOIN_VARIABLE
 from atoll.engines.options import EngineOptions, default_cache_directory, make_directory
 from atoll.engines.start import EngineProcess, check_settings
 from atoll.errors import AtollError, ClusterError, ConnectError, error_kind
 from atoll.ifrt.options import ProxyOptions, Ready
+from atoll.operate.joining import reach
 from atoll.operate.registry import register_embedded
 from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
-from atoll.wire.address import parse_address
 
 
 class ClientProcesses:
@@ -33,9 +34,8 @@ class ClientProcesses:
 
     def __init__(self, settings: Settings, cache_directory: str = "") -> None:
         # Before anything is made for them.
-        if settings.address:
-            parse_address(settings.address)
-        else:
+        reached = reach(settings.address, settings.join) if settings.address or settings.join else None
+        if reached is None:
             check_settings(settings.cluster)
         self._directory = make_directory("client")
         self.transfer_directory = make_transfer_directory(_shared_memory())
@@ -45,17 +45,22 @@ class ClientProcesses:
         self._losses.touch()
         self._children: list[Child] = []
         self.token = settings.token
-        self._environment = {DEFAULT_TOKEN_VARIABLE: self.token}
+        self.join = reached.join if reached is not None else None
+        self._environment = {DEFAULT_TOKEN_VARIABLE: self.token, JOIN_VARIABLE: str(self.join or "")}
         try:
-            engine = None if settings.address else self._start_cluster(settings, cache_directory)
-            self.controller = engine.address if engine is not None else settings.address
+            engine = None
+            if reached is None:
+                engine = self._start_cluster(settings, cache_directory)
+                self.controller = engine.address
+            else:
+                self.controller = str(reached.address)
             # The proxy starts while the cluster does.
             proxy = self._start_proxy(60.0 if engine is not None else 5.0)
             if engine is not None:
                 engine.wait_until_up()
             ready = proxy.read(Ready)
             if ready.error:
-                raise _error(ready.error, ready.message, settings.address)
+                raise _error(ready.error, ready.message, "" if engine is not None else self.controller)
             self.proxy_address = ready.address
             watch_in_thread(proxy.process.pid, self._proxy_ended)
         except BaseException:

@@ -7,25 +7,28 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.cluster.security.join import JOIN_VARIABLE
 from atoll.cluster.settings import ClusterSettings
 from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
 
 
 @dataclass(frozen=True)
 class Settings:
-    """`address` "" stands for an embedded cluster."""
+    """`address` "" without `join` stands for an embedded cluster; with it, for that of the join string."""
 
     address: str
     token: str
     cluster: ClusterSettings
+    join: str = ""  # or a file with it
 
     @classmethod
     def from_environment(cls) -> Settings:
-        """ATOLL_ADDRESS, ATOLL_TOKEN, and as `ClusterSettings` has it. Raises ClusterError as that does."""
+        """ATOLL_ADDRESS, ATOLL_TOKEN, ATOLL_JOIN, and as `ClusterSettings` has it. Raises ClusterError as that does."""
         return cls(
             os.environ.get("ATOLL_ADDRESS", ""),
             os.environ.get(DEFAULT_TOKEN_VARIABLE, ""),
             ClusterSettings.from_environment(),
+            os.environ.get(JOIN_VARIABLE, ""),
         )
 
 

@@ -46,7 +46,7 @@ def trace(path: str | os.PathLike[str] | None = None) -> Iterator[list[Span]]:
     spans: list[Span] = []
     since = time.monotonic_ns()
     yield spans
-    address, token = cluster
-    spans += request_trace(parse_address(address), token, since)
+    address, token, join = cluster
+    spans += request_trace(parse_address(address), token, since, join)
     if file is not None:
         write_whole(file, chrome_trace(spans))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from enum import StrEnum
+from typing import TypeVar
 
 import msgspec
 
@@ -33,6 +34,7 @@ VARIABLES = {
     "engine": "ATOLL_ENGINE",
     "lease_seconds": "ATOLL_LEASE",
     "wait_seconds": "ATOLL_WAIT",
+    "bulk_tls": "ATOLL_BULK_TLS",
 }
 
 
@@ -63,6 +65,11 @@ class Dispatch(StrEnum):
     SEQUENTIAL = "sequential"
 
 
+class OnOff(StrEnum):
+    ON = "on"
+    OFF = "off"
+
+
 class ClusterSettings(msgspec.Struct, frozen=True):
     """A cluster, wherever it runs and listens."""
 
@@ -77,6 +84,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     mesh: str = ""  # of an island's devices, such as 4x4, where the platform has none; "": a line
     engine: str = DEFAULT_ENGINE  # that starts the hosts: `engines.kinds`
     wait_seconds: float = 0.0  # for an island to be up, its hosts' coming included; 0: as long as the engine needs
+    bulk_tls: OnOff = OnOff.ON  # of data connections, where control connections are with TLS
 
     @property
     def start_seconds(self) -> float:
@@ -98,11 +106,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
             device_memory = parse_bytes(said["device_memory"] or "0")
         except ValueError as error:
             raise SettingsError(f"ATOLL_DEVICE_MEMORY: {error}") from None
-        try:
-            dispatch = Dispatch(said["dispatch"] or Dispatch.PARALLEL)
-        except ValueError:
-            expected = " or ".join(Dispatch)
-            raise SettingsError(f"ATOLL_DISPATCH is {said['dispatch']!r}: expected {expected}") from None
+        dispatch = _one_of(Dispatch, VARIABLES["dispatch"], said["dispatch"] or Dispatch.PARALLEL)
         seconds = {name: parse_seconds(said[name], VARIABLES[name]) for name in ("lease_seconds", "wait_seconds")}
         return cls(
             said["islands"] or DEFAULT_ISLANDS,
@@ -114,4 +118,15 @@ class ClusterSettings(msgspec.Struct, frozen=True):
             wait_seconds=seconds["wait_seconds"],
             mesh=said["mesh"],
             engine=said["engine"] or DEFAULT_ENGINE,
+            bulk_tls=_one_of(OnOff, VARIABLES["bulk_tls"], said["bulk_tls"] or OnOff.ON),
         )
+
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+def _one_of(choices: type[Choice], variable: str, text: str) -> Choice:
+    try:
+        return choices(text)
+    except ValueError:
+        raise SettingsError(f"{variable} is {text!r}: expected {' or '.join(choices)}") from None

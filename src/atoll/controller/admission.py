@@ -5,12 +5,13 @@ A connection begins with a Hello. From then on its messages go to whatever handl
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Callable
 
 from atoll.cluster.lifecycle import HostState
 from atoll.cluster.processes.leases import Leases
 from atoll.cluster.resources import ResourceManager
+from atoll.cluster.security.roles import is_of_the_cluster, may_say
+from atoll.cluster.security.tokens import Tokens
 from atoll.cluster.settings import ClusterSettings
 from atoll.controller.connections import Connections, Peer
 from atoll.controller.islands.agents import Agents
@@ -35,7 +36,7 @@ class Admission:
     def __init__(
         self,
         settings: ClusterSettings,
-        token: str,
+        tokens: Tokens,
         version: str,
         connections: Connections,
         outbox: Outbox,
@@ -49,7 +50,7 @@ class Admission:
         from_operator: Callable[[Peer, Received], None],
     ) -> None:
         self._max_sessions = settings.max_sessions
-        self._token = token.encode()
+        self._tokens = tokens
         self._version = version
         self._connections = connections
         self._peers = connections.peers
@@ -76,7 +77,7 @@ class Admission:
     # ---- events
 
     def opened(self, event: ConnectionOpened) -> None:
-        peer = Peer(event.connection, event.secret, self._hello)
+        peer = Peer(event.connection, event.secret, self._hello, role=event.role)
         self._peers[event.connection] = peer
         self._after(HELLO_SECONDS, lambda: self._expect_introduction(peer))
 
@@ -123,8 +124,14 @@ class Admission:
         if not isinstance(hello, m.Hello):
             self._refuse(peer, Code.FAILED_PRECONDITION, "the first message must be a Hello")
             return
-        if self._token and not hmac.compare_digest(hello.token.encode(), self._token):
+        if not may_say(peer.role, hello.role):
+            text = f"a {hello.role} was announced by a process whose certificate is that of a {peer.role}"
+            self._refuse(peer, Code.PERMISSION_DENIED, text)
+            return
+        if not self._tokens.are_right(hello.role, hello.token):
             text = "this cluster asks for a token: set ATOLL_TOKEN to the cluster's"
+            if self._tokens.host and is_of_the_cluster(hello.role):
+                text = f"a {hello.role} has to bring the token of this cluster's hosts, which its clients have not"
             self._refuse(peer, Code.UNAUTHENTICATED, text)
             return
         if hello.protocol != m.PROTOCOL:
@@ -144,6 +151,9 @@ class Admission:
         admit(peer, hello)
 
     def _hello_of_engine(self, peer: Peer, hello: m.Hello) -> None:
+        if self._connections.engine is not None:
+            self._refuse(peer, Code.ALREADY_EXISTS, "this cluster has its engine")
+            return
         peer.handle = self._from_engine
         self._connections.engine = peer.connection
         self._name(peer, "the engine")

@@ -20,6 +20,7 @@ class Peer:
     hello: m.Hello | None = None
     number: int = 0  # of its host or session
     lose: Callable[[Peer, str], None] | None = None  # to be called when the connection is lost
+    role: str = ""  # that its certificate has, if it has one
 
 
 class Connections:

@@ -27,6 +27,7 @@ from atoll.cluster.mesh import parse_mesh
 from atoll.cluster.placement import Slices
 from atoll.cluster.processes.leases import Leases
 from atoll.cluster.resources import ResourceManager
+from atoll.cluster.security.tokens import Tokens
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
 from atoll.controller.admission import Admission
@@ -61,9 +62,12 @@ _NOTHING: list[AnyAction] = []
 class Controller:
     """All decisions of a cluster. `version` is that of Atoll, and is for texts only."""
 
-    def __init__(self, settings: ClusterSettings, token: str = "", version: str = __version__) -> None:
+    def __init__(
+        self, settings: ClusterSettings, token: str = "", version: str = __version__, host_token: str = ""
+    ) -> None:
         self.settings = settings
-        self.log = EventLog(settings, version, token)
+        tokens = Tokens(token, host_token)
+        self.log = EventLog(settings, version, tokens)
         self.resources = ResourceManager(Topology.parse(settings.islands), parse_mesh(settings.mesh))
         self.sessions: dict[int, Session] = {}
         self.slices = Slices()
@@ -88,7 +92,7 @@ class Controller:
         self._subscribe()
         self._admission = Admission(
             settings,
-            token,
+            tokens,
             version,
             self.connections,
             self._outbox,

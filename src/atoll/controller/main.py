@@ -13,6 +13,8 @@ from typing import Any
 from atoll.cluster.processes.leases import PING_SECONDS
 from atoll.cluster.processes.lifeline import watch_in_loop
 from atoll.cluster.processes.process import read_options, run_loop, spare_collector, start_logging
+from atoll.cluster.security.access import HOST_TOKEN_VARIABLE
+from atoll.cluster.security.joiners import Joiners
 from atoll.controller.core import Controller
 from atoll.controller.options import ControllerOptions
 from atoll.errors import AtollError
@@ -31,10 +33,18 @@ _END_SECONDS = 0.05
 class ControllerShell:
     """Turns what happens into events, and does what the controller decides once in each turn of the loop."""
 
-    def __init__(self, options: ControllerOptions, token: str, stop: asyncio.Event) -> None:
+    def __init__(
+        self,
+        options: ControllerOptions,
+        token: str,
+        stop: asyncio.Event,
+        host_token: str = "",
+        joiners: Joiners | None = None,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._clock = self._loop.time
-        self._controller = Controller(options.settings, token)
+        self._controller = Controller(options.settings, token, host_token=host_token)
+        self._joiners = joiners
         self._ready_fd = options.ready_fd
         self._stop = stop
         self._connections: dict[int, Connection] = {}
@@ -57,7 +67,7 @@ class ControllerShell:
         self._tick()
 
     def accept(self) -> Connection:
-        """A connection that somebody opens."""
+        """A connection that somebody opens; it counts once its handshake is done, where it has one."""
         number = self._next
         self._next += 1
         handle, clock, received = self._handle, self._clock, e.Received
@@ -69,10 +79,14 @@ class ControllerShell:
             self._connections.pop(number, None)
             handle(e.ConnectionLost(clock(), number, reason))
 
-        connection = Connection(m.ToController, on_message, on_lost, name="a client of the controller")
-        self._connections[number] = connection
-        handle(e.ConnectionOpened(clock(), number, os.urandom(16).hex()))
-        return connection
+        def on_made(connection: Connection) -> None:
+            if self._joiners is not None and not connection.peer_role:
+                self._joiners.serve(connection)
+                return
+            self._connections[number] = connection
+            handle(e.ConnectionOpened(clock(), number, os.urandom(16).hex(), connection.peer_role))
+
+        return Connection(m.ToController, on_message, on_lost, name="a client of the controller", on_made=on_made)
 
     def stop(self) -> None:
         """Workers are asked to end. Returns once what was decided is on its way."""
@@ -132,11 +146,13 @@ class ControllerShell:
 
 async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
     token = os.environ.get(m.DEFAULT_TOKEN_VARIABLE, "")
+    host_token = os.environ.get(HOST_TOKEN_VARIABLE, "")
     address = parse_address(options.listen)
     check_may_listen(address, token)
-    shell = ControllerShell(options, token, stop)
+    joiners = Joiners(options.directory, token, host_token) if address.tls else None
+    shell = ControllerShell(options, token, stop, host_token, joiners)
     shell.start()
-    server, _ = await listen(address, shell.accept)
+    server, _ = await listen(address, shell.accept, joiners.identity if joiners is not None else None)
     spare_collector()
     watch_in_loop(options.parent, stop.set)
     await stop.wait()

@@ -14,3 +14,4 @@ class ControllerOptions(msgspec.Struct, frozen=True):
     settings: ClusterSettings
     parent: int
     ready_fd: int = -1
+    directory: str = ""  # of the cluster, with its authority: for an address with TLS

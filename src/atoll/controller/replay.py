@@ -24,7 +24,8 @@ def replay(lines: Iterable[bytes]) -> Iterator[tuple[AnyEvent, list[AnyAction]]]
         raise ValueError(f"this is no event log: {error}") from None
     if header.missing:
         raise ValueError(f"the first {header.missing} events are missing: such a log can be read, and not replayed")
-    controller = Controller(header.settings, RIGHT_TOKEN if header.has_token else "", header.version)
+    token, host_token = (RIGHT_TOKEN if each else "" for each in (header.has_token, header.has_host_token))
+    controller = Controller(header.settings, token, header.version, host_token)
     for row in rows:
         event = decode_event(msgspec.json.decode(row, type=Line))
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pkgutil import resolve_name
 
+from atoll.cluster.settings import OnOff
 from atoll.devices.kinds import kind_of
 from atoll.engines.engine import AgentTaker, HostEnd, HostProcess, HostStart
 from atoll.engines.local_process import LocalProcess, describe_exit
@@ -54,4 +55,6 @@ class LocalEngine:
         """Where a worker's data port listens: wherever the controller's clients can come from."""
         if self._address.is_local:
             return f"unix:{self._options.directory}/data-{{host}}.sock"
-        return str(Address(host=self._address.host, port=0))
+        bulk = Address(host=self._address.host)
+        is_secured = self._address.tls and self._options.settings.bulk_tls is OnOff.ON
+        return str(bulk.secured() if is_secured else bulk)

@@ -12,10 +12,13 @@ import sys
 
 from atoll.cluster.processes.lifeline import watch_in_loop
 from atoll.cluster.processes.process import read_options, run_loop, start_logging, write_ready
+from atoll.cluster.security.start import start_security
+from atoll.cluster.settings import DEFAULT_ENGINE
 from atoll.engines.kinds import make_engine
 from atoll.engines.options import EngineOptions, Started
 from atoll.engines.supervisor import Supervisor
 from atoll.errors import AtollError
+from atoll.wire.address import parse_address
 
 
 async def serve(options: EngineOptions, stop: asyncio.Event) -> None:
@@ -24,6 +27,9 @@ async def serve(options: EngineOptions, stop: asyncio.Event) -> None:
         watch_in_loop(options.parent, stop.set)
     supervisor: Supervisor | None = None
     try:
+        address = parse_address(options.controller_address)
+        has_agents = options.settings.engine != DEFAULT_ENGINE
+        start_security(options.directory, address, options.advertise, has_agents)
         supervisor = Supervisor(options, make_engine(options), stop)
         await supervisor.start()
         if stop.is_set():

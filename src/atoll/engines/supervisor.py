@@ -15,6 +15,9 @@ from typing import Any
 
 from atoll._version import __version__
 from atoll.cluster.processes.process import command
+from atoll.cluster.security.access import token_for
+from atoll.cluster.security.roles import Role
+from atoll.cluster.security.start import load_authority
 from atoll.cluster.topology import read_topology
 from atoll.controller.options import ControllerOptions
 from atoll.devices.kinds import kind_of
@@ -22,7 +25,7 @@ from atoll.engines.engine import Engine, HostEnd, HostStart
 from atoll.engines.island import Island
 from atoll.engines.local_process import LocalProcess, describe_exit
 from atoll.engines.options import EngineOptions
-from atoll.errors import ClusterError, ConnectError
+from atoll.errors import AccessError, ClusterError, ConnectError
 from atoll.protocol.messages import (
     DEFAULT_TOKEN_VARIABLE,
     PROTOCOL,
@@ -44,6 +47,7 @@ from atoll.protocol.messages import (
 )
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.connection import Connection, connect
+from atoll.wire.tls.identity import Identity
 
 _log = logging.getLogger(__name__)
 
@@ -78,9 +82,8 @@ class Supervisor:
 
     async def start(self) -> None:
         """Returns once the cluster is up, or `stop` is set. Raises ClusterError and its kin where it does not start."""
-        token = os.environ.get(DEFAULT_TOKEN_VARIABLE, "")
-        check_may_listen(self._address, token)
-        linking = asyncio.get_running_loop().create_task(self._connect(token))
+        check_may_listen(self._address, os.environ.get(DEFAULT_TOKEN_VARIABLE, ""))
+        linking = asyncio.get_running_loop().create_task(self._connect())
         readable, writable = os.pipe()
         try:
             self._start_processes(writable)
@@ -96,15 +99,21 @@ class Supervisor:
         for island in self._islands:
             island.restarts = not self._stop.is_set()
 
-    async def _connect(self, token: str) -> None:
+    async def _connect(self) -> None:
         """The controller starts at the same time: tries until it listens."""
+        identity = self._identity()
         while True:
             try:
-                link = await connect(self._address, ToEngine, self._handle, self._link_lost, name="the controller")
+                link = await connect(
+                    self._address, ToEngine, self._handle, self._link_lost, name="the controller", identity=identity
+                )
                 break
+            except AccessError:
+                raise
             except ConnectError:
                 await asyncio.sleep(_RETRY_SECONDS)
         self._link = link
+        token = token_for(self._address, Role.ENGINE)
         link.send(Hello(PROTOCOL, "engine", token, os.getpid(), __version__, self._options.settings.engine))
         if self._engine.agents is not None:
             self._engine.agents.begin(link.send)
@@ -114,6 +123,12 @@ class Supervisor:
     def _link_lost(self, reason: str) -> None:
         if self._is_up:  # else the controller's end is noticed by itself
             self._stop.set()
+
+    def _identity(self) -> Identity | None:
+        """By the cluster's authority, which this process has itself: nobody can join as an engine."""
+        if not self._address.tls:
+            return None
+        return Identity(load_authority(self._options.directory).certificate_for(Role.ENGINE, "the engine"))
 
     async def end(self) -> None:
         """Ends all processes. The controller goes first: it asks its workers to end, so that none looks lost."""
@@ -133,7 +148,9 @@ class Supervisor:
 
     def _start_processes(self, ready: int) -> None:
         """`ready` is what the controller writes to once it has everything that it needs."""
-        options = ControllerOptions(str(self._address), self._options.settings, os.getpid(), ready)
+        options = ControllerOptions(
+            str(self._address), self._options.settings, os.getpid(), ready, self._options.directory
+        )
         try:
             self._controller = LocalProcess(
                 command("atoll.controller.main", options), os.environ, self._controller_ended, (ready,)

@@ -14,25 +14,25 @@ from atoll.ifrt.options import ProxyOptions, Ready
 from atoll.ifrt.service import Service
 from atoll.ifrt.session import FIRST_MINTED_HANDLE
 from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
-from atoll.session.opening import open_session
+from atoll.session.opening import SessionOpener
 from atoll.session.session import ClusterSession
 from atoll.wire.address import Address, check_may_listen, parse_address
 from atoll.wire.grpc import GrpcServer
 
 
 async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:
-    token = os.environ.get(DEFAULT_TOKEN_VARIABLE, "")
+    token = os.environ.get(DEFAULT_TOKEN_VARIABLE, "")  # of those who connect here
     controller = parse_address(options.controller)
     address = parse_address(options.listen)
     first: list[ClusterSession] = []
+    sessions = SessionOpener(
+        controller, options.label, options.client or os.getpid(), options.patience, FIRST_MINTED_HANDLE
+    )
 
     async def open_one() -> ClusterSession:
         if first:
             return first.pop()
-        client = options.client or os.getpid()
-        session = await open_session(
-            controller, token, options.label, client, options.patience, first_handle=FIRST_MINTED_HANDLE
-        )
+        session = await sessions.open()
         if options.losses:
             session.on_hosts_lost = lambda: _note(options.losses)
         return session

@@ -11,39 +11,47 @@ from typing import Any
 import msgspec
 
 from atoll.cluster.processes.process_table import ancestors
+from atoll.cluster.security.join import JOIN_VARIABLE, JoinString
 from atoll.errors import ClusterError, ConnectError
+from atoll.operate.joining import is_at, reach, reach_of
 from atoll.operate.registry import DEFAULT_NAME, ClusterRecord, ClusterRegistry, embedded_clusters
 from atoll.operate.requests import Operation, request_dump, request_operation, request_report, request_trace
 from atoll.operate.traces import chrome_trace
-from atoll.wire.address import Address, parse_address
+from atoll.wire.address import Address
 
 _WHAT_TO_START = "start one with `atoll up --islands 1x1x8`, or set ATOLL_ADDRESS to where one listens"
 
 
 @dataclass(frozen=True)
 class Target:
-    """A cluster that a command is about; with its record where it is this user's, on this machine."""
+    """A cluster that a command is about; with its record where it is this user's, on this machine.
+
+    With a join string where it is reached by TLS.
+    """
 
     address: Address
     record: ClusterRecord | None = None
+    join: JoinString | None = None
 
 
-def find(address: str = "", name: str = "", *, embedded: bool = True) -> Target:
+def find(address: str = "", name: str = "", join: str = "", *, embedded: bool = True) -> Target:
     """The cluster that a command is about; the first of these that applies:
 
-    the one at `address`, of that `name`, of ATOLL_ADDRESS, the embedded one of the script that runs this process, the
-    one named "default", the only one that stays, the only embedded one. With `embedded` False, an embedded cluster is
-    found by name or address alone.
+    the one at `address` or of the string `join`, of that `name`, of ATOLL_ADDRESS or ATOLL_JOIN, the embedded one of
+    the script that runs this process, the one named "default", the only one that stays, the only embedded one. With
+    `embedded` False, an embedded cluster is found by name or address alone.
 
-    Raises AddressError or ClusterError, which names the address that was tried and what to start.
+    Raises AddressError, AccessError or ClusterError, which names the address that was tried and what to start.
     """
     registry = ClusterRegistry()
     staying, embedded_ones = registry.all(), embedded_clusters()
-    address = address or ("" if name else os.environ.get("ATOLL_ADDRESS", ""))
-    if address:
-        parsed = parse_address(address)
-        same = [each for each in (*staying, *embedded_ones) if each.address == str(parsed)]
-        return Target(parsed, same[0] if same else None)
+    if not (address or join or name):
+        address, join = os.environ.get("ATOLL_ADDRESS", ""), os.environ.get(JOIN_VARIABLE, "")
+    if address or join:
+        known = [*staying, *embedded_ones]
+        reached = reach(address, join, known)
+        same = [each for each in known if is_at(each, reached.address)]
+        return Target(reached.address, same[0] if same else None, reached.join)
     if name:
         found = [each for each in (*staying, *embedded_ones) if each.name == name]
     else:
@@ -54,7 +62,8 @@ def find(address: str = "", name: str = "", *, embedded: bool = True) -> Target:
     if len(found) > 1:
         names = ", ".join(each.title for each in found)
         raise ClusterError(f"several clusters are up: choose one with --name ({names})")
-    return Target(parse_address(found[0].address), found[0])
+    reached = reach_of(found[0])
+    return Target(reached.address, found[0], reached.join)
 
 
 def _without_a_name(staying: list[ClusterRecord], embedded_ones: list[ClusterRecord]) -> list[ClusterRecord]:
@@ -70,32 +79,32 @@ def _without_a_name(staying: list[ClusterRecord], embedded_ones: list[ClusterRec
 def other_clusters(target: Target) -> list[ClusterRecord]:
     """This user's clusters on this machine but for the target."""
     every = (*ClusterRegistry().all(), *embedded_clusters())
-    return [each for each in every if each.address != str(target.address)]
+    return [each for each in every if not is_at(each, target.address)]
 
 
 def report_of(target: Target, token: str) -> dict[str, Any]:
     """What the cluster has and does; see `atoll.controller.operators.report`. Raises ConnectError and its kin."""
     with explained():
-        report: dict[str, Any] = msgspec.json.decode(request_report(target.address, token))
+        report: dict[str, Any] = msgspec.json.decode(request_report(target.address, token, target.join))
         return report
 
 
 def dump_of(target: Target, token: str) -> bytes:
     """The controller's event log; see `atoll.protocol.event_log`. Raises ConnectError and its kin."""
     with explained():
-        return request_dump(target.address, token)
+        return request_dump(target.address, token, target.join)
 
 
 def operate(target: Target, token: str, operation: Operation) -> str:
     """Has the cluster do something; returns what it has done. Raises StatusError, ConnectError and its kin."""
     with explained():
-        return request_operation(target.address, token, operation)
+        return request_operation(target.address, token, operation, target.join)
 
 
 def trace_of(target: Target, token: str) -> bytes:
     """What ran on the cluster lately, as Chrome's trace events. Raises ConnectError and its kin."""
     with explained():
-        return chrome_trace(request_trace(target.address, token))
+        return chrome_trace(request_trace(target.address, token, join=target.join))
 
 
 @contextlib.contextmanager

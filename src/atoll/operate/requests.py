@@ -1,4 +1,4 @@
-"""An operator's request to a controller, and the reply."""
+"""An operator's request to a controller, and the reply. With a join string, by TLS; its token is then the one said."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import asyncio
 import os
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from atoll._version import __version__
+from atoll.cluster.security.access import joined
+from atoll.cluster.security.join import JoinString
+from atoll.cluster.security.roles import Role
 from atoll.errors import ConnectError, refusal
 from atoll.protocol import messages as m
 from atoll.protocol.spans import Span
@@ -23,38 +27,38 @@ OPERATION_SECONDS = 900.0  # longer than the controller tries
 Operation = m.RemapRequest | m.AddIslandRequest | m.DrainRequest
 
 
-def request_report(address: Address, token: str) -> bytes:
+def request_report(address: Address, token: str, join: JoinString | None = None) -> bytes:
     """What the cluster at `address` has and does, as JSON. Raises ConnectError and its kin."""
-    reply = _run(_request(address, token, m.StatusRequest()))
+    reply = _run(_request(address, token, join, m.StatusRequest()))
     assert isinstance(reply, m.StatusReply)
     return reply.content
 
 
-def request_dump(address: Address, token: str) -> bytes:
+def request_dump(address: Address, token: str, join: JoinString | None = None) -> bytes:
     """The event log of the controller at `address`; see `atoll.protocol.event_log`. Raises ConnectError and its kin."""
-    reply = _run(_request(address, token, m.DumpRequest()))
+    reply = _run(_request(address, token, join, m.DumpRequest()))
     assert isinstance(reply, m.DumpReply)
     return reply.content
 
 
-def request_trace(address: Address, token: str, since: int = 0) -> list[Span]:
+def request_trace(address: Address, token: str, since: int = 0, join: JoinString | None = None) -> list[Span]:
     """What ran on the cluster's hosts and ended after `since`. Raises ConnectError and its kin."""
-    reply = _run(_request(address, token, m.TraceRequest(since)))
+    reply = _run(_request(address, token, join, m.TraceRequest(since)))
     assert isinstance(reply, m.TraceReply)
     return msgspec.msgpack.decode(reply.content, type=list[Span])
 
 
-def request_stop(address: Address, token: str) -> None:
+def request_stop(address: Address, token: str, join: JoinString | None = None) -> None:
     """Returns once the controller has agreed to end its cluster. Raises ConnectError and its kin."""
-    _run(_request(address, token, m.StopRequest()))
+    _run(_request(address, token, join, m.StopRequest()))
 
 
-def request_operation(address: Address, token: str, operation: Operation) -> str:
+def request_operation(address: Address, token: str, operation: Operation, join: JoinString | None = None) -> str:
     """Returns once the operation is done, with a sentence that says so.
 
     Raises StatusError where it cannot be done, ConnectError and its kin where nobody answers.
     """
-    reply = _run(_request(address, token, operation, OPERATION_SECONDS))
+    reply = _run(_request(address, token, join, operation, OPERATION_SECONDS))
     assert isinstance(reply, m.OperationReply)
     reply.status.raise_if_error()
     return reply.text
@@ -70,7 +74,13 @@ def _run(request: Coroutine[Any, Any, Any]) -> Any:
         return pool.submit(asyncio.run, request).result()
 
 
-async def _request(address: Address, token: str, request: m.Message, seconds: float = REPLY_SECONDS) -> Any:
+async def _request(
+    address: Address, token: str, join: JoinString | None, request: m.Message, seconds: float = REPLY_SECONDS
+) -> Any:
+    identity = None
+    if join is not None:
+        token = join.token
+        identity = await asyncio.to_thread(joined, replace(join, address=address), Role.CLIENT, "the command atoll")
     reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def on_message(message: Any) -> None:
@@ -85,7 +95,9 @@ async def _request(address: Address, token: str, request: m.Message, seconds: fl
         if not reply.done():
             reply.set_exception(ConnectError(f"no reply from {address}: {reason}"))
 
-    connection = await connect(address, m.ToOperator, on_message, on_lost, name="the Atoll controller")
+    connection = await connect(
+        address, m.ToOperator, on_message, on_lost, name="the Atoll controller", identity=identity
+    )
     connection.send(m.Hello(m.PROTOCOL, "operator", token, os.getpid(), __version__, "atoll"))
     connection.send(request)
     try:

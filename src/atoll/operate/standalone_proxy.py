@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from atoll.cluster.processes.child import Child, wait_for_any
+from atoll.cluster.security.join import JOIN_VARIABLE, JoinString
 from atoll.cluster.settings import ClusterSettings
 from atoll.engines.options import EngineOptions, default_cache_directory, make_directory
 from atoll.engines.start import EngineProcess
@@ -19,11 +20,18 @@ from atoll.wire.address import Address
 LABEL = "atoll proxy"
 
 
-def run_proxy(listen: Address, cluster: str, settings: ClusterSettings, on_up: Callable[[str], None]) -> None:
+def run_proxy(
+    listen: Address,
+    cluster: str,
+    settings: ClusterSettings,
+    on_up: Callable[[str], None],
+    join: JoinString | None = None,
+) -> None:
     """Runs a proxy until it ends, or a signal raises an exception in this call; ends what it started.
 
-    `cluster` "" starts a cluster of these `settings`, which ends with the proxy. `on_up(address)` is called once the
-    proxy listens. Raises AtollError where something does not start, or ends early.
+    `cluster` is an address, with a join string for TLS; "" starts a cluster of these `settings`, which ends with the
+    proxy. `on_up(address)` is called once the proxy listens. Raises AtollError where something does not start, or ends
+    early.
     """
     children: list[Child] = []
     directory: Path | None = None
@@ -42,6 +50,7 @@ def run_proxy(listen: Address, cluster: str, settings: ClusterSettings, on_up: C
             "atoll.ifrt.main",
             ProxyOptions(str(listen), cluster, os.getpid(), label=LABEL, patience=5.0),
             "the proxy",
+            environment={JOIN_VARIABLE: str(join or "")},
         )
         children.append(proxy)
         ready = proxy.read(Ready)

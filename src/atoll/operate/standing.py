@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,14 +10,16 @@ from pathlib import Path
 from typing import BinaryIO
 
 from atoll.cluster.processes.client_folders import sweep
+from atoll.cluster.security.start import advertised, host_join_file
 from atoll.cluster.settings import ClusterSettings
 from atoll.engines.options import EngineOptions, default_cache_directory, sockets_base
 from atoll.engines.start import EngineProcess, check_settings
-from atoll.errors import AccessError, AddressError, AtollError, ClusterError
+from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError
 from atoll.operate.clusters import Target, explained
 from atoll.operate.registry import ClusterRegistry
 from atoll.operate.requests import request_stop
 from atoll.wire.address import Address, check_may_listen, parse_address
+from atoll.wire.sockets import dial
 
 END_SECONDS = 10.0
 _FORCE_SECONDS = 2.0
@@ -30,7 +31,8 @@ class StandingCluster:
     """A cluster that is being started. Raises AtollError from the constructor where it may not be.
 
     `parent`: the process that it must not outlive, or 0. Its messages go to `log` in its folder; with a
-    parent to standard error.
+    parent to standard error. On TCP it listens with TLS, unless it is `insecure`; others know it by what it is to
+    `advertise` then: see `cluster.security.start.advertised`.
     """
 
     def __init__(
@@ -41,11 +43,14 @@ class StandingCluster:
         listen: str,
         token: str,
         parent: int = 0,
+        advertise: str = "",
+        insecure: bool = False,
     ) -> None:
         check_settings(settings)
         registry = ClusterRegistry()
         self._directory = registry.directory(name)
-        address = _listening_address(listen or registry.address(name), token)
+        address = _listening_address(listen or registry.address(name), token, insecure)
+        advertised(address, advertise)
         self._log: BinaryIO | None = None
         with registry.locked():
             for each in registry.live():
@@ -67,6 +72,7 @@ class StandingCluster:
                 settings,
                 str(self._directory),
                 listen=str(address),
+                advertise=advertise,
                 parent=parent,
                 cache_directory=default_cache_directory(),
             )
@@ -78,6 +84,11 @@ class StandingCluster:
                 self.engine.end()
                 shutil.rmtree(self._directory, ignore_errors=True)
                 raise
+
+    def wait_for_join(self) -> None:
+        """Returns once its join strings are written, or it has ended."""
+        file, process = host_join_file(self._directory), self.engine.process
+        _until(lambda: file.exists() or process.poll() is not None, END_SECONDS)
 
     def wait(self) -> None:
         """Returns once the cluster is up. Raises ClusterError where it does not start, with nothing left of it."""
@@ -99,9 +110,16 @@ class StandingCluster:
         self._log.seek(0)
         return "\n".join(self._log.read().decode(errors="replace").splitlines()[-_LOG_LINES:])
 
+    @property
+    def directory(self) -> Path:
+        """The cluster's own, with its join strings where it listens with TLS."""
+        return self._directory
 
-def _listening_address(text: str, token: str) -> Address:
+
+def _listening_address(text: str, token: str, insecure: bool) -> Address:
     address = parse_address(text)
+    if not insecure:
+        address = address.secured()
     if not address.is_unix and address.port == 0:
         raise AddressError(f"{text}: a cluster listens on a port that its clients know: name one")
     check_may_listen(address, token)
@@ -132,7 +150,7 @@ def _stop(target: Target, token: str) -> Ended:
     record = target.record
     if record is None:
         with explained():
-            request_stop(target.address, token)
+            request_stop(target.address, token, target.join)
         if not _until(lambda: not _listens(target.address), END_SECONDS):
             raise ClusterError(
                 f"the cluster at {target.address} agreed to end, but still listens after {END_SECONDS:.0f} s"
@@ -141,7 +159,7 @@ def _stop(target: Target, token: str) -> Ended:
     processes = len(record.pids())
     agreed = True
     try:
-        request_stop(target.address, token)
+        request_stop(target.address, token, target.join)
     except AccessError:
         raise
     except AtollError:
@@ -166,6 +184,8 @@ def _until(holds: Callable[[], bool], seconds: float) -> bool:
 
 
 def _listens(address: Address) -> bool:
-    with socket.socket(address.family, socket.SOCK_STREAM) as sock:
-        sock.settimeout(1.0)
-        return sock.connect_ex(address.sockaddr) == 0
+    try:
+        dial(address, timeout=1.0).close()
+    except ConnectError:
+        return False
+    return True

@@ -1,17 +1,17 @@
 """The controller's event log: all events in order, from which its decisions replay.
 
 A log is a complete account of why something happened. It is bounded by count and by bytes; the oldest events go first.
-The cluster's token is not in it. The secrets of sessions are: a log is for those who may run the cluster.
+The cluster's tokens are not in it. The secrets of sessions are: a log is for those who may run the cluster.
 """
 
 from __future__ import annotations
 
-import hmac
 from collections import deque
 from typing import Any
 
 import msgspec
 
+from atoll.cluster.security.tokens import Tokens
 from atoll.cluster.settings import ClusterSettings
 from atoll.protocol import messages as m
 from atoll.protocol.events import AnyEvent
@@ -20,9 +20,10 @@ MOST_EVENTS = 50_000
 # Of encoded events. A dump has them in base64, and must fit into one message.
 MOST_BYTES = 32 * 1024 * 1024
 
-# What stands in a log for the cluster's token, and for any other.
+# What stands in a log for the token that was expected, and for any other.
 RIGHT_TOKEN = "right"
 _WRONG_TOKEN = "wrong"
+_NO_TOKENS = Tokens()
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -32,6 +33,7 @@ class Header(msgspec.Struct, frozen=True):
     settings: ClusterSettings
     has_token: bool = False
     missing: int = 0
+    has_host_token: bool = False
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -48,9 +50,9 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
 class EventLog:
     """Keeps the last events, encoded: they share nothing with what the controller does to the messages in them."""
 
-    def __init__(self, settings: ClusterSettings, version: str, token: str = "") -> None:
-        self._header = Header(version, settings, bool(token))
-        self._token = token.encode()
+    def __init__(self, settings: ClusterSettings, version: str, tokens: Tokens = _NO_TOKENS) -> None:
+        self._header = Header(version, settings, bool(tokens.client), has_host_token=bool(tokens.host))
+        self._tokens = tokens
         self._new: list[bytes] = []  # since `trim`
         self._events: deque[bytes] = deque()
         self._count = 0  # also of those that are not kept any more
@@ -88,7 +90,7 @@ class EventLog:
         event: Any = _decode(encoded)
         message = getattr(event, "message", None)
         if type(message) is m.Hello:
-            is_right = hmac.compare_digest(message.token.encode(), self._token)
+            is_right = self._tokens.are_right(message.role, message.token)
             hello = msgspec.structs.replace(message, token=RIGHT_TOKEN if is_right else _WRONG_TOKEN)
             encoded = self._encode(msgspec.structs.replace(event, message=hello))
         kind = "" if message is None else type(message).__name__

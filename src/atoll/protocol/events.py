@@ -33,10 +33,14 @@ class Started(Event, frozen=True, tag=3):
 
 
 class ConnectionOpened(Event, frozen=True, tag=4):
-    """Somebody connects. `secret` is drawn at random: that of the session that this connection may become."""
+    """Somebody connects. `secret` is drawn at random: that of the session that this connection may become.
+
+    `role` is that of a certificate (`cluster.security.roles`); "" where there is none, as on a unix socket.
+    """
 
     connection: int
     secret: str
+    role: str = ""
 
 
 class ConnectionLost(Event, frozen=True, tag=5):

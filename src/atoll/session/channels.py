@@ -24,6 +24,7 @@ from atoll.transfers.channel import DataChannel
 from atoll.transfers.contents import Buffers, FileContents, as_views
 from atoll.transfers.engine import Contents, Piece
 from atoll.wire.address import Address, parse_address
+from atoll.wire.tls.identity import Identity
 
 # Contents up to this size are written to the socket on the loop's thread; its buffer holds many of them.
 _DIRECT_BYTES = 16 * 1024
@@ -31,7 +32,6 @@ _DIRECT_BYTES = 16 * 1024
 _REPORT_SECONDS = 3.0
 _DIALS = 32  # at once
 _RETRY_SECONDS = 0.1
-_EVERYWHERE = ("0.0.0.0", "::")
 
 _Send = Callable[[DataChannel], None]
 
@@ -50,7 +50,9 @@ class Channels:
         controller: Address,
         on_feed: OnFeed,
         on_broken: OnBroken,
+        identity: Identity | None = None,
     ) -> None:
+        self._identity = identity
         self._loop = loop
         self._session = session
         self._secret = secret
@@ -109,7 +111,8 @@ class Channels:
     def _dial(self, address: str) -> DataChannel | ConnectError:
         """On any thread."""
         try:
-            return DataChannel.connect(_reachable(address, self._controller), self._session, self._secret)
+            where = _reachable(address, self._controller)
+            return DataChannel.connect(where, self._session, self._secret, self._identity)
         except ConnectError as error:
             return error
         except (AtollError, OSError) as error:
@@ -252,4 +255,4 @@ class _File:
 def _reachable(data_address: str, controller: Address) -> Address:
     """A data port's address as seen from here: one that listens everywhere is on its controller's machine."""
     address = parse_address(data_address)
-    return replace(address, host=controller.host) if address.host in _EVERYWHERE else address
+    return replace(address, host=controller.host) if address.is_everywhere else address

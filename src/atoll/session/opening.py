@@ -13,13 +13,16 @@ from collections.abc import Callable
 from typing import Any
 
 from atoll._version import __version__
-from atoll.errors import ConnectError, refusal
+from atoll.cluster.security.access import identity_for, token_for
+from atoll.cluster.security.roles import Role
+from atoll.errors import AccessError, ConnectError, refusal
 from atoll.protocol import messages as m
 from atoll.session.channels import Channels
 from atoll.session.connection import DataChannels, OnBroken, OnFeed, Unreached
 from atoll.session.session import ClusterSession
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection, connect
+from atoll.wire.tls.identity import Identity
 
 _log = logging.getLogger(__name__)
 
@@ -27,14 +30,54 @@ _WELCOME_SECONDS = 60.0
 _RETRY_SECONDS = 0.02
 
 
+class SessionOpener:
+    """Opens sessions with one controller, as `open_session`, with what the environment has to prove this process.
+
+    It joins the cluster with the first, where that is reached by TLS.
+    """
+
+    def __init__(self, controller: Address, label: str, pid: int, patience: float, first_handle: int = 1) -> None:
+        self._controller = controller
+        self._label = label
+        self._pid = pid
+        self._patience = patience
+        self._first_handle = first_handle
+        self._identity: Identity | None = None
+        self._joins = asyncio.Lock()
+
+    async def open(self) -> ClusterSession:
+        """Raises AccessError, VersionError, or ConnectError with what the user can do."""
+        controller, name = self._controller, f"the proxy of {self._label or self._pid}"
+        async with self._joins:
+            if self._identity is None:
+                self._identity = await asyncio.to_thread(identity_for, controller, Role.CLIENT, name, self._patience)
+        return await open_session(
+            controller,
+            token_for(controller, Role.CLIENT),
+            self._label,
+            self._pid,
+            self._patience,
+            self._first_handle,
+            self._identity,
+        )
+
+
 class _Unreachable(ConnectError):
     """Nobody listens there yet: a controller or a worker that is still starting."""
 
 
 async def open_session(
-    controller: Address, token: str, label: str, pid: int, patience: float, first_handle: int = 1
+    controller: Address,
+    token: str,
+    label: str,
+    pid: int,
+    patience: float,
+    first_handle: int = 1,
+    identity: Identity | None = None,
 ) -> ClusterSession:
     """Opens a session with a controller that may still be starting: tries for `patience` seconds.
+
+    `identity` is for a controller, and for hosts, that are reached by TLS.
 
     Raises AccessError, VersionError, or ConnectError with what the user can do.
     """
@@ -42,7 +85,7 @@ async def open_session(
     while True:
         try:
             hello = m.Hello(m.PROTOCOL, "proxy", token, pid, __version__, label)
-            return await _Opening(controller, first_handle).run(hello)
+            return await _Opening(controller, first_handle, identity).run(hello)
         except _Unreachable as error:
             if time.monotonic() > deadline:
                 raise ConnectError(str(error)) from None
@@ -52,8 +95,9 @@ async def open_session(
 class _Opening:
     """One attempt."""
 
-    def __init__(self, controller: Address, first_handle: int) -> None:
+    def __init__(self, controller: Address, first_handle: int, identity: Identity | None) -> None:
         self._controller = controller
+        self._identity = identity
         self._first_handle = first_handle
         self._loop = asyncio.get_running_loop()
         self._connection: Connection
@@ -63,8 +107,15 @@ class _Opening:
     async def run(self, hello: m.Hello) -> ClusterSession:
         try:
             self._connection = await connect(
-                self._controller, m.ToProxy, self._handle, self._lost, name="the Atoll controller"
+                self._controller,
+                m.ToProxy,
+                self._handle,
+                self._lost,
+                name="the Atoll controller",
+                identity=self._identity,
             )
+        except AccessError:
+            raise
         except ConnectError as error:
             raise _Unreachable(str(error)) from None
         session: ClusterSession | None = None
@@ -124,7 +175,9 @@ class _Opening:
 
     def _open_channels(self, welcome: m.Welcome) -> Callable[[OnFeed, OnBroken], DataChannels]:
         def open_channels(on_feed: OnFeed, on_broken: OnBroken) -> DataChannels:
-            return Channels(self._loop, welcome.session, welcome.secret, self._controller, on_feed, on_broken)
+            return Channels(
+                self._loop, welcome.session, welcome.secret, self._controller, on_feed, on_broken, self._identity
+            )
 
         return open_channels
 

@@ -19,7 +19,7 @@ from typing import Any, Union
 
 import msgspec
 
-from atoll.errors import AtollError, ConnectError, FrameError, StatusError
+from atoll.errors import AccessError, AtollError, ConnectError, FrameError, StatusError
 from atoll.transfers.arrivals import ChannelArrivals, OnFailure, OnPiece, Room
 from atoll.transfers.contents import Buffers, FileContents, Filled, as_views
 from atoll.transfers.engine import Contents, Piece, TransferEngine
@@ -30,7 +30,8 @@ from atoll.transfers.outgoing import OnEnd
 from atoll.transfers.sockets import SocketEngine
 from atoll.transfers.streams import STREAMS, StreamEngine
 from atoll.wire.address import Address
-from atoll.wire.sockets import dial
+from atoll.wire.stream import Stream, dial_stream
+from atoll.wire.tls.identity import Identity
 
 _log = logging.getLogger(__name__)
 
@@ -78,8 +79,8 @@ class DataChannel:
     reached, and StatusError where the contents cannot be had.
     """
 
-    def __init__(self, sock: socket.socket, kinds: Sequence[type[TransferEngine]] = KINDS) -> None:
-        self._socket = FrameSocket(sock)
+    def __init__(self, stream: Stream | socket.socket, kinds: Sequence[type[TransferEngine]] = KINDS) -> None:
+        self._socket = FrameSocket(stream)
         self._engines = [kind(self._socket) for kind in kinds if kind.reaches(self._socket)]
         self._choices = [(engine.takes, engine.send) for engine in self._engines]
         self._handlers = {frame: engine.handle for engine in self._engines for frame in engine.frames}
@@ -106,14 +107,14 @@ class DataChannel:
         self._streams.abort(error)
 
     @classmethod
-    def dial(cls, address: Address, timeout: float = 10.0) -> DataChannel:
+    def dial(cls, address: Address, timeout: float = 10.0, identity: Identity | None = None) -> DataChannel:
         """A channel to the data port at `address`, yet to be opened. Raises ConnectError that names the address."""
-        return cls(dial(address, what="a data port", timeout=timeout))
+        return cls(dial_stream(address, "host", identity, what="a data port", timeout=timeout))
 
     @classmethod
-    def connect(cls, address: Address, session: int, secret: str) -> DataChannel:
+    def connect(cls, address: Address, session: int, secret: str, identity: Identity | None = None) -> DataChannel:
         """A channel to the data port at `address`, opened for the session. Raises ConnectError, and OSError."""
-        channel = cls.dial(address)
+        channel = cls.dial(address, identity=identity)
         name = os.urandom(16).hex() if channel._streams is not None else ""
         try:
             channel.open(session, secret, name)
@@ -121,15 +122,16 @@ class DataChannel:
             channel.close()
             raise
         if channel._streams is not None:
-            channel._streams.dial_streams = partial(channel._dial_streams, address, Open(session, secret, name, True))
+            opening = Open(session, secret, name, True)
+            channel._streams.dial_streams = partial(channel._dial_streams, address, identity, opening)
         return channel
 
-    def _dial_streams(self, address: Address, opening: Open) -> None:
+    def _dial_streams(self, address: Address, identity: Identity | None, opening: Open) -> None:
         """Opens the streams, as many as can be had: without any, bulk goes along the channel's own connection."""
         assert self._streams is not None
         for _ in range(STREAMS):
             try:
-                stream = DataChannel.dial(address)
+                stream = DataChannel.dial(address, identity=identity)
             except ConnectError as error:
                 _log.warning("a stream of a data channel cannot be opened: %s", error)
                 return
@@ -154,6 +156,15 @@ class DataChannel:
         if self._streams is None:
             raise FrameError("this channel has no streams")
         self._streams.run_stream(stream._socket)
+
+    @property
+    def peer_role(self) -> str:
+        """That of the peer's certificate; "" without TLS."""
+        return self._socket.peer_role
+
+    def secure(self) -> None:
+        """The handshake of who has been dialed, where there is to be one. Raises ConnectError."""
+        self._socket.secure()
 
     # ---- sending
 
@@ -235,8 +246,8 @@ class DataChannel:
         on that of a stream.
 
         A piece that cannot be had is given to `on_failure`; without that, it ends the channel by its StatusError.
-        `room` is asked before the bytes of a large piece come. Raises TimeoutError where the peer is silent, and
-        FrameError where it sends what is no frame, or ends inside of a piece.
+        `room` is asked before the bytes of a large piece come. Raises TimeoutError where the peer is silent, FrameError
+        where it sends what is no frame, or ends inside of a piece, and AccessError where it does not trust this one.
         """
         arrivals = ChannelArrivals(on_piece, on_failure, room)
         for engine in self._engines:
@@ -248,7 +259,7 @@ class DataChannel:
                 for engine in self._engines:
                     engine.trim()
                 continue
-            except FrameError:
+            except (FrameError, AccessError):
                 raise
             except (EOFError, OSError):
                 if self._silence is not None:

@@ -24,6 +24,7 @@ from atoll.transfers.listener import Listener
 from atoll.transfers.silence import CLIENT_SILENCE_SECONDS
 from atoll.transfers.unopened import OPEN_SECONDS
 from atoll.wire.address import Address
+from atoll.wire.tls.identity import Identity
 
 _log = logging.getLogger(__name__)
 
@@ -54,22 +55,28 @@ class Answers(Protocol):
 class DataPort:
     """Listens for proxies and other hosts; keeps the channel of each session. For any thread.
 
-    Those who connect send by the `kinds` of transfer. `answers` is to be set before they do, where this host calls its
-    clients.
+    `identity` is for an address with TLS, here or elsewhere. Those who connect send by the `kinds` of transfer.
+    `answers` is to be set before they do, where this host calls its clients.
     """
 
-    def __init__(self, address: Address, inbox: Inbox, kinds: Sequence[type[TransferEngine]] = KINDS) -> None:
+    def __init__(
+        self,
+        address: Address,
+        inbox: Inbox,
+        kinds: Sequence[type[TransferEngine]] = KINDS,
+        identity: Identity | None = None,
+    ) -> None:
         self.inbox = inbox
         self.answers: Answers | None = None
         self._secrets: dict[int, str] = {}
         self._channels: dict[int, DataChannel] = {}
         self._named: dict[tuple[int, str], DataChannel] = {}  # by session, and the name that the dialer gave
-        self._hosts = HostChannels(lambda host, lost: self.on_lost(host, lost))
+        self._hosts = HostChannels(lambda host, lost: self.on_lost(host, lost), identity)
         self.on_lost: OnLost = lambda host, lost: None  # set it before hosts are known
         self._admitted: frozenset[str] = frozenset()  # secrets of hosts
         self._from_hosts: dict[DataChannel, str] = {}  # what other hosts have opened, and the secret that they showed
         self._opened = threading.Condition()
-        self._listener = Listener(address, self._serve, self._look_again, kinds)
+        self._listener = Listener(address, self._serve, self._look_again, kinds, identity)
         self.address = self._listener.address
 
     # ---- who is admitted
@@ -117,6 +124,8 @@ class DataPort:
         session = -1
         try:
             opening = channel.receive_open()
+            if opening.session == 0 and channel.peer_role not in ("", "host"):
+                raise AtollError(f"a data connection was refused: a {channel.peer_role} is no host")
             if not self._admit(channel, opening.session, opening.secret):
                 raise AtollError("a data connection was refused: its secret is not the session's")
             if not self._listener.opened(channel):

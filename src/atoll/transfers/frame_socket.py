@@ -23,14 +23,13 @@ import msgspec
 
 from atoll.errors import FrameError
 from atoll.wire.framing import HEADER_BYTES, frame_header, frame_length
-from atoll.wire.sockets import send_without_delay
+from atoll.wire.stream import SocketStream, Stream
 
 MAX_HEADER = 1 << 20
 _BUFFER_BYTES = 1 << 20
 # Payloads up to this size are joined with their frame: one system call costs more than the copy.
 _SMALL_FRAME = 64  # bytes at most of a frame that only has numbers
 _JOINED_BYTES = 64 * 1024
-_MAX_PARTS = 512  # of one system call, which takes 1,024 at most
 # Linux 6.15 and later: how long TCP waits at most before it tries again, in ms. A link that is back is used at once.
 _TCP_RTO_MAX_MS, _RETRY_MS = 44, 1000
 _BYTES_ACKED = 120  # where `struct tcp_info` has it
@@ -48,11 +47,12 @@ def _encoded(frame: msgspec.Struct) -> bytes:
 class FrameSocket:
     """One end of a connection. Any thread may send; one thread reads. Raises OSError where the socket fails."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
+    def __init__(self, stream: Stream | socket.socket) -> None:
+        self._stream: Stream = SocketStream(stream) if isinstance(stream, socket.socket) else stream
+        # Beneath it: for its options and, where it is a unix socket, for descriptors.
+        sock = self._socket = self._stream.socket
         # A unix socket: the peer is on this machine, and can be given descriptors.
         self.is_unix = sock.family == socket.AF_UNIX
-        send_without_delay(sock)
         if not self.is_unix:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _GIVE_UP_MS)
             with contextlib.suppress(OSError):
@@ -65,6 +65,15 @@ class FrameSocket:
         self._send_lock = threading.Lock()
         self.frames_out = self.bytes_out = 0
         self.frames_in = self.bytes_in = 0
+
+    @property
+    def peer_role(self) -> str:
+        """As `Stream.peer_role`."""
+        return self._stream.peer_role
+
+    def secure(self) -> None:
+        """Shakes hands, where that is yet to be done: see `Stream.secure`."""
+        self._stream.secure()
 
     # ---- sending
 
@@ -106,19 +115,9 @@ class FrameSocket:
             socket.send_fds(self._socket, [head[:1]], [descriptor])
             head = head[1:]
         if nbytes < _JOINED_BYTES:
-            self._socket.sendall(b"".join((head, *payload)))
-            return
-        self._write_all([head, *payload])
-
-    def _write_all(self, parts: Sequence[Any]) -> None:
-        """Everything in one system call, where the kernel takes it."""
-        for first in range(0, len(parts), _MAX_PARTS):
-            some = parts[first : first + _MAX_PARTS]
-            sent = self._socket.sendmsg(some)
-            for part in some:  # what is left: a signal came
-                if sent < len(part):
-                    self._socket.sendall(memoryview(part)[sent:])
-                sent = max(0, sent - len(part))
+            self._stream.send((b"".join((head, *payload)),))
+        else:
+            self._stream.send((head, *payload))
 
     def takes_at_once(self, nbytes: int) -> bool:
         """Whether sending so much would wait neither for the peer nor for another thread."""
@@ -153,7 +152,8 @@ class FrameSocket:
             header, descriptors, _, _ = socket.recv_fds(self._socket, HEADER_BYTES, 1)
             descriptor = descriptors[0] if descriptors else None
         else:
-            header = self._socket.recv(HEADER_BYTES)
+            beginning = bytearray(HEADER_BYTES)
+            header = bytes(beginning[: self._stream.receive_into(memoryview(beginning))])
         if not header:
             raise EOFError
         try:
@@ -177,7 +177,7 @@ class FrameSocket:
         position = 0
         while position < view.nbytes:
             try:
-                count = self._socket.recv_into(view[position:])
+                count = self._stream.receive_into(view[position:])
             except BlockingIOError:  # `wake_after`, which is for the time between frames
                 continue
             if not count:
@@ -192,9 +192,7 @@ class FrameSocket:
 
     def shut_down(self) -> None:
         """Ends the connection for both sides; threads inside of `read_frame` and `send` come out."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        self._stream.shut_down()
 
     def close(self) -> None:
-        self.shut_down()
-        self._socket.close()
+        self._stream.close()

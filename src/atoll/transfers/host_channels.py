@@ -15,19 +15,21 @@ from functools import partial
 from atoll.errors import AtollError, ConnectError
 from atoll.transfers.channel import DataChannel
 from atoll.wire.address import parse_address
+from atoll.wire.tls.identity import Identity
 
 # A host, and feeds (session, feed) that may not have reached it, since the channel to it has broken.
 OnLost = Callable[[int, list[tuple[int, int]]], None]
 
 
 class HostChannels:
-    """Channels by host. For any thread.
+    """Channels by host. For any thread. `identity` is for those that are reached by TLS.
 
     `on_lost` is called where a channel breaks and small pieces may have been lost: large ones fail for who sends them.
     """
 
-    def __init__(self, on_lost: OnLost = lambda host, lost: None) -> None:
+    def __init__(self, on_lost: OnLost = lambda host, lost: None, identity: Identity | None = None) -> None:
         self._on_lost = on_lost
+        self._identity = identity
         self._lock = threading.Lock()
         self._secret = ""
         self._addresses: dict[int, str] = {}
@@ -65,7 +67,7 @@ class HostChannels:
         try:
             if address is None:
                 raise ConnectError(f"host {host} is not known here")
-            channel = _open(address, secret, partial(self._ended, host))
+            channel = _open(address, secret, self._identity, partial(self._ended, host))
         except BaseException as error:
             with self._lock:
                 if self._channels.get(host) is mine:
@@ -94,8 +96,8 @@ class HostChannels:
         self.set_hosts((), "")
 
 
-def _open(address: str, secret: str, on_end: Callable[[DataChannel], None]) -> DataChannel:
-    channel = DataChannel.connect(parse_address(address), 0, secret)
+def _open(address: str, secret: str, identity: Identity | None, on_end: Callable[[DataChannel], None]) -> DataChannel:
+    channel = DataChannel.connect(parse_address(address), 0, secret, identity)
 
     def read_returns() -> None:
         with contextlib.suppress(AtollError, OSError):

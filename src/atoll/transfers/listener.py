@@ -12,13 +12,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from atoll.errors import AtollError
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.engine import TransferEngine
 from atoll.transfers.kinds import KINDS
 from atoll.transfers.unopened import Unopened
 from atoll.wire.address import Address
-from atoll.wire.sockets import bind_unix
+from atoll.wire.sockets import bind
+from atoll.wire.stream import accepted_stream
+from atoll.wire.tls.identity import Identity
 
 _log = logging.getLogger(__name__)
 
@@ -30,8 +34,9 @@ _RETRY_SECONDS = 0.1
 class Listener:
     """Listens at `address` (port 0: any free port). `serve(channel)` is called for each connection, on its own thread.
 
-    `serve` calls `opened(channel)` once the peer has said who it is; what does not get there in time is shut down, and
-    `on_shut_down()` called. Raises OSError where it cannot listen.
+    Where the address is with TLS, `identity` proves who listens, and those who connect have certificates of the
+    cluster. `serve` calls `opened(channel)` once the peer has said who it is; what does not get there in time is shut
+    down, and `on_shut_down()` called. Raises OSError where it cannot listen.
     """
 
     def __init__(
@@ -40,6 +45,7 @@ class Listener:
         serve: Callable[[DataChannel], None],
         on_shut_down: Callable[[], None],
         kinds: Sequence[type[TransferEngine]] = KINDS,
+        identity: Identity | None = None,
     ) -> None:
         self._serve = serve
         self._on_shut_down = on_shut_down
@@ -47,12 +53,9 @@ class Listener:
         self._unopened: Unopened[DataChannel] = Unopened()
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        if address.is_unix:
-            self._socket = bind_unix(address.path)
-            self.address = address
-        else:
-            self._socket = socket.create_server((address.host, address.port), family=address.family)
-            self.address = Address(host=address.host, port=self._socket.getsockname()[1])
+        self._identity = identity
+        self._socket = bind(address)
+        self.address = address if address.is_unix else replace(address, port=self._socket.getsockname()[1])
         self._socket.listen(_BACKLOG)
         self._socket.setblocking(False)
         self._wake = os.eventfd(0)  # `shutdown` of the socket would not end a wait with a deadline
@@ -87,7 +90,7 @@ class Listener:
 
     def _start(self, sock: socket.socket) -> None:
         try:
-            channel = DataChannel(sock, self._kinds)
+            channel = DataChannel(accepted_stream(sock, self.address, self._identity), self._kinds)
         except Exception as error:  # whatever it is, the others are served
             _log.error("a data connection cannot be served: %s", error)
             sock.close()
@@ -103,6 +106,12 @@ class Listener:
             self._end(channel)
 
     def _run(self, channel: DataChannel) -> None:
+        try:
+            channel.secure()
+        except (AtollError, OSError) as error:
+            _log.warning("a data connection ends: %s", error)
+            self._end(channel)
+            return
         try:
             self._serve(channel)
         finally:

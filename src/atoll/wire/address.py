@@ -1,27 +1,29 @@
 """Addresses, and the rule of who may listen where.
 
-An address is `unix:/path` or `HOST:PORT` (also written `tcp://HOST:PORT`). Loopback and unix sockets are reachable by
-this machine alone; anything else is reachable by strangers, so it needs a token.
+An address is `unix:/path`, `tls://HOST:PORT` (by TLS, where both sides prove themselves) or `HOST:PORT` (in the clear,
+also written `tcp://HOST:PORT`). Loopback and unix sockets are reachable by this machine alone; anything else is
+reachable by strangers, so it needs TLS, or at least a token.
 """
 
 from __future__ import annotations
 
 import ipaddress
-import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atoll.errors import AddressError
 
 _UNIX_PATH_LIMIT = 107  # sun_path on Linux is 108 bytes with its terminating zero
+_EVERYWHERE = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a process listens: a unix socket's `path`, or `host` and `port`."""
+    """Where a process listens: a unix socket's `path`, or `host` and `port`, perhaps with TLS."""
 
     path: str = ""
     host: str = ""
     port: int = 0
+    tls: bool = False
 
     @property
     def is_unix(self) -> bool:
@@ -40,23 +42,28 @@ class Address:
     def __str__(self) -> str:
         if self.is_unix:
             return f"unix:{self.path}"
+        return ("tls://" if self.tls else "") + self.host_and_port
+
+    @property
+    def host_and_port(self) -> str:
+        """As people write it, whether with TLS or without."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
-    def family(self) -> socket.AddressFamily:
-        if self.is_unix:
-            return socket.AF_UNIX
-        return socket.AF_INET6 if ":" in self.host else socket.AF_INET
+    def is_everywhere(self) -> bool:
+        """True where it stands for all of a machine's addresses: to be listened at, and not to be dialed."""
+        return self.host in _EVERYWHERE
 
-    @property
-    def sockaddr(self) -> str | tuple[str, int]:
-        return self.path if self.is_unix else (self.host, self.port)
+    def secured(self) -> Address:
+        """The same with TLS; a unix socket needs none."""
+        return self if self.is_unix else replace(self, tls=True)
 
 
 def parse_address(text: str) -> Address:
-    """Reads `unix:/path`, `HOST:PORT`, `[V6]:PORT`, `tcp://HOST:PORT` or `grpc://HOST:PORT`."""
+    """Reads `unix:/path`, `tls://HOST:PORT`, `HOST:PORT`, `[V6]:PORT`, `tcp://HOST:PORT` or `grpc://HOST:PORT`."""
     rest = text.strip()
-    for scheme in ("tcp://", "grpc://"):
+    tls = rest.startswith("tls://")
+    for scheme in ("tls://", "tcp://", "grpc://"):
         rest = rest.removeprefix(scheme)
     if rest.startswith("unix:"):
         path = rest.removeprefix("unix:")
@@ -70,12 +77,12 @@ def parse_address(text: str) -> Address:
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise AddressError(f"{text!r} is no address: expected unix:/path or HOST:PORT")
-    return Address(host=host, port=int(port))
+    return Address(host=host, port=int(port), tls=tls)
 
 
 def check_may_listen(address: Address, token: str) -> None:
-    """Raises AddressError where listening would open the cluster to strangers without a token."""
-    if not address.is_local and not token:
+    """Raises AddressError where listening would open the cluster to strangers, without TLS or a token."""
+    if not address.is_local and not address.tls and not token:
         raise AddressError(
             f"{address} can be reached from other machines, so it needs a token: set ATOLL_TOKEN "
             "(the same for the cluster and for its clients), or listen on 127.0.0.1 or a unix socket"

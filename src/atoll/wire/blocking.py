@@ -14,10 +14,11 @@ from typing import Any
 
 import msgspec
 
-from atoll.errors import FrameError
+from atoll.errors import AccessError, FrameError
 from atoll.wire.address import Address
 from atoll.wire.framing import FrameDecoder, frame_header
-from atoll.wire.sockets import dial, send_without_delay
+from atoll.wire.stream import SocketStream, Stream, dial_stream
+from atoll.wire.tls.identity import Identity
 
 _READ_SIZE = 64 * 1024
 
@@ -25,18 +26,26 @@ _READ_SIZE = 64 * 1024
 class BlockingConnection:
     """One end of a control connection."""
 
-    def __init__(self, sock: socket.socket, message_type: Any, *, name: str = "peer") -> None:
+    def __init__(self, stream: Stream | socket.socket, message_type: Any, *, name: str = "peer") -> None:
         self.name = name
-        self._socket = sock
-        send_without_delay(sock)
+        self._stream: Stream = SocketStream(stream) if isinstance(stream, socket.socket) else stream
         self._decoder = FrameDecoder(message_type)
         self._encode = msgspec.msgpack.Encoder().encode
         self._lock = threading.Lock()
 
     @classmethod
-    def dial(cls, address: Address, message_type: Any, *, name: str, timeout: float = 10.0) -> BlockingConnection:
-        """Connects within `timeout` seconds. Raises ConnectError that names the address."""
-        return cls(dial(address, what=name, timeout=timeout), message_type, name=name)
+    def dial(
+        cls,
+        address: Address,
+        message_type: Any,
+        *,
+        name: str,
+        timeout: float = 10.0,
+        role: str = "controller",
+        identity: Identity | None = None,
+    ) -> BlockingConnection:
+        """Connects within `timeout` seconds to a process of that role. Raises ConnectError that names the address."""
+        return cls(dial_stream(address, role, identity, what=name, timeout=timeout), message_type, name=name)
 
     def send(self, *messages: Any) -> None:
         """Sends messages together, in order; waits while the peer does not read.
@@ -54,14 +63,19 @@ class BlockingConnection:
                 parts.append(frame_header(len(body)))
                 parts.append(body)
             with contextlib.suppress(OSError):
-                self._socket.sendall(b"".join(parts))
+                self._stream.send((b"".join(parts),))
 
     def receive(self) -> Iterator[Any]:
-        """The peer's messages, in order, until it closes; for one thread. Raises FrameError for bytes that are none."""
+        """The peer's messages, in order, until it closes; for one thread.
+
+        Raises FrameError for bytes that are none, and AccessError where the peer does not trust this process.
+        """
         buffer = memoryview(bytearray(_READ_SIZE))
         while True:
             try:
-                count = self._socket.recv_into(buffer)
+                count = self._stream.receive_into(buffer)
+            except AccessError:
+                raise
             except OSError:
                 return
             if not count:
@@ -72,6 +86,4 @@ class BlockingConnection:
                 raise FrameError(f"{self.name} sent what we do not understand: {error}") from None
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        self._stream.close()

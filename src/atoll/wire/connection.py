@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -21,7 +22,11 @@ import msgspec
 from atoll.errors import AddressError, AtollError, ConnectError
 from atoll.wire.address import Address
 from atoll.wire.framing import FrameDecoder, frame_header
-from atoll.wire.sockets import bind_unix, send_without_delay
+from atoll.wire.sockets import bind, send_without_delay
+from atoll.wire.tls.errors import explained
+from atoll.wire.tls.identity import HANDSHAKE_SECONDS, Identity, name_of, role_of
+from atoll.wire.tls.layer import TlsLayer
+from atoll.wire.tls.stream import no_identity
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +47,10 @@ class ConnectionStatistics:
 
 _encode = msgspec.msgpack.Encoder().encode
 
+# How a handshake begins, and how an alert: no first message of Atoll's is as long as they would say.
+_TLS_RECORDS = frozenset(bytes((kind, 3, version)) for kind in (0x15, 0x16) for version in (1, 3))
+_INSECURE = "one of the two was told to do without (--insecure, ATOLL_INSECURE), and the other was not"
+
 
 def encode(message: Any) -> bytes:
     """The frame of a message."""
@@ -54,7 +63,9 @@ class Connection(asyncio.BufferedProtocol):
 
     `on_message(message)` runs on the loop's thread for each message, in order. `on_lost(reason)` runs once, when the
     connection ends for any reason but `close()`. An exception out of `on_message` ends the connection: a peer whose
-    messages cannot be handled is not served any more. All methods are for the loop's thread.
+    messages cannot be handled is not served any more. `on_made(connection)` runs before anything else, once the peer
+    has proved who it is where it has to: `peer_role` and `peer_name` are then known. All methods are for the loop's
+    thread.
     """
 
     def __init__(
@@ -64,10 +75,13 @@ class Connection(asyncio.BufferedProtocol):
         on_lost: Callable[[str], None],
         *,
         name: str = "peer",
+        on_made: Callable[[Connection], None] | None = None,
     ) -> None:
         self.name = name
         self.on_message = on_message
         self.on_lost = on_lost
+        self.peer_role = self.peer_name = ""  # by its certificate; without TLS it has none
+        self._on_made = on_made
         self._decoder = FrameDecoder(message_type)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -113,8 +127,16 @@ class Connection(asyncio.BufferedProtocol):
         sock = transport.get_extra_info("socket")
         if sock is not None:
             send_without_delay(sock)
+        certificate = transport.get_extra_info("peercert")
+        self.peer_role, self.peer_name = role_of(certificate), name_of(certificate)
+        if self._on_made is not None:
+            self._on_made(self)
         if self._outgoing:
             self._flush()
+
+    def expect(self, message_type: Any, on_message: Callable[[Any], None]) -> None:
+        """The peer's messages are of this type from now on; before the first of them."""
+        self._decoder, self.on_message = FrameDecoder(message_type), on_message
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._read_view
@@ -122,6 +144,9 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self._bytes_in += nbytes
         on_message = self.on_message
+        if not self._messages_in and bytes(self._read_view[:3]) in _TLS_RECORDS:
+            self._lose(f"{self.name} speaks TLS, and this side does not: {_INSECURE}")
+            return
         try:
             for message in self._decoder.feed(self._read_view[:nbytes]):
                 self._messages_in += 1
@@ -138,7 +163,10 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._lose(f"{self.name} closed the connection" + (f": {error}" if error else ""))
+        if isinstance(error, ssl.SSLError):
+            self._lose(str(explained(error, self.name, shaking_hands=False)))
+        else:
+            self._lose(f"{self.name} closed the connection" + (f": {error}" if error else ""))
 
     # ---- ending
 
@@ -192,9 +220,15 @@ async def connect(
     *,
     name: str,
     timeout: float = 10.0,
+    role: str = "controller",
+    identity: Identity | None = None,
 ) -> Connection:
-    """Connects to `address` within `timeout` seconds. Raises ConnectError that names the address."""
+    """Connects to `address` within `timeout` seconds; with TLS where it says so, to a process of that role.
+
+    Raises ConnectError that names the address; of its kin AccessError where one side does not trust the other.
+    """
     loop = asyncio.get_running_loop()
+    who = f"{name} at {address}"
 
     def factory() -> Connection:
         return Connection(message_type, on_message, on_lost, name=name)
@@ -203,13 +237,56 @@ async def connect(
         async with asyncio.timeout(timeout):
             if address.is_unix:
                 _, connection = await loop.create_unix_connection(factory, address.path)
-            else:
+            elif not address.tls:
                 _, connection = await loop.create_connection(factory, address.host, address.port)
+            elif identity is None:
+                raise no_identity(address, name)
+            else:
+                secured: asyncio.Future[None] = loop.create_future()
+                _, layer = await loop.create_connection(
+                    lambda: _dialing(identity.dialing, role, factory, timeout, who, secured),
+                    address.host,
+                    address.port,
+                )
+                try:
+                    await secured
+                except BaseException:
+                    layer.abort()
+                    raise
+                connection = layer.protocol
     except TimeoutError:
-        raise ConnectError(f"{name} at {address} did not answer within {timeout:.0f} s") from None
+        raise ConnectError(f"{who} did not answer within {timeout:.0f} s") from None
+    except AtollError:
+        raise
     except OSError as error:
-        raise ConnectError(f"cannot reach {name} at {address}: {_reason(error)}") from None
+        raise ConnectError(f"cannot reach {who}: {_reason(error)}") from None
     return connection
+
+
+def _dialing(
+    context: ssl.SSLContext,
+    role: str,
+    factory: Callable[[], Connection],
+    timeout: float,
+    who: str,
+    secured: asyncio.Future[None],
+) -> TlsLayer:
+    """`secured` is done when the handshake is, or has the error."""
+
+    def on_secured(error: ConnectError | None) -> None:
+        if secured.done():  # it was cancelled
+            return
+        if error is None:
+            secured.set_result(None)
+        else:
+            secured.set_exception(error)
+
+    return TlsLayer(context, role, factory, timeout, who, on_secured)
+
+
+def _refused(error: ConnectError | None) -> None:
+    if error is not None:
+        _log.warning("a connection was not let in: %s", error)
 
 
 def _reason(error: OSError) -> str:
@@ -218,17 +295,27 @@ def _reason(error: OSError) -> str:
     return error.strerror or str(error)  # of a name's resolution, for instance
 
 
-async def listen(address: Address, factory: Callable[[], Connection]) -> tuple[asyncio.Server, Address]:
+async def listen(
+    address: Address, factory: Callable[[], Connection], identity: Identity | None = None
+) -> tuple[asyncio.Server, Address]:
     """Serves connections at `address` (port 0: any free port). Returns the server and where it listens.
 
-    Raises AddressError that names the address.
+    With TLS a connection is made (`on_made`) once its handshake is done, which has to be in time. Raises AddressError
+    that names the address.
     """
     loop = asyncio.get_running_loop()
     try:
+        sock = bind(address)
+        port = 0 if address.is_unix else sock.getsockname()[1]
         if address.is_unix:
-            server = await loop.create_unix_server(factory, sock=bind_unix(address.path))
-            return server, address
-        server = await loop.create_server(factory, address.host, address.port)
+            return await loop.create_unix_server(factory, sock=sock), address
+        if not address.tls:
+            server = await loop.create_server(factory, sock=sock)
+        else:
+            assert identity is not None, "who listens with TLS has an identity"
+            server = await loop.create_server(
+                lambda: TlsLayer(identity.admitting, "", factory, HANDSHAKE_SECONDS, "a peer", _refused), sock=sock
+            )
     except OSError as error:
         raise AddressError(f"cannot listen at {address}: {_reason(error)}") from None
-    return server, Address(host=address.host, port=server.sockets[0].getsockname()[1])
+    return server, replace(address, port=port)

@@ -14,19 +14,44 @@ _RETRANSMIT = ((16, 1), (44, 1000))
 
 
 def dial(address: Address, *, what: str = "a process", timeout: float = 10.0) -> socket.socket:
-    """A connected blocking socket; waits `timeout` seconds at most.
+    """A connected blocking socket, without TLS; waits `timeout` seconds at most for each address that a name has.
 
     Raises ConnectError that names the address and `what` was expected there, such as "a data port".
     """
-    sock = socket.socket(address.family, socket.SOCK_STREAM)
-    sock.settimeout(timeout)
     try:
-        sock.connect(address.sockaddr)
+        if address.is_unix:
+            sock = _dial_unix(address.path, timeout)
+        else:
+            sock = socket.create_connection((address.host, address.port), timeout)
     except OSError as error:
-        sock.close()
         raise ConnectError(f"cannot reach {what} at {address}: {error.strerror or error}") from None
     sock.settimeout(None)
+    send_without_delay(sock)  # before a handshake, which waits for acknowledgements otherwise
     return sock
+
+
+def _dial_unix(path: str, timeout: float) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(timeout)
+    try:
+        sock.connect(path)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def bind(address: Address) -> socket.socket:
+    """A bound socket, which listens where it is of TCP. Port 0: any free port. Raises OSError.
+
+    A name is bound at one of its addresses, of IPv4 where it has such. "::" is all addresses of IPv4, too.
+    """
+    if address.is_unix:
+        return bind_unix(address.path)
+    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, where = min(found, key=lambda each: each[0] != socket.AF_INET)
+    is_both = address.host == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server(where, family=family, dualstack_ipv6=is_both)
 
 
 def bind_unix(path: str) -> socket.socket:

@@ -13,9 +13,11 @@ from atoll._version import __version__
 from atoll.cluster.processes.leases import LAPSED_STATUS
 from atoll.cluster.processes.lifeline import Lease, watch_in_thread
 from atoll.cluster.processes.process import read_options, spare_collector, start_logging
+from atoll.cluster.security.access import identity_for, token_for
+from atoll.cluster.security.roles import Role
 from atoll.devices.device import DeviceBackend
 from atoll.devices.kinds import kind_of
-from atoll.errors import ConnectError
+from atoll.errors import AccessError, ConnectError
 from atoll.host_services.calls.calls import Calls
 from atoll.host_services.profiles.recorder import Recorder
 from atoll.host_services.python.options import PythonHost
@@ -27,6 +29,7 @@ from atoll.transfers.inbox import Inbox
 from atoll.transfers.kinds import KINDS, ONE_CLIENT_KINDS
 from atoll.wire.address import Address, check_may_listen, parse_address
 from atoll.wire.blocking import BlockingConnection
+from atoll.wire.tls.identity import Identity
 from atoll.worker.executor_thread import ExecutorThread
 from atoll.worker.functions import Functions
 from atoll.worker.host_network import DataPortNetwork, feeds_lost
@@ -49,14 +52,21 @@ def open_devices(options: WorkerOptions) -> DeviceBackend:
 class Worker:
     """Carries messages between the control connection and the threads that do the work."""
 
-    def __init__(self, options: WorkerOptions, connection: BlockingConnection, backend: DeviceBackend) -> None:
+    def __init__(
+        self,
+        options: WorkerOptions,
+        connection: BlockingConnection,
+        backend: DeviceBackend,
+        identity: Identity | None = None,
+    ) -> None:
         self.connection = connection
         keys = TypeKeys()
         report = connection.send
         inbox = Inbox(lambda session, feed: report(m.FeedsArrived(session, (feed,))))
         address = parse_address(options.data_address)
-        check_may_listen(address, os.environ.get(m.DEFAULT_TOKEN_VARIABLE, ""))
-        data_port = DataPort(address, inbox, ONE_CLIENT_KINDS if options.has_one_client else KINDS)
+        token = token_for(parse_address(options.controller), Role.HOST)
+        check_may_listen(address, token)
+        data_port = DataPort(address, inbox, ONE_CLIENT_KINDS if options.has_one_client else KINDS, identity)
         data_port.on_lost = lambda host, lost: report(feeds_lost(options.host, host, lost))
         calls = data_port.answers = Calls(data_port.to_proxy, options.host)
         rank = 0 if options.membership is None else options.membership.rank
@@ -71,7 +81,7 @@ class Worker:
             backend, functions, data_port, executor.submit, lease.renew, report, recorder, options.host
         )
         where = advertised(data_port.address, options.advertise)
-        connection.send(*introduction(options.island, options.host, backend, where, options.incarnation))
+        connection.send(*introduction(options.island, options.host, backend, where, options.incarnation, token))
 
     def run(self) -> None:
         """Serves the controller until it says stop, or its connection is lost."""
@@ -92,10 +102,9 @@ def advertised(address: Address, host: str) -> str:
 
 
 def introduction(
-    island: int, host: int, backend: DeviceBackend, data_address: str, incarnation: int = 0
+    island: int, host: int, backend: DeviceBackend, data_address: str, incarnation: int = 0, token: str = ""
 ) -> tuple[m.Hello, m.WorkerReady]:
     """What a worker says first."""
-    token = os.environ.get(m.DEFAULT_TOKEN_VARIABLE, "")
     return (
         m.Hello(m.PROTOCOL, "worker", token, os.getpid(), __version__, host=host, incarnation=incarnation),
         m.WorkerReady(
@@ -110,13 +119,15 @@ def introduction(
     )
 
 
-def _connect(options: WorkerOptions) -> BlockingConnection:
+def _connect(options: WorkerOptions, identity: Identity | None) -> BlockingConnection:
     """The controller starts at the same time as its workers: tries until it listens."""
     deadline = time.monotonic() + CONNECT_SECONDS
     address = parse_address(options.controller)
     while True:
         try:
-            return BlockingConnection.dial(address, m.ToWorker, name="the controller")
+            return BlockingConnection.dial(address, m.ToWorker, name="the controller", identity=identity)
+        except AccessError:
+            raise
         except ConnectError:
             if time.monotonic() > deadline:
                 raise
@@ -132,7 +143,9 @@ def main() -> None:
     sys.setswitchinterval(5e-4)
     try:
         backend = open_devices(options)
-        Worker(options, _connect(options), backend).run()
+        address = parse_address(options.controller)
+        identity = identity_for(address, Role.HOST, f"the worker of host {options.host}", CONNECT_SECONDS)
+        Worker(options, _connect(options, identity), backend, identity).run()
     except Exception:
         _log.exception("this worker fails")
         os._exit(1)

@@ -18,14 +18,18 @@ import msgspec
 
 from atoll._version import __version__
 from atoll.cluster.processes.leases import Leases
+from atoll.cluster.security.access import identity_for, token_for
+from atoll.cluster.security.roles import Role
 from atoll.engines.agent import machine
 from atoll.engines.agent.options import AgentOptions
 from atoll.engines.engine import HostStart
 from atoll.engines.local_process import LocalProcess, describe_exit
 from atoll.engines.worker_command import WorkerPlace, worker_command, worker_environment
-from atoll.errors import AtollError, ClusterError, Code, ConnectError, Status
+from atoll.errors import AccessError, AtollError, ClusterError, Code, ConnectError, Status
 from atoll.protocol import messages as m
+from atoll.wire.address import Address
 from atoll.wire.connection import Connection, connect
+from atoll.wire.tls.identity import Identity
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +54,7 @@ class HostAgent:
         self._loop = asyncio.get_running_loop()
         self._id = os.urandom(16).hex()
         self._link: Connection | None = None
+        self._identity: Identity | None = None
         self._lost = asyncio.Event()  # the connection
         self._over = asyncio.Event()
         self._problem: AtollError | None = None
@@ -86,17 +91,34 @@ class HostAgent:
 
     async def _connect_once(self) -> None:
         self._lost.clear()
+        controller = self._options.controller
         try:
+            if self._identity is None:
+                name = f"the host agent of {platform.node()}"
+                self._identity = await asyncio.to_thread(identity_for, controller, Role.HOST, name)
             link = await connect(
-                self._options.controller, m.OfController, self._handle, self._link_lost, name="the Atoll controller"
+                controller,
+                m.OfController,
+                self._handle,
+                self._link_lost,
+                name="the Atoll controller",
+                identity=self._identity,
             )
+        except AccessError as error:
+            has_joined, self._identity = self._identity is not None, None
+            if not (has_joined or self._options.stays):  # else the file with the join string may change
+                self._end(error)
+                return
+            self._say(str(error))
+            await self._sleep(_RETRY_SECONDS)
+            return
         except ConnectError as error:
             self._say(str(error))
             await self._sleep(_RETRY_SECONDS)
             return
         self._link = link
         self._find_addresses(link)
-        token = os.environ.get(m.DEFAULT_TOKEN_VARIABLE, "")
+        token = token_for(controller, Role.HOST)
         link.send(m.Hello(m.PROTOCOL, "agent", token, os.getpid(), __version__, platform.node()))
         self._introduce()
         await self._lost.wait()
@@ -222,9 +244,10 @@ class HostAgent:
             self._kill_worker()
             self._tell(m.AgentWorkerEnded(start.incarnation, 1, self._meeting()))
             return
+        bulk = Address(host=self._bind, tls=self._options.controller.tls and start.bulk_tls)
         place = WorkerPlace(
             str(self._controller),
-            f"[{self._bind}]:0" if ":" in self._bind else f"{self._bind}:0",
+            str(bulk),
             self._cache_directory,
             self._address,
             start.meeting,

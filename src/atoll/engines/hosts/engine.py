@@ -16,6 +16,7 @@ import msgspec
 
 from atoll._version import __version__
 from atoll.cluster.processes.leases import PING_SECONDS, Leases
+from atoll.cluster.settings import OnOff
 from atoll.cluster.topology import read_topology
 from atoll.devices.kinds import kind_of
 from atoll.engines.engine import AgentTaker, HostEnd, HostProcess, HostStart
@@ -87,6 +88,7 @@ class HostsEngine:
             start.devices,
             self._settings.platform,
             meeting,
+            self._settings.bulk_tls is OnOff.ON,
         )
         return agent.start(message, on_end)
 

@@ -15,16 +15,19 @@ from typing import Any
 from atoll.cluster.processes.leases import LAPSED_STATUS
 from atoll.cluster.processes.lifeline import Lease, watch_in_thread
 from atoll.cluster.processes.process import read_options, run_loop, spare_collector, start_logging
+from atoll.cluster.security.access import identity_for, token_for
+from atoll.cluster.security.roles import Role
 from atoll.devices.null.backend import Collectives
 from atoll.devices.null.model import chosen_model
 from atoll.engines.null_hosts.clock import FineClock
 from atoll.engines.null_hosts.host import NullHost
-from atoll.errors import ConnectError
+from atoll.errors import AccessError, ConnectError
 from atoll.protocol import messages as m
 from atoll.transfers.data_port import DataPort
 from atoll.transfers.inbox import Inbox
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.connection import Connection, connect
+from atoll.wire.tls.identity import Identity
 from atoll.worker.executor_thread import READ_THREADS
 from atoll.worker.main import CONNECT_SECONDS, advertised, introduction
 from atoll.worker.options import IslandOptions
@@ -52,9 +55,15 @@ class NullIsland:
         self._readers = ThreadPoolExecutor(READ_THREADS, "atoll-read")
         self._lease = Lease(self._lapsed)
         self._model = chosen_model()
+        self._identity: Identity | None = None
 
     async def start(self) -> None:
-        for rank in range(self._options.hosts):
+        options = self._options
+        name = f"hosts {options.first} to {options.first + options.hosts - 1}"
+        self._identity = await asyncio.to_thread(
+            identity_for, parse_address(options.controller), Role.HOST, name, CONNECT_SECONDS
+        )
+        for rank in range(options.hosts):
             await self._start_host(rank)
 
     async def _start_host(self, rank: int) -> None:
@@ -69,7 +78,8 @@ class NullIsland:
 
         connection = await self._connect(handle)
         address = parse_address(options.data_address.format(host=number))
-        check_may_listen(address, os.environ.get(m.DEFAULT_TOKEN_VARIABLE, ""))
+        token = token_for(parse_address(options.controller), Role.HOST)
+        check_may_listen(address, token)
         host = NullHost(
             number,
             rank,
@@ -78,14 +88,14 @@ class NullIsland:
             self._clock,
             self._collectives,
             self._neighbours,
-            lambda inbox: DataPort(address, inbox),
+            lambda inbox: DataPort(address, inbox, identity=self._identity),
             self._reporter(connection),
             self._lease.renew,
             self._call_soon,
             self._readers,
         )
         where = advertised(host.port.address, options.advertise)
-        for message in introduction(options.island, number, host.backend, where, options.incarnation):
+        for message in introduction(options.island, number, host.backend, where, options.incarnation, token):
             connection.send(message)
 
     async def _connect(self, handle: Callable[[Any], None]) -> Connection:
@@ -94,7 +104,16 @@ class NullIsland:
         address = parse_address(self._options.controller)
         while True:
             try:
-                return await connect(address, m.ToWorker, handle, lambda _: self._stop.set(), name="the controller")
+                return await connect(
+                    address,
+                    m.ToWorker,
+                    handle,
+                    lambda _: self._stop.set(),
+                    name="the controller",
+                    identity=self._identity,
+                )
+            except AccessError:
+                raise
             except ConnectError:
                 if self._loop.time() > deadline:
                     raise

@@ -57,8 +57,13 @@ def atoll(
     `ATOLL_ENGINE`, `ATOLL_LEASE`, `ATOLL_WAIT`: what an embedded cluster has. All but the first count for `atoll up`,
     too.
 
-    - `ATOLL_TOKEN`: a cluster that is started with it serves only clients that bring the same. A cluster that listens
-    on anything but loopback or a unix socket needs one.
+    - `ATOLL_JOIN`: the join string of a cluster on TCP, or the file that has it, for scripts and for all commands but
+    up.
+
+    - `ATOLL_TOKEN`: a cluster that is started with it serves only clients that bring the same.
+
+    - `ATOLL_BULK_TLS`: "off" leaves the data connections of a cluster on TCP without TLS. `ATOLL_INSECURE=1`: no TLS at
+    all.
 
     - `ATOLL_CACHE_DIR`: where compiled programs are kept; "off" keeps none.
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import sys
-from dataclasses import replace
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -16,6 +15,7 @@ from atoll.cluster.settings import DEFAULT_ISLANDS
 from atoll.errors import AtollError
 from atoll.operate.command.options import (
     ClusterAddress,
+    ClusterJoin,
     ClusterName,
     ClusterOptions,
     Islands,
@@ -23,10 +23,26 @@ from atoll.operate.command.options import (
     token,
     with_cluster_options,
 )
-from atoll.operate.command.terminal import end_on_signals, say, terminal
+from atoll.operate.command.terminal import end_on_signals, fail, say, terminal
 from atoll.operate.registry import DEFAULT_NAME
 
+if TYPE_CHECKING:
+    from atoll.cluster.security.join import JoinString
+    from atoll.operate.standing import StandingCluster
+
 _TABLE_WIDTH = 140  # where there is no terminal to ask
+
+JoinFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--join-file",
+        help="Write here, for you alone to read, the string by which clients elsewhere join: ATOLL_JOIN or --join.",
+    ),
+]
+HostJoinFile = Annotated[
+    Path | None,
+    typer.Option("--host-join-file", help="The same for hosts. Who has it can be a host of this cluster."),
+]
 
 
 @with_cluster_options
@@ -37,10 +53,28 @@ def up(
         str,
         typer.Option(
             help="Where the controller listens: unix:/path or HOST:PORT. A unix socket that only you can "
-            "open, unless given; anything but loopback needs ATOLL_TOKEN.",
+            "open, unless given. On HOST:PORT it listens with TLS.",
             metavar="ADDRESS",
         ),
     ] = "",
+    advertise: Annotated[
+        str,
+        typer.Option(
+            help="By which HOST or HOST:PORT others reach it, in its join strings; where it listens if not given, or "
+            "where that is everywhere (0.0.0.0) this machine's address.",
+            metavar="ADDRESS",
+        ),
+    ] = "",
+    join_file: JoinFile = None,
+    host_join_file: HostJoinFile = None,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            help="No TLS on HOST:PORT: tokens, programs and data travel in the clear. Anything but loopback then needs "
+            "ATOLL_TOKEN. Clients need ATOLL_INSECURE=1.",
+        ),
+    ] = False,
     cluster: ClusterOptions,
     name: Annotated[str, typer.Option(help="A name for it, for the other commands.")] = DEFAULT_NAME,
     foreground: Annotated[
@@ -51,20 +85,42 @@ def up(
 
     The address alone goes to standard output: `export ATOLL_ADDRESS=$(atoll up --islands 1x1x8)`. The cluster
     runs until `atoll down`, whichever scripts come and go; its messages are in the file `log` of its folder.
+
+    For clients on other machines: `atoll up --listen 0.0.0.0:7000 --join-file join`, and there `ATOLL_JOIN=join`.
     """
     from atoll.cluster.processes.child import wait_for_any
+    from atoll.cluster.security.access import is_insecure
+    from atoll.cluster.security.join import read_join
+    from atoll.cluster.security.start import advertised
+    from atoll.cluster.security.start import host_join_file as standing_host_join
+    from atoll.cluster.security.start import join_file as standing_join
     from atoll.operate.standing import StandingCluster
     from atoll.wire.address import parse_address
 
     settings = settings_of(islands, cluster)
     chosen = "" if name == DEFAULT_NAME else f" --name {name}"
+    insecure = insecure or is_insecure()
+    wanted = {join_file: standing_join, host_join_file: standing_host_join}
+    _check_join_files([file for file in wanted if file is not None], listen, insecure)
     standing = StandingCluster(
-        name=name, settings=settings, listen=listen, token=token(), parent=os.getpid() if foreground else 0
+        name=name,
+        settings=settings,
+        listen=listen,
+        token=token(),
+        parent=os.getpid() if foreground else 0,
+        advertise=advertise,
+        insecure=insecure,
     )
+    if parse_address(standing.record.address).tls:
+        standing.wait_for_join()
+        for file, made in wanted.items():
+            if file is not None:
+                _write_join(read_join(str(made(standing.directory))), file, standing)
     if settings.engine == "hosts":
-        where = parse_address(standing.record.address)
-        where = replace(where, host=platform.node()) if where.host in ("0.0.0.0", "::") else where
-        say(f"waiting for hosts: `ATOLL_TOKEN=... atoll host --address {where}` on each machine")
+        how = f"--join {host_join_file or standing_host_join(standing.directory)}"
+        if not parse_address(standing.record.address).tls:
+            how = f"--address {advertised(parse_address(standing.record.address), advertise)} --insecure"
+        say(f"waiting for hosts: `atoll host {how}` on each machine")
         say(f"  look:  atoll status{chosen}")
     try:
         with terminal.status(f"starting {islands} ..."):
@@ -78,8 +134,11 @@ def up(
     print(address, flush=True)
     say(f"cluster {name} is up: {islands} on {settings.platform}")
     say(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={address} python train.py")
-    if not parse_address(address).is_local:
-        say("         (elsewhere: with this machine's name in the address, and the same ATOLL_TOKEN)")
+    if parse_address(address).tls:
+        where = str(join_file or standing_join(standing.directory))
+        say(f"         (elsewhere, or as somebody else: ATOLL_JOIN={where}, a copy of that file)")
+    elif not parse_address(address).is_local:
+        say("         (elsewhere: with this machine's name in the address, the same ATOLL_TOKEN, and ATOLL_INSECURE=1)")
     if not foreground:
         say(f"  look:  atoll status{chosen}")
         say(f"  end:   atoll down{chosen}")
@@ -95,16 +154,36 @@ def up(
         standing.end()
 
 
+def _check_join_files(files: list[Path], listen: str, insecure: bool) -> None:
+    """Ends the command where there will be none to write, or no folder for them: before a cluster is started."""
+    if files and (insecure or not listen or listen.startswith("unix:")):
+        raise typer.BadParameter(
+            "a join file is for a cluster on TCP with TLS: give --listen HOST:PORT, and not --insecure"
+        )
+    for file in files:
+        if not file.absolute().parent.is_dir():
+            raise typer.BadParameter(f"cannot write {file}: there is no folder {file.absolute().parent}")
+
+
+def _write_join(join: JoinString, file: Path, standing: StandingCluster) -> None:
+    try:
+        join.save(file)
+    except OSError as error:
+        standing.end()
+        fail(f"cannot write {file}: {error.strerror}")
+
+
 def status(
     as_json: Annotated[bool, typer.Option("--json", help="The same as JSON, for programs.")] = False,
     address: ClusterAddress = "",
     name: ClusterName = "",
+    join: ClusterJoin = "",
 ) -> None:
     """Show a cluster: its islands, hosts and devices, the sessions that are open, and the memory they hold.
 
-    Which cluster: --address, --name, ATOLL_ADDRESS, the embedded one of the script that runs this command, the one
-    named "default", or the only one that is up; the first of these that applies. The embedded cluster of process 123
-    has the name embedded-123.
+    Which cluster: --address or --join, --name, ATOLL_ADDRESS or ATOLL_JOIN, the embedded one of the script that runs
+    this command, the one named "default", or the only one that is up; the first of these that applies. The embedded
+    cluster of process 123 has the name embedded-123.
 
     The JSON is `{"islands": [{"id", "state", "hosts": [{"id", "pid", "state", "devices": [...]}]}],
     "sessions": [...]}` and more. States are "starting", "ready", "restarting", "draining", "drained" and "lost".
@@ -112,7 +191,7 @@ def status(
     from atoll.operate.clusters import find, other_clusters, report_of
     from atoll.operate.tables import status_tables
 
-    target = find(address, name)
+    target = find(address, name, join)
     report = report_of(target, token())
     if as_json:
         print(json.dumps(report, indent=1))
@@ -125,7 +204,7 @@ def status(
             print("also up:", ", ".join(f"--name {each.name}" + each.title[len(each.name) :] for each in others))
 
 
-def down(address: ClusterAddress = "", name: ClusterName = "") -> None:
+def down(address: ClusterAddress = "", name: ClusterName = "", join: ClusterJoin = "") -> None:
     """End a cluster, and return when nothing is left of it: no process, no socket, no folder.
 
     Sessions that are open end with an error. A process that does not end within 10 seconds is ended by force,
@@ -135,7 +214,7 @@ def down(address: ClusterAddress = "", name: ClusterName = "") -> None:
     from atoll.operate.clusters import find
     from atoll.operate.standing import stop
 
-    target = find(address, name, embedded=False)
+    target = find(address, name, join, embedded=False)
     label = f"cluster {target.record.name}" if target.record else "the cluster"
     with terminal.status(f"ending {label} ..."):
         ended = stop(target, token())

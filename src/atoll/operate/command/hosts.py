@@ -15,6 +15,18 @@ def host(
         str,
         typer.Option("--address", help="Where the controller listens: HOST:PORT. ATOLL_ADDRESS if not given."),
     ] = "",
+    join: Annotated[
+        str,
+        typer.Option(
+            "--join",
+            metavar="FILE",
+            help="The file with the cluster's join string for hosts: `atoll up --host-join-file FILE` writes it. "
+            "ATOLL_JOIN if not given.",
+        ),
+    ] = "",
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="The cluster was started with --insecure: there is no TLS.")
+    ] = False,
     island: Annotated[
         int | None, typer.Option(min=0, help="The island that this machine is for; any if not given.")
     ] = None,
@@ -66,26 +78,37 @@ def host(
     It dials the controller, again and again, and holds one worker there for as long as the cluster asks for it; it ends
     with the cluster. Start it on each machine by whatever starts commands there:
 
-    - `ssh machine ATOLL_TOKEN=... atoll host --address controller:7000`
+    - `ssh machine ATOLL_JOIN=FILE atoll host`, where FILE is a copy of what `atoll up --host-join-file` has written
 
-    - `srun atoll host --address controller:7000`: each task has the rank that Slurm gives it. The same for Open MPI's
+    - `srun atoll host --join FILE`: each task has the rank that Slurm gives it. The same for Open MPI's
     `mpirun`, and for the pods of an indexed Job or a JobSet.
 
     A machine that asks for no rank takes any that is free. One that is left over is a spare, and takes the place of the
     first that is lost.
     """
     from atoll.cluster.processes.process import run_loop, start_logging
+    from atoll.cluster.security.access import INSECURE_VARIABLE
+    from atoll.cluster.security.join import JOIN_VARIABLE
     from atoll.engines.agent.agent import run_agent
     from atoll.engines.agent.launcher import seat_of
     from atoll.engines.agent.options import AgentOptions
     from atoll.engines.options import default_cache_directory
     from atoll.errors import SettingsError
-    from atoll.wire.address import parse_address
+    from atoll.operate.joining import reach
 
-    address = address or os.environ.get("ATOLL_ADDRESS", "")
-    if not address:
-        raise SettingsError("where is the controller? Give --address, or set ATOLL_ADDRESS")
-    controller = parse_address(address)
+    if not (address or join):
+        address, join = os.environ.get("ATOLL_ADDRESS", ""), os.environ.get(JOIN_VARIABLE, "")
+    if not (address or join):
+        raise SettingsError("where is the controller? Give --join or --address, or set ATOLL_JOIN or ATOLL_ADDRESS")
+    if insecure:
+        os.environ[INSECURE_VARIABLE] = "1"
+    reached = reach(address, join, for_hosts=True)
+    controller = reached.address
+    # For this process, which reads a file anew each time it has to join, and for its worker.
+    if join and not join.startswith("atoll://"):
+        os.environ[JOIN_VARIABLE] = os.path.abspath(join)
+    elif reached.join is not None:
+        os.environ[JOIN_VARIABLE] = join or str(reached.join)
     if controller.is_unix:
         raise SettingsError(f"{address}: a host agent reaches its controller over TCP: expected HOST:PORT")
     seat = seat_of(os.environ, island, rank)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.operate.command.options import ClusterAddress, ClusterName, token
+from atoll.operate.command.options import ClusterAddress, ClusterJoin, ClusterName, token
 from atoll.operate.command.terminal import fail, terminal
 
 _MOST_DEVICES = 1 << 16  # of a slice
@@ -27,6 +27,7 @@ def remap(
     ],
     address: ClusterAddress = "",
     name: ClusterName = "",
+    join: ClusterJoin = "",
 ) -> None:
     """Move a slice to other devices of the same shape, while its program runs.
 
@@ -41,11 +42,11 @@ def remap(
     island, devices = _target(to)
     request = RemapRequest(session, slice_number, island, devices)
     with terminal.status(f"moving slice {slice_number} of session {session} ..."):
-        done = operate(find(address, name), token(), request)
+        done = operate(find(address, name, join), token(), request)
     print(done)
 
 
-def add_island(address: ClusterAddress = "", name: ClusterName = "") -> None:
+def add_island(address: ClusterAddress = "", name: ClusterName = "", join: ClusterJoin = "") -> None:
     """Start one more island like the others, while programs run.
 
     New sessions have its devices; slices of those that run can be moved there (`atoll remap`). Returns when it is up.
@@ -56,7 +57,7 @@ def add_island(address: ClusterAddress = "", name: ClusterName = "") -> None:
     from atoll.protocol.messages import AddIslandRequest
 
     with terminal.status("starting an island ..."):
-        done = operate(find(address, name), token(), AddIslandRequest())
+        done = operate(find(address, name, join), token(), AddIslandRequest())
     print(done)
 
 
@@ -64,6 +65,7 @@ def drain(
     island: Annotated[int, typer.Argument(help="The island, by its number in `atoll status`.")],
     address: ClusterAddress = "",
     name: ClusterName = "",
+    join: ClusterJoin = "",
 ) -> None:
     """Move everything on an island to others like it, while programs run, and end its workers.
 
@@ -76,7 +78,7 @@ def drain(
     from atoll.protocol.messages import DrainRequest
 
     with terminal.status(f"draining island {island} ..."):
-        done = operate(find(address, name), token(), DrainRequest(island))
+        done = operate(find(address, name, join), token(), DrainRequest(island))
     print(done)
 
 
@@ -104,6 +106,7 @@ def dump(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A file; standard output if not given.")] = None,
     address: ClusterAddress = "",
     name: ClusterName = "",
+    join: ClusterJoin = "",
 ) -> None:
     """Write the controller's event log: every event, in order, a line of JSON each.
 
@@ -112,7 +115,7 @@ def dump(
     """
     from atoll.operate.clusters import dump_of, find
 
-    target = find(address, name)
+    target = find(address, name, join)
     _check_writable(output)
     _write(dump_of(target, token()), output)
 
@@ -121,6 +124,7 @@ def trace(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A file; standard output if not given.")] = None,
     address: ClusterAddress = "",
     name: ClusterName = "",
+    join: ClusterJoin = "",
 ) -> None:
     """Write what ran on the cluster's hosts lately, and when, as a trace that https://ui.perfetto.dev opens.
 
@@ -129,7 +133,7 @@ def trace(
     """
     from atoll.operate.clusters import find, trace_of
 
-    target = find(address, name)
+    target = find(address, name, join)
     _check_writable(output)
     _write(trace_of(target, token()), output)
 

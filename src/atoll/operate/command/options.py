@@ -21,6 +21,7 @@ from atoll.cluster.settings import (
     HOSTS_SECONDS,
     ClusterSettings,
     Dispatch,
+    OnOff,
 )
 from atoll.errors import AtollError
 from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
@@ -104,6 +105,10 @@ _WAIT_HELP = (
     "How many seconds the start waits for all hosts to be up, and a lost island for new ones. ATOLL_WAIT if not given, "
     f"else {HOSTS_SECONDS:.0f} with --engine hosts and 120 without."
 )
+_BULK_TLS_HELP = (
+    "Whether data connections of a cluster on TCP are with TLS, as its control connections are. off is for networks "
+    "that nobody else reads: what is computed with then travels in the clear. ATOLL_BULK_TLS if not given, else on."
+)
 
 Islands = Annotated[str, typer.Option(help=_ISLANDS_HELP, callback=_check_islands, metavar="IxHxD")]
 EmbeddedIslands = Annotated[
@@ -130,6 +135,7 @@ class ClusterOptions:
     engine: Annotated[str | None, typer.Option(help=_ENGINE_HELP, callback=_check_engine)] = None
     lease_seconds: Annotated[float | None, typer.Option("--lease", help=_LEASE_HELP, metavar="SECONDS")] = None
     wait_seconds: Annotated[float | None, typer.Option("--wait", min=1.0, help=_WAIT_HELP, metavar="SECONDS")] = None
+    bulk_tls: Annotated[OnOff | None, typer.Option("--bulk-tls", help=_BULK_TLS_HELP)] = None
 
 
 def with_cluster_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -164,15 +170,26 @@ ClusterAddress = Annotated[
         "--address", help="The cluster at this address (unix:/path or HOST:PORT). ATOLL_ADDRESS if not given."
     ),
 ]
+ClusterJoin = Annotated[
+    str,
+    typer.Option(
+        "--join",
+        metavar="FILE",
+        help="The cluster of this join string, or of the file that has it (`atoll up --join-file FILE` writes one). "
+        "This user's own on this machine need none. Others see a command line: a file is better. ATOLL_JOIN if not "
+        "given.",
+    ),
+]
 ClusterName = Annotated[
     str, typer.Option("--name", help="The cluster of this name: of `atoll up --name`, or embedded-PID for a script's.")
 ]
 
 
-def check_one_of(islands: str | None, address: str) -> None:
-    """Ends the command where both are given."""
-    if islands is not None and address:
-        raise typer.BadParameter("--islands is for an embedded cluster, --address for one that is up: give one")
+def check_one_of(islands: str | None, address: str, join: str) -> None:
+    """Ends the command where both an embedded cluster and another one are given."""
+    if islands is not None and (address or join):
+        given = "--address" if address else "--join"
+        raise typer.BadParameter(f"--islands is for an embedded cluster, {given} for one that is up: give one")
 
 
 def given(islands: str | None, cluster: ClusterOptions) -> dict[str, Any]:

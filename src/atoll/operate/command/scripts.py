@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from atoll.cluster.security.join import JOIN_VARIABLE, read_join
 from atoll.cluster.settings import VARIABLES
 from atoll.operate.command.options import (
     ClusterAddress,
+    ClusterJoin,
     ClusterOptions,
     EmbeddedIslands,
     check_one_of,
@@ -30,26 +32,30 @@ def run(
     islands: EmbeddedIslands = None,
     cluster: ClusterOptions,
     address: Annotated[str, typer.Option(help="Run on the cluster at this address instead.")] = "",
+    join: ClusterJoin = "",
 ) -> None:
     """Run a command with JAX on Atoll.
 
     For instance `atoll run --islands 2x1x4 -- python train.py --steps 100`.
 
     The command takes the place of this process, so signals and the exit status are its own. It gets an
-    embedded cluster of these islands, which ends with it; without --islands, the cluster of ATOLL_ADDRESS if
-    that is set, else an embedded one. `atoll status` shows that cluster, too: without options from within the script,
+    embedded cluster of these islands, which ends with it; without --islands, the cluster of ATOLL_ADDRESS or ATOLL_JOIN
+    if one is set, else an embedded one. `atoll status` shows that cluster, too: without options from within the script,
     with `--name embedded-PID` from elsewhere.
 
     JAX_PLATFORMS becomes "atoll", unless it names atoll already ("atoll,cpu").
     """
-    check_one_of(islands, address)
+    check_one_of(islands, address, join)
     env = dict(os.environ)
     if "atoll" not in env.get("JAX_PLATFORMS", "").split(","):
         env["JAX_PLATFORMS"] = "atoll"
     if islands is not None:
         env.pop("ATOLL_ADDRESS", None)
-    if address:
+        env.pop(JOIN_VARIABLE, None)
+    if address or join:
         env["ATOLL_ADDRESS"] = address
+    if join:
+        env[JOIN_VARIABLE] = str(read_join(join))
     env.update({VARIABLES[name]: str(value) for name, value in given(islands, cluster).items()})
     try:
         os.execvpe(command[0], command, env)
@@ -67,32 +73,39 @@ def proxy(
         str, typer.Option(help="On which address; one that is not loopback needs ATOLL_TOKEN.")
     ] = "127.0.0.1",
     address: ClusterAddress = "",
+    join: ClusterJoin = "",
     islands: EmbeddedIslands = None,
     cluster: ClusterOptions,
 ) -> None:
     """Serve clients that know nothing of Atoll: those that start with Google's `pathwaysutils`.
 
-    With --address (or ATOLL_ADDRESS, unless --islands is given) they work on that cluster; otherwise on an
-    embedded one, which they share, and which ends with this command. Ctrl-C ends it.
+    With --address or --join (or ATOLL_ADDRESS or ATOLL_JOIN, unless --islands is given) they work on that cluster;
+    otherwise on an embedded one, which they share, and which ends with this command. Ctrl-C ends it.
 
     A client then runs as it does in Google's cloud, its script calling `pathwaysutils.initialize()`:
     `IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS=true JAX_PLATFORMS=proxy
     JAX_BACKEND_TARGET=grpc://127.0.0.1:29000 python train.py`
 
     On an address that is not loopback, a client must bring the token, which `pathwaysutils` cannot pass on: such a
-    script makes its own client, with `ClientConnectionOptions.initialization_data = {"token": b"..."}`.
+    script makes its own client, with `ClientConnectionOptions.initialization_data = {"token": b"..."}`. jaxlib's client
+    speaks no TLS: what it sends to another machine, and the token, travel in the clear. Better, let `atoll proxy` run
+    on the client's machine: from there to the cluster it speaks TLS.
     """
     from atoll.operate.clusters import Target, report_of
+    from atoll.operate.joining import Reach, reach
     from atoll.operate.standalone_proxy import run_proxy
-    from atoll.wire.address import Address, check_may_listen, parse_address
+    from atoll.wire.address import Address, check_may_listen
 
-    check_one_of(islands, address)
+    check_one_of(islands, address, join)
     listen = Address(host=host.removeprefix("[").removesuffix("]"), port=port)
     check_may_listen(listen, token())
     settings = settings_of(islands, cluster)
-    existing = "" if islands is not None else address or os.environ.get("ATOLL_ADDRESS", "")
-    if existing:
-        report_of(Target(parse_address(existing)), token())  # raises at once where nobody listens
+    if not (address or join or islands is not None):
+        address, join = os.environ.get("ATOLL_ADDRESS", ""), os.environ.get(JOIN_VARIABLE, "")
+    existing: Reach | None = None
+    if address or join:
+        existing = reach(address, join)
+        report_of(Target(existing.address, None, existing.join), token())  # raises at once where nobody listens
 
     def announce(where: str) -> None:
         print(f"grpc://{where}", flush=True)
@@ -101,10 +114,17 @@ def proxy(
             "  run:   TF_CPP_MIN_LOG_LEVEL=2 IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS=true JAX_PLATFORMS=proxy "
             f"JAX_BACKEND_TARGET=grpc://{where} python train.py"
         )
+        if not listen.is_local:
+            say(
+                "  note:  without TLS, which jaxlib's client does not speak: the token and all data travel in the clear"
+            )
         say("  end:   Ctrl-C")
 
     end_on_signals()
     try:
-        run_proxy(listen, existing, settings, announce)
+        if existing is None:
+            run_proxy(listen, "", settings, announce)
+        else:
+            run_proxy(listen, str(existing.address), settings, announce, existing.join)
     except KeyboardInterrupt:
         say("the proxy has ended")

@@ -109,7 +109,10 @@ class AgentLeaves(Message, frozen=True, tag=123):
 
 
 class StartWorker(Message, frozen=True, tag=130):
-    """Start a worker. `meeting` is where the hosts of its island meet; "" where there is one only."""
+    """Start a worker. `meeting` is where the hosts of its island meet; "" where there is one only.
+
+    With `bulk_tls`, its data port is with TLS where the controller is.
+    """
 
     incarnation: int
     island: int
@@ -119,6 +122,7 @@ class StartWorker(Message, frozen=True, tag=130):
     devices: int
     platform: str
     meeting: str
+    bulk_tls: bool = True
 
 
 class EndWorker(Message, frozen=True, tag=131):

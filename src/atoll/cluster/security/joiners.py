@@ -1,0 +1,41 @@
+"""Who connects by TLS without a certificate: they get one, if they have the token, and nothing else.
+
+They are no business of the core: what they ask for has random numbers and clocks in it, and changes nothing it decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+from atoll.cluster.security.enrollment import ENROLL_SECONDS, Desk, FromJoiner, Renewal
+from atoll.cluster.security.roles import Role
+from atoll.cluster.security.start import load_authority
+from atoll.wire.connection import Connection
+from atoll.wire.tls.identity import Identity
+
+_NAME = "the controller"
+
+
+class Joiners:
+    """Gives them certificates. `identity` is the controller's own, which it signs and renews itself.
+
+    Raises AccessError where `directory` has no authority.
+    """
+
+    def __init__(self, directory: str, token: str, host_token: str) -> None:
+        authority = load_authority(directory)
+        self._desk = Desk(authority, {Role.CLIENT: token, Role.HOST: host_token})
+        self.identity = Identity(authority.certificate_for(Role.CONTROLLER, _NAME))
+        Renewal(self.identity, lambda: authority.certificate_for(Role.CONTROLLER, _NAME))
+
+    def serve(self, connection: Connection) -> None:
+        """Answers what a connection asks, which is to be soon."""
+        connection.name = "a process that joins"
+        connection.expect(FromJoiner, partial(self._answer, connection))
+        deadline = asyncio.get_running_loop().call_later(ENROLL_SECONDS, connection.close)
+        connection.on_lost = lambda reason: deadline.cancel()
+
+    def _answer(self, connection: Connection, message: Any) -> None:
+        connection.send(self._desk.answer(message))

@@ -1,0 +1,169 @@
+"""TLS between an event loop's transport and a protocol: below it is the socket, above it a control connection.
+
+The loops' own TLS would do, but for two things. Where a peer's certificate is refused they close without the alert that
+says why, so nobody could tell its user; and a listener's certificate could not be renewed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+from atoll.errors import ConnectError
+from atoll.wire.sockets import send_without_delay
+from atoll.wire.tls.errors import ALERT, explained
+from atoll.wire.tls.identity import server_name
+
+_READ_SIZE = 64 * 1024
+_LEAST_RECORD = 22  # bytes of a record of TLS 1.3 that has anything in it
+
+
+class TlsLayer(asyncio.BufferedProtocol):
+    """A protocol to the socket's transport, and a transport to the protocol that `factory` makes after the handshake.
+
+    `role` is what the peer has to be, for who dials; "" for who was dialed. `on_secured(error)` is called once: with
+    None when the handshake is done, else with what is wrong, and then the connection has ended. A handshake that is not
+    done within `seconds` is such an end.
+    """
+
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        role: str,
+        factory: Callable[[], Any],
+        seconds: float,
+        who: str,
+        on_secured: Callable[[ConnectError | None], None],
+    ) -> None:
+        self.protocol: Any = None
+        self._factory = factory
+        self._who = who
+        self._on_secured: Callable[[ConnectError | None], None] | None = on_secured
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(
+            self._incoming, self._outgoing, server_side=not role, server_hostname=server_name(role) if role else None
+        )
+        self._read, self._write = self._tls.read, self._tls.write
+        self._encrypted = memoryview(bytearray(_READ_SIZE))
+        self._plain = memoryview(b"")  # the protocol's buffer, which is always the same
+        self._error: Exception | None = None
+        self._transport: asyncio.Transport
+        self._seconds = seconds
+        self._deadline: asyncio.TimerHandle
+
+    # ---- below: what the loop calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+        self._send = self._transport.write
+        # Not before: a loop may make the protocol of a connection that never is.
+        self._deadline = asyncio.get_running_loop().call_later(self._seconds, self._too_late)
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            send_without_delay(sock)  # before the handshake, which waits for acknowledgements otherwise
+        self._shake_hands()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._encrypted
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._incoming.write(self._encrypted[:nbytes])
+        if self._on_secured is not None:
+            self._shake_hands()
+        if self.protocol is not None and self._incoming.pending >= _LEAST_RECORD:
+            self._deliver()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._on_secured is not None:
+            self._fail(error or ConnectionResetError())
+        elif self.protocol is not None:
+            self.protocol.connection_lost(self._error or error)
+
+    # ---- the handshake
+
+    def _shake_hands(self) -> None:
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self._flush()
+            return
+        except ssl.SSLError as error:
+            # An alert tells the peer why.
+            self._transport.write(self._outgoing.read() or ALERT)
+            self._fail(error)
+            self._transport.close()
+            return
+        self._flush()
+        self._deadline.cancel()
+        on_secured, self._on_secured = self._on_secured, None
+        self.protocol = self._factory()
+        self._plain = self.protocol.get_buffer(-1)
+        self.protocol.connection_made(self)
+        if on_secured is not None:
+            on_secured(None)
+
+    def _too_late(self) -> None:
+        self._fail(TimeoutError())
+        self._transport.abort()
+
+    def _fail(self, error: Exception) -> None:
+        self._deadline.cancel()
+        on_secured, self._on_secured = self._on_secured, None
+        if on_secured is not None:
+            on_secured(explained(error, self._who))
+
+    def _flush(self) -> None:
+        encrypted = self._outgoing.read()
+        if encrypted:
+            self._transport.write(encrypted)
+
+    # ---- bytes
+
+    def _deliver(self) -> None:
+        """Gives the protocol what has arrived. To ask in vain costs more than a small message: so it looks first."""
+        read, incoming, plain, take = self._read, self._incoming, self._plain, self.protocol.buffer_updated
+        size = len(plain)
+        try:
+            while True:
+                count: Any = read(size, plain)
+                if not count:
+                    self._transport.close()
+                    return
+                take(count)
+                if count < size and incoming.pending < _LEAST_RECORD:
+                    break
+        except ssl.SSLWantReadError:
+            pass
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            self._transport.close()
+            return
+        except ssl.SSLError as error:
+            self._error = error
+            self._transport.abort()
+            return
+        if self._outgoing.pending:  # an answer to an update of keys
+            self._flush()
+
+    # ---- above: what the protocol calls
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._write(data)
+        self._send(self._outgoing.read())
+
+    def get_write_buffer_size(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._tls.getpeercert() if name == "peercert" else self._transport.get_extra_info(name, default)
+
+    def close(self) -> None:
+        """Sends what was written, and closes."""
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()

@@ -1,0 +1,39 @@
+"""Authorities and identities for tests, with any lifetime."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+
+from atoll.cluster.security import authority as module
+from atoll.cluster.security.authority import Authority
+from atoll.cluster.security.roles import Role
+from atoll.wire.tls.identity import Identity
+
+
+@cache
+def known_authority() -> Authority:
+    return Authority.make("a test's")
+
+
+def identity(role: Role, authority: Authority | None = None) -> Identity:
+    return Identity((authority or known_authority()).certificate_for(role, f"a {role} of a test"))
+
+
+@contextmanager
+def clock_ahead_by(seconds: float) -> Iterator[None]:
+    """What is signed meanwhile is dated so."""
+    now: Callable[[], float] = time.time
+
+    class Clock:
+        @staticmethod
+        def time() -> float:
+            return now() + seconds
+
+    before, module.time = module.time, Clock  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        module.time = before
