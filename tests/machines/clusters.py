@@ -19,7 +19,7 @@ from tests.machines.bed import Machines
 ROOT = Path(__file__).resolve().parents[2]
 PORT = 7000
 TOKEN = "of the machines"
-_COMMAND = [sys.executable, "-c", "from atoll.operate.command import main; main()"]
+ATOLL = [sys.executable, "-c", "from atoll.operate.command import main; main()"]
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -103,7 +103,7 @@ class MachineCluster:
         self._environment = environment(ATOLL_CACHE_DIR=str(cache) if cache else "off")
         self._processes: list[Process] = []
         listen = ("--listen", self.address, "--engine", "hosts", "--islands", islands)
-        self.up = self.start("m0", [*_COMMAND, "up", "--foreground", *listen, *options])
+        self.up = self.start("m0", [*ATOLL, "up", "--foreground", *listen, *options])
         self.up.line(lambda line: "waiting for hosts" in line, seconds=30)
 
     def __enter__(self) -> Self:
@@ -119,11 +119,11 @@ class MachineCluster:
         return process
 
     def host(self, machine: str, *options: str, **more: str) -> Process:
-        return self.start(machine, [*_COMMAND, "host", "--address", f"m0:{PORT}", *options], **more)
+        return self.start(machine, [*ATOLL, "host", "--address", f"m0:{PORT}", *options], **more)
 
     def atoll(self, *arguments: str, machine: str = "m0") -> Process:
         """A command of `atoll` that has ended."""
-        process = self.start(machine, [*_COMMAND, *arguments, "--address", self.address])
+        process = self.start(machine, [*ATOLL, *arguments, "--address", self.address])
         process.wait()
         return process
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import time
@@ -10,14 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from atoll.cluster.processes.child import wait_for_any
 from atoll.cluster.processes.client_folders import sweep
 from atoll.cluster.settings import ClusterSettings
 from atoll.engines.options import EngineOptions, default_cache_directory, sockets_base
+from atoll.engines.ray.control import end_cluster
 from atoll.engines.start import EngineProcess, check_settings
 from atoll.errors import AccessError, AddressError, AtollError, ClusterError
 from atoll.operate.clusters import Target, explained
 from atoll.operate.registry import ClusterRegistry
 from atoll.operate.requests import request_stop
+from atoll.operate.standing_on_ray import StandingOnRay
 from atoll.wire.address import Address, check_may_listen, parse_address
 
 END_SECONDS = 10.0
@@ -87,6 +91,14 @@ class StandingCluster:
             self.end()
             raise
 
+    def leave(self) -> None:
+        """Leaves it running: this process will end first."""
+        self.engine.leave()
+
+    def wait_for_end(self) -> None:
+        """Blocks until the cluster has ended."""
+        wait_for_any([self.engine])
+
     def end(self) -> None:
         """Ends the cluster, by force where it does not go, and removes its folder."""
         self.engine.end()
@@ -98,6 +110,16 @@ class StandingCluster:
             return ""
         self._log.seek(0)
         return "\n".join(self._log.read().decode(errors="replace").splitlines()[-_LOG_LINES:])
+
+
+def start_cluster(
+    *, name: str, settings: ClusterSettings, listen: str, token: str, stays: bool
+) -> StandingCluster | StandingOnRay:
+    """Starts a cluster; it outlives this process where it `stays`. Raises AtollError where it may not be."""
+    if settings.engine == "ray":
+        return StandingOnRay(name=name, settings=settings, listen=listen, token=token, stays=stays)
+    parent = 0 if stays else os.getpid()
+    return StandingCluster(name=name, settings=settings, listen=listen, token=token, parent=parent)
 
 
 def _listening_address(text: str, token: str) -> Address:
@@ -147,6 +169,14 @@ def _stop(target: Target, token: str) -> Ended:
     except AtollError:
         agreed = False  # its controller hangs, or has ended
     directory = Path(record.directory)
+    if record.ray:
+        try:
+            end_cluster(record.ray, record.name)
+        except ClusterError:
+            if not agreed:  # else its engine removes what it has in Ray
+                raise
+        shutil.rmtree(directory, ignore_errors=True)
+        return Ended(-1)
     if agreed and _until(lambda: not directory.exists() and not record.pids(), END_SECONDS):
         return Ended(processes)
     forced = record.kill()

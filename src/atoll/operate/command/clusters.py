@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import sys
 from dataclasses import replace
@@ -52,19 +51,17 @@ def up(
     The address alone goes to standard output: `export ATOLL_ADDRESS=$(atoll up --islands 1x1x8)`. The cluster
     runs until `atoll down`, whichever scripts come and go; its messages are in the file `log` of its folder.
     """
-    from atoll.cluster.processes.child import wait_for_any
-    from atoll.operate.standing import StandingCluster
+    from atoll.operate.standing import start_cluster
     from atoll.wire.address import parse_address
 
     settings = settings_of(islands, cluster)
     chosen = "" if name == DEFAULT_NAME else f" --name {name}"
-    standing = StandingCluster(
-        name=name, settings=settings, listen=listen, token=token(), parent=os.getpid() if foreground else 0
-    )
+    standing = start_cluster(name=name, settings=settings, listen=listen, token=token(), stays=not foreground)
     if settings.engine == "hosts":
         where = parse_address(standing.record.address)
         where = replace(where, host=platform.node()) if where.host in ("0.0.0.0", "::") else where
         say(f"waiting for hosts: `ATOLL_TOKEN=... atoll host --address {where}` on each machine")
+    if settings.engine != "local":
         say(f"  look:  atoll status{chosen}")
     try:
         with terminal.status(f"starting {islands} ..."):
@@ -83,12 +80,12 @@ def up(
     if not foreground:
         say(f"  look:  atoll status{chosen}")
         say(f"  end:   atoll down{chosen}")
-        standing.engine.leave()
+        standing.leave()
         return
     say("  end:   Ctrl-C")
     end_on_signals()
     try:
-        wait_for_any([standing.engine])
+        standing.wait_for_end()
     except KeyboardInterrupt:
         say("ending")
     finally:
