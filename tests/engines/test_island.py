@@ -44,6 +44,7 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.log: list[str] = []
+        self.released: list[int] = []
         self.processes: list[FakeProcess] = []
         self.obeys = True
         self.refuses = False
@@ -60,6 +61,12 @@ class FakeEngine:
         else:
             self.log.append(f"island {island} waits for {processes} machines")
             self.waiting = then
+
+    def release(self, island: int) -> None:
+        self.released.append(island)
+
+    async def close(self) -> None:
+        """Nothing is elsewhere."""
 
     def cancel(self, island: int) -> None:
         self.log.append(f"island {island} does not wait any more")
@@ -232,6 +239,7 @@ def test_what_does_not_end_when_it_is_asked_to_is_killed() -> None:
         island.start()
         await island.end(0.01)
         assert engine.logged() == ["start 1006", "terminate 1006", "kill 1006"]
+        assert engine.released == [3]  # when nothing runs there any more
 
     played(scene)
 

@@ -26,8 +26,8 @@ def test_every_engine_can_be_made_by_its_name(name: str, tmp_path: Path) -> None
 
 
 def test_an_unknown_engine_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(SettingsError, match=r"there is no engine 'ray'; the known ones are: .*local"):
-        check_engine("ray")
+    with pytest.raises(SettingsError, match=r"there is no engine 'dask'; the known ones are: .*local"):
+        check_engine("dask")
 
 
 @pytest.mark.parametrize("name", [*KNOWN_PLATFORMS, "cuda,cpu"])
@@ -49,7 +49,7 @@ def test_any_platform_passes_where_a_plug_in_for_other_hardware_is_installed(mon
 
 
 @pytest.mark.parametrize(
-    "settings", [ClusterSettings(engine="ray"), ClusterSettings(platform="foo"), ClusterSettings(islands="8")]
+    "settings", [ClusterSettings(engine="dask"), ClusterSettings(platform="foo"), ClusterSettings(islands="8")]
 )
 def test_settings_that_no_cluster_can_have_are_refused_before_a_process_is_started(
     settings: ClusterSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

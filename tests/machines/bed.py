@@ -123,6 +123,10 @@ class Machines:
         inner = ["setpriv", "--pdeathsig", "KILL", "sh", "-c", 'cd /tmp && exec "$@"', "sh", *command]
         return subprocess.Popen([*where, *inner], env=env, text=True, **options)
 
+    def pid(self, name: str) -> int:
+        """The pid, on this side, of the first process of a machine."""
+        return self._pids[name]
+
     def pid_of(self, process: subprocess.Popen[str]) -> int:
         """The pid, on this side, of what `popen` has started: to stop it, say."""
         return _child(process.pid)

@@ -18,7 +18,7 @@ from tests.machines.bed import Machines
 
 ROOT = Path(__file__).resolve().parents[2]
 PORT = 7000
-_COMMAND = [sys.executable, "-c", "from atoll.operate.command import main; main()"]
+ATOLL = [sys.executable, "-c", "from atoll.operate.command import main; main()"]
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -106,7 +106,7 @@ class MachineCluster:
         self._join = self._host_join = ""
         self._processes: list[Process] = []
         listen = ("--listen", self.address, "--engine", "hosts", "--islands", islands)
-        self.up = self.start("m0", [*_COMMAND, "up", "--foreground", *listen, *options])
+        self.up = self.start("m0", [*ATOLL, "up", "--foreground", *listen, *options])
         self.up.line(lambda line: "waiting for hosts" in line, seconds=30)
         if secured:
             folder = f"/tmp/atoll-{os.getuid()}/default"
@@ -128,11 +128,11 @@ class MachineCluster:
 
     def host(self, machine: str, *options: str, **more: str) -> Process:
         secret = {"ATOLL_JOIN": self._host_join}
-        return self.start(machine, [*_COMMAND, "host", "--address", f"m0:{PORT}", *options], **secret, **more)
+        return self.start(machine, [*ATOLL, "host", "--address", f"m0:{PORT}", *options], **secret, **more)
 
     def atoll(self, *arguments: str, machine: str = "m0") -> Process:
         """A command of `atoll` that has ended."""
-        process = self.start(machine, [*_COMMAND, *arguments, "--address", self.address], ATOLL_JOIN=self._join)
+        process = self.start(machine, [*ATOLL, *arguments, "--address", self.address], ATOLL_JOIN=self._join)
         process.wait()
         return process
 

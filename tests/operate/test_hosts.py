@@ -145,6 +145,7 @@ def test_a_lease_that_signs_of_life_cannot_keep_is_refused(user: User) -> None:
 
 def test_an_island_is_added_when_a_machine_has_come_for_it(user: User, address: str) -> None:
     up = user.start_atoll("up", "--engine", "hosts", "--platform", "null", "--islands", "1x2x2", "--listen", address)
+    until(user, lambda report: report["islands"][0]["waits_for"])  # and the join string is there
     hosts = [user.start_atoll("host", "--address", address)]
     finish(up).check()
     adding = user.start_atoll("add-island")
@@ -162,6 +163,7 @@ def test_an_island_is_added_when_a_machine_has_come_for_it(user: User, address: 
 def test_hosts_meet_over_ipv6(user: User) -> None:
     address = f"[::1]:{free_port()}"
     up = user.start_atoll("up", "--engine", "hosts", "--islands", "1x2x1", "--listen", address)
+    until(user, lambda report: report["islands"][0]["waits_for"])  # and the join string is there
     hosts = [user.start_atoll("host", "--address", address) for _ in range(2)]
     finish(up).check()
     script = """

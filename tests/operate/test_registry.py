@@ -5,6 +5,7 @@ import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,3 +106,18 @@ def test_the_cluster_of_another_machine_that_shares_the_folder_is_neither_shown_
     assert registry.all() == []
     assert directory.exists()
     shutil.rmtree(directory)
+
+
+def test_a_cluster_on_ray_is_up_while_it_is_being_started_and_while_something_listens(
+    registry: ClusterRegistry,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        registry.directory("far").mkdir()
+        with registry.locked():
+            record = registry.register("far", address, "1x1x1", "cpu", os.getpid(), ray="auto")
+        assert record.pids() == []  # the command that started it is none of its processes
+        started_by_one_that_ended = msgspec.structs.replace(record, began=record.began - 1)
+        assert started_by_one_that_ended.is_alive
+    assert record.is_alive
+    assert not started_by_one_that_ended.is_alive

@@ -20,6 +20,7 @@ DEFAULT_ISLANDS = "1x1x8"
 DEFAULT_PLATFORM = "cpu"
 DEFAULT_ENGINE = "local"
 DEFAULT_POLICY = "first-come"
+DEFAULT_RAY_STRATEGY = "STRICT_SPREAD"
 HOSTS_SECONDS = 600.0  # for hosts that others start to come
 NULL_PLATFORM = "null"  # devices that take a given time and compute nothing: `devices.null`
 
@@ -35,6 +36,10 @@ VARIABLES = {
     "lease_seconds": "ATOLL_LEASE",
     "wait_seconds": "ATOLL_WAIT",
     "bulk_tls": "ATOLL_BULK_TLS",
+    "ray_address": "ATOLL_RAY_ADDRESS",
+    "ray_resources": "ATOLL_RAY_RESOURCES",
+    "ray_labels": "ATOLL_RAY_LABELS",
+    "ray_strategy": "ATOLL_RAY_STRATEGY",
 }
 
 
@@ -86,6 +91,12 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     wait_seconds: float = 0.0  # for an island to be up, its hosts' coming included; 0: as long as the engine needs
     bulk_tls: OnOff = OnOff.ON  # of data connections, where control connections are with TLS
 
+    # For the engine ray, see `engines.ray.bundles`: what each host is to have, as NAME=VALUE,NAME=VALUE.
+    ray_address: str = ""  # "": that of RAY_ADDRESS, or of the node on which this runs
+    ray_resources: str = ""
+    ray_labels: str = ""
+    ray_strategy: str = DEFAULT_RAY_STRATEGY
+
     @property
     def start_seconds(self) -> float:
         """How long an island may take to be up, for the first time or again."""
@@ -119,6 +130,10 @@ class ClusterSettings(msgspec.Struct, frozen=True):
             mesh=said["mesh"],
             engine=said["engine"] or DEFAULT_ENGINE,
             bulk_tls=_one_of(OnOff, VARIABLES["bulk_tls"], said["bulk_tls"] or OnOff.ON),
+            ray_address=said["ray_address"],
+            ray_resources=said["ray_resources"],
+            ray_labels=said["ray_labels"],
+            ray_strategy=said["ray_strategy"] or DEFAULT_RAY_STRATEGY,
         )
 
 

@@ -3,8 +3,8 @@
 An engine finds the machines for an island, starts the worker process of each of its hosts, reports its end, and ends
 it. Everything else is the same for every engine and is in `atoll.engines.supervisor` and `atoll.engines.island`: the
 controller, the connection to it, which hosts there are, and when an island is restarted. `atoll.engines.local` is the
-simplest engine. `atoll.engines.hosts` is the one for machines that have an agent each; what starts these agents may be
-an engine on top of it.
+simplest engine. `atoll.engines.hosts` is the one for machines that have an agent each; `atoll.engines.ray` starts these
+agents by Ray, on top of it.
 
 A new engine is one new file in this folder and one line in `atoll.engines.kinds`.
 
@@ -84,6 +84,12 @@ class Engine(Protocol):
 
     def cancel(self, island: int) -> None:
         """The island does not wait for machines any more. Does nothing where it does not wait."""
+
+    def release(self, island: int) -> None:
+        """The island has ended for good, and none of its processes runs: its machines are free for others."""
+
+    async def close(self) -> None:
+        """The cluster has ended. Returns when nothing is left of what the engine has elsewhere, or that cannot be."""
 
     def start_host(self, start: HostStart, on_end: Callable[[HostEnd], None]) -> HostProcess:
         """Starts a host's worker process and returns at once.

@@ -95,6 +95,7 @@ class Island:
         self._stop_waiting()
         if not self._processes:
             self.state = State.STOPPED
+            self._engine.release(self.number)
             return
         self.state = State.ENDING
         for process in self._processes.values():
@@ -104,6 +105,7 @@ class Island:
             await self._nothing_runs.wait()
         finally:
             force.cancel()
+        self._engine.release(self.number)
 
     def _stop_waiting(self) -> None:
         if self.state is State.WAITING:

@@ -11,6 +11,7 @@ from atoll.engines.options import EngineOptions
 ENGINES = {
     "local": "atoll.engines.local:LocalEngine",
     "hosts": "atoll.engines.hosts.engine:HostsEngine",
+    "ray": "atoll.engines.ray.engine:RayEngine",
 }
 
 

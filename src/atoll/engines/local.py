@@ -35,6 +35,12 @@ class LocalEngine:
     def cancel(self, island: int) -> None:
         """Nothing waits."""
 
+    def release(self, island: int) -> None:
+        """No machine is held."""
+
+    async def close(self) -> None:
+        """All is on this machine, and has ended."""
+
     def start_host(self, start: HostStart, on_end: Callable[[HostEnd], None]) -> HostProcess:
         return LocalProcess(
             self.command(start), self._environment, lambda status: on_end(HostEnd(status, describe_exit(status)))

@@ -11,11 +11,12 @@ from atoll.cluster.topology import read_topology
 from atoll.devices.platforms import check_platform
 from atoll.engines.kinds import check_engine
 from atoll.engines.options import EngineOptions, Started
+from atoll.engines.ray.bundles import demand_of
 from atoll.errors import ClusterError, SettingsError
 from atoll.scheduling.policies import find_policy
 
 # For the engine to give up by itself, and say why.
-_GRACE_SECONDS = 30.0
+START_GRACE_SECONDS = 30.0
 
 
 def check_settings(settings: ClusterSettings) -> None:
@@ -24,6 +25,8 @@ def check_settings(settings: ClusterSettings) -> None:
     check_platform(settings.platform)
     check_engine(settings.engine)
     find_policy(settings.policy)
+    if settings.engine == "ray":
+        demand_of(settings)
     if settings.lease_seconds < LEAST_LEASE_SECONDS:
         raise SettingsError(
             f"a lease of {settings.lease_seconds:g} s is too short: expected {LEAST_LEASE_SECONDS:g} s or more, since "
@@ -48,7 +51,7 @@ class EngineProcess(Child):
         check_settings(options.settings)
         super().__init__("atoll.engines.main", options, who, output, environment)
         self.address = options.controller_address
-        self._seconds = options.settings.start_seconds + _GRACE_SECONDS
+        self._seconds = options.settings.start_seconds + START_GRACE_SECONDS
 
     def wait_until_up(self) -> None:
         """Returns once the cluster is up. Raises ClusterError where it does not start, with the reason."""

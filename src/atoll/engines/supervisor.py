@@ -145,6 +145,7 @@ class Supervisor:
                 await self._controller_has_ended.wait()
         if self._engine.agents is None:  # else nothing is heard of the hosts any more: their agents see to the rest
             await asyncio.gather(*(island.end(_END_SECONDS) for island in self._islands))
+        await self._engine.close()
 
     def _start_processes(self, ready: int) -> None:
         """`ready` is what the controller writes to once it has everything that it needs."""

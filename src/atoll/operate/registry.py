@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -27,10 +28,12 @@ import msgspec
 from atoll.cluster.processes.process_table import began, session_of, this_machine
 from atoll.engines.options import sockets_base
 from atoll.errors import ClusterError
+from atoll.wire.address import parse_address
 
 DEFAULT_NAME = "default"
 
 _FILE = "cluster.json"
+_ASK_SECONDS = 1.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
 
 
@@ -51,6 +54,7 @@ class ClusterRecord(msgspec.Struct, frozen=True):
     owner: int = 0
     label: str = ""
     machine: str = ""  # whose processes these are; "": this one's
+    ray: str = ""  # the Ray cluster on which it runs; `pid` is then that of the command that started it
 
     @property
     def is_here(self) -> bool:
@@ -59,8 +63,8 @@ class ClusterRecord(msgspec.Struct, frozen=True):
 
     @property
     def is_alive(self) -> bool:
-        """Whether the engine still runs."""
-        return began(self.pid) == self.began
+        """Whether the engine still runs; one that is elsewhere, and cannot be asked now, may."""
+        return began(self.pid) == self.began or (bool(self.ray) and not _refuses(self.address))
 
     @property
     def title(self) -> str:
@@ -68,7 +72,9 @@ class ClusterRecord(msgspec.Struct, frozen=True):
         return f"{self.name} ({self.label})" if self.label else self.name
 
     def pids(self) -> list[int]:
-        """The cluster's processes that still run: all are in the session that the engine leads."""
+        """The cluster's processes that still run here: all are in the session that the engine leads."""
+        if self.ray:
+            return []
         if began(self.pid) not in (None, self.began):
             return []  # another process has this number now, so nothing is left of the old session
         return [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and session_of(int(entry)) == self.pid]
@@ -147,7 +153,7 @@ class ClusterRegistry:
                 shutil.rmtree(folder, ignore_errors=True)
         return found
 
-    def register(self, name: str, address: str, islands: str, platform: str, pid: int) -> ClusterRecord:
+    def register(self, name: str, address: str, islands: str, platform: str, pid: int, ray: str = "") -> ClusterRecord:
         """Writes the record of the cluster whose engine is `pid` to its folder; the caller holds the lock.
 
         Raises ClusterError where the engine has ended already.
@@ -155,7 +161,9 @@ class ClusterRegistry:
         directory, started = self.directory(name), began(pid)
         if started is None:
             raise ClusterError("the cluster ended at once")
-        record = ClusterRecord(name, address, islands, platform, str(directory), pid, started, machine=this_machine())
+        record = ClusterRecord(
+            name, address, islands, platform, str(directory), pid, started, machine=this_machine(), ray=ray
+        )
         _write(record)
         return record
 
@@ -184,6 +192,18 @@ def embedded_clusters() -> list[ClusterRecord]:
             if record is not None and record.is_here and record.owner and record.is_alive:
                 found.append(record)
     return found
+
+
+def _refuses(address: str) -> bool:
+    """Whether the machine is there, and nothing listens at that address."""
+    where = parse_address(address)
+    try:
+        socket.create_connection((where.host, where.port), _ASK_SECONDS).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _write(record: ClusterRecord) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -9,15 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from atoll.cluster.processes.child import wait_for_any
 from atoll.cluster.processes.client_folders import sweep
+from atoll.cluster.security.access import INSECURE_VARIABLE
 from atoll.cluster.security.start import advertised, host_join_file
 from atoll.cluster.settings import ClusterSettings
 from atoll.engines.options import EngineOptions, default_cache_directory, sockets_base
+from atoll.engines.ray.control import end_cluster
 from atoll.engines.start import EngineProcess, check_settings
-from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError
+from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError, SettingsError
 from atoll.operate.clusters import Target, explained
 from atoll.operate.registry import ClusterRegistry
 from atoll.operate.requests import request_stop
+from atoll.operate.standing_on_ray import StandingOnRay
 from atoll.wire.address import Address, check_may_listen, parse_address
 from atoll.wire.sockets import dial
 
@@ -98,6 +103,14 @@ class StandingCluster:
             self.end()
             raise
 
+    def leave(self) -> None:
+        """Leaves it running: this process will end first."""
+        self.engine.leave()
+
+    def wait_for_end(self) -> None:
+        """Blocks until the cluster has ended."""
+        wait_for_any([self.engine])
+
     def end(self) -> None:
         """Ends the cluster, by force where it does not go, and removes its folder."""
         self.engine.end()
@@ -114,6 +127,36 @@ class StandingCluster:
     def directory(self) -> Path:
         """The cluster's own, with its join strings where it listens with TLS."""
         return self._directory
+
+
+def start_cluster(
+    *,
+    name: str,
+    settings: ClusterSettings,
+    listen: str,
+    token: str,
+    stays: bool,
+    advertise: str = "",
+    insecure: bool = False,
+) -> StandingCluster | StandingOnRay:
+    """Starts a cluster; it outlives this process where it `stays`. Raises AtollError where it may not be."""
+    if settings.engine == "ray":
+        if not insecure:
+            raise SettingsError(
+                "clusters that Ray starts have no TLS yet: tokens, programs and data travel in the clear. On a network "
+                "of your own, give --insecure; clients then need ATOLL_INSECURE=1"
+            )
+        os.environ[INSECURE_VARIABLE] = "1"  # for its hosts, too
+        return StandingOnRay(name=name, settings=settings, listen=listen, token=token, stays=stays)
+    return StandingCluster(
+        name=name,
+        settings=settings,
+        listen=listen,
+        token=token,
+        parent=0 if stays else os.getpid(),
+        advertise=advertise,
+        insecure=insecure,
+    )
 
 
 def _listening_address(text: str, token: str, insecure: bool) -> Address:
@@ -165,6 +208,14 @@ def _stop(target: Target, token: str) -> Ended:
     except AtollError:
         agreed = False  # its controller hangs, or has ended
     directory = Path(record.directory)
+    if record.ray:
+        try:
+            end_cluster(record.ray, record.name)
+        except ClusterError:
+            if not agreed:  # else its engine removes what it has in Ray
+                raise
+        shutil.rmtree(directory, ignore_errors=True)
+        return Ended(-1)
     if agreed and _until(lambda: not directory.exists() and not record.pids(), END_SECONDS):
         return Ended(processes)
     forced = record.kill()

@@ -18,6 +18,7 @@ import msgspec
 
 from atoll._version import __version__
 from atoll.cluster.processes.leases import Leases
+from atoll.cluster.processes.lifeline import watch_in_loop
 from atoll.cluster.security.access import identity_for, token_for
 from atoll.cluster.security.roles import Role
 from atoll.engines.agent import machine
@@ -75,6 +76,8 @@ class HostAgent:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until the cluster has ended, or `stop` is set, and its grace over. Raises AtollError where it is refused."""
+        if self._options.parent:
+            watch_in_loop(self._options.parent, self._end)
         leaving = self._loop.create_task(self._leave(stop))
         looking = self._loop.create_task(self._look_at_lease())
         try:

@@ -16,7 +16,7 @@ class AgentOptions:
     address from which it reaches the controller; `listen` the one at which its worker listens, "" for the same, or for
     all of the machine's where another is advertised. `meeting` is the address of this machine on the network that the
     hosts of an island compute over, "" for the advertised one. `grace_seconds` is how long it may go on after SIGTERM.
-    With `stays` it waits for the next cluster where one has ended.
+    With `stays` it waits for the next cluster where one has ended. It does not outlive the process `parent`, if any.
     """
 
     controller: Address
@@ -27,3 +27,4 @@ class AgentOptions:
     group: str = ""
     grace_seconds: float = 25.0
     stays: bool = False
+    parent: int = 0

@@ -75,6 +75,12 @@ class HostsEngine:
         self._waiting.pop(island, None)
         self._report()
 
+    def release(self, island: int) -> None:
+        """Its machines are free already: who holds no worker is."""
+
+    async def close(self) -> None:
+        """The controller has told all agents that the cluster has ended."""
+
     def start_host(self, start: HostStart, on_end: Callable[[HostEnd], None]) -> HostProcess:
         agents = self._placed[start.island]
         agent = agents[start.rank]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,6 +28,7 @@ from atoll.operate.registry import DEFAULT_NAME
 if TYPE_CHECKING:
     from atoll.cluster.security.join import JoinString
     from atoll.operate.standing import StandingCluster
+    from atoll.operate.standing_on_ray import StandingOnRay
 
 _TABLE_WIDTH = 140  # where there is no terminal to ask
 
@@ -88,13 +88,12 @@ def up(
 
     For clients on other machines: `atoll up --listen 0.0.0.0:7000 --join-file join`, and there `ATOLL_JOIN=join`.
     """
-    from atoll.cluster.processes.child import wait_for_any
     from atoll.cluster.security.access import is_insecure
     from atoll.cluster.security.join import read_join
     from atoll.cluster.security.start import advertised
     from atoll.cluster.security.start import host_join_file as standing_host_join
     from atoll.cluster.security.start import join_file as standing_join
-    from atoll.operate.standing import StandingCluster
+    from atoll.operate.standing import start_cluster
     from atoll.wire.address import parse_address
 
     settings = settings_of(islands, cluster)
@@ -102,25 +101,27 @@ def up(
     insecure = insecure or is_insecure()
     wanted = {join_file: standing_join, host_join_file: standing_host_join}
     _check_join_files([file for file in wanted if file is not None], listen, insecure)
-    standing = StandingCluster(
+    standing = start_cluster(
         name=name,
         settings=settings,
         listen=listen,
         token=token(),
-        parent=os.getpid() if foreground else 0,
+        stays=not foreground,
         advertise=advertise,
         insecure=insecure,
     )
-    if parse_address(standing.record.address).tls:
+    secured = parse_address(standing.record.address).tls
+    if secured:
         standing.wait_for_join()
         for file, made in wanted.items():
             if file is not None:
                 _write_join(read_join(str(made(standing.directory))), file, standing)
     if settings.engine == "hosts":
         how = f"--join {host_join_file or standing_host_join(standing.directory)}"
-        if not parse_address(standing.record.address).tls:
+        if not secured:
             how = f"--address {advertised(parse_address(standing.record.address), advertise)} --insecure"
         say(f"waiting for hosts: `atoll host {how}` on each machine")
+    if settings.engine != "local":
         say(f"  look:  atoll status{chosen}")
     try:
         with terminal.status(f"starting {islands} ..."):
@@ -142,12 +143,12 @@ def up(
     if not foreground:
         say(f"  look:  atoll status{chosen}")
         say(f"  end:   atoll down{chosen}")
-        standing.engine.leave()
+        standing.leave()
         return
     say("  end:   Ctrl-C")
     end_on_signals()
     try:
-        wait_for_any([standing.engine])
+        standing.wait_for_end()
     except KeyboardInterrupt:
         say("ending")
     finally:
@@ -165,7 +166,7 @@ def _check_join_files(files: list[Path], listen: str, insecure: bool) -> None:
             raise typer.BadParameter(f"cannot write {file}: there is no folder {file.absolute().parent}")
 
 
-def _write_join(join: JoinString, file: Path, standing: StandingCluster) -> None:
+def _write_join(join: JoinString, file: Path, standing: StandingCluster | StandingOnRay) -> None:
     try:
         join.save(file)
     except OSError as error:

@@ -72,6 +72,7 @@ def host(
     stay: Annotated[
         bool, typer.Option("--stay", help="Wait for the next cluster at this address where one has ended.")
     ] = False,
+    parent: Annotated[int, typer.Option(help="End with the process that has this pid.", metavar="PID")] = 0,
 ) -> None:
     """Give this machine to a cluster that was started with `atoll up --engine hosts`.
 
@@ -112,7 +113,7 @@ def host(
     if controller.is_unix:
         raise SettingsError(f"{address}: a host agent reaches its controller over TCP: expected HOST:PORT")
     seat = seat_of(os.environ, island, rank)
-    options = AgentOptions(controller, seat, advertise, listen, meeting, group, grace, stay)
+    options = AgentOptions(controller, seat, advertise, listen, meeting, group, grace, stay, parent)
     start_logging("host")
 
     def joined() -> None:

@@ -18,6 +18,7 @@ from atoll.cluster.settings import (
     DEFAULT_ISLANDS,
     DEFAULT_PLATFORM,
     DEFAULT_POLICY,
+    DEFAULT_RAY_STRATEGY,
     HOSTS_SECONDS,
     ClusterSettings,
     Dispatch,
@@ -94,8 +95,24 @@ _TOPOLOGY_HELP = (
     "slices with a shape are parts of it. ATOLL_TOPOLOGY if not given, else a line."
 )
 _ENGINE_HELP = (
-    "What starts the hosts of the cluster: local, processes of this machine; or hosts, whoever runs `atoll host` on "
-    f"others. ATOLL_ENGINE if not given, else {DEFAULT_ENGINE}."
+    "What starts the hosts of the cluster: local, processes of this machine; hosts, whoever runs `atoll host` on "
+    f"others; or ray, a Ray cluster. ATOLL_ENGINE if not given, else {DEFAULT_ENGINE}."
+)
+_RAY_ADDRESS_HELP = (
+    "With --engine ray: the Ray cluster, HOST:PORT or ray://HOST:PORT. ATOLL_RAY_ADDRESS if not given, else "
+    "RAY_ADDRESS, else the one of which this machine is a node."
+)
+_RAY_RESOURCES_HELP = (
+    "With --engine ray: what a host asks of its node, such as CPU=8,GPU=4,rack=1. One CPU and its devices (GPU, TPU), "
+    "as far as this does not say otherwise. ATOLL_RAY_RESOURCES if not given."
+)
+_RAY_LABELS_HELP = (
+    "With --engine ray: labels that a host's node has, such as ray.io/market-type=on-demand. ATOLL_RAY_LABELS if not "
+    "given."
+)
+_RAY_STRATEGY_HELP = (
+    "With --engine ray: how the hosts of an island lie: STRICT_SPREAD, SPREAD, PACK or STRICT_PACK, as Ray names it. "
+    f"ATOLL_RAY_STRATEGY if not given, else {DEFAULT_RAY_STRATEGY}, each on a node of its own."
 )
 _LEASE_HELP = (
     "For how many seconds a host, or a machine, may be silent until it counts as lost; 3 or more. ATOLL_LEASE if not "
@@ -103,7 +120,7 @@ _LEASE_HELP = (
 )
 _WAIT_HELP = (
     "How many seconds the start waits for all hosts to be up, and a lost island for new ones. ATOLL_WAIT if not given, "
-    f"else {HOSTS_SECONDS:.0f} with --engine hosts and 120 without."
+    f"else {HOSTS_SECONDS:.0f} with --engine hosts or ray, and 120 without."
 )
 _BULK_TLS_HELP = (
     "Whether data connections of a cluster on TCP are with TLS, as its control connections are. off is for networks "
@@ -136,6 +153,10 @@ class ClusterOptions:
     lease_seconds: Annotated[float | None, typer.Option("--lease", help=_LEASE_HELP, metavar="SECONDS")] = None
     wait_seconds: Annotated[float | None, typer.Option("--wait", min=1.0, help=_WAIT_HELP, metavar="SECONDS")] = None
     bulk_tls: Annotated[OnOff | None, typer.Option("--bulk-tls", help=_BULK_TLS_HELP)] = None
+    ray_address: Annotated[str | None, typer.Option(help=_RAY_ADDRESS_HELP, metavar="ADDRESS")] = None
+    ray_resources: Annotated[str | None, typer.Option(help=_RAY_RESOURCES_HELP, metavar="NAME=AMOUNT,...")] = None
+    ray_labels: Annotated[str | None, typer.Option(help=_RAY_LABELS_HELP, metavar="NAME=VALUE,...")] = None
+    ray_strategy: Annotated[str | None, typer.Option(help=_RAY_STRATEGY_HELP, metavar="STRATEGY")] = None
 
 
 def with_cluster_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -1,0 +1,165 @@
+"""What runs in Ray's workers: an actor that holds a cluster's engine, and one for each host that holds its agent.
+
+Each starts a process of its own and does nothing else: a worker in an actor's process would share its interpreter with
+Ray's threads, and its exit status would be lost. The processes watch the actor's pid, so they end with it, and with the
+raylet, whose end ends its actors.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import msgspec
+
+from atoll.engines.agent.machine import free_address
+from atoll.engines.options import EngineOptions, default_cache_directory, make_directory
+from atoll.engines.ray.connection import reachable
+from atoll.engines.start import EngineProcess
+from atoll.errors import AtollError
+from atoll.wire.address import check_may_listen, parse_address
+
+_LAST_LINES = 20
+_LINGER_SECONDS = 20.0  # after a start that failed, for whoever waits to learn why
+
+
+class AgentEnd(NamedTuple):
+    """How a host agent has ended: its exit status, and what it said last."""
+
+    status: int
+    text: str
+
+
+class Up(NamedTuple):
+    """Why an engine is not up, "" where it is, and what its processes said last."""
+
+    error: str
+    messages: str
+
+
+def _adopt(environment: Mapping[str, str]) -> None:
+    """Makes this process, and what it starts, what the user's own would be.
+
+    Ray gives its workers a niceness of 15, which a worker of Atoll would inherit, a limit to OpenMP's threads, which is
+    not meant for what is below it, and a debugger that asks for Ray.
+    """
+    for name in ("OMP_NUM_THREADS", "PYTHONBREAKPOINT"):
+        os.environ.pop(name, None)
+    os.environ.update(environment)
+    with contextlib.suppress(OSError):  # none but root may take it back: see "Clusters" in the docs
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+
+
+class HostActor:
+    """Holds the host agent of one bundle."""
+
+    def run(self, arguments: list[str], environment: dict[str, str]) -> AgentEnd:
+        """Runs `atoll host` with these arguments to its end."""
+        _adopt(environment)
+        host = [sys.executable, "-P", "-m", "atoll.operate.command", "host", *arguments, "--parent", str(os.getpid())]
+        process = subprocess.Popen(
+            host,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+        last: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
+        assert process.stderr is not None
+        for line in process.stderr:
+            sys.stderr.write(line)  # to Ray's log of this actor
+            sys.stderr.flush()
+            last.append(line.rstrip())
+        return AgentEnd(process.wait(), last[-1] if last else "")
+
+
+class EngineActor:
+    """Holds the engine process of one cluster, and ends when that does."""
+
+    def __init__(self) -> None:
+        self._engine: EngineProcess
+        self._log: Path
+        self._messages: BinaryIO
+        self._is_up = False
+        self._was_told = threading.Event()
+
+    def start(self, options: bytes, environment: dict[str, str]) -> tuple[str, str]:
+        """Starts the engine; returns (address of the controller, error)."""
+        import ray
+
+        _adopt(environment)
+        given = msgspec.json.decode(options, type=EngineOptions)
+        here = ray.util.get_node_ip_address()
+        try:
+            listen = given.listen or free_address(here)
+            check_may_listen(parse_address(listen), os.environ.get("ATOLL_TOKEN", ""))
+            directory = make_directory("ray")
+            self._log = directory / "log"
+            settings = msgspec.structs.replace(given.settings, ray_address=ray.get_runtime_context().gcs_address)
+            with open(self._log, "ab") as log:
+                self._engine = EngineProcess(
+                    EngineOptions(
+                        settings,
+                        str(directory),
+                        listen=listen,
+                        parent=os.getpid(),
+                        cache_directory=default_cache_directory(),
+                    ),
+                    output=log.fileno(),
+                )
+        except (AtollError, OSError) as error:
+            self._end_later()
+            return "", str(error)
+        # Held open: its folder goes with the engine, when the log of a start that failed is yet to be read.
+        self._messages = open(self._log, "rb")  # noqa: SIM115
+        threading.Thread(target=self._watch, name="engine", daemon=True).start()
+        return str(reachable(parse_address(listen), here)), ""
+
+    def up(self) -> Up:
+        """Returns once the cluster is up, or is not to be."""
+        try:
+            self._engine.wait_until_up()
+            self._is_up = True
+            return Up("", "")
+        except AtollError as error:
+            self._engine.end()
+            return Up(str(error), self._last_messages())
+        finally:
+            self._was_told.set()
+
+    def ended(self) -> None:
+        """Returns once the engine has ended."""
+        self._engine.process.wait()
+
+    def end(self) -> None:
+        """Ends the engine, and returns when nothing of the cluster is left, in Ray or elsewhere."""
+        self._engine.end()
+
+    def _last_messages(self) -> str:
+        self._messages.seek(0)
+        return "\n".join(self._messages.read().decode(errors="replace").splitlines()[-_LAST_LINES:])
+
+    def _watch(self) -> None:
+        self._engine.process.wait()
+        shutil.rmtree(self._log.parent, ignore_errors=True)  # where it was killed
+        if not self._is_up:
+            self._was_told.wait(_LINGER_SECONDS)
+        self._end_later(0.0 if self._is_up else 1.0)
+
+    def _end_later(self, seconds: float = _LINGER_SECONDS) -> None:
+        def end() -> None:
+            import ray
+
+            with contextlib.suppress(Exception):
+                ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+
+        threading.Timer(seconds, end).start()

@@ -1,0 +1,142 @@
+"""What an island asks Ray for, and what Ray lacks where it cannot have that. Pure, and without Ray.
+
+An island is one placement group: a bundle for each of its hosts, all or none. Names of resources are Ray's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from atoll.cluster.settings import ClusterSettings, check_known
+from atoll.cluster.topology import read_topology
+from atoll.devices.kinds import kind_of
+from atoll.errors import SettingsError
+
+STRATEGIES = ("STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK")
+# Ray's name for the devices of a platform; those of others are the processor.
+_DEVICES = {"cuda": "GPU", "rocm": "GPU", "tpu": "TPU"}
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What each host of an island needs on its node, how many of them an island has, and how Ray is to place them."""
+
+    bundle: Mapping[str, float]
+    count: int
+    labels: Mapping[str, str] = field(default_factory=dict)
+    strategy: str = STRATEGIES[0]
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes it needs at the same time, at least."""
+        return self.count if self.strategy == "STRICT_SPREAD" else 1
+
+    @property
+    def on_one_node(self) -> Mapping[str, float]:
+        """What one node has to have for it, at least."""
+        if self.strategy != "STRICT_PACK":
+            return self.bundle
+        return {name: amount * self.count for name, amount in self.bundle.items()}
+
+    def __str__(self) -> str:
+        parts = [f"{name} {amount:g}" for name, amount in self.bundle.items()]
+        return ", ".join(parts + [f"label {name}={value}" for name, value in self.labels.items()])
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of the Ray cluster that is alive: its resources, all and free ones."""
+
+    name: str
+    total: Mapping[str, float]
+    free: Mapping[str, float]
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def demand_of(settings: ClusterSettings) -> Demand:
+    """What each island of the cluster asks for. Raises SettingsError."""
+    topology = read_topology(settings.islands)
+    check_known("strategy of Ray's", settings.ray_strategy, STRATEGIES)
+    devices = _DEVICES.get(settings.platform)
+    bundle = {"CPU": 1.0} | ({devices: float(topology.devices)} if devices else {})
+    for name, text in _pairs(settings.ray_resources, "a resource of Ray's", "GPU=4").items():
+        bundle[name] = _amount(name, text)
+    bundle = {name: amount for name, amount in bundle.items() if amount}
+    if not bundle:
+        raise SettingsError("a host needs some resource of Ray's, such as CPU=1")
+    labels = _pairs(settings.ray_labels, "a label of Ray's", "ray.io/market-type=spot")
+    count = 1 if kind_of(settings.platform).process_per_island else topology.hosts
+    return Demand(bundle, count, labels, settings.ray_strategy)
+
+
+def _pairs(text: str, what: str, example: str) -> dict[str, str]:
+    """Reads NAME=VALUE,NAME=VALUE."""
+    found = {}
+    for part in filter(None, (each.strip() for each in text.split(","))):
+        name, equals, value = part.partition("=")
+        if not (equals and name.strip() and value.strip()):
+            raise SettingsError(f"{part!r} is not {what}: expected NAME=VALUE, such as {example}")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def _amount(name: str, text: str) -> float:
+    try:
+        amount = float(text)
+    except ValueError:
+        amount = -1.0
+    if not 0 <= amount < float("inf"):
+        raise SettingsError(f"{text!r} of the resource {name} is no amount: expected a number from 0 on")
+    return amount
+
+
+def lack_text(demand: Demand, nodes: Sequence[Node]) -> str:
+    """Why Ray has not placed an island: what none of its nodes has, or which ones are not free."""
+    asked = f"{demand.count} x ({demand})" if demand.count > 1 else f"({demand})"
+    text = f"Ray is asked for {asked}" + (f" on {demand.nodes} nodes" if demand.nodes > 1 else "")
+    needed = demand.on_one_node
+    alike = [each for each in nodes if _has_labels(each.labels, demand.labels)]
+    fits = [each for each in alike if _covers(each.total, needed)]
+    if len(fits) < demand.nodes:
+        what = "all of that" if needed != demand.bundle else "that"
+        text += f"; of its {_nodes(len(nodes))}, {_nodes(len(fits)) if fits else 'none'} can have {what}"
+        if len(alike) < demand.nodes and demand.labels:
+            text += f", since {len(alike) or 'none'} has these labels"
+        most = _most(needed, alike)
+        return text + (f" (the most on one: {most})" if most else "") + _hint(demand, fits)
+    free = [each for each in fits if _covers(each.free, needed)]
+    if len(free) < demand.nodes:
+        busy = ", ".join(f"{each.name} has {_shares(needed, each)}" for each in fits if each not in free)
+        return f"{text}; {_nodes(len(fits))} could have that, of which {len(free)} now: {busy}"
+    return text
+
+
+def _hint(demand: Demand, fits: Sequence[Node]) -> str:
+    if fits and demand.strategy == "STRICT_SPREAD" and demand.count > 1:
+        return "; --ray-strategy PACK lets hosts share a node"
+    return ""
+
+
+def _has_labels(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    """Where a value is one of Ray's expressions, such as !spot or in(a,b), Ray alone knows."""
+    return all(value.startswith(("!", "in(")) or labels.get(name) == value for name, value in wanted.items())
+
+
+def _covers(has: Mapping[str, float], bundle: Mapping[str, float]) -> bool:
+    return all(has.get(name, 0.0) >= amount for name, amount in bundle.items())
+
+
+def _most(bundle: Mapping[str, float], nodes: Sequence[Node]) -> str:
+    """Of the resources that are short on some node, what the best node has."""
+    short = [name for name, amount in bundle.items() if any(each.total.get(name, 0.0) < amount for each in nodes)]
+    return ", ".join(f"{name} {max(each.total.get(name, 0.0) for each in nodes):g}" for name in short)
+
+
+def _shares(bundle: Mapping[str, float], node: Node) -> str:
+    short = [name for name, amount in bundle.items() if node.free.get(name, 0.0) < amount]
+    return ", ".join(f"{name} {node.free.get(name, 0.0):g} of {node.total[name]:g} free" for name in short)
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node{'s' * (count != 1)}"

@@ -1,0 +1,78 @@
+"""Clusters that stay on a Ray cluster: `atoll up --engine ray`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+from atoll.cluster.settings import ClusterSettings
+from atoll.engines.ray.control import RayCluster
+from atoll.errors import ClusterError
+from atoll.operate.registry import ClusterRegistry
+from atoll.wire.address import check_may_listen, parse_address
+
+
+class StandingOnRay:
+    """A cluster that is being started; as `standing.StandingCluster`, but its engine is an actor of Ray's.
+
+    With `stays` False it ends with this process. What is kept here is its record, by which commands find it by name.
+    """
+
+    def __init__(self, *, name: str, settings: ClusterSettings, listen: str, token: str, stays: bool) -> None:
+        registry = ClusterRegistry()
+        self.directory = registry.directory(name)
+        if listen:
+            check_may_listen(parse_address(listen), token)
+        self._check(registry, name)
+        self._cluster = RayCluster(name, settings, listen, stays=stays)
+        try:
+            with registry.locked():
+                self._check(registry, name)
+                self.directory.mkdir(mode=0o700, exist_ok=True)
+                self.record = registry.register(
+                    name,
+                    self._cluster.address,
+                    settings.islands,
+                    settings.platform,
+                    os.getpid(),
+                    ray=settings.ray_address or "auto",
+                )
+        except BaseException:
+            self.end()
+            raise
+
+    def _check(self, registry: ClusterRegistry, name: str) -> None:
+        for each in registry.live():
+            if each.name == name:
+                raise ClusterError(
+                    f"a cluster named {name} is up already, at {each.address}: use it, end it with `atoll down`, or "
+                    "give the new one another --name"
+                )
+
+    def wait_for_join(self) -> None:
+        """There is no join string: it listens without TLS."""
+
+    def wait(self) -> None:
+        """Returns once the cluster is up. Raises ClusterError where it does not start, with nothing left of it."""
+        try:
+            self._cluster.wait_until_up()
+        except BaseException:
+            self.end()
+            raise
+
+    def last_messages(self) -> str:
+        """The last lines that its processes wrote, where it did not start."""
+        return self._cluster.last_messages()
+
+    def leave(self) -> None:
+        """Leaves it running."""
+        self._cluster.leave()
+
+    def wait_for_end(self) -> None:
+        """Blocks until the cluster has ended."""
+        self._cluster.wait_for_end()
+
+    def end(self) -> None:
+        """Ends the cluster, and removes its record."""
+        self._cluster.end()
+        shutil.rmtree(self.directory, ignore_errors=True)

@@ -1,0 +1,144 @@
+"""Clusters on Ray, over machines with a real node of Ray's each: how they start, and what is back after which fault."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.machines.bed import Machines
+from tests.machines.clusters import Process
+from tests.machines.plugin import machines, make_machines  # noqa: F401
+from tests.machines.ray_cluster import RayMachines
+from tests.machines.test_hosts import LEASE, LOOP
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'atoll[ray]'")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(not os.environ.get("ATOLL_TEST_RAY"), reason="these take minutes: run them by `make ray`"),
+]
+
+UP = ("up", "--engine", "ray", "--lease", str(LEASE), "--islands")
+
+
+@pytest.fixture
+def ray(machines: Machines) -> Iterator[RayMachines]:  # noqa: F811
+    """Ray's head on m0, and a node with two processors on m1 and m2."""
+    with RayMachines(machines) as ray:
+        try:
+            yield ray
+        except BaseException:
+            print(ray.log())
+            raise
+
+
+def up(ray: RayMachines, islands: str, *options: str) -> str:
+    """The address of a cluster that is up."""
+    _, address = ray.atoll(*UP, islands, *options).line(lambda line: line.startswith("10.77."), seconds=120)
+    return address
+
+
+def is_back(script: Process, after: float) -> float:
+    """When the script worked again, after it had lost something."""
+    lost, _ = script.line(lambda line: line.startswith("lost"), after)
+    return script.line(lambda line: line == "kept 140.0", lost, seconds=90)[0]
+
+
+def test_an_island_over_two_nodes_outlives_its_actors_agents_and_workers_and_leaves_nothing(ray: RayMachines) -> None:
+    script = ray.script("m0", LOOP, up(ray, "1x2x2"))
+    script.line(lambda line: line == "kept 140.0")
+    assert sorted(each["machine"] for each in ray.status()["islands"][0]["hosts"]) == ["m1", "m2"]
+    for text in ("ray::HostActor", "operate.command host", "atoll.worker.main"):
+        (pid,) = ray.processes("m1", text)
+        struck = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        assert is_back(script, struck) - struck < 60, text
+        print(f"{text}: back after {is_back(script, struck) - struck:.1f} s")
+        assert len(ray.processes("m1", "atoll.worker.main")) == 1
+    assert "refused" not in script.said  # no program is blamed
+    down = ray.atoll("down")
+    assert down.wait() == 0
+    assert ray.has() == []
+    for machine in ("m1", "m2"):
+        assert ray.processes(machine, "atoll.") == []
+    for machine in ray.bed.names:
+        listing = ray.start(machine, ["sh", "-c", "ls /tmp /dev/shm"])
+        listing.wait()
+        assert "atoll-ray" not in listing.said
+
+
+def test_a_raylet_that_is_killed_takes_its_host_along_and_the_island_is_back_when_the_node_is(ray: RayMachines) -> None:
+    script = ray.script("m0", LOOP, up(ray, "1x2x2"))
+    script.line(lambda line: line == "kept 140.0")
+    struck = time.monotonic()
+    for pid in ray.processes("m2", "raylet/raylet"):
+        os.kill(pid, signal.SIGKILL)
+    script.line(lambda line: line.startswith("lost"), struck)
+    ray.wait_until(lambda report: not ray.processes("m2", "atoll."), 10)
+
+    def lacks(report: dict[str, Any]) -> bool:
+        return "1 node can have that" in str(report["islands"][0]["waits_for"])
+
+    waits = ray.wait_until(lacks)["islands"][0]["waits_for"]
+    assert "waits for 1 of 2 hosts" in waits
+    assert "on 2 nodes; of its 2 nodes" in waits
+    ray.start_node("m2")
+    again = time.monotonic()
+    script.line(lambda line: line == "kept 140.0", again, seconds=90)
+
+
+def test_a_start_that_ray_has_no_room_for_says_what_is_missing_and_goes_on_when_it_is_there(ray: RayMachines) -> None:
+    given_up = ray.atoll(*UP, "1x3x1", "--wait", "5")
+    assert given_up.wait() == 1
+    assert "was not up within 5 s: island 0 waits for 3 of 3 hosts: ranks 0, 1, 2; Ray is asked for" in given_up.said
+    assert ray.has() == []
+    waiting = ray.atoll(*UP, "2x1x2", "--ray-resources", "CPU=2,rack=1", "--ray-labels", "zone=a")
+
+    def text(report: dict[str, Any]) -> str:
+        return str([each["waits_for"] for each in report["islands"]])
+
+    none = "Ray is asked for (CPU 2, rack 1, label zone=a); of its 3 nodes, none can have that"
+    ray.wait_until(lambda report: none in text(report))
+    for name in ("m1", "m2"):
+        ray.bed.reboot(name)
+        ray.start_node(name, "--num-cpus", "2", "--resources", '{"rack": 1}', "--labels", "zone=a")
+    _, address = waiting.line(lambda line: line.startswith("10.77."), seconds=120)
+    assert ray.script("m0", "import jax; print(len(jax.devices()), 'devices')", address).wait() == 0
+
+
+def test_a_cluster_in_the_foreground_ends_with_its_command_even_where_that_is_killed(ray: RayMachines) -> None:
+    foreground = ray.atoll(*UP, "2x1x1", "--foreground")
+    foreground.line(lambda line: line.startswith("10.77."), seconds=120)
+    os.kill(foreground.pid, signal.SIGKILL)
+    nothing_is_left(ray)
+
+
+def test_where_the_actor_of_the_engine_is_killed_the_cluster_ends_and_nothing_is_left(ray: RayMachines) -> None:
+    up(ray, "2x1x1")
+    (actor,) = ray.processes("m0", "ray::EngineActor")
+    os.kill(actor, signal.SIGKILL)
+    nothing_is_left(ray)
+    down = ray.atoll("status")
+    assert down.wait() == 1
+    assert "no cluster is up" in down.said
+
+
+def nothing_is_left(ray: RayMachines) -> None:
+    deadline = time.monotonic() + 30
+    while left := [*ray.has(), *(pid for machine in ray.bed.names for pid in ray.processes(machine, "atoll."))]:
+        assert time.monotonic() < deadline, left
+
+
+def test_a_second_cluster_of_the_same_name_is_refused(ray: RayMachines) -> None:
+    up(ray, "1x1x1")
+    again = ray.start("m1", ray.atoll_command(*UP, "1x1x1"))
+    assert again.wait() == 1
+    assert "there is a cluster named default on this Ray cluster" in again.said
+    other = ray.start("m1", ray.atoll_command(*UP, "1x1x1", "--name", "other"))
+    other.line(lambda line: line.startswith("10.77.0.2:"), seconds=90)
