@@ -92,18 +92,32 @@ class Authority:
     def save(self, file: Path) -> None:
         """For this user alone, from the moment the file exists."""
         with open(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as out:
-            out.write(self.pem + key_pem(self._key))
+            out.write(self.with_key)
+
+    @property
+    def with_key(self) -> bytes:
+        """Its certificate and private key, in PEM."""
+        return self.pem + key_pem(self._key)
 
     @classmethod
     def load(cls, file: Path, seconds: float = 24 * 3600.0) -> Authority:
         """What `save` has written. Raises AccessError where it cannot be read."""
         try:
             content = file.read_bytes()
+        except OSError as error:
+            raise AccessError(f"the cluster's authority in {file} cannot be read: {error}") from None
+        return cls.parse(content, str(file), seconds)
+
+    @classmethod
+    def parse(cls, content: bytes, where: str, seconds: float = 24 * 3600.0) -> Authority:
+        """That of `with_key`, which was found at `where`. Raises AccessError."""
+        try:
             key = serialization.load_pem_private_key(content, None)
             certificate = x509.load_pem_x509_certificate(content)
-        except (OSError, ValueError) as error:
-            raise AccessError(f"the cluster's authority in {file} cannot be read: {error}") from None
-        assert isinstance(key, Key)
+        except (TypeError, ValueError) as error:
+            raise AccessError(f"the cluster's authority in {where} cannot be read: {error}") from None
+        if not isinstance(key, Key):
+            raise AccessError(f"the cluster's authority in {where} has no key of an elliptic curve")
         return cls(key, certificate, seconds)
 
     # ---- certificates

@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # few clusters need it
     from atoll.cluster.security.authority import Authority
 
 CERTIFICATE_VARIABLE = "ATOLL_CERTIFICATE_SECONDS"
+# An authority, with its key, that was made before the cluster; ATOLL_TOKEN and ATOLL_HOST_TOKEN then come along.
+AUTHORITY_VARIABLE = "ATOLL_AUTHORITY"
 _DAY_SECONDS = 24 * 3600.0
 _LEAST_SECONDS = 1.0
 
@@ -44,10 +46,11 @@ def start_security(directory: str, listen: Address, advertise: str = "", has_age
 
     `advertise` is the address that others know the controller by; "": where it listens, or what this machine is reached
     by where that is everywhere. Without TLS, host agents bring the token that the user has chosen for hosts, or for
-    all. Raises SettingsError, AddressError, OSError.
+    all. Raises AccessError, SettingsError, AddressError, OSError.
     """
     os.environ.pop(JOIN_VARIABLE, None)  # of another cluster
-    if not has_agents or listen.tls:
+    given = os.environ.pop(AUTHORITY_VARIABLE, "") if listen.tls else ""
+    if not given and (not has_agents or listen.tls):
         os.environ.pop(HOST_TOKEN_VARIABLE, None)
         if not listen.is_unix or os.environ.get(TOKEN_VARIABLE):
             os.environ[HOST_TOKEN_VARIABLE] = secrets.token_urlsafe(32)
@@ -55,7 +58,11 @@ def start_security(directory: str, listen: Address, advertise: str = "", has_age
         return
     from atoll.cluster.security.authority import Authority
 
-    authority = Authority.make(seconds=certificate_seconds())
+    if given:
+        authority = Authority.parse(given.encode(), AUTHORITY_VARIABLE, certificate_seconds())
+        os.environ.setdefault(HOST_TOKEN_VARIABLE, secrets.token_urlsafe(32))
+    else:
+        authority = Authority.make(seconds=certificate_seconds())
     authority.save(authority_file(directory))
     token = os.environ.setdefault(TOKEN_VARIABLE, "") or secrets.token_urlsafe(32)
     os.environ[TOKEN_VARIABLE] = token

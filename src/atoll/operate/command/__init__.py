@@ -13,7 +13,7 @@ import typer
 
 from atoll._version import __version__
 from atoll.errors import AtollError
-from atoll.operate.command import clusters, hosts, operators, scripts
+from atoll.operate.command import clusters, hosts, manifests, operators, scripts
 from atoll.operate.command.terminal import fail
 
 # Each command imports what it needs when it runs: all imports here would double the time of `atoll --help`.
@@ -74,6 +74,8 @@ def atoll(
 app.command(context_settings={"allow_interspersed_args": False}, no_args_is_help=True)(scripts.run)
 app.command()(clusters.up)
 app.command()(hosts.host)
+app.command()(manifests.kubernetes)
+app.command()(manifests.slurm)
 app.command()(clusters.status)
 app.command()(operators.remap)
 app.command("add-island")(operators.add_island)

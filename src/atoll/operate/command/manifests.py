@@ -1,0 +1,130 @@
+"""Clusters that other systems start: `atoll kubernetes`, `atoll slurm`."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import typer
+
+from atoll.operate.command.options import ClusterOptions, Islands, settings_of, with_cluster_options
+
+# Of Kubernetes' objects, of which some get a suffix.
+_NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
+
+
+def _pairs(texts: list[str] | None, option: str) -> dict[str, str]:
+    """KEY=VALUE, each."""
+    found = {}
+    for text in texts or ():
+        key, equals, value = text.partition("=")
+        if not key or not equals or not value:
+            raise typer.BadParameter(f"{option} {text!r}: expected KEY=VALUE")
+        found[key] = value
+    return found
+
+
+@with_cluster_options
+def kubernetes(
+    *,
+    islands: Islands,
+    image: Annotated[str, typer.Option(help="An image with atoll, JAX for the platform, and all that scripts need.")],
+    cluster: ClusterOptions,
+    name: Annotated[
+        str, typer.Option(help="The name of the cluster, and the beginning of its objects' names.")
+    ] = "atoll",
+    namespace: Annotated[str, typer.Option(help="Of all objects; kubectl's own if not given.")] = "",
+    resource: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What each host's pod gets, such as cpu=8 or memory=64Gi; several times. The devices of cuda, rocm "
+            "and tpu are asked for anyway.",
+            metavar="KEY=AMOUNT",
+        ),
+    ] = None,
+    node_selector: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Labels of the nodes for hosts, such as cloud.google.com/gke-tpu-topology=2x4; several times.",
+            metavar="KEY=VALUE",
+        ),
+    ] = None,
+    existing_secrets: Annotated[
+        bool,
+        typer.Option(
+            "--existing-secrets", help="Print no Secrets: those of an earlier run of this command are there already."
+        ),
+    ] = False,
+) -> None:
+    """Print the manifests of a cluster: `atoll kubernetes --islands 2x4x8 --image IMAGE | kubectl apply -f -`.
+
+    They are a Deployment and a Service for the controller, and a JobSet for each island. JobSet
+    (jobset.x-k8s.io) must be installed there. The Secrets hold what the cluster's processes prove themselves with, made
+    anew by each run of this command: keep them like passwords. Scripts run in pods of the namespace, with the
+    environment of the Secret NAME-client and `JAX_PLATFORMS=atoll`.
+    """
+    from atoll.cluster.topology import Topology
+    from atoll.operate.manifests.credentials import make_credentials
+    from atoll.operate.manifests.kubernetes import KubernetesCluster, manifests
+    from atoll.operate.manifests.text import as_yaml
+
+    if not _NAME.fullmatch(name):
+        raise typer.BadParameter(f"--name {name!r}: expected up to 40 of a-z, 0-9 and -, beginning with a letter")
+    settings_of(islands, cluster)  # raises what is wrong with them
+    wanted = KubernetesCluster(
+        name,
+        Topology.parse(islands),
+        image,
+        cluster.platform or "",
+        namespace,
+        _flags(cluster),
+        _pairs(resource, "--resource"),
+        _pairs(node_selector, "--node-selector"),
+    )
+    credentials = {} if existing_secrets else make_credentials(wanted.address)
+    print(as_yaml(manifests(wanted, credentials)), end="")
+
+
+@with_cluster_options
+def slurm(
+    command: Annotated[list[str], typer.Argument(help="What to run on the cluster, such as: python train.py")],
+    *,
+    islands: Islands,
+    cluster: ClusterOptions,
+    name: Annotated[str, typer.Option(help="Of the job.")] = "atoll",
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Option(help="A directive of sbatch, such as --sbatch=--time=2:00:00; several times.", metavar="FLAG"),
+    ] = None,
+) -> None:
+    """Print a batch script: `atoll slurm --islands 2x4x8 -- python train.py | sbatch`.
+
+    The job has a node for each host, and a controller on the first one, where the command runs. The cluster ends with
+    the command.
+    """
+    from atoll.cluster.topology import Topology
+    from atoll.operate.manifests.slurm import SlurmJob, batch_script
+
+    settings_of(islands, cluster)  # raises what is wrong with them
+    for each in [name, *(sbatch or ())]:
+        if "\n" in each:
+            raise typer.BadParameter("a directive of sbatch is one line")
+    job = SlurmJob(name, Topology.parse(islands), command, cluster.platform or "", _flags(cluster), sbatch or ())
+    print(batch_script(job), end="")
+
+
+def _flags(cluster: ClusterOptions) -> list[str]:
+    """What else `atoll up` is to be told."""
+    if cluster.engine not in (None, "hosts"):
+        raise typer.BadParameter(
+            f"--engine {cluster.engine}: here machines come by themselves, which is --engine hosts"
+        )
+    given = {
+        "--device-memory": cluster.device_memory,
+        "--dispatch": cluster.dispatch,
+        "--policy": cluster.policy,
+        "--topology": cluster.mesh,
+        "--lease": cluster.lease_seconds,
+        "--wait": cluster.wait_seconds,
+    }
+    return [part for flag, value in given.items() if value is not None for part in (flag, str(value))]

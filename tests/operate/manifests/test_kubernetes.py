@@ -1,0 +1,121 @@
+"""Manifests for Kubernetes: valid by its schemas, and what they say is what Atoll's processes take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.cluster_process import User, finish, free_port
+
+VERSION = "1.37"
+
+
+@pytest.fixture
+def user(short_directory: Path, program_cache: Path) -> User:
+    return User(short_directory, program_cache)
+
+
+def manifests(user: User, *options: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(user.atoll("kubernetes", "--image", "example.org/a", *options).check().stdout))
+
+
+def of_kind(documents: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [each for each in documents if each["kind"] == kind]
+
+
+def jobs(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The Job of each JobSet, as the JobSet's controller would make it."""
+    found = []
+    for jobset in of_kind(documents, "JobSet"):
+        (replicated,) = jobset["spec"]["replicatedJobs"]
+        found.append({"apiVersion": "batch/v1", "kind": "Job", "metadata": jobset["metadata"]} | replicated["template"])
+    return found
+
+
+def containers(document: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = document["spec"]["template"]["spec"]["containers"]
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--islands", "2x4x8", "--platform", "tpu", "--node-selector", "cloud.google.com/gke-tpu-topology=2x4"),
+        ("--islands", "1x1x1", "--namespace", "team", "--name", "small", "--resource", "cpu=4", "--existing-secrets"),
+    ],
+)
+def test_the_schemas_of_kubernetes_take_the_manifests(user: User, options: tuple[str, ...]) -> None:
+    documents = manifests(user, *options)
+    for each in [*(each for each in documents if each["kind"] != "JobSet"), *jobs(documents)]:
+        kubernetes_validate.validate(each, VERSION, strict=True)
+
+
+def test_an_island_is_an_indexed_job_of_its_hosts_each_with_its_devices(user: User) -> None:
+    documents = manifests(user, "--islands", "2x4x8", "--platform", "cuda")
+    assert len(jobs(documents)) == 2
+    for island, job in enumerate(jobs(documents)):
+        assert (job["spec"]["parallelism"], job["spec"]["completions"]) == (4, 4)
+        assert job["spec"]["completionMode"] == "Indexed"
+        (host,) = containers(job)
+        assert {"name": "JOB_INDEX", "value": str(island)} in host["env"]
+        assert host["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+
+
+def test_no_host_and_no_client_gets_the_authoritys_key(user: User) -> None:
+    secrets = {each["metadata"]["name"]: each["stringData"] for each in of_kind(manifests(user, "--islands", "1x1x1"), "Secret")}
+    assert [name for name, data in secrets.items() if "PRIVATE KEY" in str(data)] == ["atoll-controller"]
+    assert secrets["atoll-host"] != secrets["atoll-client"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--name", "Under_score"), "beginning with a letter"),
+        (("--resource", "cpu"), "expected KEY=VALUE"),
+        (("--islands", "2x2"), "is no topology"),
+        (("--engine", "local"), "--engine hosts"),
+    ],
+)
+def test_what_cannot_be_is_refused(user: User, options: tuple[str, ...], said: str) -> None:
+    refused = user.atoll("kubernetes", "--image", "a", "--islands", "1x1x1", *options)
+    assert refused.returncode == 2
+    assert said in refused.stderr
+
+
+def test_the_commands_and_secrets_of_the_manifests_make_a_cluster(user: User) -> None:
+    """Each container's command, with the environment that Kubernetes would give it; names lead to this machine."""
+    documents = manifests(user, "--islands", "1x2x1")
+    secrets = {each["metadata"]["name"]: each["stringData"] for each in of_kind(documents, "Secret")}
+    address = f"127.0.0.1:{free_port()}"
+
+    def here(text: str) -> str:
+        for there in ("atoll:7000", "0.0.0.0:7000"):
+            text = text.replace(there, address)
+        return text
+
+    def command(container: dict[str, Any]) -> list[str]:
+        return [here(each).replace("$(POD_IP)", "127.0.0.1") for each in container["command"][1:]]
+
+    def environment(component: str) -> dict[str, str]:
+        return {name: here(value) for name, value in secrets[f"atoll-{component}"].items()}
+
+    (controller,) = containers(*of_kind(documents, "Deployment"))
+    (host,) = containers(*jobs(documents))
+    up = user.start_atoll(*command(controller), **environment("controller"))
+    agents = [
+        user.start_atoll(*command(host), **environment("host"), JOB_INDEX="0", JOB_COMPLETION_INDEX=index)
+        for index in "10"
+    ]
+    assert up.stdout is not None
+    assert up.stdout.readline() == f"tls://{address}\n"
+    script = "import jax, jax.numpy as jnp; print(len(jax.devices()), jnp.arange(4).sum())"
+    assert user.script(script, JAX_PLATFORMS="atoll", **environment("client")).check().stdout == "2 6\n"
+    for each in (*agents, up):
+        each.terminate()
+    for each in (*agents, up):
+        finish(each)
+    assert user.leftovers() == []

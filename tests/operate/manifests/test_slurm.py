@@ -1,0 +1,67 @@
+"""A batch script for Slurm, run by bash with a stand-in for srun."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster_process import COMMAND, User, finish
+
+# Runs as many tasks as it is told, with the number that Slurm gives to each.
+SRUN = """#!/bin/bash
+for argument; do
+  shift
+  case $argument in --ntasks=*) tasks=${argument#*=} ;; --*) ;; *) set -- "$argument" "$@"; break ;; esac
+done
+trap 'kill $(jobs -p) 2>/dev/null; wait' TERM
+for ((i = 0; i < tasks; i++)); do SLURM_PROCID=$i "$@" & done
+wait
+"""
+
+
+@pytest.fixture
+def user(short_directory: Path, program_cache: Path) -> User:
+    return User(short_directory, program_cache)
+
+
+def executable(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def run_job(user: User, folder: Path, *command: str) -> tuple[int, str, str]:
+    """The script of `atoll slurm`, as Slurm would run it on one node of several tasks."""
+    script = user.atoll("slurm", "--islands", "1x2x1", "--", *command).check().stdout
+    (folder / "bin").mkdir()
+    executable(folder / "bin" / "srun", SRUN)
+    executable(folder / "bin" / "atoll", "#!/bin/bash\nexec " + " ".join(f"'{each}'" for each in COMMAND) + ' "$@"\n')
+    executable(folder / "bin" / "hostname", "#!/bin/bash\necho 127.0.0.1\n")
+    executable(folder / "job", script)
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    done = finish(user.start(str(folder / "job"), PATH=path, SLURM_JOB_ID=str(os.getpid())))
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_job_is_a_cluster_with_a_host_a_task_and_ends_with_its_command(user: User, tmp_path: Path) -> None:
+    code = "import jax, jax.numpy as jnp; print(len(jax.devices()), jnp.arange(4).sum())"
+    status, out, error = run_job(user, tmp_path, sys.executable, "-c", code)
+    assert (status, out.splitlines()[-1]) == (0, "2 6"), error
+    assert user.leftovers() == []
+
+
+def test_the_job_ends_as_its_command_does(user: User, tmp_path: Path) -> None:
+    status, _, error = run_job(user, tmp_path, sys.executable, "-c", "raise SystemExit(7)")
+    assert status == 7, error
+    assert user.leftovers() == []
+
+
+def test_directives_and_devices_are_those_that_were_asked_for(user: User) -> None:
+    asked = ("--islands", "2x4x8", "--platform", "cuda", "--sbatch=--time=1:00:00", "--", "python", "a b.py")
+    lines = user.atoll("slurm", *asked).check().stdout.splitlines()
+    assert lines[0] == "#!/bin/bash"
+    assert {"#SBATCH --nodes=8", "#SBATCH --gpus-per-node=8", "#SBATCH --time=1:00:00"} <= set(lines)
+    assert lines[-1] == "python 'a b.py'"
