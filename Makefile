@@ -14,7 +14,7 @@ MATRIX_TESTS := tests/client tests/session tests/ifrt tests/worker tests/end_to_
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test ray matrix check docs bench conformance soak protos clean
+.PHONY: help demo test machines ray matrix check docs bench conformance soak protos clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ demo: $(VENV)/.demo  ## Train a small GPT on the 8 devices of an embedded cluste
 
 test: $(VENV)/.test  ## Run the test suite
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+
+machines: $(VENV)/.test  ## Run the tests on several "machines" (as root): ten minutes
+	ATOLL_TEST_MACHINES=1 $(BIN)/python -m pytest tests/machines $(ARGS)
 
 ray: $(VENV)/.test $(VENV)/.ray  ## Run the tests of clusters on Ray, over several "machines" (as root): five minutes
 	ATOLL_TEST_RAY=1 $(BIN)/python -m pytest tests/machines/test_ray.py tests/engines/ray $(ARGS)

@@ -6,13 +6,19 @@ Where namespaces are not allowed, such tests are skipped, with the reason.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.machines.bed import Machines, why_not
 
-__all__ = ["machines", "make_machines"]
+__all__ = ["long", "machines", "make_machines"]
+
+# The suite has a short form of these tests.
+long = pytest.mark.skipif(
+    not os.environ.get("ATOLL_TEST_MACHINES"), reason="these take minutes: run them by `make machines`"
+)
 
 _why_not = functools.cache(why_not)
 

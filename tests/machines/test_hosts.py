@@ -13,7 +13,7 @@ import pytest
 
 from tests.machines.bed import Machines
 from tests.machines.clusters import MachineCluster, Process
-from tests.machines.plugin import machines, make_machines  # noqa: F401
+from tests.machines.plugin import long, machines, make_machines  # noqa: F401
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -95,6 +95,7 @@ def test_an_agents_worker_ends_with_it_and_a_spare_machine_takes_its_place(clust
     assert first.process.poll() is None
 
 
+@long
 def test_silence_shorter_than_the_lease_loses_nothing(cluster: MachineCluster) -> None:
     first, second, script = started(cluster)
     workers = worker_of(first).pid, worker_of(second).pid
@@ -107,6 +108,7 @@ def test_silence_shorter_than_the_lease_loses_nothing(cluster: MachineCluster) -
     assert (worker_of(first).pid, worker_of(second).pid) == workers
 
 
+@long
 def test_a_machine_that_is_silent_for_longer_is_lost_by_name_and_its_island_is_back_when_it_is(
     cluster: MachineCluster,
 ) -> None:
@@ -127,6 +129,7 @@ def test_a_machine_that_is_silent_for_longer_is_lost_by_name_and_its_island_is_b
     assert back - joined < 15
 
 
+@long
 @pytest.mark.parametrize(("machine", "rank"), [("m1", "0"), ("m2", "1")])  # at the first, the hosts meet
 def test_a_machine_that_was_rebooted_takes_its_place_again(cluster: MachineCluster, machine: str, rank: str) -> None:
     _, _, script = started(cluster)
@@ -140,6 +143,7 @@ def test_a_machine_that_was_rebooted_takes_its_place_again(cluster: MachineClust
     assert "refused" not in script.said  # no program is blamed
 
 
+@long
 @pytest.mark.parametrize(("sender", "receiver"), [("m2", "m0"), ("m0", "m2")])
 def test_a_machine_whose_packets_are_lost_one_way_is_lost_and_ends_its_worker(
     cluster: MachineCluster, sender: str, receiver: str

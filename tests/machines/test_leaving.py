@@ -12,7 +12,7 @@ import pytest
 
 from tests.machines.bed import Machines
 from tests.machines.clusters import MachineCluster
-from tests.machines.plugin import machines, make_machines  # noqa: F401
+from tests.machines.plugin import long, machines, make_machines  # noqa: F401
 from tests.machines.test_hosts import LEASE, LOOP, worker_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -46,6 +46,7 @@ def make_cluster(make_machines: Callable[..., Machines]) -> Iterator[Callable[..
         each.__exit__()
 
 
+@long
 def test_what_is_on_a_machine_that_leaves_is_moved_to_another_island_within_its_grace(
     make_cluster: Callable[..., MachineCluster],
 ) -> None:
@@ -67,6 +68,7 @@ def test_what_is_on_a_machine_that_leaves_is_moved_to_another_island_within_its_
     assert second.process.poll() is None
 
 
+@long
 def test_where_nothing_can_be_moved_a_machine_that_leaves_goes_on_for_its_grace_and_a_spare_follows(
     make_cluster: Callable[..., MachineCluster],
 ) -> None:
@@ -88,6 +90,7 @@ def test_where_nothing_can_be_moved_a_machine_that_leaves_goes_on_for_its_grace_
     assert host["machine"] == "m2"
 
 
+@long
 def test_a_frozen_machine_is_lost_and_takes_no_part_when_it_thaws(
     make_cluster: Callable[..., MachineCluster],
 ) -> None:
@@ -135,6 +138,7 @@ def test_nothing_is_left_on_any_machine_when_a_cluster_ends(make_cluster: Callab
         assert "atoll" not in listing.said
 
 
+@long
 def test_a_controller_that_is_killed_takes_the_workers_with_it_and_the_next_one_gets_the_machines(
     make_cluster: Callable[..., MachineCluster],
 ) -> None:

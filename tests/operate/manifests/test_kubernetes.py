@@ -66,7 +66,10 @@ def test_an_island_is_an_indexed_job_of_its_hosts_each_with_its_devices(user: Us
 
 
 def test_no_host_and_no_client_gets_the_authoritys_key(user: User) -> None:
-    secrets = {each["metadata"]["name"]: each["stringData"] for each in of_kind(manifests(user, "--islands", "1x1x1"), "Secret")}
+    secrets = {
+        each["metadata"]["name"]: each["stringData"]
+        for each in of_kind(manifests(user, "--islands", "1x1x1"), "Secret")
+    }
     assert [name for name, data in secrets.items() if "PRIVATE KEY" in str(data)] == ["atoll-controller"]
     assert secrets["atoll-host"] != secrets["atoll-client"]
 
