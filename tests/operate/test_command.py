@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import typer
 
 from atoll import __version__
-from atoll.cluster.settings import VARIABLES, ClusterSettings, Dispatch, OnOff
+from atoll.cluster.settings import VARIABLES
 from atoll.controller.replay import replay
 from atoll.operate import clusters, standalone_proxy, standing
 from atoll.operate import command as cli
@@ -25,6 +24,7 @@ from atoll.operate.command import operators, scripts
 from atoll.protocol.actions import Send
 from atoll.protocol.messages import Run
 from tests.cluster_process import User, eventually, finish, first_line, free_port
+from tests.operate.cluster_options import CLUSTER_OPTIONS, CLUSTER_SETTINGS, CLUSTER_VARIABLES
 
 RUN_ON = {"JAX_PLATFORMS": "atoll"}
 DOUBLE = """
@@ -57,10 +57,6 @@ OWN_CLIENT = """
     twice = lambda x: jax.pure_callback(lambda x: x * 2, jax.ShapeDtypeStruct((), "float32"), x)
     print(len(jax.devices()), jax.jit(twice)(21.0))
 """
-
-CLUSTER_OPTIONS = ["--islands", "1x1x2", "--platform", "cuda", "--device-memory", "1KiB", "--dispatch", "sequential"]
-CLUSTER_OPTIONS += ["--topology", "2x1", "--policy", "first-come", "--engine", "local"]
-CLUSTER_OPTIONS += ["--bulk-tls", "off", "--lease", "5", "--wait", "90"]
 
 
 @pytest.fixture
@@ -343,18 +339,7 @@ def test_run_with_islands_takes_no_cluster_that_is_up(user: User) -> None:
 
 def test_run_passes_its_options_on_in_the_environment(user: User) -> None:
     env = _environment_of_run(user, *CLUSTER_OPTIONS)
-    assert {name: env[name] for name in VARIABLES.values()} == {
-        "ATOLL_ISLANDS": "1x1x2",
-        "ATOLL_PLATFORM": "cuda",
-        "ATOLL_DEVICE_MEMORY": "1024",
-        "ATOLL_DISPATCH": "sequential",
-        "ATOLL_POLICY": "first-come",
-        "ATOLL_TOPOLOGY": "2x1",
-        "ATOLL_ENGINE": "local",
-        "ATOLL_BULK_TLS": "off",
-        "ATOLL_LEASE": "5.0",
-        "ATOLL_WAIT": "90.0",
-    }
+    assert {name: env[name] for name in VARIABLES.values()} == CLUSTER_VARIABLES
 
 
 @pytest.mark.parametrize("options", [(), ("--address", "unix:/a")])
@@ -429,8 +414,7 @@ def test_a_proxy_of_its_own_cluster_has_the_options_of_run(monkeypatch: pytest.M
     monkeypatch.setattr(standalone_proxy, "run_proxy", lambda *arguments: served.extend(arguments))
     monkeypatch.setattr(scripts, "end_on_signals", lambda: None)
     cli.app(["proxy", *CLUSTER_OPTIONS], standalone_mode=False)
-    chosen = ClusterSettings("1x1x2", "cuda", 1024, Dispatch.SEQUENTIAL, mesh="2x1", lease_seconds=5.0)
-    assert served[1:3] == ["", msgspec.structs.replace(chosen, wait_seconds=90.0, bulk_tls=OnOff.OFF)]
+    assert served[1:3] == ["", CLUSTER_SETTINGS]
 
 
 # ---- the command itself

@@ -37,6 +37,9 @@ _log = logging.getLogger(__name__)
 
 MAX_PIECE = 1 << 40
 PART_BYTES = 8 << 20
+# Pieces of feeds from here on wait for nothing that the peer says, as chunks do for credits: their sender may be a thread
+# that reads another channel, which the peer needs to go on.
+FIRST_IN_PLACE = 1 << 62
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True, tag="o"):
@@ -83,6 +86,9 @@ class DataChannel:
         self._socket = FrameSocket(stream)
         self._engines = [kind(self._socket) for kind in kinds if kind.reaches(self._socket)]
         self._choices = [(engine.takes, engine.send) for engine in self._engines]
+        self._in_place = [
+            (engine.takes, engine.send) for engine in self._engines if not isinstance(engine, StreamEngine)
+        ]
         self._handlers = {frame: engine.handle for engine in self._engines for frame in engine.frames}
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
             Union[Open, Passed, Probe, Alive, *(frame for kind in kinds for frame in kind.frames)]
@@ -211,7 +217,7 @@ class DataChannel:
         self._socket.send(Passed(), descriptor=sock.fileno())
 
     def _send(self, session: int, feed: int, contents: Contents, more: bool) -> None:
-        for takes, send in self._choices:
+        for takes, send in self._choices if feed < FIRST_IN_PLACE else self._in_place:
             if takes(contents):
                 try:
                     send(session, feed, contents, more)

@@ -113,7 +113,7 @@ def test_a_proxy_on_all_addresses_is_called_back_from_where_it_was_dialled() -> 
     table.proxy = Address(host="127.0.0.2", port=1)
     try:
         table.add(None, [lambda: ()])
-        assert opened == [Open(11, "secret")]
+        assert [(each.session, each.secret) for each in opened] == [(11, "secret")]
     finally:
         table.clear_cache()
         listener.close()

@@ -15,9 +15,10 @@ from typing import Any
 import msgspec
 
 from atoll.errors import FrameError
+from atoll.transfers.channel import FIRST_IN_PLACE
 
 # Feeds from here on are calls. Those of a host count from `first_call(host)`, whose own number is for its notices.
-_FIRST_CALL = 1 << 62
+_FIRST_CALL = FIRST_IN_PLACE
 _CALLS_OF_A_HOST = 1 << 40
 _LENGTH = struct.Struct("<I")
 _ALIGNMENT = 64

@@ -1,0 +1,40 @@
+"""All options of a cluster, as a user gives them; and what becomes of them."""
+
+from atoll.cluster.settings import ClusterSettings, Dispatch, OnOff
+
+CLUSTER_OPTIONS = ["--islands", "1x1x2", "--platform", "cuda", "--device-memory", "1KiB", "--dispatch", "sequential"]
+CLUSTER_OPTIONS += ["--topology", "2x1", "--policy", "first-come", "--engine", "local"]
+CLUSTER_OPTIONS += ["--bulk-tls", "off", "--lease", "5", "--wait", "90", "--ray-address", "head:6379"]
+CLUSTER_OPTIONS += ["--ray-resources", "CPU=2", "--ray-labels", "zone=a", "--ray-strategy", "PACK"]
+
+CLUSTER_VARIABLES = {
+    "ATOLL_ISLANDS": "1x1x2",
+    "ATOLL_PLATFORM": "cuda",
+    "ATOLL_DEVICE_MEMORY": "1024",
+    "ATOLL_DISPATCH": "sequential",
+    "ATOLL_POLICY": "first-come",
+    "ATOLL_TOPOLOGY": "2x1",
+    "ATOLL_ENGINE": "local",
+    "ATOLL_BULK_TLS": "off",
+    "ATOLL_LEASE": "5.0",
+    "ATOLL_WAIT": "90.0",
+    "ATOLL_RAY_ADDRESS": "head:6379",
+    "ATOLL_RAY_RESOURCES": "CPU=2",
+    "ATOLL_RAY_LABELS": "zone=a",
+    "ATOLL_RAY_STRATEGY": "PACK",
+}
+
+CLUSTER_SETTINGS = ClusterSettings(
+    "1x1x2",
+    "cuda",
+    1024,
+    Dispatch.SEQUENTIAL,
+    mesh="2x1",
+    lease_seconds=5.0,
+    wait_seconds=90.0,
+    bulk_tls=OnOff.OFF,
+    ray_address="head:6379",
+    ray_resources="CPU=2",
+    ray_labels="zone=a",
+    ray_strategy="PACK",
+)
