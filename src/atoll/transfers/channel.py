@@ -37,8 +37,8 @@ _log = logging.getLogger(__name__)
 
 MAX_PIECE = 1 << 40
 PART_BYTES = 8 << 20
-# Pieces of feeds from here on wait for nothing that the peer says, as chunks do for credits: their sender may be a thread
-# that reads another channel, which the peer needs to go on.
+# Pieces of feeds from here on wait for nothing that the peer says, as chunks do for credits: their sender may be the
+# thread that reads another channel, which the peer needs to go on.
 FIRST_IN_PLACE = 1 << 62
 
 
