@@ -23,7 +23,7 @@ demo: $(VENV)/.demo  ## Train a small GPT on the 8 devices of an embedded cluste
 	JAX_PLATFORMS=atoll $(BIN)/python examples/gpt.py $(ARGS)
 
 test: $(VENV)/.test  ## Run the test suite
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 machines: $(VENV)/.test  ## Run the tests on several "machines" (as root): ten minutes
 	ATOLL_TEST_MACHINES=1 $(BIN)/python -m pytest tests/machines $(ARGS)

@@ -17,6 +17,7 @@ import textwrap
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,6 +148,14 @@ def _no_process_or_folder_leaks() -> Iterator[None]:
         process.kill()
     shutil.rmtree(RUNTIME, ignore_errors=True)
     assert not found, "left behind by this run:\n" + "\n".join(found)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first, then those with many: else few processes would be busy at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    count = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.path not in slow, -count[item.path], item.path))
 
 
 def pytest_unconfigure() -> None:

@@ -74,6 +74,7 @@ def test_the_targets_are_the_last_inputs_backwards():
         np.testing.assert_array_equal(targets, np.flip(inputs[:, -QUICK.targets :], axis=1))
 
 
+@pytest.mark.slow
 def test_atolls_losses_are_those_of_stock_jax_bit_for_bit():
     losses = {}
     for backend in ("atoll", "stock"):

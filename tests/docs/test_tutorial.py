@@ -15,6 +15,10 @@ def blocks() -> list[str]:
     return re.findall(r"^```\n(.*?)^```", (ROOT / "docs" / "tutorial.md").read_text(), re.DOTALL | re.MULTILINE)
 
 
+import pytest
+
+
+@pytest.mark.slow
 def test_the_tutorial_runs_from_its_first_command_to_its_last(tmp_path: Path, short_directory: Path) -> None:
     commands = "\n".join(blocks()).replace("pip install .\n", "")
     environment = {

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
@@ -64,6 +66,7 @@ def test_clients_with_different_collectives_all_get_right_results(
     assert min(counts) >= 100
 
 
+@pytest.mark.slow
 def test_without_the_order_the_same_work_fails(start_cluster: StartCluster, start_python: StartPython) -> None:
     """So the test above can fail."""
     cluster = start_cluster(islands="1x2x2", environment={"PYTHONPATH": str(WITHOUT_ORDER)})
