@@ -8,14 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def blocks() -> list[str]:
     return re.findall(r"^```\n(.*?)^```", (ROOT / "docs" / "tutorial.md").read_text(), re.DOTALL | re.MULTILINE)
-
-
-import pytest
 
 
 @pytest.mark.slow
