@@ -30,8 +30,6 @@ _BUFFER_BYTES = 1 << 20
 # Payloads up to this size are joined with their frame: one system call costs more than the copy.
 _SMALL_FRAME = 64  # bytes at most of a frame that only has numbers
 _JOINED_BYTES = 64 * 1024
-# Linux 6.15 and later: how long TCP waits at most before it tries again, in ms. A link that is back is used at once.
-_TCP_RTO_MAX_MS, _RETRY_MS = 44, 1000
 _BYTES_ACKED = 120  # where `struct tcp_info` has it
 # The kernel does not give up before `transfers.silence` does.
 _GIVE_UP_MS = 120_000
@@ -55,8 +53,6 @@ class FrameSocket:
         self.is_unix = sock.family == socket.AF_UNIX
         if not self.is_unix:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _GIVE_UP_MS)
-            with contextlib.suppress(OSError):
-                sock.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, _RETRY_MS)
         if self.is_unix:
             for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
