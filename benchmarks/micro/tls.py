@@ -25,7 +25,7 @@ from atoll.engines.options import EngineOptions
 from atoll.engines.start import EngineProcess
 from atoll.wire.tls.identity import Identity, server_name
 from benchmarks.harness.benchmark import Round, Settings
-from benchmarks.micro.islands import LARGE_BYTES, island_copy
+from benchmarks.micro.islands import LARGE_BYTES, island_copy, socket_copy
 
 TLS = "atoll, TLS"
 TLS_SOCKET = "blocking TLS socket"
@@ -96,23 +96,4 @@ def _socket_copy() -> Callable[[], float]:
     serving.start()
     sender = client.dialing.wrap_socket(dialed, server_hostname=server_name(Role.HOST))
     serving.join()
-    receiver = served[0]
-    source = np.arange(LARGE_BYTES // 4, dtype=np.float32)
-    target = np.ones(LARGE_BYTES, np.uint8)
-
-    def receive() -> None:
-        view, position = target.data, 0
-        while position < LARGE_BYTES:
-            position += receiver.recv_into(view[position:])
-
-    def move() -> float:
-        thread = threading.Thread(target=receive)
-        started = time.perf_counter()
-        thread.start()
-        sender.sendall(source.data)
-        thread.join()
-        seconds = time.perf_counter() - started
-        np.testing.assert_array_equal(target.view(np.float32)[::1000], source[::1000])
-        return seconds
-
-    return move
+    return socket_copy(sender, served[0])

@@ -93,26 +93,13 @@ class Process:
             self.process.stdout.close()
 
 
-class MachineCluster:
-    """`atoll up --engine hosts` on m0. As a context manager it ends all that it has started."""
+class Commands:
+    """Commands on machines, with an environment of theirs. As a context manager it ends all that it has started."""
 
-    def __init__(
-        self, bed: Machines, islands: str, cache: Path | None = None, *options: str, secured: bool = True
-    ) -> None:
+    def __init__(self, bed: Machines, environment: dict[str, str]) -> None:
         self.bed = bed
-        self.address = f"{bed.address('m0')}:{PORT}"
-        plain = {} if secured else {"ATOLL_INSECURE": "1", "ATOLL_TOKEN": "of the machines"}
-        self._environment = environment(ATOLL_CACHE_DIR=str(cache) if cache else "off", **plain)
-        self._join = self._host_join = ""
+        self._environment = environment
         self._processes: list[Process] = []
-        listen = ("--listen", self.address, "--engine", "hosts", "--islands", islands)
-        self.up = self.start("m0", [*ATOLL, "up", "--foreground", *listen, *options])
-        self.up.line(lambda line: "waiting for hosts" in line, seconds=30)
-        if secured:
-            folder = f"/tmp/atoll-{os.getuid()}/default"
-            shown = self.start("m0", ["cat", f"{folder}/join", f"{folder}/join-hosts"])
-            shown.wait()
-            self._join, self._host_join = shown.said.split()
 
     def __enter__(self) -> Self:
         return self
@@ -125,6 +112,26 @@ class MachineCluster:
         process = Process(self.bed, machine, command, {**self._environment, **more})
         self._processes.append(process)
         return process
+
+
+class MachineCluster(Commands):
+    """`atoll up --engine hosts` on m0."""
+
+    def __init__(
+        self, bed: Machines, islands: str, cache: Path | None = None, *options: str, secured: bool = True
+    ) -> None:
+        self.address = f"{bed.address('m0')}:{PORT}"
+        plain = {} if secured else {"ATOLL_INSECURE": "1", "ATOLL_TOKEN": "of the machines"}
+        super().__init__(bed, environment(ATOLL_CACHE_DIR=str(cache) if cache else "off", **plain))
+        self._join = self._host_join = ""
+        listen = ("--listen", self.address, "--engine", "hosts", "--islands", islands)
+        self.up = self.start("m0", [*ATOLL, "up", "--foreground", *listen, *options])
+        self.up.line(lambda line: "waiting for hosts" in line, seconds=30)
+        if secured:
+            folder = f"/tmp/atoll-{os.getuid()}/default"
+            shown = self.start("m0", ["cat", f"{folder}/join", f"{folder}/join-hosts"])
+            shown.wait()
+            self._join, self._host_join = shown.said.split()
 
     def host(self, machine: str, *options: str, **more: str) -> Process:
         secret = {"ATOLL_JOIN": self._host_join}

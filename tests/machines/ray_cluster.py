@@ -9,10 +9,10 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from tests.machines.bed import Machines
-from tests.machines.clusters import ATOLL, Process, environment
+from tests.machines.clusters import ATOLL, Commands, Process, environment
 
 PORT = 6379
 _RAY = [sys.executable, "-c", "from ray.scripts.scripts import main; main()"]
@@ -28,18 +28,16 @@ _HAS = """
 """
 
 
-class RayMachines:
-    """Ray's head on m0, with no processor to offer, and a node on each other machine. It is a context manager."""
+class RayMachines(Commands):
+    """Ray's head on m0, with no processor to offer, and a node on each other machine."""
 
     def __init__(self, bed: Machines) -> None:
-        self.bed = bed
         # Ray's own wait for dead nodes is a minute.
         quick = {"RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "2000"}
         quick |= {"RAY_health_check_failure_threshold": "3", "RAY_health_check_initial_delay_ms": "1000"}
-        self._environment = environment(
-            ATOLL_CACHE_DIR="off", ATOLL_TOKEN="of the machines", ATOLL_INSECURE="1", **quick
+        super().__init__(
+            bed, environment(ATOLL_CACHE_DIR="off", ATOLL_TOKEN="of the machines", ATOLL_INSECURE="1", **quick)
         )
-        self._processes: list[Process] = []
         self.rays: dict[str, Process] = {}
         try:
             self._start_ray()
@@ -65,18 +63,6 @@ class RayMachines:
     def _ray_on(self, name: str, *options: str) -> None:
         command = [*_RAY, "start", "--node-ip-address", self.bed.address(name), *_OPTIONS, *options]
         self.rays[name] = self.start(name, command)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for process in reversed(self._processes):
-            process.end()
-
-    def start(self, machine: str, command: list[str], **more: str) -> Process:
-        process = Process(self.bed, machine, command, {**self._environment, **more})
-        self._processes.append(process)
-        return process
 
     def atoll_command(self, *arguments: str) -> list[str]:
         return [*ATOLL, *arguments]
