@@ -98,7 +98,7 @@ def start_cluster(machine: OtherMachine) -> None:
     from atoll.controller.options import ControllerOptions
     from atoll.worker.options import WorkerOptions
 
-    os.environ["ATOLL_TOKEN"] = "a benchmark's"
+    os.environ |= {"ATOLL_TOKEN": "a benchmark's", "ATOLL_INSECURE": "1"}
     os.environ["ATOLL_ADDRESS"] = address = f"{_HERE}:7300"
     settings = ClusterSettings(islands="2x1x1")
     machine.run_here(*command("atoll.controller.main", ControllerOptions(address, settings, os.getpid())))
