@@ -129,13 +129,16 @@ def test_announcements_cost_no_memory_before_bytes_come(tcp_raw: Raw) -> None:
     assert receiver.join() is None
 
 
-def test_a_stream_that_carries_anything_but_chunks_ends_with_its_channel(tcp_raw: Raw) -> None:
+@pytest.mark.parametrize(("sent", "sends"), [(Alive(3), False), (Chunk(1, 0), True)])
+def test_a_stream_that_carries_what_does_not_belong_there_ends_with_its_channel(
+    tcp_raw: Raw, sent: Any, sends: bool
+) -> None:
     mine, channel = tcp_raw
     theirs, stream_socket = tcp_pair()
     stream = DataChannel(stream_socket)
-    theirs.sendall(frame(Alive(3)))
+    theirs.sendall(frame(sent))
     with pytest.raises(FrameError):
-        channel.run_stream(stream)
+        channel.run_stream(stream, sends)
     assert mine.recv(1) == b""
     stream.close()
     theirs.close()

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Union
+from typing import Any, Literal, Union
 
 import msgspec
 
@@ -45,13 +45,14 @@ FIRST_IN_PLACE = 1 << 62
 class Open(msgspec.Struct, frozen=True, array_like=True, tag="o"):
     """The first frame of a connection: for which session, and the secret that opens it (session 0: between hosts).
 
-    `channel` is the dialer's own name for the channel; with `is_stream`, this is a further connection of that one.
+    `channel` is the dialer's own name for the channel; with `stream`, this is a further connection of that one, on
+    which the dialer only sends, or only receives.
     """
 
     session: int
     secret: str
     channel: str = ""
-    is_stream: bool = False
+    stream: Literal["", "sends", "receives"] = ""
 
 
 class Passed(msgspec.Struct, frozen=True, array_like=True, tag="c"):
@@ -113,9 +114,14 @@ class DataChannel:
         self._streams.abort(error)
 
     @classmethod
-    def dial(cls, address: Address, timeout: float = 10.0, identity: Identity | None = None) -> DataChannel:
-        """A channel to the data port at `address`, yet to be opened. Raises ConnectError that names the address."""
-        return cls(dial_stream(address, "host", identity, what="a data port", timeout=timeout))
+    def dial(
+        cls, address: Address, timeout: float = 10.0, identity: Identity | None = None, one_way: bool = False
+    ) -> DataChannel:
+        """A channel to the data port at `address`, yet to be opened; `one_way`: one that only sends.
+
+        Raises ConnectError that names the address.
+        """
+        return cls(dial_stream(address, "host", identity, what="a data port", timeout=timeout, one_way=one_way))
 
     @classmethod
     def connect(cls, address: Address, session: int, secret: str, identity: Identity | None = None) -> DataChannel:
@@ -128,16 +134,17 @@ class DataChannel:
             channel.close()
             raise
         if channel._streams is not None:
-            opening = Open(session, secret, name, True)
+            opening = Open(session, secret, name)
             channel._streams.dial_streams = partial(channel._dial_streams, address, identity, opening)
         return channel
 
-    def _dial_streams(self, address: Address, identity: Identity | None, opening: Open) -> None:
-        """Opens the streams, as many as can be had: without any, bulk goes along the channel's own connection."""
+    def _dial_streams(self, address: Address, identity: Identity | None, opening: Open, sends: bool) -> None:
+        """Opens streams, as many as can be had: without any, bulk goes along the channel's own connection."""
         assert self._streams is not None
+        opening = msgspec.structs.replace(opening, stream="sends" if sends else "receives")
         for _ in range(STREAMS):
             try:
-                stream = DataChannel.dial(address, identity=identity)
+                stream = DataChannel.dial(address, identity=identity, one_way=sends)
             except ConnectError as error:
                 _log.warning("a stream of a data channel cannot be opened: %s", error)
                 return
@@ -147,21 +154,24 @@ class DataChannel:
                 _log.warning("a stream of a data channel cannot be opened: %s", error)
                 stream.close()
                 return
-            threading.Thread(target=self._run_dialed, args=(stream,), name="atoll-stream-in", daemon=True).start()
+            threading.Thread(target=self._run_dialed, args=(stream, sends), name="atoll-stream-in", daemon=True).start()
 
-    def _run_dialed(self, stream: DataChannel) -> None:
+    def _run_dialed(self, stream: DataChannel, sends: bool) -> None:
         try:
-            self.run_stream(stream)
+            self.run_stream(stream, sends)
         except (AtollError, MemoryError) as error:
             _log.warning("a stream of a data channel ends: %s", error)
         finally:
             stream.close()
 
-    def run_stream(self, stream: DataChannel) -> None:
-        """Reads a further connection of this channel to its end. Raises FrameError."""
+    def run_stream(self, stream: DataChannel, sends: bool) -> None:
+        """Has a further connection of this channel, on which this side only sends or only receives, until it ends.
+
+        Raises FrameError.
+        """
         if self._streams is None:
             raise FrameError("this channel has no streams")
-        self._streams.run_stream(stream._socket)
+        self._streams.run_stream(stream._socket, sends)
 
     @property
     def peer_role(self) -> str:

@@ -130,7 +130,7 @@ class DataPort:
                 raise AtollError("a data connection was refused: its secret is not the session's")
             if not self._listener.opened(channel):
                 return  # it has been closed meanwhile
-            if opening.is_stream:
+            if opening.stream:
                 self._run_stream(opening, channel)
                 return
             session = opening.session
@@ -175,7 +175,7 @@ class DataPort:
         with self._opened:
             channel = self._named.get((opening.session, opening.channel))
         if channel is not None:  # else it has ended
-            channel.run_stream(stream)
+            channel.run_stream(stream, sends=opening.stream == "receives")
 
     def _keep(self, session: int, channel: DataChannel) -> None:
         """The session's channel, in the place of one that it may have had before."""

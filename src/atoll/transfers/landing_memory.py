@@ -21,7 +21,7 @@ import numpy as np
 from atoll.transfers.host_memory import aligned
 
 KEPT_BYTES = 1 << 30
-KEPT_SECONDS = 5.0
+KEPT_SECONDS = 60.0
 # Smaller pieces get memory from the allocator, which keeps it itself.
 LEAST_BLOCK_BYTES = 4 << 20
 _HUGE_PAGE = 2 << 20

@@ -63,4 +63,4 @@ class NoRoom(msgspec.Struct, frozen=True, array_like=True, tag="n"):
 
 
 class MoreStreams(msgspec.Struct, frozen=True, array_like=True, tag="m"):
-    """Bulk is about to be sent: the side that dialed is to dial the channel's streams."""
+    """Bulk is about to be sent to the side that dialed: it is to dial streams on which it receives."""

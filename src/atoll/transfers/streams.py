@@ -1,11 +1,12 @@
 """Transfers between machines: large pieces go in chunks over a few parallel streams, as far as the receiver has room.
 
 The channel's own connection carries what the two ends say (`stream_frames`) and small pieces; the streams are further
-connections, which the side that dialed opens when bulk is about to be sent in either direction. Until they are there,
-chunks go on the channel's own connection.
+connections, which the side that dialed opens when bulk is about to be sent. Until they are there, chunks go on the
+channel's own connection.
 
-Each stream has a thread that writes and one that reads. Chunks of a transfer take whichever stream is free, so they
-come in any order, straight into the memory that they are for. A sender is done when the receiver says that all has
+A stream carries chunks in one direction: TLS costs less where a connection is only written to (`wire.tls.one_way`). At
+each of its ends it has one thread. Chunks of a transfer take whichever stream is free, so they come in any order,
+straight into the memory that they are for. A sender is done when the receiver says that all has
 landed: what was lost with a connection is known by name. (The idea is that of GridFTP, and of MPI's rendezvous.)
 """
 
@@ -41,7 +42,7 @@ _CHUNKS = msgspec.msgpack.Decoder(Chunk)
 
 @dataclass(frozen=True)
 class StreamStatistics:
-    """What is under way on a channel now."""
+    """What is under way on a channel now. `streams` are those on which this side sends."""
 
     streams: int
     sending: int
@@ -51,7 +52,7 @@ class StreamStatistics:
 class StreamEngine(TransferEngine):
     """Sends in chunks, over TCP; both directions of one channel.
 
-    `dial_streams` is set on the side that dials: it opens the streams, on a thread of its own.
+    `dial_streams(sends)` is set on the side that dials: it opens streams on which that side sends, or receives.
     """
 
     frames = (StreamPiece, Chunk, Credit, Landed, GivenUp, NoRoom, MoreStreams)
@@ -63,13 +64,15 @@ class StreamEngine(TransferEngine):
         self._arrivals: Arrivals | None = None
         self._lock = threading.Lock()
         self._announcing = threading.Lock()
-        self._streams: list[FrameSocket] = []
+        self._streams: list[FrameSocket] = []  # on which this side sends
+        self._receiving: list[FrameSocket] = []
         self._writers: set[FrameSocket] = set()  # that have a thread now
         self._asked_for_streams = False
+        self._peer_asked = False
         self._closed = False
         self._to_say: queue.SimpleQueue[msgspec.Struct | None] | None = None
         LANDING.open()
-        self.dial_streams: Callable[[], None] | None = None
+        self.dial_streams: Callable[[bool], None] | None = None
         self.liveness: Liveness | None = None
 
     @classmethod
@@ -163,31 +166,35 @@ class StreamEngine(TransferEngine):
             if self._asked_for_streams:
                 return
             self._asked_for_streams = True
-        self._open_streams()
-
-    def _open_streams(self) -> None:
         if self.dial_streams is not None:
-            threading.Thread(target=self.dial_streams, name="atoll-stream-dial", daemon=True).start()
+            self._dial(sends=True)
         else:
             self._say(MoreStreams())
 
-    def run_stream(self, stream: FrameSocket) -> None:
-        """A further connection to the same peer: reads it to its end, which is the channel's end, too.
+    def _dial(self, sends: bool) -> None:
+        assert self.dial_streams is not None
+        threading.Thread(target=self.dial_streams, args=(sends,), name="atoll-stream-dial", daemon=True).start()
 
-        Raises FrameError where the peer sends what belongs on no stream.
+    def run_stream(self, stream: FrameSocket, sends: bool) -> None:
+        """A further connection to the same peer, on which this side only `sends`, or only receives: reads it to its
+        end, which is the channel's end, too.
+
+        Raises FrameError where the peer sends what does not belong there.
         """
         with self._lock:
-            if self._closed or len(self._streams) >= MAX_STREAMS:
+            streams = self._streams if sends else self._receiving
+            if self._closed or len(streams) >= MAX_STREAMS:
                 stream.shut_down()
                 return
-            self._streams.append(stream)
-            self._asked_for_streams = True
-            if self._writers:
+            streams.append(stream)
+            if sends and self._writers:
                 self._start_writers()
         self._outgoing.wake()
         try:
             while True:
                 frame, _ = stream.read_frame(_CHUNKS)
+                if sends:
+                    raise FrameError("a chunk came against the direction of its stream")
                 self._read_chunk(stream, frame)
         except EOFError:
             self.abort(ConnectionResetError("a stream of the channel has ended"))
@@ -217,8 +224,9 @@ class StreamEngine(TransferEngine):
                 self._peer_gave_up(transfer, Status(_code(code), message))
             case NoRoom(transfer, code, message):
                 self._outgoing.fail(transfer, StatusError(_code(code), message))
-            case MoreStreams() if self.dial_streams is not None:
-                self._want_streams()
+            case MoreStreams() if self.dial_streams is not None and not self._peer_asked:
+                self._peer_asked = True
+                self._dial(sends=False)
         return None
 
     def _announced(self, piece: StreamPiece) -> None:
@@ -293,7 +301,7 @@ class StreamEngine(TransferEngine):
 
     def sockets(self) -> list[FrameSocket]:
         """All connections of the channel."""
-        return [self._socket, *self._streams]
+        return [self._socket, *self._streams, *self._receiving]
 
     def is_busy(self) -> bool:
         return bool(len(self._outgoing) or len(self._landings))
@@ -312,7 +320,7 @@ class StreamEngine(TransferEngine):
             if self._closed:
                 return
             self._closed = True
-            streams = list(self._streams)
+            streams = [*self._streams, *self._receiving]
             if self._to_say is not None:
                 self._to_say.put(None)
         for stream in streams:

@@ -14,6 +14,7 @@ from typing import Protocol
 from atoll.wire.address import Address
 from atoll.wire.sockets import dial, send_without_delay
 from atoll.wire.tls.identity import HANDSHAKE_SECONDS, Identity
+from atoll.wire.tls.one_way import TlsSender
 from atoll.wire.tls.stream import TlsStream, no_identity
 
 _MAX_PARTS = 512  # of one system call, which takes 1,024 at most
@@ -86,10 +87,16 @@ class SocketStream:
 
 
 def dial_stream(
-    address: Address, role: str, identity: Identity | None, *, what: str = "a process", timeout: float = 10.0
+    address: Address,
+    role: str,
+    identity: Identity | None,
+    *,
+    what: str = "a process",
+    timeout: float = 10.0,
+    one_way: bool = False,
 ) -> Stream:
     """A connected stream; with TLS where the address says so, to a process of that role. Waits `timeout` seconds at
-    most.
+    most. `one_way`: this side will only send.
 
     Raises ConnectError that names the address and `what` was expected there; of its kin AccessError where one side does
     not trust the other.
@@ -98,7 +105,8 @@ def dial_stream(
         return SocketStream(dial(address, what=what, timeout=timeout))
     if identity is None:
         raise no_identity(address, what)
-    stream = TlsStream.dialed(dial(address, what=what, timeout=timeout), role, identity, f"{what} at {address}")
+    kind = TlsSender if one_way else TlsStream
+    stream: Stream = kind.dialed(dial(address, what=what, timeout=timeout), role, identity, f"{what} at {address}")
     try:
         stream.secure(timeout)
     except BaseException:

@@ -16,6 +16,7 @@ from atoll.errors import AccessError, ConnectError
 from atoll.wire.address import Address
 from atoll.wire.stream import SocketStream, dial_stream
 from atoll.wire.tls.identity import Identity
+from atoll.wire.tls.one_way import TlsSender
 from atoll.wire.tls.stream import TlsStream
 from tests.certificates import clock_ahead_by, identity
 from tests.transfers.ends import tcp_pair
@@ -48,9 +49,11 @@ def in_thread(call: Callable[[], object]) -> Callable[[], BaseException | None]:
 class Pair:
     """Two ends that have not shaken hands."""
 
-    def __init__(self, dialing: Identity, serving: Identity, wanted: str = "host") -> None:
+    def __init__(
+        self, dialing: Identity, serving: Identity, wanted: str = "host", kind: type[TlsStream | TlsSender] = TlsStream
+    ) -> None:
         here, there = tcp_pair()
-        self.client = TlsStream.dialed(here, wanted, dialing, "a data port at tls://10.0.0.1:7")
+        self.client = kind.dialed(here, wanted, dialing, "a data port at tls://10.0.0.1:7")
         self.server = TlsStream.accepted(there, serving)
 
     def secure(self, seconds: float = SECONDS) -> tuple[BaseException | None, BaseException | None]:
@@ -74,8 +77,10 @@ class Pair:
 
 
 @contextlib.contextmanager
-def pair(dialing: Identity, serving: Identity, wanted: str = "host") -> Iterator[Pair]:
-    made = Pair(dialing, serving, wanted)
+def pair(
+    dialing: Identity, serving: Identity, wanted: str = "host", kind: type[TlsStream | TlsSender] = TlsStream
+) -> Iterator[Pair]:
+    made = Pair(dialing, serving, wanted, kind)
     yield made
     made.close()
 
@@ -97,13 +102,23 @@ def received(stream: TlsStream, count: int) -> bytes:
     return bytes(content)
 
 
-def test_each_end_knows_the_others_role(ends: Pair) -> None:
+@pytest.fixture(params=[TlsStream, TlsSender])
+def either(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """Whether the end that dials goes both ways or only sends."""
+    with pair(identity(Role.CLIENT), identity(Role.HOST), kind=request.param) as made:
+        assert made.secure() == (None, None)
+        yield made
+
+
+def test_each_end_knows_the_others_role(either: Pair) -> None:
+    ends = either
     assert (ends.client.peer_role, ends.server.peer_role) == ("host", "client")
     assert ends.server.peer_name == "a client of a test"
 
 
 @pytest.mark.parametrize("size", [1, 4, 16383, 16384, 16385, 300_000, 3_000_000])
-def test_bytes_arrive_whole_and_in_order_whatever_the_reader_asks_for(ends: Pair, size: int) -> None:
+def test_bytes_arrive_whole_and_in_order_whatever_the_reader_asks_for(either: Pair, size: int) -> None:
+    ends = either
     content = bytes(range(256)) * (size // 256 + 1)
     send = in_thread(lambda: ends.client.send((content[:size], b"", memoryview(content)[:7])))
     beginning = bytearray(3)
@@ -135,7 +150,8 @@ def test_one_thread_reads_while_others_send_both_ways(ends: Pair) -> None:
     assert sorted(blocks) == [b"a" * size] * count + [b"b" * size] * count
 
 
-def test_an_end_that_closes_ends_the_others_reading(ends: Pair) -> None:
+def test_an_end_that_closes_ends_the_others_reading(either: Pair) -> None:
+    ends = either
     ends.client.send((b"last",))
     ends.client.close()
     assert received(ends.server, 4) == b"last"
@@ -144,15 +160,27 @@ def test_an_end_that_closes_ends_the_others_reading(ends: Pair) -> None:
         send_for_long(ends.server)
 
 
-def send_for_long(stream: TlsStream) -> None:
+def send_for_long(stream: TlsStream | TlsSender) -> None:
     for _ in range(100):
         stream.send((b"x" * 100_000,))
 
 
-def test_shutting_down_wakes_a_reader(ends: Pair) -> None:
-    reading = in_thread(lambda: ends.server.receive_into(memoryview(bytearray(4))))
-    ends.server.shut_down()
-    assert reading() is None
+def test_shutting_down_wakes_a_reader(either: Pair) -> None:
+    for end in (either.server, either.client):
+        reading = in_thread(lambda end=end: end.receive_into(memoryview(bytearray(4))))
+        end.shut_down()
+        assert reading() is None
+
+
+def test_who_only_sends_learns_that_the_peer_has_closed_and_fails_then() -> None:
+    with pair(identity(Role.CLIENT), identity(Role.HOST), kind=TlsSender) as ends:
+        assert ends.secure() == (None, None)
+        assert ends.client.peer_role == "host"
+        reading = in_thread(lambda: ends.client.receive_into(memoryview(bytearray(1))))
+        ends.server.close()
+        assert reading() is None
+        with pytest.raises(OSError, match=r"Broken pipe|reset|EOF occurred"):
+            send_for_long(ends.client)
 
 
 def test_a_new_certificate_leaves_open_connections_alone_and_counts_for_new_ones(ends: Pair) -> None:
@@ -176,9 +204,10 @@ def test_a_new_certificate_leaves_open_connections_alone_and_counts_for_new_ones
 STRANGERS = Authority.make("somebody else's")
 
 
+@pytest.mark.parametrize("kind", [TlsStream, TlsSender])
 @pytest.mark.parametrize("role", [Role.CLIENT, Role.ENGINE, Role.CONTROLLER])
-def test_who_listens_in_another_role_is_not_trusted(role: Role) -> None:
-    with pair(identity(Role.CLIENT), identity(role)) as made:
+def test_who_listens_in_another_role_is_not_trusted(role: Role, kind: type[TlsStream | TlsSender]) -> None:
+    with pair(identity(Role.CLIENT), identity(role), kind=kind) as made:
         client, served = made.secure()
     assert isinstance(client, AccessError)
     assert "a data port at tls://10.0.0.1:7 is not trusted: its certificate is of another role" in str(client)
@@ -223,7 +252,8 @@ def test_certificates_of_another_time_are_refused_with_a_word_about_clocks(
 # ---- no TLS, or no answer
 
 
-def test_a_listener_without_tls_is_named_at_once() -> None:
+@pytest.mark.parametrize("one_way", [False, True])
+def test_a_listener_without_tls_is_named_at_once(one_way: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = Address(host="127.0.0.1", port=server.getsockname()[1], tls=True)
 
@@ -236,7 +266,7 @@ def test_a_listener_without_tls_is_named_at_once() -> None:
         for answer in (b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"):
             served = in_thread(lambda answer=answer: serve(answer))
             with pytest.raises(AccessError, match=rf"a data port at {address} .*speaks no TLS.*--insecure"):
-                dial_stream(address, "host", identity(Role.CLIENT), what="a data port")
+                dial_stream(address, "host", identity(Role.CLIENT), what="a data port", one_way=one_way)
             assert served() is None
 
 
@@ -271,6 +301,16 @@ def test_a_handshake_that_is_not_finished_ends_in_time_however_slowly_it_goes_on
     assert slow() is None
     here.close()
     server.close()
+
+
+@pytest.mark.parametrize("kind", [TlsStream, TlsSender])
+def test_a_peer_that_does_not_answer_is_given_up_in_time(kind: type[TlsStream | TlsSender]) -> None:
+    here, there = tcp_pair()
+    client = kind.dialed(here, "host", identity(Role.CLIENT), "a data port at tls://10.0.0.1:7")
+    with pytest.raises(ConnectError, match="did not finish the TLS handshake in time"):
+        client.secure(0.2)
+    client.close()
+    there.close()
 
 
 def test_without_an_identity_the_error_says_what_to_set() -> None:
