@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from atoll.transfers.engine import Piece, TransferEngine
 from atoll.transfers.inbox import Inbox
 from atoll.transfers.kinds import KINDS, ONE_CLIENT_KINDS
 from atoll.wire.address import Address
-from tests.transfers.ends import SECONDS, Ends, Receiver, content
+from tests.transfers.ends import SECONDS, Ends, Receiver, content, until
 
 Kinds = Sequence[type[TransferEngine]]
 
@@ -135,6 +136,98 @@ def test_only_a_data_port_of_one_client_maps_its_file(short_directory: Path, kin
     assert bytes(taken) == (b"y" if is_mapped else b"x") * 100_000
     channel.close()
     port.close()
+
+
+def files_here() -> list[str]:
+    """The clients' files of which this process has descriptors."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+    return [each for each in found if "memfd:of a client" in each]
+
+
+class Waiting:
+    """A data port whose sessions may hold 100,000 bytes, and a channel of one to it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.arrived: list[int] = []
+        self._changed = threading.Condition()
+        self.inbox = Inbox(self._on_arrival)
+        self.port = DataPort(Address(path=str(directory / "data")), self.inbox)
+        self.port.open_session(5, "secret")
+        self.channel = DataChannel.dial(self.port.address)
+        self.channel.open(5, "secret")
+
+    def _on_arrival(self, session: int, feed: int) -> None:
+        with self._changed:
+            self.arrived.append(feed)
+            self._changed.notify()
+
+    def wait(self, count: int) -> list[int]:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.arrived) >= count, SECONDS)
+            return self.arrived
+
+    def send(self, feed: int, nbytes: int = 80_000) -> None:
+        descriptor = os.memfd_create("of a client")
+        os.write(descriptor, content(nbytes, feed).tobytes())
+        self.channel.send_file(5, feed, nbytes, descriptor)
+        os.close(descriptor)
+
+    def close(self) -> None:
+        self.channel.close()
+        self.port.close()
+
+
+@pytest.fixture
+def waiting(short_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Waiting]:
+    monkeypatch.setattr("atoll.transfers.inbox.MAX_INBOX_BYTES", 100_000)
+    made = Waiting(short_directory)
+    yield made
+    made.close()
+
+
+def test_files_beyond_the_bound_of_their_session_wait_and_hold_nothing_up(waiting: Waiting) -> None:
+    for feed in (1, 2, 3):
+        waiting.send(feed)
+    waiting.channel.send(5, 4, [b"small"])
+    assert waiting.wait(2) == [1, 4]
+    assert waiting.inbox.statistics().waiting == 2
+    for feed in (1, 2, 3):
+        until(lambda feed=feed: feed in waiting.arrived)  # type: ignore[misc]
+        assert waiting.inbox.nbytes <= 100_000
+        assert bytes(waiting.inbox.take(5, feed)[0]) == content(80_000, feed).tobytes()
+    assert waiting.inbox.statistics().waiting == 0
+
+
+def test_a_file_that_was_shortened_while_it_waited_fails_its_feed_alone(waiting: Waiting) -> None:
+    waiting.send(1)
+    descriptor = os.memfd_create("of a client")
+    os.ftruncate(descriptor, 80_000)
+    waiting.channel.send_file(5, 2, 80_000, descriptor)
+    waiting.send(3)
+    waiting.wait(1)
+    os.ftruncate(descriptor, 10)
+    os.close(descriptor)
+    waiting.inbox.take(5, 1)
+    assert sorted(waiting.wait(3)) == [1, 2, 3]
+    with pytest.raises(StatusError, match="DATA_LOSS"):
+        waiting.inbox.take(5, 2)
+    assert waiting.inbox.take(5, 3)[0][:3].tobytes() == content(3, 3).tobytes()
+
+
+def test_files_that_wait_when_their_channel_ends_leave_nothing(waiting: Waiting) -> None:
+    waiting.send(1)
+    waiting.wait(1)
+    until(lambda: len(files_here()) == 0)
+    for feed in (2, 3):
+        waiting.send(feed)
+    until(lambda: waiting.inbox.statistics().waiting == len(files_here()) == 2)
+    waiting.port.close_session(5)
+    until(lambda: waiting.inbox.statistics().waiting == len(files_here()) == 0)
+    waiting.inbox.drop_session(5)
+    assert waiting.inbox.nbytes == 0
 
 
 def test_what_is_announced_as_a_file_and_is_none_ends_the_channel(unix_ends: Ends) -> None:

@@ -24,7 +24,7 @@ from atoll.transfers.outgoing import SendQueue
 from atoll.transfers.stream_frames import CHUNK_BYTES
 from atoll.transfers.streams import STREAM_THRESHOLD, STREAMS
 from atoll.wire.address import Address
-from tests.transfers.ends import Receiver, content, tcp_pair
+from tests.transfers.ends import Receiver, content, tcp_pair, until
 
 LONG = 20.0
 
@@ -90,13 +90,6 @@ def port() -> Iterator[Port]:
 
 def streams_of(channel: DataChannel) -> int:
     return int(channel.statistics().engines["StreamEngine"].streams)
-
-
-def until(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONG
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(

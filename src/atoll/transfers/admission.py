@@ -20,6 +20,13 @@ class _Transfer:
     grant: Callable[[], None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Here:
+    nbytes: int
+    launch: int
+    unasked: int  # bytes
+
+
 class Admission:
     """Of one session. `held` bytes are those that have landed, or may: its callers say so by feed."""
 
@@ -27,8 +34,9 @@ class Admission:
         self._bound = bound
         self._waiting: dict[int, _Transfer] = {}  # by feed, in the order in which they were announced
         self._landing: dict[int, _Transfer] = {}
-        self._here: dict[int, tuple[int, int]] = {}  # bytes and launch
+        self._here: dict[int, _Here] = {}
         self.held = 0
+        self.unasked = 0  # of these, what came without a request
 
     def request(self, feed: int, nbytes: int, launch: int, grant: Callable[[], None]) -> None:
         """A transfer was announced: it is granted by `admitted`."""
@@ -52,19 +60,26 @@ class Admission:
     def _oldest(self) -> int:
         """The oldest launch of which something is here, is landing or waits; 0 where none is known."""
         launches = [each.launch for each in (*self._waiting.values(), *self._landing.values())]
-        launches += [launch for _, launch in self._here.values()]
+        launches += [each.launch for each in self._here.values()]
         return min(filter(None, launches), default=0)
 
     def landed(self, feed: int, nbytes: int) -> None:
         """A feed has arrived, admitted or not."""
         transfer = self._landing.pop(feed, None)
-        self._here[feed] = nbytes, transfer.launch if transfer is not None else 0
-        self.held += nbytes - (transfer.nbytes if transfer is not None else 0)
+        if transfer is None:
+            self._here[feed] = _Here(nbytes, 0, nbytes)
+        else:
+            self._here[feed] = _Here(nbytes, transfer.launch, 0)
+            self.held -= transfer.nbytes
+        self.held += nbytes
+        self.unasked += self._here[feed].unasked
 
     def taken(self, feed: int) -> None:
         """A feed is here no more."""
-        nbytes, _ = self._here.pop(feed, (0, 0))
-        self.held -= nbytes
+        here = self._here.pop(feed, None)
+        if here is not None:
+            self.held -= here.nbytes
+            self.unasked -= here.unasked
 
     def withdraw(self, feed: int) -> None:
         """A transfer will not land."""
@@ -74,6 +89,7 @@ class Admission:
             self.held -= transfer.nbytes
 
     def is_landing(self, feed: int) -> bool:
+        """Whether the feed was asked for, and may come."""
         return feed in self._landing
 
     @property

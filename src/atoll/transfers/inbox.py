@@ -16,7 +16,8 @@ from atoll.protocol.messages import OWN_NUMBERS
 from atoll.transfers.admission import Admission
 from atoll.transfers.engine import nothing_to_release
 
-# That one session may have waiting here: transfers in chunks wait for room, others are refused.
+# That one session may have waiting here: transfers in chunks, and files, wait for room. All others together are refused
+# beyond as much again.
 MAX_INBOX_BYTES = 8 << 30
 # Sessions that have ended, whose bytes may still be on their way from other hosts.
 _REMEMBERED = 4096
@@ -92,9 +93,8 @@ class Inbox:
         with self._lock:
             unwanted = session in self._ended or feed in self._failed.get(session, ())
             admission = self._admissions[session]
-            held = admission.held
-            if not unwanted and held > MAX_INBOX_BYTES and not admission.is_landing(feed):
-                text = f"{held} bytes of session {session} wait at this data port"
+            if not unwanted and admission.unasked > MAX_INBOX_BYTES and not admission.is_landing(feed):
+                text = f"{admission.held} bytes of session {session} wait at this data port"
                 if feed < OWN_NUMBERS:
                     raise StatusError(Code.RESOURCE_EXHAUSTED, text)
                 # All sessions share the connections between hosts: this must not end one.

@@ -67,9 +67,9 @@ def test_buffers_of_shards_say_which_they_are(rig: Rig):
     assert list(response.make_arrays_from_host_buffer_shards.arrays) == [5]
     program, launch = rig.take_launch()
     assert [buffer.positions for buffer in node_of(program).buffers] == [(1,), (0,)]
-    assert [(feed, contents) for _, feed, contents in rig.cluster.uploads] == [
-        (launch.feeds[0], b"second__"),
-        (launch.feeds[1], b"first___"),
+    assert rig.cluster.uploads == [  # each to the host that has its shard, and to no other, where it would stay
+        ((1,), launch.feeds[0], b"second__"),
+        ((0,), launch.feeds[1], b"first___"),
     ]
 
 

@@ -87,22 +87,33 @@ def _sources(spec: Any) -> list[_Source]:
 def _put(pending: PendingRequest, spec: ArraySpec, handle: int, sources: Sequence[_Source]) -> None:
     """Launches the transfer; its buffers go to the hosts when they come."""
     session = pending.session
-    hosts = _check(session, spec)
+    _check(session, spec)
+    hosts = [_takers(session, spec, source) for source in sources]
     node = HostToDevice(tuple(HostBuffer(i, s.shape, s.strides, s.positions) for i, s in enumerate(sources)), (spec,))
     program = session.cluster.programs.number(
         ("put", node), lambda: single("device_put", (), node, feeds=len(node.buffers))
     )
     feeds = [session.cluster.number() for _ in sources]
-    for source, feed in zip(sources, feeds, strict=True):
-        session.buffers.consume(source.handle, _uploader(session, feed, hosts, spec.dtype, feeds[0]))
+    for source, feed, takers in zip(sources, feeds, hosts, strict=True):
+        session.buffers.consume(source.handle, _uploader(session, feed, takers, spec.dtype, feeds[0]))
     session.launch(program, (), (handle,), feeds, pending.context)
 
 
-def _check(session: IfrtSession, spec: ArraySpec) -> list[int]:
-    """The hosts of such an array. Raises where it cannot be made from data."""
+def _check(session: IfrtSession, spec: ArraySpec) -> None:
+    """Raises where such an array cannot be made from data."""
     if spec.dtype in ("token", "opaque"):
         raise unimplemented(f"arrays of dtype {spec.dtype} cannot be made from data")
-    return session.cluster.hosts_of(spec.sharding.devices)
+    session.cluster.hosts_of(spec.sharding.devices)
+
+
+def _takers(session: IfrtSession, spec: ArraySpec, source: _Source) -> list[int]:
+    """The hosts that have shards of the buffer: it would stay for ever where nobody takes it. Raises."""
+    devices = spec.sharding.devices
+    if source.positions is None:
+        return session.cluster.hosts_of(devices)
+    if not all(0 <= position < len(devices) for position in source.positions):
+        raise invalid(f"an array on {len(devices)} devices has no shards at {source.positions[:8]}")
+    return session.cluster.hosts_of([devices[position] for position in source.positions])
 
 
 def _uploader(
