@@ -53,7 +53,7 @@ def up(
         str,
         typer.Option(
             help="Where the controller listens: unix:/path or HOST:PORT. A unix socket that only you can "
-            "open, unless given. On HOST:PORT it listens with TLS.",
+            "open, unless given; on Ray any free port. On HOST:PORT it listens with TLS.",
             metavar="ADDRESS",
         ),
     ] = "",
