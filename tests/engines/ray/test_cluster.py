@@ -79,7 +79,8 @@ def shows(user: User, ray: OneNode, *secrets: str) -> list[str]:
         ray.init({ray.address!r}, log_to_driver=False, logging_level="ERROR")
         ray.nodes()
         known = ray._private.state.state._global_state_accessor
-        for name in ("actor_table", "job_table", "placement_group_table", "task_events", "worker_table"):
+        print(known.get_actor_table(None, None))
+        for name in ("job_table", "placement_group_table", "task_events", "worker_table"):
             print(name, getattr(known, f"get_{{name}}")())
         for space in (None, "fun", "job", "session", "dashboard", "cluster"):
             for key in internal_kv._internal_kv_list(b"", namespace=space):
