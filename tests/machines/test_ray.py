@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.machines.bed import Machines
@@ -181,10 +182,12 @@ def test_where_the_machine_of_rays_head_is_lost_its_users_hear_of_it_and_nothing
     joins = {"ATOLL_JOIN": ray.join_string()}
     script = ray.script("m2", LOOP, address, **joins)
     script.line(lambda line: line == "kept 140.0")
+    (worker,) = [pid for machine in ("m1", "m2") for pid in ray.processes(machine, "atoll.worker.main")]
     struck = time.monotonic()
     ray.bed.reboot("m0")
     lost, _ = script.line(lambda line: line.startswith("lost"), struck)
     assert lost - struck < LEASE + 3
+    psutil.Process(worker).wait(LEASE + 4)
     no_process_is_left(ray)
     print(f"nothing was left after {time.monotonic() - struck:.1f} s")
 
@@ -196,3 +199,20 @@ def test_a_second_cluster_of_the_same_name_is_refused(ray: RayMachines) -> None:
     assert "there is a cluster named default on this Ray cluster" in again.said
     other = ray.start("m1", ray.atoll_command(*UP, "1x1x1", "--name", "other"))
     other.line(lambda line: line.startswith("tls://10.77.0.2:"), seconds=90)
+
+
+def test_a_start_that_was_killed_is_ended_by_its_name_from_any_node(ray: RayMachines) -> None:
+    start = ray.atoll(*UP, "2x1x1")
+    deadline = time.monotonic() + 60
+    while not ray.processes("m0", "atoll.controller.main"):
+        assert time.monotonic() < deadline, start.said
+    os.kill(start.pid, signal.SIGKILL)
+    by_name = ray.atoll_command("down", "--ray-address", "auto")
+    ended = ray.start("m1", by_name)
+    assert ended.wait() == 0
+    assert ended.said == "cluster default on the Ray cluster at auto has ended"
+    assert ray.has() == []
+    no_process_is_left(ray)
+    again = ray.start("m1", by_name)
+    assert again.wait() == 1
+    assert "there is no cluster named default on the Ray cluster at auto" in again.said

@@ -198,6 +198,12 @@ def stop(target: Target, token: str) -> Ended:
         sweep(sockets_base())
 
 
+def stop_on_ray(ray_address: str, name: str) -> None:
+    """Ends the cluster of that name on a Ray cluster, from wherever that is reached; as `stop`. Raises ClusterError."""
+    if not end_cluster(ray_address, name):
+        raise ClusterError(f"there is no cluster named {name} on the Ray cluster at {ray_address}")
+
+
 def _stop(target: Target, token: str) -> Ended:
     record = target.record
     if record is None:

@@ -69,8 +69,8 @@ class RayCluster:
             if "already taken" not in str(error):
                 raise
             raise ClusterError(
-                f"there is a cluster named {name} on this Ray cluster: end it with `atoll down`, or give the new one "
-                "another --name"
+                f"there is a cluster named {name} on this Ray cluster: end it with `atoll down`, from another machine "
+                "than its own with --ray-address; or give the new one another --name"
             ) from None
 
     def _get(self, reference: Any, seconds: float, what: str) -> Any:
@@ -109,8 +109,8 @@ class RayCluster:
         self._ray.shutdown()
 
 
-def end_cluster(ray_address: str, name: str) -> None:
-    """Ends the cluster of that name, and returns when Ray has nothing of it. Does nothing where there is none.
+def end_cluster(ray_address: str, name: str) -> bool:
+    """Ends the cluster of that name, and returns when Ray has nothing of it; whether there was one.
 
     Raises ClusterError where there is no Ray cluster.
     """
@@ -118,9 +118,10 @@ def end_cluster(ray_address: str, name: str) -> None:
     try:
         _end(ray, ray.get_actor(_actor_name(name)))
     except ValueError:
-        return  # there is no such actor
+        return False  # there is no such actor
     finally:
         ray.shutdown()
+    return True
 
 
 def _end(ray: Any, actor: Any) -> None:

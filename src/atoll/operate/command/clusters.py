@@ -206,7 +206,19 @@ def status(
             print("also up:", ", ".join(f"--name {each.name}" + each.title[len(each.name) :] for each in others))
 
 
-def down(address: ClusterAddress = "", name: ClusterName = "", join: ClusterJoin = "") -> None:
+def down(
+    address: ClusterAddress = "",
+    name: ClusterName = "",
+    join: ClusterJoin = "",
+    ray_address: Annotated[
+        str,
+        typer.Option(
+            help="The cluster of that --name on this Ray cluster (HOST:PORT, ray://HOST:PORT, or auto for the one of "
+            "which this machine is a node), whoever has started it from whichever machine.",
+            metavar="ADDRESS",
+        ),
+    ] = "",
+) -> None:
     """End a cluster, and return when nothing is left of it: no process, no socket, no folder.
 
     Sessions that are open end with an error. A process that does not end within 10 seconds is ended by force,
@@ -214,8 +226,15 @@ def down(address: ClusterAddress = "", name: ClusterName = "", join: ClusterJoin
     or address.
     """
     from atoll.operate.clusters import find
-    from atoll.operate.standing import stop
+    from atoll.operate.standing import stop, stop_on_ray
 
+    if ray_address:
+        if address or join:
+            raise typer.BadParameter("with --ray-address a cluster is found by its --name")
+        with terminal.status("ending ..."):
+            stop_on_ray(ray_address, name or DEFAULT_NAME)
+        print(f"cluster {name or DEFAULT_NAME} on the Ray cluster at {ray_address} has ended")
+        return
     target = find(address, name, join, embedded=False)
     label = f"cluster {target.record.name}" if target.record else "the cluster"
     with terminal.status(f"ending {label} ..."):
