@@ -148,11 +148,13 @@ def start_cluster(
 ) -> StandingCluster | StandingOnRay:
     """Starts a cluster; it outlives this process where it `stays`. Raises AtollError where it may not be."""
     if settings.engine == "ray":
+        address = _listening_address(listen, token, insecure) if listen else None
+        if address is not None and address.is_unix:
+            raise AddressError(f"{listen}: Ray's nodes reach a cluster over TCP: expected HOST:PORT, or no --listen")
         return StandingOnRay(
             name=name,
             settings=settings,
             listen=listen,
-            token=token,
             stays=stays,
             advertise=advertise,
             insecure=insecure,

@@ -13,7 +13,6 @@ from atoll.engines.ray.actors import EngineStart
 from atoll.engines.ray.control import RayCluster
 from atoll.errors import ClusterError
 from atoll.operate.registry import ClusterRegistry
-from atoll.wire.address import check_may_listen, parse_address
 
 
 class StandingOnRay:
@@ -29,15 +28,12 @@ class StandingOnRay:
         name: str,
         settings: ClusterSettings,
         listen: str,
-        token: str,
         stays: bool,
         advertise: str = "",
         insecure: bool = False,
     ) -> None:
         registry = ClusterRegistry()
         self.directory = registry.directory(name)
-        if listen and insecure:
-            check_may_listen(parse_address(listen), token)
         self._check(registry, name)
         self._cluster = RayCluster(name, EngineStart(settings, listen, advertise, insecure), stays=stays)
         try:

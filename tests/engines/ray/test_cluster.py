@@ -136,6 +136,20 @@ def test_where_no_ray_cluster_is_the_start_says_so_at_once(user: User) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--listen", "unix:/tmp/socket"), "expected HOST:PORT, or no --listen"),
+        (("--listen", "10.0.0.1:0"), "a cluster listens on a port that its clients know: name one"),
+        (("--listen", "10.0.0.1:7000", "--insecure"), "so it needs a token: set ATOLL_TOKEN"),
+    ],
+)
+def test_where_it_cannot_listen_the_start_says_so_before_ray_is_asked(
+    user: User, options: tuple[str, ...], text: str
+) -> None:
+    assert text in user.atoll("up", "--engine", "ray", *options).error
+
+
+@pytest.mark.parametrize(
     ("module", "text"),
     [
         ("raise ImportError('nothing here')", "the engine ray needs Ray: pip install 'atoll[ray]' (nothing here)"),
