@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from atoll.errors import AtollError, Code, Status, StatusError
-from atoll.transfers.channel import ChannelStatistics, DataChannel, Open
+from atoll.transfers.channel import CONTROL, ChannelStatistics, DataChannel, Open
 from atoll.transfers.engine import Piece, TransferEngine
 from atoll.transfers.host_channels import HostChannels, OnLost
 from atoll.transfers.inbox import Inbox, InboxStatistics
@@ -73,6 +73,8 @@ class DataPort:
         self._named: dict[tuple[int, str], DataChannel] = {}  # by session, and the name that the dialer gave
         self._hosts = HostChannels(lambda host, lost: self.on_lost(host, lost), identity)
         self.on_lost: OnLost = lambda host, lost: None  # set it before hosts are known
+        # Messages of other hosts, on their connection's thread; FrameError ends it. Set it before hosts are known.
+        self.on_control: Callable[[Any], None] = lambda content: None
         self._admitted: frozenset[str] = frozenset()  # secrets of hosts
         self._from_hosts: dict[DataChannel, str] = {}  # what other hosts have opened, and the secret that they showed
         self._opened = threading.Condition()
@@ -141,7 +143,10 @@ class DataPort:
             self._name(opening, channel)
 
             def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
-                if self.takes_call(session, piece.feed):
+                if piece.feed == CONTROL and not session:
+                    self.on_control(content)
+                    done()
+                elif self.takes_call(session, piece.feed):
                     assert self.answers is not None
                     self.answers.answered(session, piece.feed, content, done)
                 else:

@@ -13,11 +13,12 @@ from concurrent.futures import Future
 from functools import partial
 
 from atoll.errors import AtollError, ConnectError
-from atoll.transfers.channel import DataChannel
+from atoll.transfers.channel import CONTROL, DataChannel
 from atoll.wire.address import parse_address
 from atoll.wire.tls.identity import Identity
 
-# A host, and feeds (session, feed) that may not have reached it, since the channel to it has broken.
+# A host, and feeds (session, feed) that may not have reached it, since the channel to it has broken; those of session
+# 0 are control messages.
 OnLost = Callable[[int, list[tuple[int, int]]], None]
 
 
@@ -80,6 +81,8 @@ class HostChannels:
     def _ended(self, host: int, channel: DataChannel) -> None:
         """A channel has ended. Those that are replaced were closed here: their host has changed, and others tell so."""
         lost = [] if channel.is_closed or channel.liveness is None else channel.liveness.unconfirmed()
+        if channel.carries_control and not channel.is_closed:
+            lost.append((0, CONTROL))
         channel.close()
         if lost:
             self._on_lost(host, lost)

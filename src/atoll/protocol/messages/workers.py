@@ -5,6 +5,7 @@ from __future__ import annotations
 from atoll.errors import Status
 from atoll.ir.plan import Plan
 from atoll.protocol.messages.opening import DeviceInfo, Message, Refused
+from atoll.protocol.messages.relays import Forward, JoinGroup
 
 # ---- worker -> controller
 
@@ -227,5 +228,7 @@ ToWorker = (
     | Ping
     | WorkerQuery
     | Peers
+    | JoinGroup
+    | Forward
     | Stop
 )
