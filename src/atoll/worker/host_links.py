@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from atoll.errors import ConnectError
 from atoll.transfers.channel import CONTROL, DataChannel
 
 # As that of a control connection.
@@ -103,7 +102,7 @@ class _Link:
             channel = self._port.to_host(self._host)
             channel.carries_control = True
             channel.send(0, CONTROL, [content])
-        except (OSError, ConnectError) as error:
+        except Exception as error:  # whatever it is: what is sent later must not overtake this
             return f"host {self._host} cannot be reached: {error}"
         return ""
 
