@@ -155,7 +155,8 @@ def test_a_lost_island_has_groups_again_when_it_is_back():
     play.outbox()
     assert gathered(play, 0, run.sequence, 0, 1) == [], "what was on its way does not count"
     entry = play.controller.sessions[play.session].directory.entries[11]
-    assert entry.error is not None and entry.error.code == Code.DATA_LOSS
+    assert entry.error is not None
+    assert entry.error.code == Code.DATA_LOSS
     before = len(joining(play))
     play.say(m.LossAcknowledged((0, 1, 2, 3)))
     sent = play.join_again(0, 1, 2, 3)

@@ -88,7 +88,8 @@ def test_a_host_that_does_not_read_keeps_nobody_waiting_and_is_lost_at_last(
         hosts[0].links.send(1, bytes(1 << 17))
     hosts[0].until(lambda: hosts[0].lost)
     ((host, text),) = hosts[0].lost
-    assert host == 1 and "does not read" in text
+    assert host == 1
+    assert "does not read" in text
 
 
 def test_a_host_that_cannot_be_reached_is_lost_once(hosts: list[Host]):

@@ -56,7 +56,8 @@ class Hosts:
             m.FeedsArrived: feeds.feeds_arrived,
             m.Compiled: compilation.compiled,
             m.WorkerAnswer: self._answered,
-        } | relays.handlers
+            **relays.handlers,
+        }
 
     def join(self, ready: m.WorkerReady, hello: m.Hello) -> None:
         """A host's worker is up, with nothing on it. With the last of an island, the island is ready, or back."""

@@ -25,6 +25,11 @@ class Relays:
         self._launcher = launcher
         self._size = size
         self._islands: set[int] = set()  # that have their groups
+        self.handlers: dict[type[Any], Any] = {
+            m.Gathered: self._gathered,
+            m.MemberFailed: self._failed,
+            m.LinkLost: self._link_lost,
+        }
 
     def form(self) -> None:
         """Islands of which all hosts are there, and know of each other, get their groups."""
@@ -40,17 +45,13 @@ class Relays:
 
     # ---- messages
 
-    def gathered(self, host: int, message: m.Gathered) -> None:
+    def _gathered(self, host: int, message: m.Gathered) -> None:
         for unit in message.units:
             self._launcher.runs_ended(unit.hosts, unit.sequence, unit.times)
 
-    def failed(self, host: int, message: m.MemberFailed) -> None:
+    def _failed(self, host: int, message: m.MemberFailed) -> None:
         self._launcher.run_failed(message.host, message.sequence, message.status)
 
-    def link_lost(self, host: int, message: m.LinkLost) -> None:
+    def _link_lost(self, host: int, message: m.LinkLost) -> None:
         island = self._resources.topology.island_of(host)
         self.broken[island] = f"host {host} of island {island} relays messages, or has one that does: {message.text}"
-
-    @property
-    def handlers(self) -> dict[type[Any], Any]:
-        return {m.Gathered: self.gathered, m.MemberFailed: self.failed, m.LinkLost: self.link_lost}
