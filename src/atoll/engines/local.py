@@ -54,6 +54,7 @@ class LocalEngine:
             self._options.cache_directory,
             meeting=f"unix:{self._options.directory}/island-{start.island}-{start.incarnation}.sock",
             has_one_client=self._options.has_one_client,
+            directory=self._options.directory,
         )
         return worker_command(start, self._options.settings.platform, place)
 

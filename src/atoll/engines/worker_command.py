@@ -6,10 +6,12 @@ import os
 from dataclasses import dataclass
 
 from atoll.cluster.processes.process import command
+from atoll.cluster.security.join import JOIN_VARIABLE
 from atoll.cluster.settings import DEFAULT_PLATFORM
 from atoll.devices.kinds import XLA, kind_of
 from atoll.devices.membership import Membership
 from atoll.engines.engine import HostStart
+from atoll.engines.options import registry_folder
 from atoll.worker.options import IslandOptions, WorkerOptions
 
 
@@ -19,7 +21,7 @@ class WorkerPlace:
 
     `data_address` has {host} where the number of the host goes, and `advertise` is the host name under which others
     reach it, "" for the same. `meeting` is the address of the island's coordination service, and `hostname` where the
-    hosts of the island reach one another.
+    hosts of the island reach one another. `directory` is a folder for the worker.
     """
 
     controller: str
@@ -29,6 +31,7 @@ class WorkerPlace:
     meeting: str = ""
     hostname: str = "127.0.0.1"
     has_one_client: bool = False
+    directory: str = ""
 
 
 def worker_command(start: HostStart, platform: str, place: WorkerPlace) -> list[str]:
@@ -65,8 +68,16 @@ def worker_command(start: HostStart, platform: str, place: WorkerPlace) -> list[
             place.has_one_client,
             place.advertise,
             start.incarnation,
+            place.directory,
+            _secrets(),
         ),
     )
+
+
+def _secrets() -> tuple[str, ...]:
+    """What users' Python beside a worker is not to see: the clusters of this user, and what this host joins by."""
+    join = os.environ.get(JOIN_VARIABLE, "")
+    return str(registry_folder()), *([join] if os.path.isabs(join) else [])
 
 
 def worker_environment(platform: str) -> dict[str, str]:

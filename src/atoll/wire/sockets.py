@@ -73,6 +73,17 @@ def bind_unix(path: str) -> socket.socket:
     return sock
 
 
+def free_address(host: str) -> str:
+    """HOST:PORT at which nothing listens now. It is not kept: who listens there next may find it taken.
+
+    Raises OSError where the host is none of this machine's.
+    """
+    (family, *_, where), *_ = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        sock.bind(where)
+        return str(Address(host=host, port=sock.getsockname()[1]))
+
+
 def send_without_delay(sock: socket.socket) -> None:
     """Small messages over TCP leave at once, without waiting for the acknowledgement of those before.
 

@@ -42,6 +42,28 @@ def join(address: str, rank: int, hosts: int, hostname: str) -> None:
     )
 
 
+class KeyValues:
+    """What hosts of the island tell one another: see `host_services.python.meeting.KeyValues`. Once joined."""
+
+    def set(self, key: str, value: str) -> None:
+        try:
+            distributed.global_state.client.key_value_set(key, value, allow_overwrite=True)
+        except jax.errors.JaxRuntimeError as error:
+            raise OSError(f"the other hosts of the island cannot be told: {error}") from None
+
+    def get(self, key: str, seconds: float) -> str:
+        try:
+            found: str = distributed.global_state.client.blocking_key_value_get(key, int(seconds * 1000))
+        except jax.errors.JaxRuntimeError as error:
+            raise OSError(f"the first host of the island does not say where to meet: {error}") from None
+        return found
+
+
+def key_values() -> KeyValues | None:
+    """Of this host's island; None where it is alone in it."""
+    return None if distributed.global_state.client is None else KeyValues()
+
+
 def keep_compiled_programs() -> None:
     """Has this process write to the persistent cache: JAX leaves it to the process of number 0.
 

@@ -10,13 +10,16 @@ import asyncio
 import logging
 import os
 import platform
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from atoll._version import __version__
+from atoll.cluster.processes.client_folders import HOST_FOLDERS, claim, sweep
 from atoll.cluster.processes.leases import Leases
 from atoll.cluster.processes.lifeline import watch_in_loop
 from atoll.cluster.security.access import identity_for, token_for
@@ -25,11 +28,13 @@ from atoll.engines.agent import machine
 from atoll.engines.agent.options import AgentOptions
 from atoll.engines.engine import HostStart
 from atoll.engines.local_process import LocalProcess, describe_exit
+from atoll.engines.options import make_directory, sockets_base
 from atoll.engines.worker_command import WorkerPlace, worker_command, worker_environment
 from atoll.errors import AccessError, AtollError, ClusterError, Code, ConnectError, Status
 from atoll.protocol import messages as m
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection, connect
+from atoll.wire.sockets import free_address
 from atoll.wire.tls.identity import Identity
 
 _log = logging.getLogger(__name__)
@@ -61,6 +66,7 @@ class HostAgent:
         self._problem: AtollError | None = None
         self._leases = Leases(period=_LEASE_LOOKS)
         self._worker: LocalProcess | None = None
+        self._folder: Path | None = None  # the worker's
         self._incarnation = 0  # of the worker
         self._no_worker = asyncio.Event()
         self._no_worker.set()
@@ -78,6 +84,7 @@ class HostAgent:
         """Until the cluster has ended, or `stop` is set, and its grace over. Raises AtollError where it is refused."""
         if self._options.parent:
             watch_in_loop(self._options.parent, self._end)
+        sweep(sockets_base(), HOST_FOLDERS)
         leaving = self._loop.create_task(self._leave(stop))
         looking = self._loop.create_task(self._look_at_lease())
         try:
@@ -170,7 +177,7 @@ class HostAgent:
     def _meeting(self) -> str:
         """Where the coordination service of an island can be, whose first host this is."""
         try:
-            return machine.free_address(self._collectives)
+            return free_address(self._collectives)
         except OSError as error:
             text = f"nothing can listen at {self._collectives} on this machine: {error.strerror or error}"
             self._end(ClusterError(f"{text}; choose an address of its own with --meeting"))
@@ -255,6 +262,7 @@ class HostAgent:
             self._address,
             start.meeting,
             self._collectives,
+            directory=str(self._make_folder()),
         )
         host = HostStart(start.island, start.host, start.rank, start.hosts, start.devices, start.incarnation)
         self._incarnation = start.incarnation
@@ -267,8 +275,15 @@ class HostAgent:
             _log.error("the worker cannot be started: %s", error)
             self._worker_ended(1)
 
+    def _make_folder(self) -> Path:
+        self._folder = make_directory(HOST_FOLDERS)
+        claim(self._folder, self._folder)
+        return self._folder
+
     def _worker_ended(self, status: int) -> None:
         _log.info("the worker of incarnation %d has ended: %s", self._incarnation, describe_exit(status))
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
         self._ended = self._incarnation, status
         self._worker, self._incarnation = None, 0
         self._no_worker.set()

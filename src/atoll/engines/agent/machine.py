@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
-
-from atoll.wire.address import Address
 
 # By platform: where its devices are, as files.
 _DEVICE_FILES = {"cuda": ("/dev", "nvidia[0-9]*"), "rocm": ("/dev/dri", "renderD*"), "tpu": ("/dev", "accel[0-9]*")}
@@ -28,14 +25,3 @@ def devices() -> dict[str, int]:
 def memory_bytes() -> int:
     """Of the machine; of devices, their workers report."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def free_address(host: str) -> str:
-    """HOST:PORT at which nothing listens now. It is not kept: who listens there next may find it taken.
-
-    Raises OSError where the host is none of this machine's.
-    """
-    (family, *_, where), *_ = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-    with socket.socket(family, socket.SOCK_STREAM) as sock:
-        sock.bind(where)
-        return str(Address(host=host, port=sock.getsockname()[1]))
