@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pkgutil import resolve_name
 
 from atoll.cluster.processes.process import command
-from atoll.cluster.settings import DEFAULT_PLATFORM
+from atoll.cluster.settings import DEFAULT_PLATFORM, ClusterSettings
 from atoll.devices.kinds import XLA, kind_of
 from atoll.devices.membership import Membership
 from atoll.engines.engine import HostStart
@@ -31,9 +32,21 @@ class WorkerPlace:
     has_one_client: bool = False
 
 
-def worker_command(start: HostStart, platform: str, place: WorkerPlace) -> list[str]:
+def check_kinds(settings: ClusterSettings) -> None:
+    """Raises SettingsError where the environment asks for what a kind of devices of this cluster does not have."""
+    for platform in settings.topology.platforms:
+        check_kind(platform)
+
+
+def check_kind(platform: str) -> None:
+    check = kind_of(platform).check
+    if check:
+        resolve_name(check)()
+
+
+def worker_command(start: HostStart, place: WorkerPlace) -> list[str]:
     """Starts the worker as a child of this process, which it does not outlive."""
-    kind = kind_of(platform)
+    kind = kind_of(start.platform)
     if kind.process_per_island:
         return command(
             kind.process,
@@ -61,7 +74,7 @@ def worker_command(start: HostStart, platform: str, place: WorkerPlace) -> list[
             os.getpid(),
             place.cache_directory,
             membership,
-            platform,
+            start.platform,
             place.has_one_client,
             place.advertise,
             start.incarnation,

@@ -256,12 +256,14 @@ class HostAgent:
             start.meeting,
             self._collectives,
         )
-        host = HostStart(start.island, start.host, start.rank, start.hosts, start.devices, start.incarnation)
+        host = HostStart(
+            start.island, start.host, start.rank, start.hosts, start.devices, start.incarnation, start.platform
+        )
         self._incarnation = start.incarnation
         self._no_worker.clear()
         try:
             self._worker = LocalProcess(
-                worker_command(host, start.platform, place), worker_environment(start.platform), self._worker_ended
+                worker_command(host, place), worker_environment(start.platform), self._worker_ended
             )
         except OSError as error:
             _log.error("the worker cannot be started: %s", error)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from atoll.cluster.settings import DEFAULT_ISLANDS
 from atoll.errors import AtollError
 from atoll.operate.command.options import (
     ClusterAddress,
@@ -18,8 +17,8 @@ from atoll.operate.command.options import (
     ClusterName,
     ClusterOptions,
     Islands,
-    settings_of,
     token,
+    up_settings,
     with_cluster_options,
 )
 from atoll.operate.command.terminal import end_on_signals, fail, say, terminal
@@ -48,7 +47,7 @@ HostJoinFile = Annotated[
 @with_cluster_options
 def up(
     *,
-    islands: Islands = DEFAULT_ISLANDS,
+    islands: Islands = None,
     listen: Annotated[
         str,
         typer.Option(
@@ -96,7 +95,7 @@ def up(
     from atoll.operate.standing import start_cluster
     from atoll.wire.address import parse_address
 
-    settings = settings_of(islands, cluster)
+    settings = up_settings(islands, cluster)
     chosen = "" if name == DEFAULT_NAME else f" --name {name}"
     insecure = insecure or is_insecure()
     wanted = {Role.CLIENT: join_file, Role.HOST: host_join_file}
@@ -124,7 +123,7 @@ def up(
             say(f"waiting for hosts: `atoll host {how}` on each machine")
         if settings.engine != "local":
             say(f"  look:  atoll status{chosen}")
-        with terminal.status(f"starting {islands} ..."):
+        with terminal.status(f"starting {settings.islands} ..."):
             standing.wait()
     except AtollError:
         messages = standing.last_messages()
@@ -133,7 +132,7 @@ def up(
         raise
     address = standing.record.address
     print(address, flush=True)
-    say(f"cluster {name} is up: {islands} on {settings.platform}")
+    say(f"cluster {name} is up: {settings.islands} on {', '.join(settings.topology.platforms)}")
     say(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={address} python train.py")
     if parse_address(address).tls:
         where = str(join_file or standing_join(standing.directory))
