@@ -66,6 +66,15 @@ def up(
     ] = "",
     join_file: JoinFile = None,
     host_join_file: HostJoinFile = None,
+    authority: Annotated[
+        Path | None,
+        typer.Option(
+            "--authority",
+            help="Keep the cluster's authority and tokens in this file, which is made if it does not exist: the join "
+            "strings of the next cluster with it are the same, so hosts that `--stay` find it.",
+            metavar="FILE",
+        ),
+    ] = None,
     insecure: Annotated[
         bool,
         typer.Option(
@@ -100,7 +109,10 @@ def up(
     insecure = insecure or is_insecure()
     wanted = {Role.CLIENT: join_file, Role.HOST: host_join_file}
     on_tcp = settings.engine == "ray" if not listen else not listen.startswith("unix:")
-    _check_join_files([file for file in wanted.values() if file is not None], secured=on_tcp and not insecure)
+    files = [file for file in (*wanted.values(), authority) if file is not None]
+    _check_join_files(files, secured=on_tcp and not insecure)
+    if authority is not None and settings.engine == "ray":
+        raise typer.BadParameter("--authority: Ray starts hosts itself, with the present join string; leave it away")
     standing = start_cluster(
         name=name,
         settings=settings,
@@ -109,6 +121,7 @@ def up(
         stays=not foreground,
         advertise=advertise,
         insecure=insecure,
+        authority=authority,
     )
     secured = parse_address(standing.record.address).tls
     try:
@@ -158,8 +171,8 @@ def _check_join_files(files: list[Path], *, secured: bool) -> None:
     """Ends the command where there will be none to write, or no folder for them: before a cluster is started."""
     if files and not secured:
         raise typer.BadParameter(
-            "a join file is for a cluster on TCP with TLS: give --listen HOST:PORT (or --engine ray), and not "
-            "--insecure"
+            "a join file or an authority is for a cluster on TCP with TLS: give --listen HOST:PORT (or --engine ray), "
+            "and not --insecure"
         )
     for file in files:
         if not file.absolute().parent.is_dir():

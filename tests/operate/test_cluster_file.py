@@ -1,0 +1,135 @@
+"""Clusters of islands that differ, end to end: `atoll up --cluster`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster_process import User, finish, free_port
+from tests.operate.test_hosts import status, until
+
+slow = pytest.mark.skipif(
+    os.environ.get("ATOLL_TEST_MACHINES") != "1", reason="starts hosts again and again: set ATOLL_TEST_MACHINES=1"
+)
+
+CLUSTER = """
+[[island]]
+hosts = 2
+devices = 2
+topology = "2x2"
+
+[[island]]
+devices = 3
+kind = "tpu"
+"""
+
+# A program on each island, transfers between them that reshard, and a slice by type.
+SCRIPT = """
+    import atoll, jax, jax.numpy as jnp, numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+    devices = jax.devices()
+    print([device.slice_index for device in devices])
+    square = Mesh(np.array(devices[:4]).reshape(2, 2), ("x", "y"))
+    line = Mesh(np.array(devices[4:]), ("z",))
+    x = np.arange(72.0, dtype=np.float32).reshape(6, 12)
+    step = jax.jit(lambda v: v * 2 + v.sum())
+    first = step(jax.device_put(x, NamedSharding(square, P("x", "y"))))
+    second = step(jax.device_put(first, NamedSharding(line, P("z", None))))
+    back = jax.device_put(second, NamedSharding(square, P("y", "x")))
+    expected = x * 2 + x.sum()
+    expected = expected * 2 + expected.sum()
+    print(np.array_equal(np.asarray(back), expected))
+    piece = atoll.make_virtual_device_set().add_slice(tpu_devices=2)
+    print(piece.island)
+    y = jax.device_put(x, NamedSharding(piece.mesh("m"), P("m")))
+    print(jax.jit(lambda v: v @ v.T)(y).sum() == (x @ x.T).sum())
+"""
+PRINTED = "[0, 0, 0, 0, 1, 1, 1]\nTrue\n1\nTrue\n"
+
+
+@pytest.fixture
+def user(short_directory: Path, program_cache: Path) -> Iterator[User]:
+    user = User(short_directory, program_cache)
+    yield user
+    for process in user.processes():
+        process.kill()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    return str(tmp_path / "cluster.toml")
+
+
+def test_programs_run_on_islands_that_differ_and_arrays_move_between_them(user: User, file: str) -> None:
+    address = user.atoll("up", "--cluster", file).check().stdout.strip()
+    assert user.script(SCRIPT, JAX_PLATFORMS="atoll", ATOLL_ADDRESS=address).check().stdout == PRINTED
+    assert user.atoll("add-island").returncode == 1
+    added = user.atoll("add-island", "--shape", "1x2", "--kind", "gpu").check().stdout
+    assert added == "island 2 is up, with devices 7, 8\n"
+    report = status(user)
+    assert report["topology"] == "1x2x2+1x1x3+1x1x2"
+    assert report["islands"][2]["shape"]["kind"] == "gpu"
+    user.atoll("down").check()
+    assert user.leftovers() == []
+
+
+@slow
+def test_hosts_come_for_islands_that_differ_and_one_that_left_comes_back(user: User, file: str) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    (Path(file)).write_text(CLUSTER + "\n[[island]]\ndevices = 3\nkind = 'tpu'\n")
+    up = user.start_atoll("up", "--engine", "hosts", "--cluster", file, "--listen", address)
+    until(user, lambda report: report["islands"][0]["waits_for"])
+    hosts = [user.start_atoll("host", "--address", address, SLURM_PROCID=str(number)) for number in range(4)]
+    finish(up).check()
+    run = user.script(SCRIPT.replace("4:]", "4:7]"), JAX_PLATFORMS="atoll", ATOLL_ADDRESS=address).check()
+    assert run.stdout.splitlines()[1::2] == ["True", "True"]
+    # The last island is drained as its machine leaves, and is back as soon as the machine is.
+    hosts[3].send_signal(signal.SIGTERM)
+    finish(hosts[3]).check()
+    left = until(user, lambda report: report["islands"][2]["waits_for"])["islands"][2]
+    assert (left["state"], left["waits_for"]) == ("drained", "waits for 1 of 1 host: rank 0")
+    hosts[3] = user.start_atoll("host", "--address", address, SLURM_PROCID="3")
+    until(user, lambda report: report["islands"][2]["state"] == "ready")
+    script = "import jax; print([device.slice_index for device in jax.devices()][-3:])"
+    assert user.script(script, JAX_PLATFORMS="atoll", ATOLL_ADDRESS=address).check().stdout == "[2, 2, 2]\n"
+    user.atoll("down").check()
+    for host in hosts:
+        finish(host).check()
+    assert user.leftovers() == []
+
+
+def test_islands_and_a_file_say_the_same(user: User, file: str) -> None:
+    refused = user.atoll("up", "--islands", "1x1x1", "--cluster", file)
+    assert refused.returncode == 2
+    assert "--islands and --cluster say both which islands there are" in " ".join(refused.stderr.split())
+
+
+def test_a_script_runs_on_an_embedded_cluster_of_the_file(user: User, file: str) -> None:
+    code = "import jax; print(len(jax.devices()), jax.devices()[-1].slice_index)"
+    assert user.atoll("run", "--cluster", file, "--", sys.executable, "-c", code).check().stdout == "7 1\n"
+
+
+@slow
+def test_hosts_that_stay_find_the_next_cluster_with_the_same_authority(user: User, tmp_path: Path) -> None:
+    address, kept, join = f"127.0.0.1:{free_port()}", str(tmp_path / "authority"), str(tmp_path / "join")
+    arguments = ("up", "--engine", "hosts", "--islands", "1x1x1", "--listen", address, "--authority", kept)
+    up = user.start_atoll(*arguments, "--host-join-file", join)
+    until(user, lambda report: report["islands"][0]["waits_for"])
+    first = Path(join).read_text()
+    host = user.start_atoll("host", "--join", join, "--stay")
+    finish(up).check()
+    user.atoll("down").check()
+    assert host.poll() is None
+    user.atoll(*arguments, "--host-join-file", join).check()
+    assert Path(join).read_text() == first
+    user.atoll("down").check()
+    host.send_signal(signal.SIGTERM)
+    finish(host).check()
+    assert user.leftovers() == []
