@@ -133,3 +133,27 @@ def test_hosts_that_stay_find_the_next_cluster_with_the_same_authority(user: Use
     host.send_signal(signal.SIGTERM)
     finish(host).check()
     assert user.leftovers() == []
+
+
+@slow
+def test_one_machine_is_several_hosts_of_several_islands(user: User, file: str) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    up = user.start_atoll("up", "--engine", "hosts", "--cluster", file, "--listen", address)
+    until(user, lambda report: report["islands"][0]["waits_for"])
+    host = user.start_atoll("host", "--address", address, "--workers", "3")
+    finish(up).check()
+    assert user.script(SCRIPT, JAX_PLATFORMS="atoll", ATOLL_ADDRESS=address).check().stdout == PRINTED
+    machines = status(user)["machines"]
+    assert sorted(each["name"].rpartition("/")[2] for each in machines) == ["0", "1", "2"]
+    hosts = ["host 0 of island 0", "host 1 of island 0", "host 2 of island 1"]
+    assert sorted(each["state"] for each in machines) == hosts
+    # One of its workers ends: its island alone starts again, in the same places.
+    (worker,) = status(user)["islands"][1]["hosts"]
+    os.kill(worker["pid"], signal.SIGKILL)
+    report = until(
+        user, lambda report: (report["islands"][1]["restarts"], report["islands"][1]["state"]) == (1, "ready")
+    )
+    assert report["islands"][0]["restarts"] == 0
+    user.atoll("down").check()
+    finish(host).check()
+    assert user.leftovers() == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from atoll.cluster.settings import OnOff
+from atoll.engines.accelerators import DeviceShares, devices
 from atoll.engines.engine import AgentTaker, HostEnd, HostProcess, HostStart
 from atoll.engines.local_process import LocalProcess, describe_exit
 from atoll.engines.options import EngineOptions
@@ -19,6 +20,10 @@ class LocalEngine:
         self._options = options
         check_kinds(options.settings)
         self._address = parse_address(options.controller_address)
+        self._shares = DeviceShares(devices())
+        for platform in options.settings.topology.platforms:
+            shapes = [each for each in options.settings.topology.shapes if each.platform == platform]
+            self._shares.check(platform, sum(each.hosts * each.devices for each in shapes))
 
     @property
     def agents(self) -> AgentTaker | None:
@@ -37,11 +42,18 @@ class LocalEngine:
         """All is on this machine, and has ended."""
 
     def start_host(self, start: HostStart, on_end: Callable[[HostEnd], None]) -> HostProcess:
-        return LocalProcess(
-            self.command(start),
-            worker_environment(start.platform),
-            lambda status: on_end(HostEnd(status, describe_exit(status))),
-        )
+        names = self._shares.take(start.platform, start.devices)
+
+        def ended(status: int) -> None:
+            self._shares.give_back(start.platform, names)
+            on_end(HostEnd(status, describe_exit(status)))
+
+        environment = worker_environment(start.platform, names, start.devices)
+        try:
+            return LocalProcess(self.command(start), environment, ended)
+        except OSError:
+            self._shares.give_back(start.platform, names)
+            raise
 
     def command(self, start: HostStart) -> list[str]:
         """The command line of a host's worker."""

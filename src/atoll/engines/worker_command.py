@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
 
@@ -10,6 +11,7 @@ from atoll.cluster.processes.process import command
 from atoll.cluster.settings import DEFAULT_PLATFORM, ClusterSettings
 from atoll.devices.kinds import XLA, kind_of
 from atoll.devices.membership import Membership
+from atoll.engines.accelerators import visible
 from atoll.engines.engine import HostStart
 from atoll.worker.options import IslandOptions, WorkerOptions
 
@@ -82,8 +84,11 @@ def worker_command(start: HostStart, place: WorkerPlace) -> list[str]:
     )
 
 
-def worker_environment(platform: str) -> dict[str, str]:
-    """A worker's environment: the user's, without what was meant for the user's own JAX."""
+def worker_environment(platform: str, names: Sequence[str] = (), count: int = 0) -> dict[str, str]:
+    """A worker's environment: the user's, without what was meant for the user's own JAX.
+
+    It sees the first `count` of the devices of these names, where such are known.
+    """
     env = {
         name: value
         for name, value in os.environ.items()
@@ -95,5 +100,6 @@ def worker_environment(platform: str) -> dict[str, str]:
         env["XLA_FLAGS"] = " ".join(flags)
     env["JAX_PLATFORMS"] = platform if kind_of(platform) is XLA else DEFAULT_PLATFORM
     env["JAX_ENABLE_X64"] = "1"
+    env.update(visible(names, platform, count))
     env.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     return env

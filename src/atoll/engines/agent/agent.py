@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -97,7 +97,7 @@ class HostAgent:
         controller = self._options.controller
         try:
             if self._identity is None:
-                name = f"the host agent of {platform.node()}"
+                name = f"the host agent of {self._options.machine}"
                 self._identity = await asyncio.to_thread(identity_for, controller, Role.HOST, name)
             link = await connect(
                 controller,
@@ -122,7 +122,7 @@ class HostAgent:
         self._link = link
         self._find_addresses(link)
         token = token_for(controller, Role.HOST)
-        link.send(m.Hello(m.PROTOCOL, "agent", token, os.getpid(), __version__, platform.node()))
+        link.send(m.Hello(m.PROTOCOL, "agent", token, os.getpid(), __version__, self._options.machine))
         self._introduce()
         await self._lost.wait()
         link.close()
@@ -154,12 +154,12 @@ class HostAgent:
         self._tell(
             m.AgentHello(
                 self._id,
-                platform.node(),
+                self._options.machine,
                 self._address,
                 __version__,
                 self._options.seat,
                 self._options.group,
-                machine.devices(),
+                {platform: len(names) for platform, names in self._options.devices.items()},
                 machine.memory_bytes(),
                 self._meeting(),
                 self._incarnation,
@@ -262,12 +262,14 @@ class HostAgent:
         self._incarnation = start.incarnation
         self._no_worker.clear()
         try:
-            self._worker = LocalProcess(
-                worker_command(host, place), worker_environment(start.platform), self._worker_ended
-            )
+            self._worker = LocalProcess(worker_command(host, place), self._environment(start), self._worker_ended)
         except OSError as error:
             _log.error("the worker cannot be started: %s", error)
             self._worker_ended(1)
+
+    def _environment(self, start: m.StartWorker) -> dict[str, str]:
+        names = self._options.devices.get(start.platform, ())
+        return worker_environment(start.platform, names, start.devices)
 
     def _worker_ended(self, status: int) -> None:
         _log.info("the worker of incarnation %d has ended: %s", self._incarnation, describe_exit(status))
@@ -314,11 +316,20 @@ class HostAgent:
         self._end()
 
 
-async def run_agent(
-    options: AgentOptions, cache_directory: str, on_joined: Callable[[], None], stop: asyncio.Event
+async def run_agents(
+    agents: Sequence[AgentOptions], cache_directory: str, on_joined: Callable[[AgentOptions], None], stop: asyncio.Event
 ) -> None:
-    """Runs a host agent to its end. Raises AtollError where the cluster does not take it."""
+    """Runs the host agents of a machine to their ends. Raises AtollError where the cluster refuses one of them."""
     try:
-        await HostAgent(options, cache_directory, on_joined).run(stop)
-    except msgspec.MsgspecError as error:
-        raise ClusterError(f"the engine sent what this host agent does not understand: {error}") from None
+        async with asyncio.TaskGroup() as group:
+            for each in agents:
+                group.create_task(HostAgent(each, cache_directory, partial(on_joined, each)).run(stop))
+    except* (AtollError, msgspec.MsgspecError) as errors:
+        raise _first(errors) from None
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> AtollError:
+    error = errors.exceptions[0]
+    if isinstance(error, AtollError):
+        return error
+    return ClusterError(f"the engine sent what this host agent does not understand: {error}")
