@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -86,6 +87,14 @@ def test_the_environment_may_name_the_file(tmp_path: Path, monkeypatch: pytest.M
 def test_what_is_wrong_is_named_by_its_key(tmp_path: Path, content: str, text: str) -> None:
     with pytest.raises(SettingsError, match=f"cluster.toml.*{text}"):
         read(tmp_path, content)
+
+
+def test_the_example_of_the_documentation_is_a_cluster() -> None:
+    page = (Path(__file__).parent.parent.parent / "docs" / "clusters.md").read_text()
+    example = page.partition("```toml\n")[2].partition("```")[0]
+    assert "[[island]]" in example
+    with TemporaryDirectory() as folder:
+        assert read(Path(folder), example).islands == "2x4x8+1x1x4+1x2x2"
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from atoll.operate.command.options import ClusterOptions, Islands, up_settings, with_cluster_options
+from atoll.cluster.settings import DEFAULT_PLATFORM, ClusterSettings
+from atoll.operate.command.options import ClusterOptions, Islands, settings_of, with_cluster_options
 
 # Of Kubernetes' objects, of which some get a suffix.
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
@@ -69,12 +70,12 @@ def kubernetes(
 
     if not _NAME.fullmatch(name):
         raise typer.BadParameter(f"--name {name!r}: expected up to 40 of a-z, 0-9 and -, beginning with a letter")
-    settings = up_settings(islands, cluster)
+    settings = _settings(islands, cluster)
     wanted = KubernetesCluster(
         name,
         settings.topology,
         image,
-        cluster.platform or "",
+        _platform(settings),
         namespace,
         _flags(cluster),
         _pairs(resource, "--resource"),
@@ -104,14 +105,25 @@ def slurm(
     """
     from atoll.operate.manifests.slurm import SlurmJob, batch_script
 
-    settings = up_settings(islands, cluster)
+    settings = _settings(islands, cluster)
     for each in [name, *(sbatch or ())]:
         if "\n" in each:
             raise typer.BadParameter("a directive of sbatch is one line")
     job = SlurmJob(
-        name, settings.topology, command, cluster.platform or "", _flags(cluster), sbatch or (), _content(cluster)
+        name, settings.topology, command, _platform(settings), _flags(cluster), sbatch or (), _content(cluster)
     )
     print(batch_script(job), end="")
+
+
+def _settings(islands: str | None, cluster: ClusterOptions) -> ClusterSettings:
+    """Of the cluster; ends the command where it is not said which islands that has."""
+    if islands is None and cluster.cluster_file is None:
+        raise typer.BadParameter("which islands? Give --islands or --cluster")
+    return settings_of(islands, cluster)
+
+
+def _platform(settings: ClusterSettings) -> str:
+    return "" if settings.platform == DEFAULT_PLATFORM else settings.platform
 
 
 def _content(cluster: ClusterOptions) -> str:
