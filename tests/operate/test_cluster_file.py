@@ -157,3 +157,30 @@ def test_one_machine_is_several_hosts_of_several_islands(user: User, file: str) 
     user.atoll("down").check()
     finish(host).check()
     assert user.leftovers() == []
+
+
+@slow
+def test_control_data_and_computing_have_networks_of_their_own(user: User, tmp_path: Path) -> None:
+    port, join = free_port(), str(tmp_path / "join")
+    where = ("--listen", f"0.0.0.0:{port}", "--advertise", "127.0.0.9:1,localhost", "--host-join-file", join)
+    up = user.start_atoll("up", "--engine", "hosts", "--islands", "2x2x1", *where)
+    until(user, lambda report: report["islands"][0]["waits_for"])
+    assert Path(join).read_text().startswith(f"atoll://127.0.0.9:1,localhost:{port}/")  # nothing is at the first
+    networks = ("--advertise", "127.0.0.2", "--listen", "127.0.0.2", "--meeting", "127.0.0.3")
+    hosts = [user.start_atoll("host", "--join", join, *networks) for _ in range(4)]
+    address = finish(up).check().stdout.strip()
+    script = """
+        import jax, jax.numpy as jnp
+        first, second = (jax.make_mesh((2,), ("x",), devices=jax.devices()[n:n + 2]) for n in (0, 2))
+        x = jax.device_put(jnp.arange(8.0), jax.NamedSharding(first, jax.P("x")))
+        y = jax.jit(lambda v: v + v.sum())(x)
+        print(jax.jit(jnp.sum)(jax.device_put(y, jax.NamedSharding(second, jax.P("x")))))
+    """
+    assert user.script(script, JAX_PLATFORMS="atoll", ATOLL_ADDRESS=address).check().stdout == "252.0\n"
+    workers = [each for each in user.processes() if "atoll.worker.main" in each.cmdline()]
+    sockets = [each for worker in workers for each in worker.net_connections("tcp") if each.status == "LISTEN"]
+    assert {each.laddr.ip.removeprefix("::ffff:") for each in sockets} == {"127.0.0.2", "127.0.0.3"}
+    user.atoll("down").check()
+    for host in hosts:
+        finish(host).check()
+    assert user.leftovers() == []

@@ -144,8 +144,9 @@ class HostAgent:
     def _find_addresses(self, link: Connection) -> None:
         options = self._options
         here = link.local_host
-        # Of a name with several addresses, the one that has answered.
-        self._controller = replace(options.controller, host=link.peer_host or options.controller.host)
+        # Of several addresses, or a name with several, the one that has answered.
+        if link.peer_host:
+            self._controller = replace(options.controller, host=link.peer_host, port=link.peer_port, others=())
         self._address = options.advertise or here
         self._bind = options.listen or (here if not options.advertise else EVERYWHERE[":" in here])
         self._collectives = options.meeting or self._address

@@ -60,7 +60,7 @@ def up(
         str,
         typer.Option(
             help="By which HOST or HOST:PORT others reach it, in its join strings; where it listens if not given, or "
-            "where that is everywhere (0.0.0.0) this machine's address.",
+            "where that is everywhere (0.0.0.0) this machine's address. Several, with commas, are tried in turn.",
             metavar="ADDRESS",
         ),
     ] = "",
