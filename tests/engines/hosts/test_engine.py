@@ -251,6 +251,23 @@ def test_machines_that_leave_have_their_island_drained_and_are_dismissed_when_th
     played(scene)
 
 
+def test_an_island_that_is_missed_goes_before_one_that_was_drained() -> None:
+    def scene() -> None:
+        play = Scene("2x1x4")
+        play.place(0, hosts=1)
+        play.come(1)
+        play.say(1, m.AgentLeaves(30.0))
+        play.engine.drained(OK, "")
+        play.say(1, m.AgentWorkerEnded(7, 0))
+        play.place(0, hosts=1, incarnation=8)  # for whenever there is a machine again
+        play.place(1, hosts=1)
+        play.come(2)
+        play.come(3)
+        assert [message.island for _, message in play.heard() if isinstance(message, m.StartWorker)] == [0, 1, 0]
+
+    played(scene)
+
+
 def test_hosts_of_another_version_are_refused_with_both() -> None:
     def scene() -> None:
         play = Scene()

@@ -29,16 +29,25 @@ def kept_environment(file: Path) -> dict[str, str]:
 
     Raises AccessError where it cannot be read or written, or where others can read it.
     """
+    if not file.exists():
+        try:
+            _make(file)
+        except FileExistsError:  # by another command, just now
+            pass
+        except OSError as error:
+            raise AccessError(f"cannot keep the cluster's authority in {file}: {error.strerror}") from None
+    return _environment(_read(file))
+
+
+def _make(file: Path) -> None:
+    """All of it at once, and not in the place of another. Raises OSError."""
+    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
     try:
-        descriptor = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-    except FileExistsError:
-        return _environment(_read(file))
-    except OSError as error:
-        raise AccessError(f"cannot keep the cluster's authority in {file}: {error.strerror}") from None
-    kept = _new()
-    with open(descriptor, "wb") as out:
-        out.write(msgspec.json.format(msgspec.json.encode(kept)))
-    return _environment(kept)
+        with open(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as out:
+            out.write(msgspec.json.format(msgspec.json.encode(_new())))
+        os.link(partial, file)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def new_environment() -> dict[str, str]:

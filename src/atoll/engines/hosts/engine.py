@@ -61,6 +61,7 @@ class HostsEngine:
         self._waiting: dict[int, tuple[Sequence[HostStart], Callable[[Sequence[str]], None]]] = {}  # by island
         self._placed: dict[int, list[Agent]] = {}  # by island, by rank
         self._draining: list[int] = []  # islands, in the order in which they were asked to drain
+        self._left: set[int] = set()  # islands that were drained since a machine left: others go before them
         self._send: Callable[[m.Message], None] = lambda message: None
         self._reported: m.EngineReport | None = None
         self._loop: asyncio.AbstractEventLoop  # from `begin` on
@@ -104,11 +105,12 @@ class HostsEngine:
 
     def _form(self) -> None:
         """Starts the islands for which all machines are there."""
-        for island in sorted(self._waiting):
+        for island in sorted(self._waiting, key=lambda each: (each in self._left, each)):
             starts, then = self._waiting[island]
             chosen = [each for each in self._chosen(starts) if each is not None]
             if len(chosen) == len(starts):
                 del self._waiting[island]
+                self._left.discard(island)
                 agents = self._placed[island] = [self._agents[each.agent] for each in chosen]
                 then([each.hello.machine for each in agents for _ in range(starts[0].hosts // len(starts))])
         self._report()
@@ -248,6 +250,7 @@ class HostsEngine:
             island = agent.served[0]
             _log.warning("%s leaves in %.0f s: island %d is drained", agent.name, seconds, island)
             self._draining.append(island)
+            self._left.add(island)
             self._send(m.DrainRequest(island, returns=True))
         self._dismiss_if_done(agent)
         self._report()
@@ -255,6 +258,7 @@ class HostsEngine:
     def drained(self, status: Status, text: str) -> None:
         island = self._draining.pop(0) if self._draining else -1
         if status.code:
+            self._left.discard(island)
             _log.warning("island %d cannot be drained: %s", island, status.message)
 
     def _dismiss_if_done(self, agent: Agent) -> None:
