@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from atoll.cluster.settings import OnOff
-from atoll.engines.accelerators import DeviceShares, devices
+from atoll.devices.accelerators import DeviceShares, devices
 from atoll.engines.engine import AgentTaker, HostEnd, HostProcess, HostStart
 from atoll.engines.local_process import LocalProcess, describe_exit
 from atoll.engines.options import EngineOptions

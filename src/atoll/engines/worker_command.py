@@ -9,9 +9,9 @@ from pkgutil import resolve_name
 
 from atoll.cluster.processes.process import command
 from atoll.cluster.settings import DEFAULT_PLATFORM, ClusterSettings
+from atoll.devices.accelerators import visible
 from atoll.devices.kinds import XLA, kind_of
 from atoll.devices.membership import Membership
-from atoll.engines.accelerators import visible
 from atoll.engines.engine import HostStart
 from atoll.worker.options import IslandOptions, WorkerOptions
 

@@ -1,4 +1,4 @@
-"""Where this machine is, and what memory it has; `engines.accelerators` has its devices."""
+"""Where this machine is, and what memory it has; `devices.accelerators` has its devices."""
 
 from __future__ import annotations
 

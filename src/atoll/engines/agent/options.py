@@ -6,7 +6,7 @@ import platform
 from dataclasses import dataclass, field, replace
 
 from atoll.cluster.topology import Seat
-from atoll.engines.accelerators import Devices, devices, parts
+from atoll.devices.accelerators import Devices, devices, parts
 from atoll.wire.address import Address
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Seat
+from atoll.devices.accelerators import DeviceShares, devices, parts, visible
 from atoll.engines import local
-from atoll.engines.accelerators import DeviceShares, devices, parts, visible
 from atoll.engines.agent.options import AgentOptions, options_of_workers
 from atoll.engines.engine import HostEnd, HostStart
 from atoll.engines.local import LocalEngine
