@@ -21,7 +21,7 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.engines.options import EngineOptions, default_cache_directory, sockets_base
 from atoll.engines.ray.control import end_cluster
 from atoll.engines.start import EngineProcess, check_settings
-from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError
+from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError, SettingsError
 from atoll.operate.clusters import Target, explained
 from atoll.operate.registry import ClusterRegistry
 from atoll.operate.requests import request_stop
