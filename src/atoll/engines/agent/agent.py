@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,7 @@ class HostAgent:
         controller = self._options.controller
         try:
             if self._identity is None:
-                name = f"the host agent of {platform.node()}"
+                name = f"the host agent of {self._options.machine}"
                 self._identity = await asyncio.to_thread(identity_for, controller, Role.HOST, name)
             link = await connect(
                 controller,
@@ -129,7 +129,7 @@ class HostAgent:
         self._link = link
         self._find_addresses(link)
         token = token_for(controller, Role.HOST)
-        link.send(m.Hello(m.PROTOCOL, "agent", token, os.getpid(), __version__, platform.node()))
+        link.send(m.Hello(m.PROTOCOL, "agent", token, os.getpid(), __version__, self._options.machine))
         self._introduce()
         await self._lost.wait()
         link.close()
@@ -151,8 +151,9 @@ class HostAgent:
     def _find_addresses(self, link: Connection) -> None:
         options = self._options
         here = link.local_host
-        # Of a name with several addresses, the one that has answered.
-        self._controller = replace(options.controller, host=link.peer_host or options.controller.host)
+        # Of several addresses, or a name with several, the one that has answered.
+        if link.peer_host:
+            self._controller = replace(options.controller, host=link.peer_host, port=link.peer_port, others=())
         self._address = options.advertise or here
         self._bind = options.listen or (here if not options.advertise else EVERYWHERE[":" in here])
         self._collectives = options.meeting or self._address
@@ -161,12 +162,12 @@ class HostAgent:
         self._tell(
             m.AgentHello(
                 self._id,
-                platform.node(),
+                self._options.machine,
                 self._address,
                 __version__,
                 self._options.seat,
                 self._options.group,
-                machine.devices(),
+                {platform: len(names) for platform, names in self._options.devices.items()},
                 machine.memory_bytes(),
                 self._meeting(),
                 self._incarnation,
@@ -264,13 +265,13 @@ class HostAgent:
             self._collectives,
             directory=str(self._make_folder()),
         )
-        host = HostStart(start.island, start.host, start.rank, start.hosts, start.devices, start.incarnation)
+        host = HostStart(
+            start.island, start.host, start.rank, start.hosts, start.devices, start.incarnation, start.platform
+        )
         self._incarnation = start.incarnation
         self._no_worker.clear()
         try:
-            self._worker = LocalProcess(
-                worker_command(host, start.platform, place), worker_environment(start.platform), self._worker_ended
-            )
+            self._worker = LocalProcess(worker_command(host, place), self._environment(start), self._worker_ended)
         except OSError as error:
             _log.error("the worker cannot be started: %s", error)
             self._worker_ended(1)
@@ -279,6 +280,10 @@ class HostAgent:
         self._folder = make_directory(HOST_FOLDERS)
         claim(self._folder, self._folder)
         return self._folder
+
+    def _environment(self, start: m.StartWorker) -> dict[str, str]:
+        names = self._options.devices.get(start.platform, ())
+        return worker_environment(start.platform, names, start.devices)
 
     def _worker_ended(self, status: int) -> None:
         _log.info("the worker of incarnation %d has ended: %s", self._incarnation, describe_exit(status))
@@ -327,11 +332,20 @@ class HostAgent:
         self._end()
 
 
-async def run_agent(
-    options: AgentOptions, cache_directory: str, on_joined: Callable[[], None], stop: asyncio.Event
+async def run_agents(
+    agents: Sequence[AgentOptions], cache_directory: str, on_joined: Callable[[AgentOptions], None], stop: asyncio.Event
 ) -> None:
-    """Runs a host agent to its end. Raises AtollError where the cluster does not take it."""
+    """Runs the host agents of a machine to their ends. Raises AtollError where the cluster refuses one of them."""
     try:
-        await HostAgent(options, cache_directory, on_joined).run(stop)
-    except msgspec.MsgspecError as error:
-        raise ClusterError(f"the engine sent what this host agent does not understand: {error}") from None
+        async with asyncio.TaskGroup() as group:
+            for each in agents:
+                group.create_task(HostAgent(each, cache_directory, partial(on_joined, each)).run(stop))
+    except* (AtollError, msgspec.MsgspecError) as errors:
+        raise _first(errors) from None
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> AtollError:
+    error = errors.exceptions[0]
+    if isinstance(error, AtollError):
+        return error
+    return ClusterError(f"the engine sent what this host agent does not understand: {error}")
