@@ -150,7 +150,7 @@ LAUNCH: Picture = (
             ("chosen by name in the settings", "scheduling/policies/__init__.py"),
             ORANGE,
         ),
-        Box(20, 550, 400, "6  reserve memory, in order", ("controller/memory/reservations.py",), ORANGE),
+        Box(20, 550, 400, "6  reserve memory, in order", ("scheduling/reservations.py",), ORANGE),
         Box(
             20,
             635,

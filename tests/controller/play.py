@@ -11,7 +11,6 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
 from atoll.controller.core import Controller
 from atoll.controller.programs.launcher import GANG_WINDOW
-from atoll.controller.sessions.session import Session
 from atoll.errors import OK, Code, Status
 from atoll.ir.program import (
     Call,
@@ -24,6 +23,7 @@ from atoll.ir.types import ArraySpec, Sharding
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
+from atoll.scheduling.session import Session
 
 BROKEN = Status(Code.INTERNAL, "division by zero")
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from atoll.cluster.locations import HostDevice
-from atoll.controller.sessions.session import GangRun
 from atoll.errors import OK, Status
 from atoll.ir.program import (
     Call,
@@ -21,6 +20,7 @@ from atoll.ir.program import (
 )
 from atoll.ir.types import ArraySpec, Sharding, Tiled
 from atoll.protocol import messages as m
+from atoll.scheduling.session import GangRun
 from atoll.scheduling.tickets import Gang
 from atoll.worker.host_group import HostGroup
 from tests.controller.model_host import ModelHost

@@ -43,7 +43,6 @@ from atoll.controller.programs.launcher import Launcher
 from atoll.controller.programs.registry import ProgramRegistry
 from atoll.controller.sessions.migrations import Migrations
 from atoll.controller.sessions.queries import Queries
-from atoll.controller.sessions.session import Session
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.sessions.slices import SliceRequests
 from atoll.errors import invalid
@@ -54,6 +53,7 @@ from atoll.protocol.event_log import EventLog
 from atoll.scheduling.policies import find_policy
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.quarantine import Quarantine
+from atoll.scheduling.session import Session
 
 _NOTHING: list[AnyAction] = []
 

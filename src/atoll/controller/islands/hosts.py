@@ -13,11 +13,11 @@ from atoll.controller.programs.compilation import Compilation
 from atoll.controller.programs.launcher import Launcher
 from atoll.controller.programs.registry import ProgramRegistry
 from atoll.controller.sessions.queries import Queries
-from atoll.controller.sessions.session import Session
 from atoll.controller.sessions.sessions import Sessions
 from atoll.errors import invalid
 from atoll.protocol import messages as m
 from atoll.scheduling.ledger import Ledger
+from atoll.scheduling.session import Session
 
 
 class Hosts:

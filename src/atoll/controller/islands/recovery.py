@@ -16,11 +16,11 @@ from atoll.controller.programs.compilation import Compilation
 from atoll.controller.programs.failures import Failures
 from atoll.controller.programs.launcher import Launcher
 from atoll.controller.sessions.queries import Queries
-from atoll.controller.sessions.session import Session
 from atoll.errors import OK, Code, Status
 from atoll.protocol import messages as m
 from atoll.scheduling.durations import Durations
 from atoll.scheduling.quarantine import Quarantine
+from atoll.scheduling.session import Session
 
 # For the other hosts of a gang to end, once it has failed on one of them.
 HALF_FAILED_SECONDS = 5.0

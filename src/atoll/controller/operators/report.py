@@ -13,10 +13,10 @@ from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.resources import ResourceManager
 from atoll.cluster.settings import ClusterSettings
 from atoll.controller.islands.agents import Agents
-from atoll.controller.sessions.session import GangRun, Session
 from atoll.scheduling.functions import FunctionRegistry
 from atoll.scheduling.ledger import Ledger
 from atoll.scheduling.scheduler import Scheduler
+from atoll.scheduling.session import GangRun, Session
 
 
 class Reported(Protocol):

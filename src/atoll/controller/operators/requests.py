@@ -25,10 +25,10 @@ from atoll.controller.outbox import Outbox
 from atoll.controller.programs.launcher import Launcher
 from atoll.controller.sessions.migration_rules import Changes
 from atoll.controller.sessions.migrations import Migrations
-from atoll.controller.sessions.session import Session
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
 from atoll.protocol import messages as m
 from atoll.scheduling.durations import Durations
+from atoll.scheduling.session import Session
 
 # For the workers of an island that was drained to end.
 END_SECONDS = 30.0

@@ -6,12 +6,12 @@ a host arrive in order, so a `Free` that is sent then comes after the last use.
 
 from __future__ import annotations
 
-from atoll.controller.memory.reservations import Reservations
 from atoll.controller.outbox import Outbox
-from atoll.controller.sessions.session import GangRun, Session
 from atoll.errors import Status
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
+from atoll.scheduling.reservations import Reservations
+from atoll.scheduling.session import GangRun, Session
 from atoll.scheduling.tickets import Gang
 
 

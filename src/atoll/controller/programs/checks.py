@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from atoll.cluster.resources import ResourceManager
-from atoll.controller.sessions.session import GangRun, Session
 from atoll.errors import Code, Status
 from atoll.protocol import messages as m
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.quarantine import Quarantine
+from atoll.scheduling.session import GangRun, Session
 from atoll.scheduling.tickets import Gang
 
 

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.resources import ResourceManager
 from atoll.controller.outbox import Outbox
-from atoll.controller.sessions.session import GangRun, Session
 from atoll.errors import OK, Status, StatusError, invalid
 from atoll.protocol import messages as m
 from atoll.scheduling.functions import FunctionRegistry, Registration, function_name, hosts_of
 from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.scheduler import Scheduler
+from atoll.scheduling.session import GangRun, Session
 
 
 class Compilation:

@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from atoll.cluster.resources import ResourceManager
-from atoll.controller.memory.reservations import Reservations
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.buffers import Buffers
-from atoll.controller.sessions.session import GangRun, Launch, Session
 from atoll.errors import Code, Status
 from atoll.protocol import messages as m
 from atoll.scheduling.feeds import Key
@@ -20,8 +18,10 @@ from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.promises import Promises
 from atoll.scheduling.quarantine import Quarantine
+from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.sequential import SequentialDispatch
+from atoll.scheduling.session import GangRun, Launch, Session
 from atoll.scheduling.tickets import Gang, Late
 from atoll.scheduling.trace import Trace
 

@@ -12,12 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from atoll.cluster.resources import ResourceManager
-from atoll.controller.memory.reservations import Reservations
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.buffers import Buffers
 from atoll.controller.programs.checks import gang_problem, launch_problem
 from atoll.controller.programs.endings import Endings
-from atoll.controller.sessions.session import GangRun, Launch, Session
 from atoll.errors import Code, Status
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
@@ -28,8 +26,10 @@ from atoll.scheduling.policy import Policy
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.promises import Promises
 from atoll.scheduling.quarantine import Quarantine
+from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.sequential import SequentialDispatch
+from atoll.scheduling.session import GangRun, Launch, Session
 from atoll.scheduling.tickets import Gang, Late, Ticket
 
 # Until an island's hosts have said how many runs may be in flight on them.

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from atoll.cluster.locations import Placement
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.compilation import Compilation
-from atoll.controller.sessions.session import Session
 from atoll.errors import StatusError
 from atoll.ir.plan import Plan
 from atoll.ir.program import Program
 from atoll.protocol import messages as m
 from atoll.scheduling.programs import RegisteredProgram, device_groups, register
+from atoll.scheduling.session import Session
 
 
 class ProgramRegistry:

@@ -8,7 +8,6 @@ from atoll.cluster.lifecycle import IslandState
 from atoll.cluster.locations import DeviceLocation, MemoryRequirement, total
 from atoll.cluster.resources import ResourceManager
 from atoll.cluster.virtual_devices import check_apart
-from atoll.controller.sessions.session import Session
 from atoll.errors import Code, StatusError, unimplemented
 from atoll.ir import program as ir
 from atoll.ir.types import Opaque
@@ -16,6 +15,7 @@ from atoll.quantities import human_bytes
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.ledger import Ledger
 from atoll.scheduling.programs import RegisteredProgram, device_groups
+from atoll.scheduling.session import Session
 
 # Where virtual devices go.
 Changes = Mapping[int, DeviceLocation]

@@ -29,7 +29,6 @@ from atoll.controller.programs.launcher import Launcher
 from atoll.controller.programs.registry import ProgramRegistry
 from atoll.controller.sessions.migration_rules import Changes, check_changes, check_memory, is_affected
 from atoll.controller.sessions.queries import Queries
-from atoll.controller.sessions.session import Session
 from atoll.errors import OK, Code, Status, StatusError
 from atoll.ir import program as ir
 from atoll.ir.types import ArraySpec
@@ -38,6 +37,7 @@ from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.durations import Durations
 from atoll.scheduling.functions import DeviceAssignment, function_name, hosts_of
 from atoll.scheduling.programs import RegisteredProgram, device_groups
+from atoll.scheduling.session import Session
 
 # Copies are buffers of the session's, under numbers that neither its client nor its proxy gives.
 _OWN_HANDLES = 1 << 61

@@ -12,10 +12,10 @@ import msgspec
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.resources import ResourceManager
 from atoll.controller.outbox import Outbox
-from atoll.controller.sessions.session import Session
 from atoll.errors import Status, not_found
 from atoll.protocol import messages as m
 from atoll.scheduling.ledger import Ledger
+from atoll.scheduling.session import Session
 
 
 class Queries:

@@ -18,11 +18,11 @@ from atoll.controller.programs.launcher import Launcher
 from atoll.controller.programs.registry import ProgramRegistry
 from atoll.controller.sessions.migrations import Migrations
 from atoll.controller.sessions.queries import Queries
-from atoll.controller.sessions.session import Session
 from atoll.controller.sessions.slices import SliceRequests
 from atoll.errors import Code, Status, StatusError, invalid
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
+from atoll.scheduling.session import Session
 
 # Launches that a session may have in the system; its proxy stops reading from its client beyond.
 LAUNCH_WINDOW = 512

@@ -9,9 +9,9 @@ from atoll.cluster.placement import IslandDevices, Slices
 from atoll.cluster.resources import ResourceManager
 from atoll.cluster.slices import check
 from atoll.controller.outbox import Outbox
-from atoll.controller.sessions.session import Session
 from atoll.errors import OK, StatusError
 from atoll.protocol import messages as m
+from atoll.scheduling.session import Session
 
 
 class SliceRequests:

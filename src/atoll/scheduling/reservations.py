@@ -9,7 +9,6 @@ import msgspec
 
 from atoll.cluster.locations import HostDevice, MemoryRequirement, total
 from atoll.cluster.resources import ResourceManager
-from atoll.controller.sessions.session import GangRun, Session
 from atoll.errors import Code, Status
 from atoll.protocol import messages as m
 from atoll.quantities import human_bytes
@@ -17,6 +16,7 @@ from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.durations import Durations
 from atoll.scheduling.ledger import Block, Ledger
 from atoll.scheduling.scheduler import Scheduler
+from atoll.scheduling.session import GangRun, Session
 from atoll.scheduling.tickets import Gang
 
 # Seconds that clients have to release something, where nothing that runs on the island could free memory.

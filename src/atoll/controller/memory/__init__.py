@@ -1,1 +1,0 @@
-"""Logical buffers, and the memory that they take on devices."""
