@@ -247,7 +247,8 @@ class Admission:
             return
         hosts, peers = self._connections.hosts, self._peers
         there = {host: self._resources.hosts[host].data_address for host in hosts}
-        everyone = m.Peers(tuple((host, there[host], peers[hosts[host]].secret) for host in sorted(there)))
+        secrets = tuple((host, there[host], peers[hosts[host]].secret) for host in sorted(there))
+        everyone = m.Peers(secrets, self._leases.seconds)
         for host in hosts:
             self._outbox.to_host(host, everyone)
 

@@ -184,6 +184,7 @@ class Controller:
             self._sessions,
             self.memory,
             settings.device_memory,
+            self._recovery.peer_silent,
         )
 
     def _subscribe(self) -> None:

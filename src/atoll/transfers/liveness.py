@@ -106,7 +106,10 @@ class Liveness:
         return not self._closed and (bool(self._unconfirmed) or self._is_busy())
 
     def progress(self) -> object:
-        """What came in, and what was acknowledged but for probes: a machine may be up without the peer."""
+        return self.counts()
+
+    def counts(self) -> tuple[int, int]:
+        """Bytes that came in, and that were acknowledged but for probes: a machine may be up without the peer."""
         sockets = self._sockets()
         acknowledged = sum(socket.acknowledged() for socket in sockets) - self._probed
         self._acknowledged = max(self._acknowledged, acknowledged)

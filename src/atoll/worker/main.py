@@ -25,6 +25,7 @@ from atoll.host_services.python.sessions import PythonSessions
 from atoll.ir.type_keys import TypeKeys
 from atoll.protocol import messages as m
 from atoll.transfers.data_port import DataPort
+from atoll.transfers.host_watch import neighbours
 from atoll.transfers.inbox import Inbox
 from atoll.transfers.kinds import KINDS, ONE_CLIENT_KINDS
 from atoll.wire.address import Address, check_may_listen, parse_address
@@ -68,8 +69,10 @@ class Worker:
         check_may_listen(address, token)
         data_port = DataPort(address, inbox, ONE_CLIENT_KINDS if options.has_one_client else KINDS, identity)
         data_port.on_lost = lambda host, lost: report(feeds_lost(options.host, host, lost))
+        data_port.on_silent = lambda host, seconds: report(m.PeerSilent(host, seconds))
+        data_port.neighbours = neighbours_of(options)
         calls = data_port.answers = Calls(data_port.to_proxy, options.host)
-        rank = 0 if options.membership is None else options.membership.rank
+        rank = rank_of(options)
         python = PythonSessions(PythonHost(options.host, rank, options.controller, options.data_address))
         functions = Functions(backend, inbox, keys, report, calls=calls, python=python)
         network = DataPortNetwork(backend, data_port, options.host)
@@ -94,6 +97,18 @@ class Worker:
     def _lapsed(self) -> None:
         _log.error("the controller is silent: this worker ends")
         os._exit(LAPSED_STATUS)
+
+
+def rank_of(options: WorkerOptions) -> int:
+    return 0 if options.membership is None else options.membership.rank
+
+
+def neighbours_of(options: WorkerOptions) -> frozenset[int]:
+    """The hosts of its island that the worker watches."""
+    if options.membership is None:
+        return frozenset()
+    first = options.host - options.membership.rank
+    return neighbours(options.host, range(first, first + options.membership.hosts))
 
 
 def advertised(address: Address, host: str) -> str:

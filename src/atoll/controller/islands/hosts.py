@@ -35,6 +35,7 @@ class Hosts:
         feeds: Sessions,
         memory: Ledger,
         device_memory: int,
+        peer_silent: Callable[[int, m.PeerSilent], None],
     ) -> None:
         self._resources = resources
         self._lifecycle = lifecycle
@@ -51,6 +52,7 @@ class Hosts:
             m.Pong: lambda host, message: None,
             m.Enqueued: self._enqueued,
             m.FeedsLost: self._feeds_lost,
+            m.PeerSilent: peer_silent,
             m.FeedsArrived: feeds.feeds_arrived,
             m.Compiled: compilation.compiled,
             m.WorkerAnswer: self._answered,
