@@ -113,6 +113,11 @@ class Commands:
         self._processes.append(process)
         return process
 
+    def forget(self, process: Process) -> None:
+        """One that has ended, and of which nobody wants to read any more."""
+        process.end()
+        self._processes.remove(process)
+
 
 class MachineCluster(Commands):
     """`atoll up --engine hosts` on m0."""
@@ -132,6 +137,11 @@ class MachineCluster(Commands):
             shown = self.start("m0", ["cat", f"{folder}/join", f"{folder}/join-hosts"])
             shown.wait()
             self._join, self._host_join = shown.said.split()
+
+    @property
+    def join_string(self) -> str:
+        """That of its clients."""
+        return self._join
 
     def host(self, machine: str, *options: str, **more: str) -> Process:
         secret = {"ATOLL_JOIN": self._host_join}

@@ -208,6 +208,7 @@ class Admission:
         peer.lose = self._proxy_lost
 
     def _from_proxy(self, peer: Peer, event: Received) -> None:
+        self._sessions.leases.renew(peer.number, event.seconds)
         self._sessions.handle(peer.number, event.message)
 
     def _proxy_lost(self, peer: Peer, reason: str) -> None:

@@ -171,6 +171,7 @@ class Controller:
             queries,
             self.migrations,
             self._recovery,
+            settings.lease_seconds,
         )
         self._hosts = Hosts(
             self.resources,
@@ -226,6 +227,7 @@ class Controller:
         if not self.resources.is_complete:
             return
         now = event.seconds
+        self._sessions.tick(now)
         self._recovery.tick(now)
         self.migrations.tick(now)
         self._operators.tick(now)

@@ -23,6 +23,7 @@ from atoll.session.connection import CallTaker, OnBroken, OnFeed, Unreached
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.contents import Buffers, FileContents, as_views
 from atoll.transfers.engine import Contents, Piece
+from atoll.transfers.silence import SILENCE_SECONDS
 from atoll.wire.address import Address, parse_address
 from atoll.wire.tls.identity import Identity
 
@@ -39,7 +40,8 @@ _Send = Callable[[DataChannel], None]
 class Channels:
     """The `DataChannels` of `session` over sockets: one a host.
 
-    `on_broken(status)` is called where a channel breaks whose host the controller does not report lost.
+    `on_broken(status)` is called where a channel breaks whose host the controller does not report lost. During a
+    transfer a host may be silent for `lease` seconds.
     """
 
     def __init__(
@@ -51,8 +53,10 @@ class Channels:
         on_feed: OnFeed,
         on_broken: OnBroken,
         identity: Identity | None = None,
+        lease: float = SILENCE_SECONDS,
     ) -> None:
         self._identity = identity
+        self._lease = lease
         self._loop = loop
         self._session = session
         self._secret = secret
@@ -112,11 +116,14 @@ class Channels:
         """On any thread."""
         try:
             where = _reachable(address, self._controller)
-            return DataChannel.connect(where, self._session, self._secret, self._identity)
+            channel = DataChannel.connect(where, self._session, self._secret, self._identity)
         except ConnectError as error:
             return error
         except (AtollError, OSError) as error:
             return ConnectError(f"the data port at {address} cannot be opened: {error}")
+        if channel.liveness is not None:
+            channel.liveness.patience = self._lease
+        return channel
 
     def _opened(self, host: int, channel: DataChannel) -> None:
         self._open[host] = channel

@@ -19,6 +19,7 @@ from atoll.errors import AccessError, ConnectError, refusal
 from atoll.protocol import messages as m
 from atoll.session.channels import Channels
 from atoll.session.connection import DataChannels, OnBroken, OnFeed, Unreached
+from atoll.session.controller_lease import ControllerLease
 from atoll.session.session import ClusterSession
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection, connect
@@ -167,6 +168,9 @@ class _Opening:
                 self._opened = session
                 self._connection.on_message = session.handle
                 self._connection.on_lost = session.connection_lost
+                lease = ControllerLease(self._loop, session.controller_silent)
+                session.on_ping, session.controller_silence = lease.renew, lease.silence
+                session.on_close = lease.end
                 self._answer(session)
             case m.Refused(status=status):
                 self._answer(refusal(status))
@@ -176,7 +180,14 @@ class _Opening:
     def _open_channels(self, welcome: m.Welcome) -> Callable[[OnFeed, OnBroken], DataChannels]:
         def open_channels(on_feed: OnFeed, on_broken: OnBroken) -> DataChannels:
             return Channels(
-                self._loop, welcome.session, welcome.secret, self._controller, on_feed, on_broken, self._identity
+                self._loop,
+                welcome.session,
+                welcome.secret,
+                self._controller,
+                on_feed,
+                on_broken,
+                self._identity,
+                welcome.lease,
             )
 
         return open_channels

@@ -97,7 +97,7 @@ class DataChannel:
         self._streams = next((engine for engine in self._engines if isinstance(engine, StreamEngine)), None)
         self.is_closed = False
         self.is_local = self._socket.is_unix  # whether it takes sockets
-        self._silence: TimeoutError | None = None
+        self.silence: TimeoutError | None = None  # by which it has ended
         self.liveness = self._watch(self._streams) if self._streams is not None else None
 
     def _watch(self, streams: StreamEngine) -> Liveness:
@@ -110,7 +110,7 @@ class DataChannel:
 
     def fail(self, error: TimeoutError) -> None:
         """The peer is silent: all that is under way fails with `error`, and the channel has ended."""
-        self._silence = error
+        self.silence = error
         if self._streams is not None:
             self._streams.abort(error)
         self._socket.shut_down()
@@ -130,7 +130,7 @@ class DataChannel:
         cls, address: Address, session: int, secret: str, identity: Identity | None = None, timeout: float = 10.0
     ) -> DataChannel:
         """A channel to the data port at `address`, opened for the session. Raises ConnectError, and OSError."""
-        channel = cls.dial(address, timeout, identity)
+        channel = cls.dial(address, timeout=timeout, identity=identity)
         name = os.urandom(16).hex() if channel._streams is not None else ""
         try:
             channel.open(session, secret, name)
@@ -236,7 +236,7 @@ class DataChannel:
                 try:
                     send(session, feed, contents, more)
                 except OSError as error:
-                    raise self._silence or error from None
+                    raise self.silence or error from None
                 return
         raise AssertionError("no kind of transfer takes these contents")
 
@@ -282,8 +282,8 @@ class DataChannel:
             except (FrameError, AccessError):
                 raise
             except (EOFError, OSError):
-                if self._silence is not None:
-                    raise self._silence from None
+                if self.silence is not None:
+                    raise self.silence from None
                 return
             try:
                 if isinstance(frame, Passed):

@@ -73,14 +73,12 @@ class DataPort:
         self._secrets: dict[int, str] = {}
         self._channels: dict[int, DataChannel] = {}
         self._named: dict[tuple[int, str], DataChannel] = {}  # by session, and the name that the dialer gave
-        self._hosts = HostChannels(
-            lambda host, lost: self.on_lost(host, lost), identity, lambda host: self._watch.add(host)
-        )
+        self._hosts = HostChannels(lambda *lost: self.on_lost(*lost), identity, lambda host: self._watch.add(host))
         self._watch = HostWatch(self._hosts, lambda host, seconds: self.on_silent(host, seconds))
         self._lease = SILENCE_SECONDS
         # To be set before hosts are known; `neighbours` are always watched.
         self.neighbours: frozenset[int] = frozenset()
-        self.on_lost: OnLost = lambda host, lost: None
+        self.on_lost: OnLost = lambda host, lost, why: None
         self.on_silent: OnSilent = lambda host, seconds: None
         self._admitted: frozenset[str] = frozenset()  # secrets of hosts
         self._from_hosts: dict[DataChannel, str] = {}  # what other hosts have opened, and the secret that they showed

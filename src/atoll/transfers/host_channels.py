@@ -18,8 +18,8 @@ from atoll.transfers.silence import SILENCE_SECONDS
 from atoll.wire.address import parse_address
 from atoll.wire.tls.identity import Identity
 
-# A host, and feeds (session, feed) that may not have reached it, since the channel to it has broken.
-OnLost = Callable[[int, list[tuple[int, int]]], None]
+# A host, and feeds (session, feed) that may not have reached it, since the channel to it has broken; and why, if known.
+OnLost = Callable[[int, list[tuple[int, int]], str], None]
 
 
 class HostChannels:
@@ -31,7 +31,7 @@ class HostChannels:
 
     def __init__(
         self,
-        on_lost: OnLost = lambda host, lost: None,
+        on_lost: OnLost = lambda host, lost, why: None,
         identity: Identity | None = None,
         on_open: Callable[[int], None] = lambda host: None,
     ) -> None:
@@ -121,7 +121,7 @@ class HostChannels:
         lost = [] if channel.is_closed or channel.liveness is None else channel.liveness.unconfirmed()
         channel.close()
         if lost:
-            self._on_lost(host, lost)
+            self._on_lost(host, lost, str(channel.silence or ""))
 
     def takes_at_once(self, host: int, nbytes: int) -> bool:
         """Whether so much could be sent to the host without waiting; False where there is no channel to it yet."""

@@ -68,7 +68,7 @@ class Worker:
         token = token_for(parse_address(options.controller), Role.HOST)
         check_may_listen(address, token)
         data_port = DataPort(address, inbox, ONE_CLIENT_KINDS if options.has_one_client else KINDS, identity)
-        data_port.on_lost = lambda host, lost: report(feeds_lost(options.host, host, lost))
+        data_port.on_lost = lambda host, *lost: report(feeds_lost(options.host, host, *lost))
         data_port.on_silent = lambda host, seconds: report(m.PeerSilent(host, seconds))
         data_port.neighbours = neighbours_of(options)
         calls = data_port.answers = Calls(data_port.to_proxy, options.host)

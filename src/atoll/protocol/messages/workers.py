@@ -219,16 +219,7 @@ class Stop(Message, frozen=True, tag=31):
 
 
 FromWorker = (
-    WorkerReady
-    | Compiled
-    | Done
-    | Failed
-    | FeedsArrived
-    | WorkerAnswer
-    | Enqueued
-    | Pong
-    | FeedsLost
-    | PeerSilent
+    WorkerReady | Compiled | Done | Failed | FeedsArrived | WorkerAnswer | Enqueued | Pong | FeedsLost | PeerSilent
 )
 ToWorker = (
     Refused
