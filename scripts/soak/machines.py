@@ -132,6 +132,8 @@ class ManyMachines:
                 if kind == "worker thawed":
                     users.watch(rng.choice([1.0, LEASE + 1, 2 * LEASE]))
                     workers[0].resume()
+                else:
+                    users.watch(LEASE + 2)  # for it to be missed
         except (psutil.Error, ProcessLookupError):
             return kind == "worker thawed"  # it was ended before it could thaw
         return True

@@ -33,6 +33,7 @@ _DIRECT_BYTES = 16 * 1024
 _REPORT_SECONDS = 3.0
 _DIALS = 32  # at once
 _RETRY_SECONDS = 0.1
+_LOOK_SECONDS = 1.0
 
 _Send = Callable[[DataChannel], None]
 
@@ -64,6 +65,8 @@ class Channels:
         self._on_feed = on_feed
         self._on_broken = on_broken
         self.calls: CallTaker | None = None
+        self.awaits: Callable[[], bool] = lambda: False
+        self._looking = loop.call_later(_LOOK_SECONDS, self._look)
         self._open: dict[int, DataChannel] = {}
         self._absent: dict[int, list[tuple[_Send, bool]]] = {}  # by host: what to send, and whether it is small
         self._unexplained: dict[int, asyncio.TimerHandle] = {}  # breaks, by host, until the controller reports its loss
@@ -123,7 +126,16 @@ class Channels:
             return ConnectError(f"the data port at {address} cannot be opened: {error}")
         if channel.liveness is not None:
             channel.liveness.patience = self._lease
+            channel.liveness.awaits = lambda: self.awaits()
         return channel
+
+    def _look(self) -> None:
+        """While contents are awaited, of whichever hosts: a host that cannot send them does not say so."""
+        self._looking = self._loop.call_later(_LOOK_SECONDS, self._look)
+        if self.awaits():
+            for channel in self._open.values():
+                if channel.liveness is not None:
+                    channel.liveness.watch()
 
     def _opened(self, host: int, channel: DataChannel) -> None:
         self._open[host] = channel
@@ -143,6 +155,7 @@ class Channels:
 
     def close(self) -> None:
         self._closed = True
+        self._looking.cancel()
         for channel in self._open.values():
             channel.close()
         self._open.clear()

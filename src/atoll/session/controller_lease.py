@@ -6,18 +6,21 @@ import asyncio
 from collections.abc import Callable
 
 from atoll.cluster.processes.leases import PING_SECONDS, Leases
+from atoll.errors import Status
 
 _CONTROLLER = 0  # the one peer
+# It is heard once a second: where it is silent for longer, that is what is wrong.
+_SILENT_SECONDS = 3.0
 
 
 class ControllerLease:
-    """Calls `on_lapse(seconds)` where the lease is not renewed in time. It starts with the first renewal.
+    """Calls `on_lapse(reason)` where the lease is not renewed in time. It starts with the first renewal.
 
     Invariant: as with a worker's, a ping says for how long it may be trusted, which is less where the controller hears
     nothing of this side.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_lapse: Callable[[float], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_lapse: Callable[[str], None]) -> None:
         self._loop = loop
         self._on_lapse = on_lapse
         self._leases = Leases(period=PING_SECONDS)
@@ -30,8 +33,14 @@ class ControllerLease:
         if self._timer is None:
             self._look()
 
-    def silence(self) -> float:
-        """For how many seconds nothing has been heard."""
+    def explain(self, broken: Status) -> Status:
+        """Why a data channel has ended whose host the controller does not report lost: it may be lost itself."""
+        silence = self._silence()
+        if silence < _SILENT_SECONDS:
+            return broken
+        return Status(broken.code, f"the Atoll controller is gone: {_text(silence)}, and {broken.message}")
+
+    def _silence(self) -> float:
         return self._leases.silence(_CONTROLLER, self._loop.time())
 
     def end(self) -> None:
@@ -40,8 +49,12 @@ class ControllerLease:
             self._timer.cancel()
 
     def _look(self) -> None:
-        silence = self.silence()
+        silence = self._silence()
         if self._leases.expired(self._loop.time()):
-            self._on_lapse(silence)
+            self._on_lapse(_text(silence))
         else:
             self._timer = self._loop.call_later(PING_SECONDS, self._look)
+
+
+def _text(silence: float) -> str:
+    return f"nothing was heard of it for {silence:.0f} s"

@@ -161,23 +161,22 @@ class _Opening:
             return
         match message:
             case m.Welcome():
-                channels = self._open_channels(message)
+                lease = ControllerLease(self._loop, lambda reason: session.connection_lost(reason))
+                channels = self._open_channels(message, lease)
                 session = ClusterSession(
                     message, self._connection, channels, self._loop.create_future, self._first_handle
                 )
                 self._opened = session
                 self._connection.on_message = session.handle
                 self._connection.on_lost = session.connection_lost
-                lease = ControllerLease(self._loop, session.controller_silent)
-                session.on_ping, session.controller_silence = lease.renew, lease.silence
-                session.on_close = lease.end
+                session.lease = lease
                 self._answer(session)
             case m.Refused(status=status):
                 self._answer(refusal(status))
             case m.Closing(status=status):
                 self._answer(ConnectError(status.message))
 
-    def _open_channels(self, welcome: m.Welcome) -> Callable[[OnFeed, OnBroken], DataChannels]:
+    def _open_channels(self, welcome: m.Welcome, lease: ControllerLease) -> Callable[[OnFeed, OnBroken], DataChannels]:
         def open_channels(on_feed: OnFeed, on_broken: OnBroken) -> DataChannels:
             return Channels(
                 self._loop,
@@ -185,7 +184,7 @@ class _Opening:
                 welcome.secret,
                 self._controller,
                 on_feed,
-                on_broken,
+                lambda status: on_broken(lease.explain(status)),
                 self._identity,
                 welcome.lease,
             )

@@ -24,14 +24,13 @@ from atoll.session.connection import (
     ReplyFuture,
     Unreached,
 )
+from atoll.session.controller_lease import ControllerLease
 from atoll.session.functions import FunctionTable
 from atoll.session.programs import ProgramCache
 from atoll.session.window import LaunchWindow
 
 # For the data port of a host that is back to be reached: what waits for the host waits no longer.
 DIAL_SECONDS = 30.0
-# The controller is heard once a second: where it is silent for longer, that is what is wrong.
-SILENT_SECONDS = 3.0
 
 # Contents, whether more will follow, and what to call when they have been read.
 OnData = Callable[[Any, bool, Callable[[], None]], None]
@@ -69,17 +68,16 @@ class ClusterSession:
         self.on_hosts_lost: Callable[[], None] = _ignore
         self.on_quiesce: Callable[[], None] = _ignore
         self.on_resume: Callable[[], None] = _ignore
-        self.on_ping: Callable[[float], None] = lambda lease: None
-        self.on_close: Callable[[], None] = _ignore
-        self.controller_silence: Callable[[], float] = lambda: 0.0  # seconds
+        self.lease: ControllerLease | None = None
         self._control = control
-        self._channels = open_channels(self._on_feed, self._channel_broken)
+        self._channels = open_channels(self._on_feed, self._lose)
         self._functions = FunctionTable()
         self._hosts = {device.id: device.host for device in welcome.devices}  # by virtual device
         self._lost_hosts: set[int] = set()  # that are not back yet
         self._waits: dict[int, Callable[[Status], None]] = {}
         self._replies: dict[int, ReplyFuture] = {}
         self._feeds: dict[int, OnData] = {}
+        self._channels.awaits = lambda: bool(self._feeds)
         self._quiesced = 0  # by so many: each ends with a `_resume`
         self._resumed: list[ReplyFuture] = []
         self._next_number = 2
@@ -91,25 +89,14 @@ class ClusterSession:
     def close(self) -> None:
         """Ends the session. The cluster frees all that it owned."""
         self._closed = True
-        self.on_close()
+        if self.lease is not None:
+            self.lease.end()
         self._control.close()
         self._channels.close()
 
     def connection_lost(self, reason: str) -> None:
         """The control connection has ended."""
         self._lose(Status(Code.UNAVAILABLE, f"the Atoll controller is gone: {reason}"))
-
-    def controller_silent(self, seconds: float) -> None:
-        """The controller has not been heard for longer than the session's lease, or does not hear it."""
-        self.connection_lost(f"nothing was heard of it for {seconds:.0f} s")
-
-    def _channel_broken(self, status: Status) -> None:
-        """A data channel has ended, and the controller reports no loss, unless it is what is lost."""
-        silence = self.controller_silence()
-        if silence > SILENT_SECONDS:
-            self.connection_lost(f"nothing was heard of it for {silence:.0f} s, and {status.message}")
-        else:
-            self._lose(status)
 
     def _lose(self, status: Status) -> None:
         if self._closed:
@@ -381,7 +368,8 @@ class ClusterSession:
         match message:
             case m.Ping(lease=lease):
                 self.send(m.Pong())
-                self.on_ping(lease)
+                if self.lease is not None:
+                    self.lease.renew(lease)
             case m.CreditReturned(launches=credits):
                 self.window.give_back(credits)
             case m.Awaited(wait=wait, status=status):

@@ -56,6 +56,7 @@ class Liveness:
         self._on_silence = on_silence
         self._monitor = monitor or MONITOR
         self.patience = SILENCE_SECONDS
+        self.awaits: Callable[[], bool] = lambda: False  # whether anything else is awaited of the peer
         self._lock = threading.Lock()
         self._unconfirmed: deque[tuple[int, int]] = deque()
         self._confirmed = 0
@@ -103,7 +104,7 @@ class Liveness:
             self._monitor.watch(self)
 
     def is_under_way(self) -> bool:
-        return not self._closed and (bool(self._unconfirmed) or self._is_busy())
+        return not self._closed and (bool(self._unconfirmed) or self._is_busy() or self.awaits())
 
     def progress(self) -> object:
         return self.counts()
