@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from atoll.errors import AtollError
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.host_channels import HostChannels
-from atoll.transfers.silence import MONITOR, PERIOD_SECONDS, SILENCE_SECONDS, SilenceMonitor
+from atoll.transfers.silence import MONITOR, SILENCE_SECONDS, SilenceMonitor
 
 # Of the others of an island: the next ones, and further on those at a power of two.
 NEXT_HOSTS = 4
@@ -71,7 +71,9 @@ class HostWatch:
         with self._lock:
             if host not in self._known or host in self._watched:
                 return
-            watched = self._watched[host] = _Watched(host, self._channels, self._patience, self._on_silent, self._again)
+            # The last question that was answered may be one period old when a silence begins.
+            patience = self._patience + self._monitor.period
+            watched = self._watched[host] = _Watched(host, self._channels, patience, self._on_silent, self._again)
         self._monitor.watch(watched)
         watched.probe()
 
@@ -95,8 +97,7 @@ class _Watched:
     ) -> None:
         self._host = host
         self._channels = channels
-        # The last question that was answered may be that old before the silence began.
-        self.patience = patience + PERIOD_SECONDS
+        self.patience = patience
         self._on_silent = on_silent
         self._again = again
         self._ended = False

@@ -47,7 +47,7 @@ class SilenceMonitor:
     """For any thread. Its thread runs while anything is watched."""
 
     def __init__(self, period: float = PERIOD_SECONDS) -> None:
-        self._period = period
+        self.period = period
         self._lock = threading.Lock()
         self._watched: dict[Watched, _State] = {}
         self._runs = False
@@ -65,15 +65,15 @@ class SilenceMonitor:
     def _run(self) -> None:
         while True:
             before = time.monotonic()
-            time.sleep(self._period)
+            time.sleep(self.period)
             # As long as this machine was suspended, or this process stopped, what peers have sent was not read.
-            away = time.monotonic() - before - self._period
+            away = time.monotonic() - before - self.period
             with self._lock:
                 if not self._watched:
                     self._runs = False
                     return
                 watched = list(self._watched.items())
-                if away > self._period / 2:
+                if away > self.period / 2:
                     for _, state in watched:
                         state.since += away
             for connection, state in watched:
