@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from atoll.cluster.settings import check_known
 from scripts.soak.ground import Ground, report
 from scripts.soak.machines import ManyMachines
 from scripts.soak.one_machine import OneMachine
@@ -90,6 +91,7 @@ def main(
     every: Annotated[float, typer.Option(help="Seconds between two strikes, on average.")] = 5.0,
     islands: Annotated[str, typer.Option(help="The cluster.")] = "",
     seed: Annotated[int, typer.Option(help="Of all that is random; 0: of the clock.")] = 0,
+    only: Annotated[str, typer.Option(help="Strikes of this kind and no other, such as 'link cut'.")] = "",
     machines: Annotated[int, typer.Option(help="Over so many machines, which are namespaces (as root); 0: here.")] = 0,
 ) -> None:
     """Run it; exits with 1 and says why where anything went wrong."""
@@ -99,6 +101,9 @@ def main(
     console.print(f"seed {seed}, {minutes:g} minutes, {clients} clients on {where}")
     logs = Path(tempfile.mkdtemp(prefix="soak-users-"))
     ground: Ground = ManyMachines(machines, islands) if machines else OneMachine(islands)
+    if only:
+        check_known("kind of strike", only, ground.kinds)
+        ground.kinds = {only: 1}
     try:
         run(ground, minutes, clients, every, seed, logs)
     except SoakError as error:

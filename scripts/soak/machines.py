@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 import psutil
@@ -49,7 +49,7 @@ class ManyMachines:
     """See `ground.Ground`."""
 
     def __init__(self, machines: int, islands: str) -> None:
-        self.kinds = KINDS
+        self.kinds: Mapping[str, int] = KINDS
         self._bed = Machines(machines)
         self._topology = read_topology(islands)
         self._islands = islands

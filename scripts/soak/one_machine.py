@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -24,7 +24,7 @@ class OneMachine:
     """See `ground.Ground`."""
 
     def __init__(self, islands: str) -> None:
-        self.kinds = {"worker killed": 6, "worker stopped": 1, "proxy killed": 3, "client killed": 3}
+        self.kinds: Mapping[str, int] = {"worker killed": 6, "worker stopped": 1, "proxy killed": 3, "client killed": 3}
         self._islands = islands
         self._folder = Path(tempfile.mkdtemp(prefix="soak-"))
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("ATOLL_", "JAX_"))}

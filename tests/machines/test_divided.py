@@ -86,6 +86,26 @@ def test_two_hosts_of_an_island_that_cannot_hear_each_other_are_both_named_and_n
 
 
 @long
+def test_an_island_whose_hosts_were_divided_for_long_is_back_soon_after_they_hear_each_other(
+    make_cluster: Make,
+) -> None:
+    cluster = make_cluster(4, "1x2x1")
+    cluster.host("m1", "--rank", "0")
+    cluster.host("m2", "--rank", "1")
+    cluster.is_up()
+    script = cluster.script("m3", LOOP)
+    script.line(lambda line: line == "kept 140.0")
+    divide(cluster.bed, "m1", "m2", both_ways=True)
+    time.sleep(30)
+    cluster.bed.heal()
+    healed = time.monotonic()
+    back, _ = script.line(lambda line: line == "kept 140.0", healed)
+    print("back after", back - healed)
+    assert back - healed < 10
+    assert "refused" not in script.said
+
+
+@long
 def test_of_three_hosts_the_two_that_cannot_hear_each_other_are_found_though_neither_is_the_first(
     make_cluster: Make,
 ) -> None:

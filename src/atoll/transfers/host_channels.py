@@ -120,6 +120,9 @@ class HostChannels:
         """A channel has ended. Those that are replaced were closed here: their host has changed, and others tell so."""
         lost = [] if channel.is_closed or channel.liveness is None else channel.liveness.unconfirmed()
         channel.close()
+        if channel.silence is not None:
+            with self._lock:
+                self._silent.setdefault(host, f"nothing is heard of host {host}")
         if lost:
             self._on_lost(host, lost, str(channel.silence or ""))
 
