@@ -144,10 +144,10 @@ def test_another_island_runs_on_while_one_is_lost_and_back(make_cluster: Make) -
     script.line(lambda line: line.startswith("rate"), over + 1)
     rates = [(at, float(line.split()[1])) for at, line in script.lines if line.startswith("rate")]
     before = [rate for at, rate in rates if at < struck]
-    after = sorted(rate for at, rate in rates if struck < at < over)
-    print("rates before", before, "and meanwhile", after)
+    after = [rate for at, rate in rates if struck < at < over]
+    print("rates before", [round(each) for each in before], "and meanwhile", [round(each) for each in after])
     # How fast is for a machine to judge on which nothing else runs: here the other island's worker starts, too.
-    assert after[0] > 0
+    assert min(after) > 0
     assert script.process.poll() is None
 
 
