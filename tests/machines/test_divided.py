@@ -156,7 +156,7 @@ def test_islands_that_cannot_hear_each_other_fail_what_goes_between_them_and_not
     assert "host 0" in text
     assert "host 1" in text
     assert lost - struck < LEASE + 6
-    # What follows does not wait for the silence again. Three gangs depend on one another: each is given a second or two.
+    # What follows does not wait for the silence again. Three gangs depend on one another: each takes a second or two.
     again, text = script.line(lambda line: line.startswith("lost"), lost + 1)
     print("again after", again - lost, text)
     assert again - lost < 8

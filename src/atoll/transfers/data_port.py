@@ -25,7 +25,7 @@ from atoll.transfers.kinds import KINDS
 from atoll.transfers.listener import Listener
 from atoll.transfers.silence import SILENCE_SECONDS
 from atoll.transfers.unopened import OPEN_SECONDS
-from atoll.wire.address import Address
+from atoll.wire.address import Address, parse_address
 from atoll.wire.tls.identity import Identity
 
 _log = logging.getLogger(__name__)
@@ -125,8 +125,9 @@ class DataPort:
         """
         self._lease = self._hosts.patience = lease
         self._hosts.set_hosts(hosts, secret)
-        known = frozenset(host for host, _ in hosts)
-        self._watch.set_hosts(known, self.neighbours & known, lease)
+        # Of those on this machine the kernel tells.
+        far = frozenset(host for host, address in hosts if not parse_address(address).is_unix)
+        self._watch.set_hosts(far, self.neighbours & far, lease)
         with self._opened:
             self._admitted = frozenset({secret}) if admitted is None else admitted
             stale = [channel for channel, shown in self._from_hosts.items() if shown not in self._admitted]

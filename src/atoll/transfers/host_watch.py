@@ -121,8 +121,6 @@ class _Watched:
         if channel is not None and channel.liveness is not None:
             before, self._counts = self._counts, channel.liveness.counts()
             self._traffic = sum(self._counts) - sum(before) > _SMALL
-        elif channel is not None:  # by a unix socket: on this machine, where the kernel tells of an end
-            self._counts = self._counts[0] + 1, 0
         return self._opened, self._counts
 
     def probe(self) -> None:
