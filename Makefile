@@ -28,8 +28,8 @@ test: $(VENV)/.test  ## Run the test suite
 machines: $(VENV)/.test  ## Run the tests on several "machines" (as root): ten minutes
 	ATOLL_TEST_MACHINES=1 $(BIN)/python -m pytest tests/machines $(ARGS)
 
-ray: $(VENV)/.test $(VENV)/.ray  ## Run the tests of clusters on Ray, over several "machines" (as root): five minutes
-	ATOLL_TEST_RAY=1 $(BIN)/python -m pytest tests/machines/test_ray.py tests/engines/ray $(ARGS)
+ray: $(VENV)/.test $(VENV)/.ray  ## Run the tests of clusters on Ray, over several "machines" (as root): ten minutes
+	ATOLL_TEST_RAY=1 $(BIN)/python -m pytest tests/machines/test_ray.py tests/machines/test_demo.py tests/engines/ray $(ARGS)
 
 matrix:  ## Run the tests of what touches JAX with other versions: make matrix MATRIX="python3.12:0.12.0.1"
 	@for each in $(MATRIX); do \

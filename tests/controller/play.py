@@ -135,6 +135,10 @@ class Cluster:
                 self.proxy(session, m.Pong())
         self.event(e.Tick(now))
 
+    def name_of(self, connection: int) -> tuple[str, int]:
+        """Who is at a connection."""
+        return self._names.get(connection, ("unknown", connection))
+
     # ---- what comes of it
 
     def flush(self) -> list[a.AnyAction]:
@@ -146,9 +150,7 @@ class Cluster:
         """All messages since the last time, by who gets them."""
         sends = [action for action in self.flush() if isinstance(action, a.Send)]
         return [
-            (self._names.get(each.connection, ("unknown", each.connection)), each.message)
-            for each in sends
-            if not isinstance(each.message, _BACKGROUND)
+            (self.name_of(each.connection), each.message) for each in sends if not isinstance(each.message, _BACKGROUND)
         ]
 
     def outbox(self) -> list[Any]:
@@ -163,6 +165,14 @@ def joined(topology: str, **settings: Any) -> Cluster:
         cluster.join(host)
     cluster.flush()
     return cluster
+
+
+def joining(cluster: Cluster) -> list[tuple[str, int, m.JoinGroup]]:
+    """Which groups its hosts have been put into so far."""
+    sends = [action for action in cluster.actions if isinstance(action, a.Send)]
+    return [
+        (*cluster.name_of(each.connection), each.message) for each in sends if isinstance(each.message, m.JoinGroup)
+    ]
 
 
 def ready(topology: Topology, host: int, address: str) -> m.WorkerReady:

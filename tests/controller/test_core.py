@@ -432,7 +432,8 @@ def test_what_a_closed_session_has_started_does_not_wait_for_what_it_will_not_st
     play.done(first.sequence, host=1)
     # Island 1 is full, so that its part of the copy cannot start, and host 0's waits for it.
     island = play.controller.scheduler._islands[1]
-    island.loads[1].full, island.full_hosts = True, 1
+    (cell,) = island.loads.of((1,), None)
+    cell.count.full, island.full_hosts = True, 1
     (waiting,) = play.say(m.Launch(3, (11,), (12,), ()))
     play.close(play.session)
     failed, *closes = play.outbox()

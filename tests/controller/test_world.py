@@ -17,16 +17,17 @@ from tests.controller.world import World
 @given(
     st.integers(0, 2**32),
     st.integers(1, 120),
-    st.sampled_from(["1x1x2", "2x1x2", "1x2x2", "2x2x1", "3x1x1"]),
+    st.sampled_from(["1x1x2", "2x1x2", "1x2x2", "2x2x1", "3x1x1", "1x4x1", "2x3x1"]),
     st.sampled_from([0.0, 0.15]),
     st.sampled_from([0, 0, 60, 200]),
     st.sampled_from(list(Dispatch)),
     st.sampled_from([0.0, 0.02]),
+    st.sampled_from([0, 2, 3]),
 )
 def test_whatever_clients_do_all_ends_in_order_exactly_once_and_leaves_nothing(
-    seed, steps, topology, doom, memory, dispatch, loss
+    seed, steps, topology, doom, memory, dispatch, loss, relays
 ):
-    world = World(random.Random(seed), topology, doom, device_memory=memory, dispatch=dispatch)
+    world = World(random.Random(seed), topology, doom, device_memory=memory, dispatch=dispatch, relay_group=relays)
     rng = world.rng
     for _ in range(rng.randint(1, 3)):
         world.open()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,8 +22,9 @@ from atoll.ir.program import (
 from atoll.ir.types import ArraySpec, Sharding, Tiled
 from atoll.protocol import messages as m
 from atoll.scheduling.tickets import Gang
+from atoll.worker.host_group import HostGroup
 from tests.controller.model_host import ModelHost
-from tests.controller.play import joined
+from tests.controller.play import joined, joining
 
 
 class Client:
@@ -253,6 +254,24 @@ class World:
         self.has_lost = False
         self.hosts = {number: ModelHost(number) for number in self.controller.resources.hosts}
         self.clients: dict[int, Client] = {}
+        self.links: defaultdict[tuple[int, int], deque[bytes]] = defaultdict(deque)  # between hosts of a group
+        self.groups = {number: self.group_of(number) for number in self.hosts}
+        for kind, number, message in joining(self.cluster):
+            assert kind == "host"
+            self.groups[number].take(message)
+
+    def group_of(self, number: int) -> HostGroup:
+        """A worker's own, around the model host."""
+
+        def handle(message: Any) -> bool:
+            self.hosts[number].take(message)
+            return True
+
+        def report(*messages: Any) -> None:
+            for message in messages:
+                self.cluster.worker(number, message)
+
+        return HostGroup(number, handle, lambda to, content: self.links[number, to].append(content), report)
 
     def starving(self, now: float, is_idle: Mapping[int, bool]) -> list[tuple[Gang[GangRun], Status]]:
         """What the controller fails for want of memory, checked against what the model says is held."""
@@ -298,17 +317,27 @@ class World:
         return client
 
     def deliver(self) -> None:
-        while sent := self.cluster.sent():
+        while (sent := self.cluster.sent()) or self.pass_on():
             for (kind, number), message in sent:
+                while self.rng.random() < 0.5 and self.pass_on():
+                    """What hosts send one another is as late as it likes."""
                 if kind == "host":
                     if self.controller.resources.hosts[number].island not in self.down:
-                        self.hosts[number].take(message)
+                        self.groups[number].take(message)
                 elif kind == "session" and number in self.clients:
                     self.clients[number].handle(message)
                 elif kind == "operator":
                     self.replies.append(message)
                 elif isinstance(message, m.RestartIsland):
                     self.end(message.island)
+
+    def pass_on(self) -> bool:
+        """One message from a host of a group to another arrives; False where none is on its way."""
+        busy = sorted(link for link, messages in self.links.items() if messages)
+        if busy:
+            link = self.rng.choice(busy)
+            self.groups[link[1]].receive(self.links[link].popleft())
+        return bool(busy)
 
     def lose(self, island: int) -> None:
         self.end(island)
@@ -322,6 +351,9 @@ class World:
         hosts = list(self.controller.resources.hosts_of(island))
         for host in hosts:
             self.hosts[host] = ModelHost(host)
+            self.groups[host] = self.group_of(host)
+            for link in [link for link in self.links if host in link]:
+                del self.links[link]
         for other in self.hosts.values():
             other.sends = [send for send in other.sends if send[0] not in hosts]
 
@@ -350,15 +382,15 @@ class World:
             return False
         host = self.rng.choice(busy)
         if host.enqueued:
-            self.cluster.worker(host.number, m.Enqueued(host.enqueued.popleft()))
+            self.groups[host.number].report(m.Enqueued(host.enqueued.popleft()))
         elif host.compiled:
-            self.cluster.worker(host.number, m.Compiled(host.compiled.pop(), OK, b"", 0.0, False))
+            self.groups[host.number].report(m.Compiled(host.compiled.pop(), OK, b"", 0.0, False))
         elif host.sends and (not ended[host.number] or self.rng.random() < 0.5):
             to, session, feed = host.sends.pop(self.rng.randrange(len(host.sends)))
             self.hosts[to].arrive(session, feed)
         else:
             message = host.finish(self.rng.choice(ended[host.number]))
-            self.cluster.worker(host.number, message)
+            self.groups[host.number].report(message)
         self.deliver()
         return True
 
@@ -384,5 +416,7 @@ class World:
                 return
             self.now += 1
             self.cluster.tick(self.now)
+            for group in self.groups.values():
+                group.take(m.Ping(10.0))
             self.deliver()
         raise AssertionError("something waits for ever")

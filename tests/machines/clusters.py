@@ -128,7 +128,7 @@ class MachineCluster(Commands):
         self.address = f"{bed.address('m0')}:{PORT}"
         plain = {} if secured else {"ATOLL_INSECURE": "1", "ATOLL_TOKEN": "of the machines"}
         super().__init__(bed, environment(ATOLL_CACHE_DIR=str(cache) if cache else "off", **plain))
-        self._join = self._host_join = ""
+        self.join = self._host_join = ""
         listen = ("--listen", self.address, "--engine", "hosts", "--islands", islands)
         self.up = self.start("m0", [*ATOLL, "up", "--foreground", *listen, *options])
         self.up.line(lambda line: "waiting for hosts" in line, seconds=30)
@@ -136,7 +136,7 @@ class MachineCluster(Commands):
             folder = f"/tmp/atoll-{os.getuid()}/default"
             shown = self.start("m0", ["cat", f"{folder}/join", f"{folder}/join-hosts"])
             shown.wait()
-            self._join, self._host_join = shown.said.split()
+            self.join, self._host_join = shown.said.split()
 
     @property
     def join_string(self) -> str:
@@ -149,7 +149,7 @@ class MachineCluster(Commands):
 
     def atoll(self, *arguments: str, machine: str = "m0") -> Process:
         """A command of `atoll` that has ended."""
-        process = self.start(machine, [*ATOLL, *arguments, "--address", self.address], ATOLL_JOIN=self._join)
+        process = self.start(machine, [*ATOLL, *arguments, "--address", self.address], ATOLL_JOIN=self.join)
         process.wait()
         return process
 
@@ -175,7 +175,7 @@ class MachineCluster(Commands):
             [sys.executable, "-u", "-c", textwrap.dedent(code)],
             JAX_PLATFORMS="atoll",
             ATOLL_ADDRESS=f"m0:{PORT}",
-            ATOLL_JOIN=self._join,
+            ATOLL_JOIN=self.join,
         )
 
     def log(self) -> str:

@@ -28,16 +28,20 @@ _HAS = """
 """
 
 
+def is_address(line: str) -> bool:
+    """Whether `atoll up` says where its cluster is."""
+    return line.removeprefix("tls://").startswith("10.77.")
+
+
 class RayMachines(Commands):
     """Ray's head on m0, with no processor to offer, and a node on each other machine."""
 
     def __init__(self, bed: Machines) -> None:
-        # Ray's own wait for dead nodes is a minute.
+        # Ray's own wait for dead nodes is a minute, and that of nodes for a dead head another.
         quick = {"RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "2000"}
         quick |= {"RAY_health_check_failure_threshold": "3", "RAY_health_check_initial_delay_ms": "1000"}
-        super().__init__(
-            bed, environment(ATOLL_CACHE_DIR="off", ATOLL_TOKEN="of the machines", ATOLL_INSECURE="1", **quick)
-        )
+        quick["RAY_gcs_rpc_server_reconnect_timeout_s"] = "10"
+        super().__init__(bed, environment(ATOLL_CACHE_DIR="off", **quick))
         self.rays: dict[str, Process] = {}
         try:
             self._start_ray()
@@ -71,10 +75,22 @@ class RayMachines(Commands):
         """A command of `atoll` on m0, which goes on."""
         return self.start("m0", [*ATOLL, *arguments])
 
-    def script(self, machine: str, code: str, address: str) -> Process:
+    def up(self, islands: str, *options: str, machine: str = "m0") -> str:
+        """The address of a cluster that is up, which was started on a machine."""
+        command = [*ATOLL, "up", "--engine", "ray", "--islands", islands, *options]
+        _, address = self.start(machine, command).line(is_address, seconds=120)
+        return address
+
+    def join_string(self, machine: str = "m0") -> str:
+        """That of clients, of the cluster that was started on a machine."""
+        shown = self.start(machine, ["cat", f"/tmp/atoll-{os.getuid()}/default/join"])
+        shown.wait()
+        return shown.said
+
+    def script(self, machine: str, code: str, address: str, **more: str) -> Process:
         """A user's script on a machine."""
         command = [sys.executable, "-u", "-c", textwrap.dedent(code)]
-        return self.start(machine, command, JAX_PLATFORMS="atoll", ATOLL_ADDRESS=address)
+        return self.start(machine, command, JAX_PLATFORMS="atoll", ATOLL_ADDRESS=address, **more)
 
     def status(self) -> dict[str, Any]:
         asked = self.atoll("status", "--json")

@@ -13,7 +13,7 @@ import pytest
 from tests.machines.bed import Machines
 from tests.machines.clusters import Process
 from tests.machines.plugin import machines, make_machines  # noqa: F401
-from tests.machines.ray_cluster import RayMachines
+from tests.machines.ray_cluster import RayMachines, is_address
 from tests.machines.test_hosts import LEASE, LOOP
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'atoll[ray]'")
@@ -31,17 +31,13 @@ UP = ("up", "--engine", "ray", "--lease", str(LEASE), "--islands")
 def ray(machines: Machines) -> Iterator[RayMachines]:  # noqa: F811
     """Ray's head on m0, and a node with two processors on m1 and m2."""
     with RayMachines(machines) as ray:
-        try:
-            yield ray
-        except BaseException:
-            print(ray.log())
-            raise
+        yield ray
+        print(ray.log())  # which pytest shows where the test failed
 
 
 def up(ray: RayMachines, islands: str, *options: str) -> str:
-    """The address of a cluster that is up."""
-    _, address = ray.atoll(*UP, islands, *options).line(lambda line: line.startswith("10.77."), seconds=120)
-    return address
+    """The address of a cluster that is up, with a short lease."""
+    return ray.up(islands, "--lease", str(LEASE), *options)
 
 
 def is_back(script: Process, after: float) -> float:
@@ -108,13 +104,13 @@ def test_a_start_that_ray_has_no_room_for_says_what_is_missing_and_goes_on_when_
     for name in ("m1", "m2"):
         ray.bed.reboot(name)
         ray.start_node(name, "--num-cpus", "2", "--resources", '{"rack": 1}', "--labels", "zone=a")
-    _, address = waiting.line(lambda line: line.startswith("10.77."), seconds=120)
+    _, address = waiting.line(is_address, seconds=120)
     assert ray.script("m0", "import jax; print(len(jax.devices()), 'devices')", address).wait() == 0
 
 
 def test_a_cluster_in_the_foreground_ends_with_its_command_even_where_that_is_killed(ray: RayMachines) -> None:
     foreground = ray.atoll(*UP, "2x1x1", "--foreground")
-    foreground.line(lambda line: line.startswith("10.77."), seconds=120)
+    foreground.line(is_address, seconds=120)
     os.kill(foreground.pid, signal.SIGKILL)
     nothing_is_left(ray)
 
@@ -131,8 +127,69 @@ def test_where_the_actor_of_the_engine_is_killed_the_cluster_ends_and_nothing_is
 
 def nothing_is_left(ray: RayMachines) -> None:
     deadline = time.monotonic() + 30
-    while left := [*ray.has(), *(pid for machine in ray.bed.names for pid in ray.processes(machine, "atoll."))]:
+    while left := ray.has():
         assert time.monotonic() < deadline, left
+    no_process_is_left(ray)
+
+
+def no_process_is_left(ray: RayMachines) -> None:
+    """Of the cluster; scripts and their proxies aside. Where Ray's head is lost, that takes Ray some time."""
+    deadline = time.monotonic() + 90
+    while left := [
+        (machine, text, pid)
+        for machine in ray.bed.names
+        for text in ("atoll.engines", "atoll.controller", "atoll.worker", "operate.command", "Actor")
+        for pid in ray.processes(machine, text)
+    ]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+def test_any_machine_with_the_join_string_runs_scripts_on_a_cluster_shows_it_and_ends_it(ray: RayMachines) -> None:
+    address = up(ray, "1x1x2")
+    assert address.startswith("tls://")
+    joins = {"ATOLL_JOIN": ray.join_string()}
+    stranger = ray.script("m2", "import jax; jax.devices()", address)
+    assert stranger.wait() != 0
+    assert "needs the cluster's join string" in stranger.said
+    assert ray.script("m2", "import jax; print(len(jax.devices()), 'devices')", address, **joins).wait() == 0
+    shown = ray.start("m1", ray.atoll_command("status"), **joins)
+    assert shown.wait() == 0
+    assert "ready" in shown.said
+    ended = ray.start("m1", ray.atoll_command("down"), **joins)
+    assert ended.wait() == 0
+    assert "has ended" in ended.said
+    nothing_is_left(ray)
+
+
+def test_a_cluster_outlives_rays_head_for_as_long_as_its_nodes_do_and_leaves_nothing(ray: RayMachines) -> None:
+    address = ray.up("1x1x2", "--lease", str(LEASE), machine="m1")
+    joins = {"ATOLL_JOIN": ray.join_string("m1")}
+    script = ray.script("m0", LOOP, address, **joins)
+    script.line(lambda line: line == "kept 140.0")
+    struck = time.monotonic()
+    for pid in ray.processes("m0", "gcs/gcs_server"):
+        os.kill(pid, signal.SIGKILL)
+    script.line(lambda line: line == "kept 140.0", struck + 5)
+    lost, _ = script.line(lambda line: line.startswith("lost"), struck)
+    print(f"the script went on for {lost - struck:.1f} s")
+    no_process_is_left(ray)
+
+
+def test_where_the_machine_of_rays_head_is_lost_its_users_hear_of_it_and_nothing_is_left(ray: RayMachines) -> None:
+    address = up(ray, "1x1x2")
+    joins = {"ATOLL_JOIN": ray.join_string()}
+    script = ray.script("m2", LOOP, address, **joins)
+    script.line(lambda line: line == "kept 140.0")
+    struck = time.monotonic()
+    ray.bed.reboot("m0")
+    lost, _ = script.line(lambda line: line.startswith("lost"), struck)
+    assert lost - struck < LEASE + 3
+    while ray.processes("m1", "atoll.worker") + ray.processes("m2", "atoll.worker"):
+        assert time.monotonic() - struck < LEASE + 4
+        time.sleep(0.1)
+    no_process_is_left(ray)
+    print(f"nothing was left after {time.monotonic() - struck:.1f} s")
 
 
 def test_a_second_cluster_of_the_same_name_is_refused(ray: RayMachines) -> None:
@@ -141,4 +198,21 @@ def test_a_second_cluster_of_the_same_name_is_refused(ray: RayMachines) -> None:
     assert again.wait() == 1
     assert "there is a cluster named default on this Ray cluster" in again.said
     other = ray.start("m1", ray.atoll_command(*UP, "1x1x1", "--name", "other"))
-    other.line(lambda line: line.startswith("10.77.0.2:"), seconds=90)
+    other.line(lambda line: line.startswith("tls://10.77.0.2:"), seconds=90)
+
+
+def test_a_start_that_was_killed_is_ended_by_its_name_from_any_node(ray: RayMachines) -> None:
+    start = ray.atoll(*UP, "2x1x1")
+    deadline = time.monotonic() + 60
+    while not ray.processes("m0", "atoll.controller.main"):
+        assert time.monotonic() < deadline, start.said
+    os.kill(start.pid, signal.SIGKILL)
+    by_name = ray.atoll_command("down", "--ray-address", "auto")
+    ended = ray.start("m1", by_name)
+    assert ended.wait() == 0
+    assert ended.said == "cluster default on the Ray cluster at auto has ended"
+    assert ray.has() == []
+    no_process_is_left(ray)
+    again = ray.start("m1", by_name)
+    assert again.wait() == 1
+    assert "there is no cluster named default on the Ray cluster at auto" in again.said

@@ -24,6 +24,7 @@ UNIONS = {
     "ToOperator": m.ToOperator,
     "FromAgent": FromAgent,
     "ToAgent": ToAgent,
+    "InGroup": m.InGroup,
     "OfController": OfController,
 }
 MESSAGES = [
@@ -56,6 +57,7 @@ SAMPLES: dict[Any, Any] = {
     SliceRequest: SliceRequest(4, (2, 2), "cpu", (1,), (2, 3), 1 << 30),
     m.DeviceInfo: m.DeviceInfo(0, "cpu", "cpu", ("device",), "device", (0, 0, 0), 0, 0, 0),
 }
+SAMPLES[m.GroupEnds] = m.GroupEnds(7, (0, 1), (1, 2, 3, 4))
 SAMPLES[m.VirtualDevice] = m.VirtualDevice(0, 0, 0, SAMPLES[m.DeviceInfo])
 
 

@@ -22,6 +22,7 @@ DEFAULT_ENGINE = "local"
 DEFAULT_POLICY = "first-come"
 DEFAULT_RAY_STRATEGY = "STRICT_SPREAD"
 HOSTS_SECONDS = 600.0  # for hosts that others start to come
+RELAY_GROUP = 16
 NULL_PLATFORM = "null"  # devices that take a given time and compute nothing: `devices.null`
 
 # The environment variable of each setting.
@@ -36,6 +37,7 @@ VARIABLES = {
     "lease_seconds": "ATOLL_LEASE",
     "wait_seconds": "ATOLL_WAIT",
     "bulk_tls": "ATOLL_BULK_TLS",
+    "relay_group": "ATOLL_RELAY_GROUP",
     "ray_address": "ATOLL_RAY_ADDRESS",
     "ray_resources": "ATOLL_RAY_RESOURCES",
     "ray_labels": "ATOLL_RAY_LABELS",
@@ -90,6 +92,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     engine: str = DEFAULT_ENGINE  # that starts the hosts: `engines.kinds`
     wait_seconds: float = 0.0  # for an island to be up, its hosts' coming included; 0: as long as the engine needs
     bulk_tls: OnOff = OnOff.ON  # of data connections, where control connections are with TLS
+    relay_group: int = RELAY_GROUP  # hosts for which one of them relays messages, on islands of as many; 0: none does
 
     # For the engine ray, see `engines.ray.bundles`: what each host is to have, as NAME=VALUE,NAME=VALUE.
     ray_address: str = ""  # "": that of RAY_ADDRESS, or of the node on which this runs
@@ -130,11 +133,20 @@ class ClusterSettings(msgspec.Struct, frozen=True):
             mesh=said["mesh"],
             engine=said["engine"] or DEFAULT_ENGINE,
             bulk_tls=_one_of(OnOff, VARIABLES["bulk_tls"], said["bulk_tls"] or OnOff.ON),
+            relay_group=_relay_group(said["relay_group"]),
             ray_address=said["ray_address"],
             ray_resources=said["ray_resources"],
             ray_labels=said["ray_labels"],
             ray_strategy=said["ray_strategy"] or DEFAULT_RAY_STRATEGY,
         )
+
+
+def _relay_group(text: str) -> int:
+    if not text:
+        return RELAY_GROUP
+    if not (text.isascii() and text.isdigit()) or int(text) == 1:
+        raise SettingsError(f"{VARIABLES['relay_group']} is {text!r}: expected a number of hosts, or 0")
+    return int(text)
 
 
 Choice = TypeVar("Choice", bound=StrEnum)

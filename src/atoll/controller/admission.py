@@ -17,6 +17,7 @@ from atoll.controller.connections import Connections, Peer
 from atoll.controller.islands.agents import Agents
 from atoll.controller.islands.hosts import Hosts
 from atoll.controller.islands.recovery import Recovery
+from atoll.controller.islands.relays import Relays
 from atoll.controller.outbox import Outbox
 from atoll.controller.sessions.sessions import Sessions
 from atoll.errors import Code, Status, StatusError
@@ -44,6 +45,7 @@ class Admission:
         sessions: Sessions,
         hosts: Hosts,
         recovery: Recovery,
+        relays: Relays,
         agents: Agents,
         leases: Leases,
         from_engine: Callable[[Peer, Received], None],
@@ -59,6 +61,7 @@ class Admission:
         self._sessions = sessions
         self._hosts = hosts
         self._recovery = recovery
+        self._relays = relays
         self._agents = agents
         self._leases = leases
         self._from_engine = from_engine
@@ -252,6 +255,7 @@ class Admission:
         everyone = m.Peers(secrets, self._leases.seconds)
         for host in hosts:
             self._outbox.to_host(host, everyone)
+        self._relays.form()
 
     def _not_expected(self, ready: m.WorkerReady, incarnation: int) -> str:
         """Why such a host is not let in; "" where it is."""

@@ -35,6 +35,7 @@ from atoll.controller.connections import Connections, Peer
 from atoll.controller.islands.agents import Agents
 from atoll.controller.islands.hosts import Hosts
 from atoll.controller.islands.recovery import Recovery
+from atoll.controller.islands.relays import Relays
 from atoll.controller.operators.report import report
 from atoll.controller.operators.requests import Operators
 from atoll.controller.outbox import Outbox
@@ -100,6 +101,7 @@ class Controller:
             self._sessions,
             self._hosts,
             self._recovery,
+            self._relays,
             self.agents,
             self.leases,
             self._from_engine,
@@ -144,6 +146,7 @@ class Controller:
         self.migrations = Migrations(
             self.resources, self._compilation, queries, self.launcher, self.programs, self._outbox
         )
+        self._relays = Relays(self.resources, self._outbox, self.launcher, settings.relay_group)
         self._recovery = Recovery(
             self.resources,
             self._lifecycle,
@@ -157,6 +160,7 @@ class Controller:
             self.leases,
             settings,
             self.agents.wait_of,
+            self._relays.broken,
         )
         self._sessions = Sessions(
             self.sessions,
@@ -186,6 +190,7 @@ class Controller:
             self.memory,
             settings.device_memory,
             self._recovery.peer_silent,
+            self._relays,
         )
 
     def _subscribe(self) -> None:
@@ -194,6 +199,7 @@ class Controller:
         subscribe(IslandReady, self._operators.island_ready)
         subscribe(IslandLost, self._recovery.island_lost)
         subscribe(IslandLost, self.migrations.island_lost)
+        subscribe(IslandLost, self._relays.island_lost)
         subscribe(IslandBack, self._recovery.island_back)
         subscribe(IslandBack, self._operators.island_back)
         subscribe(IslandGivenUp, self._recovery.island_given_up)

@@ -2,6 +2,8 @@
 
 Memory that goes is named last, once a host and session: messages to a host arrive in order, so a `Free` comes after the
 last run that uses it. So are credits, once a session.
+
+Hosts of a group get all but pings by way of their relay: one message for all of the group that get the same.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from typing import Any
 from atoll.controller.connections import Connections
 from atoll.protocol import messages as m
 from atoll.protocol.actions import Action, AnyAction, Close, Send
+from atoll.protocol.forwarding import DIRECT, Forwarded, RelayTable, is_only_for, sealed
+from atoll.scheduling.frees import Frees
 
 
 class Outbox:
@@ -25,26 +29,71 @@ class Outbox:
         self._connections = connections
         self._hosts = connections.hosts
         self._sessions = connections.sessions
-        self._actions: list[AnyAction] = []
-        self._last: dict[int, int] = {}  # by host: the index of the last message to it
-        self._frees: dict[tuple[int, int, bool], list[int]] = {}
+        self._actions: list[AnyAction | Forwarded] = []
+        self._last: dict[int, int] = {}  # by host, or relay: the index of the last message to it, or to its group
+        self._frees = Frees()
         self._credits: dict[int, int] = {}
+        self._has_forwarded = False
+        self._relays = RelayTable()
+
+    # ---- hosts
+
+    def form_group(self, hosts: tuple[int, ...]) -> None:
+        """The first of these hosts relays messages to the others from now on, until one of them is forgotten."""
+        for host in hosts:
+            self.to_host(host, m.JoinGroup(hosts[0], hosts))
+        self._relays.form(hosts)
 
     def to_host(self, host: int, message: Any) -> None:
         connection = self._hosts.get(host)
-        if connection is not None:
+        if connection is None:
+            return
+        relay = None if type(message) in DIRECT else self._relays.of(host)
+        if relay is None:
             self._last[host] = len(self._actions)
             self._actions.append(Send(self.cause, connection, message))
-
-    def dispatch(self, host: int, session: int, run: int, sequence: int, segments: int) -> None:
-        """The host may start the next segments of a run: one message for many dispatches in a row."""
-        index = self._last.get(host)
-        last: Any = self._actions[index] if index is not None else None
-        if last is not None and type(last.message) is m.Dispatch and last.message.run == run and index is not None:
-            together = m.Dispatch(session, run, (*last.message.units, (sequence, segments)))
-            self._actions[index] = Send(self.cause, last.connection, together)
+            return
+        last = self._actions[self._last[relay]] if relay in self._last else None
+        if isinstance(last, Forwarded) and last.message is message:
+            last.hosts += (host,)
         else:
-            self.to_host(host, m.Dispatch(session, run, ((sequence, segments),)))
+            self._forward(relay, (host,), message)
+
+    def to_hosts(self, hosts: tuple[int, ...], message: Any) -> None:
+        """The same message to many: it is made and encoded once."""
+        for relay, some in self._relays.partition(hosts):
+            if relay >= 0:
+                self._forward(relay, some, message)
+            else:
+                self.to_host(some[0], message)
+
+    def dispatch(self, hosts: tuple[int, ...], session: int, run: int, sequence: int, segments: int) -> None:
+        """The hosts may start the next segments of a run: one message for many dispatches in a row."""
+        units = ((sequence, segments),)
+        message = None
+        for relay, some in self._relays.partition(hosts):
+            index = self._last.get(relay if relay >= 0 else some[0])
+            last: Any = None if index is None else self._actions[index]
+            if last is not None and type(last.message) is m.Dispatch and last.message.run == run and index is not None:
+                together = m.Dispatch(session, run, last.message.units + units)
+                if relay < 0:
+                    self._actions[index] = Send(self.cause, last.connection, together)
+                    continue
+                if last.hosts == some:
+                    self._actions[index] = Forwarded(self.cause, relay, some, together)
+                    continue
+            message = message or m.Dispatch(session, run, units)
+            if relay >= 0:
+                self._forward(relay, some, message)
+            else:
+                self.to_host(some[0], message)
+
+    def _forward(self, relay: int, hosts: tuple[int, ...], message: Any) -> None:
+        self._last[relay] = len(self._actions)
+        self._actions.append(Forwarded(self.cause, relay, hosts, message))
+        self._has_forwarded = True
+
+    # ---- others
 
     def to_session(self, session: int, message: Any) -> None:
         connection = self._sessions.get(session)
@@ -66,41 +115,37 @@ class Outbox:
         self._connections.remove(connection)
         self._actions.append(Close(self.cause, connection, reason))
 
-    def free(self, hosts: Iterable[int], session: int, handles: Iterable[int], *, delete: bool = False) -> None:
+    def free(self, hosts: tuple[int, ...], session: int, handles: Iterable[int], *, delete: bool = False) -> None:
         """The hosts may forget these buffers; with `delete`, their memory goes even while others refer to it."""
-        for host in hosts:
-            self._frees.setdefault((host, session, delete), []).extend(handles)
+        self._frees.add(hosts, session, handles, delete)
 
     def return_credits(self, session: int, count: int = 1) -> None:
         """So much of the session's window is free again; -1 for a launch that its proxy did not make."""
         self._credits[session] = self._credits.get(session, 0) + count
 
+    # ---- losses
+
     def forget_session(self, session: int) -> None:
         """The session is over: nothing more is freed or said to it."""
         self._credits.pop(session, None)
-        for key in [key for key in self._frees if key[1] == session]:
-            del self._frees[key]
+        self._frees.forget_session(session)
 
     def forget_host(self, host: int) -> None:
         """The host's worker is lost: what was for it is dropped, and nothing that it still says counts."""
         connection = self._hosts.get(host)
         if connection is not None:
-            self._actions = [each for each in self._actions if type(each) is not Send or each.connection != connection]
+            self._actions = [each for each in self._actions if not is_only_for(each, host, connection)]
             self.close(connection)
         self._last.clear()
-        for key in [key for key in self._frees if key[0] == host]:
-            del self._frees[key]
+        self._relays.forget(host)
+        self._frees.forget_host(host)
+
+    # ---- leaving
 
     def flush_frees(self) -> None:
         """Names the memory that goes now: what is sent next needs it."""
-        # What is to be deleted first: a handle that is forgotten cannot be deleted any more.
-        last: tuple[int, list[int], bool] | None = None
-        free: m.Free | None = None
-        for (host, session, delete), handles in sorted(self._frees.items(), key=lambda item: not item[0][2]):
-            if free is None or (session, handles, delete) != last:
-                last, free = (session, handles, delete), m.Free(session, tuple(handles), delete)
-            self.to_host(host, free)  # the same message for many hosts is encoded once
-        self._frees.clear()
+        for hosts, session, handles, delete in self._frees.take():
+            self.to_hosts(hosts, m.Free(session, handles, delete))
 
     def take(self) -> list[AnyAction]:
         self.flush_frees()
@@ -110,4 +155,7 @@ class Outbox:
         self._credits.clear()
         actions, self._actions = self._actions, []
         self._last.clear()
-        return actions
+        if not self._has_forwarded:
+            return actions  # type: ignore[return-value]
+        self._has_forwarded = False
+        return sealed(actions, self._hosts)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 from atoll.cluster.processes.child import Child
 from atoll.cluster.processes.leases import LEAST_LEASE_SECONDS
+from atoll.cluster.security.join import JoinString, read_join
+from atoll.cluster.security.roles import Role
+from atoll.cluster.security.start import host_join_file, join_file
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import read_topology
 from atoll.devices.platforms import check_platform
@@ -17,6 +21,8 @@ from atoll.scheduling.policies import find_policy
 
 # For the engine to give up by itself, and say why.
 START_GRACE_SECONDS = 30.0
+_JOIN_SECONDS = 30.0  # for the engine to make its join strings, which it does first
+_POLL_SECONDS = 0.02
 
 
 def check_settings(settings: ClusterSettings) -> None:
@@ -51,6 +57,7 @@ class EngineProcess(Child):
         check_settings(options.settings)
         super().__init__("atoll.engines.main", options, who, output, environment)
         self.address = options.controller_address
+        self._directory = options.directory
         self._seconds = options.settings.start_seconds + START_GRACE_SECONDS
 
     def wait_until_up(self) -> None:
@@ -58,3 +65,18 @@ class EngineProcess(Child):
         started = self.read(Started, self._seconds)
         if started.error:
             raise ClusterError(started.error)
+
+    def join_string(self, role: Role) -> JoinString:
+        """By which others join a cluster with TLS in that role, a host's or a client's, once the engine has made it.
+
+        Raises ClusterError where the cluster does not start, with the reason.
+        """
+        file = host_join_file(self._directory) if role is Role.HOST else join_file(self._directory)
+        deadline = time.monotonic() + _JOIN_SECONDS
+        while not file.exists():
+            if self.process.poll() is not None:
+                self.wait_until_up()
+            if time.monotonic() > deadline:
+                raise ClusterError(f"{self.who} has made no join string within {_JOIN_SECONDS:.0f} s")
+            time.sleep(_POLL_SECONDS)
+        return read_join(str(file))

@@ -12,13 +12,14 @@ from typing import BinaryIO
 
 from atoll.cluster.processes.child import wait_for_any
 from atoll.cluster.processes.client_folders import sweep
-from atoll.cluster.security.access import INSECURE_VARIABLE
-from atoll.cluster.security.start import advertised, host_join_file
+from atoll.cluster.security.join import JoinString
+from atoll.cluster.security.roles import Role
+from atoll.cluster.security.start import advertised
 from atoll.cluster.settings import ClusterSettings
 from atoll.engines.options import EngineOptions, default_cache_directory, sockets_base
 from atoll.engines.ray.control import end_cluster
 from atoll.engines.start import EngineProcess, check_settings
-from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError, SettingsError
+from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError
 from atoll.operate.clusters import Target, explained
 from atoll.operate.registry import ClusterRegistry
 from atoll.operate.requests import request_stop
@@ -90,10 +91,16 @@ class StandingCluster:
                 shutil.rmtree(self._directory, ignore_errors=True)
                 raise
 
-    def wait_for_join(self) -> None:
-        """Returns once its join strings are written, or it has ended."""
-        file, process = host_join_file(self._directory), self.engine.process
-        _until(lambda: file.exists() or process.poll() is not None, END_SECONDS)
+    def join_string(self, role: Role) -> JoinString:
+        """By which others join it in that role, where it listens with TLS; a copy is in its folder.
+
+        Raises ClusterError where it does not start, with nothing left of it.
+        """
+        try:
+            return self.engine.join_string(role)
+        except BaseException:
+            self.end()
+            raise
 
     def wait(self) -> None:
         """Returns once the cluster is up. Raises ClusterError where it does not start, with nothing left of it."""
@@ -141,13 +148,17 @@ def start_cluster(
 ) -> StandingCluster | StandingOnRay:
     """Starts a cluster; it outlives this process where it `stays`. Raises AtollError where it may not be."""
     if settings.engine == "ray":
-        if not insecure:
-            raise SettingsError(
-                "clusters that Ray starts have no TLS yet: tokens, programs and data travel in the clear. On a network "
-                "of your own, give --insecure; clients then need ATOLL_INSECURE=1"
-            )
-        os.environ[INSECURE_VARIABLE] = "1"  # for its hosts, too
-        return StandingOnRay(name=name, settings=settings, listen=listen, token=token, stays=stays)
+        address = _listening_address(listen, token, insecure) if listen else None
+        if address is not None and address.is_unix:
+            raise AddressError(f"{listen}: Ray's nodes reach a cluster over TCP: expected HOST:PORT, or no --listen")
+        return StandingOnRay(
+            name=name,
+            settings=settings,
+            listen=listen,
+            stays=stays,
+            advertise=advertise,
+            insecure=insecure,
+        )
     return StandingCluster(
         name=name,
         settings=settings,
@@ -187,6 +198,12 @@ def stop(target: Target, token: str) -> Ended:
         return _stop(target, token)
     finally:
         sweep(sockets_base())
+
+
+def stop_on_ray(ray_address: str, name: str) -> None:
+    """Ends the cluster of that name on a Ray cluster, from wherever that is reached; as `stop`. Raises ClusterError."""
+    if not end_cluster(ray_address, name):
+        raise ClusterError(f"there is no cluster named {name} on the Ray cluster at {ray_address}")
 
 
 def _stop(target: Target, token: str) -> Ended:

@@ -5,30 +5,43 @@ from __future__ import annotations
 import os
 import shutil
 
+from atoll.cluster.security.join import JoinString
+from atoll.cluster.security.roles import Role
+from atoll.cluster.security.start import host_join_file, join_file
 from atoll.cluster.settings import ClusterSettings
+from atoll.engines.ray.actors import EngineStart
 from atoll.engines.ray.control import RayCluster
 from atoll.errors import ClusterError
 from atoll.operate.registry import ClusterRegistry
-from atoll.wire.address import check_may_listen, parse_address
 
 
 class StandingOnRay:
     """A cluster that is being started; as `standing.StandingCluster`, but its engine is an actor of Ray's.
 
-    With `stays` False it ends with this process. What is kept here is its record, by which commands find it by name.
+    With `stays` False it ends with this process. What is kept here is its record, by which commands find it by name,
+    and its join strings. Both are of use to this user alone: elsewhere, a join string leads to it.
     """
 
-    def __init__(self, *, name: str, settings: ClusterSettings, listen: str, token: str, stays: bool) -> None:
+    def __init__(
+        self,
+        *,
+        name: str,
+        settings: ClusterSettings,
+        listen: str,
+        stays: bool,
+        advertise: str = "",
+        insecure: bool = False,
+    ) -> None:
         registry = ClusterRegistry()
         self.directory = registry.directory(name)
-        if listen:
-            check_may_listen(parse_address(listen), token)
         self._check(registry, name)
-        self._cluster = RayCluster(name, settings, listen, stays=stays)
+        self._cluster = RayCluster(name, EngineStart(settings, listen, advertise, insecure), stays=stays)
         try:
             with registry.locked():
                 self._check(registry, name)
                 self.directory.mkdir(mode=0o700, exist_ok=True)
+                for role, join in self._cluster.joins.items():
+                    join.save((host_join_file if role is Role.HOST else join_file)(self.directory))
                 self.record = registry.register(
                     name,
                     self._cluster.address,
@@ -49,8 +62,9 @@ class StandingOnRay:
                     "give the new one another --name"
                 )
 
-    def wait_for_join(self) -> None:
-        """There is no join string: it listens without TLS."""
+    def join_string(self, role: Role) -> JoinString:
+        """By which others join it in that role, where it listens with TLS; a copy is in its folder."""
+        return self._cluster.joins[role]
 
     def wait(self) -> None:
         """Returns once the cluster is up. Raises ClusterError where it does not start, with nothing left of it."""

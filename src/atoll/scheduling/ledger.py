@@ -8,9 +8,13 @@ not known is counted and has no limit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, replace
 
 from atoll.cluster.locations import HostDevice, MemoryRequirement
+from atoll.scheduling.cells import Cells
+
+# Requirements whose devices are remembered: each program has a few.
+_MOST_KNOWN = 4096
 
 
 @dataclass(slots=True, eq=False)
@@ -21,45 +25,86 @@ class Block:
     users: int = 1
 
 
-@dataclass
+@dataclass(slots=True, eq=False)
+class _Memory:
+    """That of each device of a cell."""
+
+    capacity: int | None = None  # where it is known
+    used: int = 0
+    peak: int = 0
+
+
+@dataclass(slots=True, frozen=True)
+class _Part:
+    """What a requirement takes on each device of a cell; `device` is the first of them."""
+
+    memory: _Memory
+    nbytes: int
+    device: HostDevice
+
+
 class Ledger:
     """Bytes in use, by (host, ordinal)."""
 
-    capacity: dict[HostDevice, int] = field(default_factory=dict)  # of the devices that have a known one
-    used: dict[HostDevice, int] = field(default_factory=dict)
-    peak: dict[HostDevice, int] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.capacity: dict[HostDevice, int] = {}  # of the devices that have a known one
+        self._cells: Cells[HostDevice, _Memory] = Cells(replace, astuple)
+        # By identity: to hash thousands of devices takes as long as to count them. The requirement keeps its identity.
+        self._known: dict[int, tuple[MemoryRequirement, tuple[_Part, ...]]] = {}
+        self._version = 0
+
+    # ---- devices
 
     def declare(self, device: HostDevice, capacity: int) -> None:
         """The device exists; a `capacity` of 0 is not known."""
-        self.used.setdefault(device, 0)
-        self.peak.setdefault(device, 0)
-        if capacity > 0:
-            self.capacity[device] = capacity
+        known = capacity if capacity > 0 else None
+        for cell in self._cells.of((device,), lambda: _Memory(known)):
+            if known is not None:
+                cell.count.capacity = known
+        if known is not None:
+            self.capacity[device] = known
 
-    def lacking(self, requirement: MemoryRequirement) -> HostDevice | None:
-        """A device on which there is not enough free memory now."""
-        if self.capacity:
-            for device, nbytes in requirement:
-                if nbytes > self.free(device):
-                    return device
-        return None
+    @property
+    def used(self) -> dict[HostDevice, int]:
+        return {device: memory.used for device, memory in self._cells.items()}
+
+    @property
+    def peak(self) -> dict[HostDevice, int]:
+        return {device: memory.peak for device, memory in self._cells.items()}
 
     def free(self, device: HostDevice) -> int:
-        capacity = self.capacity.get(device)
-        return 1 << 62 if capacity is None else capacity - self.used[device]
+        memory = self._cells.get(device)
+        return 1 << 62 if memory is None or memory.capacity is None else memory.capacity - memory.used
 
     def statistics(self, device: HostDevice) -> dict[str, int]:
         """By jax's names for what `Device.memory_stats` gives, in bytes; no limit where the size is not known."""
-        known = {"bytes_in_use": self.used.get(device, 0), "peak_bytes_in_use": self.peak.get(device, 0)}
-        capacity = self.capacity.get(device)
-        return known if capacity is None else known | {"bytes_limit": capacity}
+        memory = self._cells.get(device) or _Memory()
+        known = {"bytes_in_use": memory.used, "peak_bytes_in_use": memory.peak}
+        return known if memory.capacity is None else known | {"bytes_limit": memory.capacity}
+
+    # ---- memory
+
+    def lacking(self, *requirements: MemoryRequirement) -> HostDevice | None:
+        """A device on which there is not enough free memory now for all of these."""
+        if not self.capacity:
+            return None
+        parts = [self._parts(each) for each in requirements]
+        if len(parts) > 1:
+            parts = [self._parts(each) for each in requirements]  # the later ones may have changed cells of the others
+        sums: dict[_Memory, int] = {}
+        for each in parts:
+            for part in each:
+                memory = part.memory
+                nbytes = sums[memory] = sums.get(memory, 0) + part.nbytes
+                if memory.capacity is not None and nbytes > memory.capacity - memory.used:
+                    return part.device
+        return None
 
     def take(self, requirement: MemoryRequirement) -> Block:
-        used, peak = self.used, self.peak
-        for device, nbytes in requirement:
-            now = used[device] = used.get(device, 0) + nbytes
-            if now > peak.get(device, 0):
-                peak[device] = now
+        for part in self._parts(requirement):
+            memory = part.memory
+            memory.used += part.nbytes
+            memory.peak = max(memory.peak, memory.used)
         return Block(requirement)
 
     def release(self, block: Block) -> bool:
@@ -67,6 +112,29 @@ class Ledger:
         block.users -= 1
         if block.users:
             return False
-        for device, nbytes in block.requirement:
-            self.used[device] -= nbytes
+        for part in self._parts(block.requirement):
+            part.memory.used -= part.nbytes
         return True
+
+    def _parts(self, requirement: MemoryRequirement) -> tuple[_Part, ...]:
+        if self._version == self._cells.version:
+            known = self._known.get(id(requirement))
+            if known is not None:
+                return known[1]
+        wanted: dict[HostDevice, int] = {}
+        for device, nbytes in requirement:
+            wanted[device] = wanted.get(device, 0) + nbytes
+        by_size: dict[int, list[HostDevice]] = {}
+        for device, nbytes in wanted.items():
+            by_size.setdefault(nbytes, []).append(device)
+        sizes = {nbytes: self._cells.of(devices, _Memory) for nbytes, devices in by_size.items()}
+        parts = tuple(
+            _Part(cell.count, nbytes, next(device for device in by_size[nbytes] if device in cell.keys))
+            for nbytes, cells in sizes.items()
+            for cell in cells
+        )
+        if self._version != self._cells.version or len(self._known) >= _MOST_KNOWN:
+            self._version = self._cells.version
+            self._known.clear()
+        self._known[id(requirement)] = requirement, parts
+        return parts

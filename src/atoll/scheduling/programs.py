@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -65,6 +65,20 @@ class RegisteredProgram:
     # Gangs that have not started still need the plans, also of a program that its session has released.
     waiting: int = 0
     released: bool = False
+
+    _by_plan: dict[tuple[int, ...], list[tuple[HostPlan, tuple[int, ...]]]] = field(default_factory=dict)
+
+    def by_plan(self, hosts: tuple[int, ...]) -> list[tuple[HostPlan, tuple[int, ...]]]:
+        """These of its hosts by what they do: those together that do the same, and follow one another."""
+        found = self._by_plan.get(hosts)
+        if found is None:
+            cut = [i for i, host in enumerate(hosts) if not i or self.plans[host] is not self.plans[hosts[i - 1]]]
+            found = [
+                (self.plans[hosts[first]], hosts[first:stop])
+                for first, stop in zip(cut, [*cut[1:], len(hosts)], strict=False)
+            ]
+            self._by_plan[hosts] = found
+        return found
 
     @property
     def gangs(self) -> list[GangSpec]:

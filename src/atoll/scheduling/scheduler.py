@@ -20,9 +20,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import Generic
 
+from atoll.scheduling.cells import Cell, Cells
 from atoll.scheduling.policies.first_come import FirstComeFirstServed
 from atoll.scheduling.policy import Policy
 from atoll.scheduling.tickets import Gang, Payload, Ticket
@@ -31,6 +32,8 @@ from atoll.scheduling.tickets import Gang, Payload, Ticket
 BUSY_NS = 8_000_000
 # However long gangs take: one runs, one is enqueued behind it, and one is on its way.
 _LEAST_IN_FLIGHT = 3
+# Sets of hosts whose loads are remembered.
+_MOST_KNOWN = 1024
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,9 @@ class _Load:
 class _Island(Generic[Payload]):
     policy: Policy
     window: int
-    loads: dict[int, _Load] = field(default_factory=dict)  # by host, of those that have had work
+    loads: Cells[int, _Load] = field(default_factory=lambda: Cells(replace, astuple))  # of hosts that have had work
+    known_loads: dict[tuple[int, ...], list[Cell[int, _Load]]] = field(default_factory=dict)  # by the hosts of gangs
+    loads_version: int = 0  # for which these are known
     full_hosts: int = 0
     lines: dict[int, deque[Ticket[Payload]]] = field(default_factory=dict)  # by session
     committed: deque[Gang[Payload]] = field(default_factory=deque)
@@ -154,12 +159,13 @@ class Scheduler(Generic[Payload]):
             if gang.ticket.dropped:
                 state.committed.popleft()
                 continue
-            loads = self._loads(state, gang)
-            for load in loads:
+            cells = self._loads(state, gang)
+            for cell in cells:
+                load = cell.count
                 if not load.full and load.in_flight and load.in_flight + gang.weight > state.window:
                     load.full = True  # for this gang: one that is larger than the window runs when nothing else does
-                    state.full_hosts += 1
-            if any(load.full for load in loads):
+                    state.full_hosts += len(cell.keys)
+            if any(cell.count.full for cell in cells):
                 return None
             if gang.exclusive and state.in_flight:
                 state.draining = True
@@ -169,22 +175,26 @@ class Scheduler(Generic[Payload]):
             state.busy_ns += gang.estimate
             state.started += 1
             state.draining = gang.exclusive
-            for load in loads:
+            for cell in cells:
+                load = cell.count
                 load.in_flight += gang.weight
                 load.busy_ns += gang.estimate
                 load.full = load.in_flight >= state.window or (
                     load.busy_ns >= self._busy_ns and load.in_flight >= _LEAST_IN_FLIGHT
                 )
-                state.full_hosts += load.full
+                state.full_hosts += len(cell.keys) * load.full
             return gang
         return None
 
-    def _loads(self, state: _Island[Payload], gang: Gang[Payload]) -> list[_Load]:
+    def _loads(self, state: _Island[Payload], gang: Gang[Payload]) -> list[Cell[int, _Load]]:
         """Of the gang's hosts."""
-        for host in gang.hosts:
-            if host not in state.loads:
-                state.loads[host] = _Load()
-        return [state.loads[host] for host in gang.hosts]
+        if state.loads_version != state.loads.version or len(state.known_loads) > _MOST_KNOWN:
+            state.loads_version = state.loads.version
+            state.known_loads.clear()
+        cells = state.known_loads.get(gang.hosts)
+        if cells is None:
+            cells = state.known_loads[gang.hosts] = state.loads.of(gang.hosts, _Load)
+        return cells
 
     def finished(self, gang: Gang[Payload], nanoseconds: int = 0) -> None:
         """A gang that `next` gave has left its island. Its session is charged the time that it took of the devices."""
@@ -193,7 +203,8 @@ class Scheduler(Generic[Payload]):
             state.policy.charge(gang, nanoseconds)
         state.in_flight -= gang.weight
         state.busy_ns -= gang.estimate
-        for load in self._loads(state, gang):
+        for cell in self._loads(state, gang):
+            load = cell.count
             load.in_flight -= gang.weight
             load.busy_ns -= gang.estimate
             has_room = load.in_flight < _LEAST_IN_FLIGHT or (
@@ -201,7 +212,7 @@ class Scheduler(Generic[Payload]):
             )
             if load.full and has_room:
                 load.full = False
-                state.full_hosts -= 1
+                state.full_hosts -= len(cell.keys)
                 self.touched.add(gang.island)
         if state.draining and state.in_flight == 0:
             state.draining = False
@@ -219,10 +230,11 @@ class Scheduler(Generic[Payload]):
         state.started -= 1
         state.blocked = True
         state.draining = False
-        for load in self._loads(state, gang):
+        for cell in self._loads(state, gang):
+            load = cell.count
             load.in_flight -= gang.weight
             load.busy_ns -= gang.estimate
-            state.full_hosts -= load.full
+            state.full_hosts -= len(cell.keys) * load.full
             load.full = False
 
     def unblock(self, island: int) -> None:

@@ -8,29 +8,83 @@ of several devices do where their gangs ran at once.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 
 from atoll.protocol.spans import Span
+from atoll.scheduling.gangs import GangSpec
 
 MOST_SPANS = 100_000
 
 
-class Trace:
-    """Keeps the last spans.
+class _GangEnds(NamedTuple):
+    """A gang's ends on some of its hosts. `times` has for each its dispatch and its end."""
 
-    `record(span)` takes a span that starts with the gang's dispatch, in whatever order ends are reported: a host
-    reports those of its devices, and of its transfers, independently.
+    island: int
+    session: int
+    program: str
+    spec: GangSpec
+    sequence: int
+    hosts: tuple[int, ...]
+    times: tuple[int, ...]
+
+    def spans(self) -> Iterable[Span]:
+        kind, segments, devices = self.spec.kind, self.spec.segments, self.spec.devices
+        for host, started, ended in zip(self.hosts, self.times[::2], self.times[1::2], strict=True):
+            yield Span(
+                self.island,
+                host,
+                self.session,
+                self.program,
+                kind,
+                self.sequence,
+                started,
+                ended,
+                segments,
+                devices[host],
+            )
+
+
+class Trace:
+    """Keeps the last spans. What is recorded starts with the gang's dispatch, in whatever order ends are reported: a
+    host reports those of its devices, and of its transfers, independently.
     """
 
-    def __init__(self) -> None:
-        self._spans: deque[Span] = deque(maxlen=MOST_SPANS)
-        self.record: Callable[[Span], None] = self._spans.append
+    def __init__(self, most: int = MOST_SPANS) -> None:
+        self._ends: deque[_GangEnds | Span] = deque()
+        self._count = 0
+        self._most = most
+
+    def record_gang(
+        self,
+        island: int,
+        session: int,
+        program: str,
+        spec: GangSpec,
+        sequence: int,
+        hosts: tuple[int, ...],
+        times: tuple[int, ...],
+    ) -> None:
+        """A gang has ended on some of its hosts. Spans are made of it when somebody asks: every gang comes by here."""
+        self._ends.append(_GangEnds(island, session, program, spec, sequence, hosts, times))
+        self._added(len(hosts))
+
+    def record(self, span: Span) -> None:
+        self._ends.append(span)
+        self._added(1)
+
+    def _added(self, count: int) -> None:
+        self._count += count
+        while self._count > self._most:
+            oldest = self._ends.popleft()
+            self._count -= len(oldest.hosts) if isinstance(oldest, _GangEnds) else 1
 
     def spans(self, since: int = 0) -> list[Span]:
         """Those that ended at `since` or later, host by host in the order of their ends."""
-        return [span for span in _without_queueing(self._spans) if span.ended >= since]
+        spans = [span for each in self._ends for span in (each.spans() if isinstance(each, _GangEnds) else (each,))]
+        return [span for span in _without_queueing(spans) if span.ended >= since]
 
 
 def _without_queueing(spans: Iterable[Span]) -> Iterable[Span]:

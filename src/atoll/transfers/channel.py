@@ -40,6 +40,8 @@ PART_BYTES = 8 << 20
 # Pieces of feeds from here on wait for nothing that the peer says, as chunks do for credits: their sender may be the
 # thread that reads another channel, which the peer needs to go on.
 FIRST_IN_PLACE = 1 << 62
+# Pieces of session 0 with this number are messages between hosts: see `worker.host_links`.
+CONTROL = FIRST_IN_PLACE
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True, tag="o"):
@@ -96,6 +98,7 @@ class DataChannel:
         )
         self._streams = next((engine for engine in self._engines if isinstance(engine, StreamEngine)), None)
         self.is_closed = False
+        self.carries_control = False  # messages that nobody sends again
         self.is_local = self._socket.is_unix  # whether it takes sockets
         self.silence: TimeoutError | None = None  # by which it has ended
         self.liveness = self._watch(self._streams) if self._streams is not None else None

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from atoll.cluster.processes.leases import CLIENT_LEASES
 from atoll.errors import AtollError, Code, Status, StatusError
-from atoll.transfers.channel import ChannelStatistics, DataChannel, Open
+from atoll.transfers.channel import CONTROL, ChannelStatistics, DataChannel, Open
 from atoll.transfers.engine import Piece, TransferEngine
 from atoll.transfers.host_channels import HostChannels, OnLost
 from atoll.transfers.host_watch import HostWatch, OnSilent
@@ -80,6 +80,8 @@ class DataPort:
         self.neighbours: frozenset[int] = frozenset()
         self.on_lost: OnLost = lambda host, lost, why: None
         self.on_silent: OnSilent = lambda host, seconds: None
+        # Messages of other hosts, on their connection's thread; FrameError ends it. Set it before hosts are known.
+        self.on_control: Callable[[Any], None] = lambda content: None
         self._admitted: frozenset[str] = frozenset()  # secrets of hosts
         self._from_hosts: dict[DataChannel, str] = {}  # what other hosts have opened, and the secret that they showed
         self._opened = threading.Condition()
@@ -156,7 +158,10 @@ class DataPort:
             self._name(opening, channel)
 
             def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
-                if self.takes_call(session, piece.feed):
+                if piece.feed == CONTROL and not session:
+                    self.on_control(content)
+                    done()
+                elif self.takes_call(session, piece.feed):
                     assert self.answers is not None
                     self.answers.answered(session, piece.feed, content, done)
                 else:

@@ -13,12 +13,13 @@ from concurrent.futures import Future
 from functools import partial
 
 from atoll.errors import AtollError, ConnectError
-from atoll.transfers.channel import DataChannel
+from atoll.transfers.channel import CONTROL, DataChannel
 from atoll.transfers.silence import SILENCE_SECONDS
 from atoll.wire.address import parse_address
 from atoll.wire.tls.identity import Identity
 
-# A host, and feeds (session, feed) that may not have reached it, since the channel to it has broken; and why, if known.
+# A host, and feeds (session, feed) that may not have reached it, since the channel to it has broken, those of session 0
+# being control messages; and why, if known.
 OnLost = Callable[[int, list[tuple[int, int]], str], None]
 
 
@@ -119,6 +120,8 @@ class HostChannels:
     def _ended(self, host: int, channel: DataChannel) -> None:
         """A channel has ended. Those that are replaced were closed here: their host has changed, and others tell so."""
         lost = [] if channel.is_closed or channel.liveness is None else channel.liveness.unconfirmed()
+        if channel.carries_control and not channel.is_closed:
+            lost.append((0, CONTROL))
         channel.close()
         if channel.silence is not None:
             with self._lock:

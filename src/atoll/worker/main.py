@@ -6,8 +6,10 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pkgutil import resolve_name
+from typing import Any
 
 from atoll._version import __version__
 from atoll.cluster.processes.leases import LAPSED_STATUS
@@ -33,6 +35,8 @@ from atoll.wire.blocking import BlockingConnection
 from atoll.wire.tls.identity import Identity
 from atoll.worker.executor_thread import ExecutorThread
 from atoll.worker.functions import Functions
+from atoll.worker.host_group import HostGroup
+from atoll.worker.host_links import HostLinks
 from atoll.worker.host_network import DataPortNetwork, feeds_lost
 from atoll.worker.message_handler import MessageHandler
 from atoll.worker.options import WorkerOptions
@@ -62,14 +66,17 @@ class Worker:
     ) -> None:
         self.connection = connection
         keys = TypeKeys()
-        report = connection.send
-        inbox = Inbox(lambda session, feed: report(m.FeedsArrived(session, (feed,))))
+        inbox = Inbox(lambda session, feed: connection.send(m.FeedsArrived(session, (feed,))))
         address = parse_address(options.data_address)
         token = token_for(parse_address(options.controller), Role.HOST)
         check_may_listen(address, token)
         data_port = DataPort(address, inbox, ONE_CLIENT_KINDS if options.has_one_client else KINDS, identity)
-        data_port.on_lost = lambda host, *lost: report(feeds_lost(options.host, host, *lost))
-        data_port.on_silent = lambda host, seconds: report(m.PeerSilent(host, seconds))
+        links = HostLinks(data_port, lambda host, text: connection.send(m.LinkLost(host, text)))
+        self._group = HostGroup(options.host, self._handle, links.send, connection.send)
+        report = self._group.report
+        data_port.on_control = self._group.receive
+        data_port.on_lost = lambda host, lost, why: report_lost(options.host, host, lost, why, links, report)
+        data_port.on_silent = lambda host, seconds: connection.send(m.PeerSilent(host, seconds))
         data_port.neighbours = neighbours_of(options)
         calls = data_port.answers = Calls(data_port.to_proxy, options.host)
         rank = rank_of(options)
@@ -90,9 +97,16 @@ class Worker:
         """Serves the controller until it says stop, or its connection is lost."""
         spare_collector()
         for message in self.connection.receive():
-            if not self._handler.handle(message):
+            if not self._group.take(message):
                 return
         _log.info("the connection to the controller is lost: this worker ends")
+
+    def _handle(self, message: Any) -> bool:
+        try:
+            return self._handler.handle(message)
+        except Exception:  # on whichever thread it came: this host has lost the order
+            _log.exception("this worker fails at %s", type(message).__name__)
+            os._exit(1)
 
     def _lapsed(self) -> None:
         _log.error("the controller is silent: this worker ends")
@@ -109,6 +123,22 @@ def neighbours_of(options: WorkerOptions) -> frozenset[int]:
         return frozenset()
     first = options.host - options.membership.rank
     return neighbours(options.host, range(first, first + options.membership.hosts))
+
+
+def report_lost(
+    host: int,
+    other: int,
+    lost: list[tuple[int, int]],
+    why: str,
+    links: HostLinks,
+    report: Callable[..., None],
+) -> None:
+    """What may not have reached another host, since the channel to it has broken: feeds, and control messages."""
+    feeds = [(session, feed) for session, feed in lost if session]
+    if feeds:
+        report(feeds_lost(host, other, feeds, why))
+    if len(feeds) < len(lost):
+        links.lose(other, f"the connection to host {other} broke")
 
 
 def advertised(address: Address, host: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from atoll.cluster.settings import ClusterSettings
-from atoll.engines.ray.agent_environment import agent_environment
 from atoll.engines.ray.bundles import Demand, Node, demand_of, lack_text
 from atoll.engines.start import check_settings
 from atoll.errors import SettingsError
@@ -88,22 +87,3 @@ def test_hosts_that_share_a_node_need_its_resources_together() -> None:
     demand = Demand({"CPU": 1}, 3, strategy="STRICT_PACK")
     text = lack_text(demand, [node("a", 2, 2)])
     assert text == "Ray is asked for 3 x (CPU 1); of its 1 node, none can have all of that (the most on one: CPU 2)"
-
-
-def test_hosts_get_what_is_for_all_of_the_cluster_and_nothing_that_is_not() -> None:
-    said = {
-        "ATOLL_TOKEN": "t",
-        "ATOLL_CACHE_DIR": "off",
-        "XLA_FLAGS": "--xla",
-        "OMP_NUM_THREADS": "4",
-        "ATOLL_ADDRESS": "there",
-        "ATOLL_RAY_ADDRESS": "auto",
-        "HOME": "/home",
-        "JAX_PLATFORMS": "atoll",
-    }
-    assert agent_environment(said) == {
-        "ATOLL_TOKEN": "t",
-        "ATOLL_CACHE_DIR": "off",
-        "XLA_FLAGS": "--xla",
-        "OMP_NUM_THREADS": "4",
-    }

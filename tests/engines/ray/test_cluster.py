@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -20,15 +21,22 @@ RAY = [sys.executable, "-c", "from ray.scripts.scripts import main; main()"]
 
 @pytest.fixture
 def user(short_directory: Path, program_cache: Path) -> Iterator[User]:
-    user = User(short_directory, program_cache, ATOLL_TOKEN="t", ATOLL_INSECURE="1")
+    user = User(short_directory, program_cache)
     yield user
     for process in user.processes():
         process.kill()
 
 
+@dataclass(frozen=True)
+class OneNode:
+    """A Ray cluster of one node with two processors: where it is, and its folder, which every user can read."""
+
+    address: str
+    folder: Path
+
+
 @pytest.fixture
-def ray_cluster(user: User) -> Iterator[str]:
-    """The address of a Ray cluster of one node with two processors."""
+def ray_cluster(user: User) -> Iterator[OneNode]:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'atoll[ray]'")
     folder = tempfile.mkdtemp(prefix="ray-")
     port = free_port()
@@ -40,7 +48,7 @@ def ray_cluster(user: User) -> Iterator[str]:
         here = ""
         while "Ray runtime started" not in (line := first_line(head)):
             here = line.rpartition("Local node IP: ")[2] if "Local node IP: " in line else here
-        yield f"{here}:{port}"
+        yield OneNode(f"{here}:{port}", Path(folder))
     finally:
         processes = psutil.Process(head.pid).children(recursive=True)
         os.kill(head.pid, signal.SIGTERM)
@@ -63,21 +71,82 @@ def has(user: User, address: str) -> str:
     return user.script(look).check().stdout
 
 
+def shows(user: User, ray: OneNode, *secrets: str) -> list[str]:
+    """Where Ray shows one of these to everybody: in what it knows of actors, jobs and tasks, or in its folder."""
+    look = f"""
+        import ray
+        from ray.experimental import internal_kv
+        ray.init({ray.address!r}, log_to_driver=False, logging_level="ERROR")
+        ray.nodes()
+        known = ray._private.state.state._global_state_accessor
+        print(known.get_actor_table(None, None))
+        for name in ("job_table", "placement_group_table", "task_events", "worker_table"):
+            print(name, getattr(known, f"get_{{name}}")())
+        for space in (None, "fun", "job", "session", "dashboard", "cluster"):
+            for key in internal_kv._internal_kv_list(b"", namespace=space):
+                print("key", internal_kv._internal_kv_get(key, namespace=space))
+    """
+    said = user.script(look).check().stdout
+    assert "EngineActor" in said
+    found = [line[:200] for line in said.splitlines() if any(secret in line for secret in secrets)]
+    for path in filter(Path.is_file, ray.folder.rglob("*")):
+        content = path.read_bytes()
+        found += [str(path) for secret in secrets if secret.encode() in content]
+    return found
+
+
 @pytest.mark.slow
-def test_a_cluster_starts_on_ray_runs_a_script_and_leaves_nothing_there(user: User, ray_cluster: str) -> None:
-    on_ray = ("up", "--engine", "ray", "--ray-address", ray_cluster, "--islands")
-    address = user.atoll(*on_ray, "1x1x2").check().stdout.strip()
-    ran = user.script("import jax; print(len(jax.devices()))", JAX_PLATFORMS="atoll", ATOLL_ADDRESS=address)
-    assert ran.check().stdout == "2\n"
+def test_a_cluster_starts_on_ray_with_tls_shows_nobody_its_secrets_and_leaves_nothing_there(
+    user: User, ray_cluster: OneNode, tmp_path: Path
+) -> None:
+    files = tmp_path / "join", tmp_path / "join-hosts"
+    on_ray = ("up", "--engine", "ray", "--ray-address", ray_cluster.address, "--islands", "1x1x2")
+    started = user.atoll(*on_ray, "--join-file", str(files[0]), "--host-join-file", str(files[1]))
+    assert started.check().stdout.startswith("tls://")
+    # As somebody who has the join string, and else nothing of the cluster's.
+    elsewhere = {"XDG_RUNTIME_DIR": str(tmp_path), "ATOLL_JOIN": str(files[0])}
+    code = "import jax; print(len(jax.devices()))"
+    assert user.script(code, JAX_PLATFORMS="atoll", **elsewhere).check().stdout == "2\n"
+    tokens = [file.read_text().strip().rpartition("/")[2] for file in files]
+    assert shows(user, ray_cluster, *tokens) == []
     user.atoll("down").check()
-    assert has(user, ray_cluster) == "[]\n"
+    assert has(user, ray_cluster.address) == "[]\n"
     assert [path for path in user.runtime.rglob("*") if path != user.runtime / "atoll"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("ATOLL_TEST_RAY"), reason="this takes a while: run it by `make ray`")
+def test_without_tls_it_asks_for_a_token_and_serves_who_brings_it(user: User, ray_cluster: OneNode) -> None:
+    on_ray = ("up", "--engine", "ray", "--ray-address", ray_cluster.address, "--islands", "1x1x2", "--insecure")
+    assert "so it needs a token: set ATOLL_TOKEN" in user.atoll(*on_ray).error
+    plain = {"ATOLL_TOKEN": "t", "ATOLL_INSECURE": "1"}
+    address = user.atoll(*on_ray, ATOLL_TOKEN="t").check().stdout.strip()
+    assert not address.startswith("tls://")
+    code = "import jax; print(len(jax.devices()))"
+    assert user.script(code, JAX_PLATFORMS="atoll", ATOLL_ADDRESS=address, **plain).check().stdout == "2\n"
+    assert "token" in user.atoll("status", "--address", address, ATOLL_INSECURE="1").error
+    user.atoll("down", **plain).check()
+    assert has(user, ray_cluster.address) == "[]\n"
 
 
 def test_where_no_ray_cluster_is_the_start_says_so_at_once(user: User) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'atoll[ray]'")
     error = user.atoll("up", "--engine", "ray", "--ray-address", f"127.0.0.1:{free_port()}").error
     assert "there is no Ray cluster at 127.0.0.1:" in error
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--listen", "unix:/tmp/socket"), "expected HOST:PORT, or no --listen"),
+        (("--listen", "10.0.0.1:0"), "a cluster listens on a port that its clients know: name one"),
+        (("--listen", "10.0.0.1:7000", "--insecure"), "so it needs a token: set ATOLL_TOKEN"),
+    ],
+)
+def test_where_it_cannot_listen_the_start_says_so_before_ray_is_asked(
+    user: User, options: tuple[str, ...], text: str
+) -> None:
+    assert text in user.atoll("up", "--engine", "ray", *options).error
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 from atoll.cluster.lifecycle import HostState, Lifecycle
 from atoll.cluster.resources import Host, ResourceManager
+from atoll.controller.islands.relays import Relays
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.compilation import Compilation
 from atoll.controller.programs.launcher import Launcher
@@ -36,6 +37,7 @@ class Hosts:
         memory: Ledger,
         device_memory: int,
         peer_silent: Callable[[int, m.PeerSilent], None],
+        relays: Relays,
     ) -> None:
         self._resources = resources
         self._lifecycle = lifecycle
@@ -56,6 +58,7 @@ class Hosts:
             m.FeedsArrived: feeds.feeds_arrived,
             m.Compiled: compilation.compiled,
             m.WorkerAnswer: self._answered,
+            **relays.handlers,
         }
 
     def join(self, ready: m.WorkerReady, hello: m.Hello) -> None:
@@ -93,10 +96,10 @@ class Hosts:
 
     def _done(self, host: int, message: m.Done) -> None:
         for sequence, started, ended in message.runs:
-            self._launcher.run_ended(host, sequence, None, (started, ended))
+            self._launcher.runs_ended((host,), sequence, (started, ended))
 
     def _failed(self, host: int, message: m.Failed) -> None:
-        self._launcher.run_ended(host, message.sequence, message.status)
+        self._launcher.run_failed(host, message.sequence, message.status)
 
     def _enqueued(self, host: int, message: m.Enqueued) -> None:
         self._launcher.enqueued(message.sequence)

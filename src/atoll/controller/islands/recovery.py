@@ -5,7 +5,7 @@ An island fails as a whole: the broken collectives of the hosts that are left ca
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from atoll.cluster.lifecycle import IslandBack, IslandGivenUp, IslandLost, IslandState, Lifecycle
 from atoll.cluster.processes.leases import Leases
@@ -26,6 +26,8 @@ from atoll.scheduling.quarantine import Quarantine
 HALF_FAILED_SECONDS = 5.0
 # A host that is heard answers once a second: one that has not for so long may itself be what is silent.
 _HEARD_SECONDS = 2.5
+# For the loss of a host to be known, where another has lost its link to it: the engine knows better why.
+LINK_SECONDS = 2.0
 
 _LOST = "what was stored or ran on its island is lost"
 
@@ -47,6 +49,7 @@ class Recovery:
         leases: Leases,
         settings: ClusterSettings,
         wait_of: Callable[[int], str],
+        broken: Mapping[int, str],
     ) -> None:
         self._resources = resources
         self._lifecycle = lifecycle
@@ -61,6 +64,8 @@ class Recovery:
         self._abandoned_seconds = settings.abandoned_seconds
         self._start_seconds = settings.start_seconds
         self._wait_of = wait_of
+        self._broken = broken  # links between hosts, by island
+        self._broken_for: Durations[int] = Durations()  # islands
         self._hanging: Durations[int] = Durations()  # gangs, by sequence
         self._abandoned: Durations[int] = Durations()  # gangs, by sequence
         self._restarting: Durations[int] = Durations()  # islands
@@ -117,6 +122,9 @@ class Recovery:
                 f"({record.worker} is stopped, or its machine cannot be reached)",
             )
         self._restart_divided(now)
+        for island, seconds in self._broken_for.update(now, list(self._broken)).items():
+            if seconds > LINK_SECONDS:
+                self._restart(island, self._broken[island])
         self._restart_half_failed(now)
         self._restart_abandoned(now)
         islands = self._resources.islands.values()

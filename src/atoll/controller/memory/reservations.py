@@ -56,16 +56,16 @@ class Reservations:
         for value, requirement, views in spec.makes:
             if views or not requirement:
                 continue
-            donors = reusable.get(requirement)
+            donors = reusable.get(requirement) if reusable else None  # to hash it would take long
             if donors:
                 inherited.append((entries[value], *donors.pop()))
             else:
                 fresh.append((entries[value], requirement))
         if self.ledger.capacity:
-            wanted = total([spec.scratch, *(requirement for _, requirement in fresh)])
-            lacking = self.ledger.lacking(wanted)
+            wanted = [spec.scratch, *(requirement for _, requirement in fresh)]
+            lacking = self.ledger.lacking(*wanted)
             if lacking is not None:
-                self._blocked[gang.island] = _Blocked(gang, lacking, dict(wanted)[lacking])
+                self._blocked[gang.island] = _Blocked(gang, lacking, dict(total(wanted))[lacking])
                 return False
         held = gang.run.blocks
         for entry, requirement in fresh:

@@ -38,6 +38,7 @@ class Reported(Protocol):
 def report(controller: Reported) -> dict[str, Any]:
     """Islands with their hosts and devices, sessions with what they own, and counts of what was compiled."""
     resources = controller.resources
+    used, peak = controller.memory.used, controller.memory.peak
     islands = []
     for island in resources.islands:
         scheduler = controller.scheduler.statistics(island)
@@ -54,8 +55,8 @@ def report(controller: Reported) -> dict[str, Any]:
                         "kind": info.kind,
                         "platform": info.platform,
                         "memory_bytes": controller.memory.capacity.get((host.number, info.ordinal), 0),
-                        "used_bytes": controller.memory.used.get((host.number, info.ordinal), 0),
-                        "peak_bytes": controller.memory.peak.get((host.number, info.ordinal), 0),
+                        "used_bytes": used.get((host.number, info.ordinal), 0),
+                        "peak_bytes": peak.get((host.number, info.ordinal), 0),
                     }
                     for info in host.devices
                 ],

@@ -15,7 +15,6 @@ from atoll.controller.programs.buffers import Buffers
 from atoll.controller.sessions.session import GangRun, Launch, Session
 from atoll.errors import Code, Status
 from atoll.protocol import messages as m
-from atoll.protocol.spans import Span
 from atoll.scheduling.feeds import Key
 from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.programs import RegisteredProgram
@@ -63,52 +62,61 @@ class Endings:
 
     # ---- gangs
 
-    def run_ended(
-        self, host: int, sequence: int, failure: Status | None = None, times: tuple[int, int] = (0, 0)
-    ) -> None:
-        """A host has ended its part of a gang.
+    def runs_ended(self, hosts: tuple[int, ...], sequence: int, times: tuple[int, ...]) -> None:
+        """Hosts have ended their parts of a gang.
 
-        `times` are its dispatch there and its end, in nanoseconds of the host's clock; not known of a failure.
+        `times` has for each its dispatch there and its end, in nanoseconds of the host's clock.
         """
+        gang = self.in_flight.get(sequence)
+        if gang is None:
+            return
+        run = gang.run
+        left = run.hosts_left
+        if not left.issuperset(hosts):
+            for position, host in enumerate(hosts):
+                if host in left and len(hosts) > 1:
+                    self.runs_ended((host,), sequence, times[2 * position : 2 * position + 2])
+            return
+        self.trace.record_gang(
+            gang.island, run.launch.session, run.launch.program.name, run.spec, sequence, hosts, times
+        )
+        if not run.spec.late:
+            # Gangs that run at once on several devices of a host share its time, as their ends are reported.
+            last_ends, duration = self._last_end, run.duration
+            for host, dispatched, ended in zip(hosts, times[::2], times[1::2], strict=True):
+                last_end = last_ends.get(host, 0)
+                if ended > last_end:
+                    last_ends[host] = ended
+                    duration = max(duration, ended - max(dispatched, last_end))
+            run.duration = duration
+        left.difference_update(hosts)
+        if not left:
+            self._all_ended(gang)
+
+    def run_failed(self, host: int, sequence: int, failure: Status) -> None:
+        """A host's part of a gang has failed."""
         gang = self.in_flight.get(sequence)
         if gang is None or host not in gang.run.hosts_left:
             return
-        run = gang.run
-        launch, spec = run.launch, run.spec
-        if failure is None:
-            dispatched, ended = times
-            self.trace.record(
-                Span(
-                    gang.island,
-                    host,
-                    launch.session,
-                    launch.program.name,
-                    spec.kind,
-                    sequence,
-                    dispatched,
-                    ended,
-                    spec.segments,
-                    spec.devices[host],
-                )
-            )
-            # Gangs that run at once on several devices of a host share its time, as their ends are reported.
-            last_end = self._last_end.get(host, 0)
-            if ended > last_end and not spec.late:
-                self._last_end[host] = ended
-                run.duration = max(run.duration, ended - max(dispatched, last_end))
-        run.hosts_left.discard(host)
-        if failure is not None and self._may_be_of_another_host(gang, failure):
+        gang.run.hosts_left.discard(host)
+        if self._may_be_of_another_host(gang, failure):
             # The loss of that host is reported soon, and names the cause.
-            run.failure = run.failure or failure
-        elif failure is not None:
-            self.fail(launch, failure)
-        if not run.hosts_left and (run.failure is None or launch.error is not None):
-            if launch.error is None:
-                spec.learn(run.duration)
-                if gang.exclusive:
-                    for name in spec.functions:
-                        self._quarantine.ended_well(name)
-            self.finish(gang)
+            gang.run.failure = gang.run.failure or failure
+        else:
+            self.fail(gang.run.launch, failure)
+        if not gang.run.hosts_left:
+            self._all_ended(gang)
+
+    def _all_ended(self, gang: Gang[GangRun]) -> None:
+        run = gang.run
+        if run.failure is not None and run.launch.error is None:
+            return
+        if run.launch.error is None:
+            run.spec.learn(run.duration)
+            if gang.exclusive:
+                for name in run.spec.functions:
+                    self._quarantine.ended_well(name)
+        self.finish(gang)
 
     def _may_be_of_another_host(self, gang: Gang[GangRun], failure: Status) -> bool:
         """Whether the loss of another host may be what failed a gang on this one."""

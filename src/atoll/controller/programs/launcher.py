@@ -25,7 +25,7 @@ from atoll.scheduling.dispatch_units import Unit
 from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.policies.first_come import FirstComeFirstServed
 from atoll.scheduling.policy import Policy
-from atoll.scheduling.programs import HostPlan, RegisteredProgram
+from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.promises import Promises
 from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.scheduler import Scheduler
@@ -80,7 +80,8 @@ class Launcher:
         self.trace = self._endings.trace
         self.in_flight = self._endings.in_flight
         # For the other parts of the controller, at no cost for what is on the path of each gang.
-        self.run_ended = self._endings.run_ended
+        self.run_failed = self._endings.run_failed
+        self.runs_ended = self._endings.runs_ended
         self.finish = self._endings.finish
         self.fail = self._endings.fail
         self.session_closed = self._endings.session_closed
@@ -245,30 +246,30 @@ class Launcher:
         self._endings.gang_left(gang)
         self._buffers.drop_uses(session, gang)
 
-    def _dispatch(self, launch: Launch, hosts: Sequence[int], sequence: int, segments: int) -> None:
+    def _dispatch(self, launch: Launch, hosts: tuple[int, ...], sequence: int, segments: int) -> None:
         """The first message to a host names all that the launch will need there; later ones only what starts.
 
         Hosts that do the same get the same message: it is made and encoded once.
         """
-        begun, handles, plans, outbox = launch.begun, launch.handles, launch.program.plans, self._outbox
-        plan: HostPlan | None = None
-        run: m.Run | None = None
-        for host in hosts:
-            first = begun.get(host)
-            if first is not None:
-                outbox.dispatch(host, launch.session, first, sequence, segments)
-                continue
-            begun[host] = sequence
-            if run is None or plan is not plans[host]:
-                plan = plans[host]
-                run = m.Run(
-                    sequence,
-                    launch.session,
-                    launch.program.number,
-                    tuple([handles[position] for position in plan.arguments]),
-                    tuple([handles[position] for position in plan.results]),
-                    launch.feeds,
-                    self._sequential is not None,
-                    segments,
-                )
-            outbox.to_host(host, run)
+        begun, handles, outbox = launch.begun, launch.handles, self._outbox
+        if begun:
+            known: dict[int, list[int]] = {}  # hosts, by the first unit of the run there
+            for host in hosts:
+                if host in begun:
+                    known.setdefault(begun[host], []).append(host)
+            for first, some in known.items():
+                outbox.dispatch(tuple(some), launch.session, first, sequence, segments)
+            hosts = tuple([host for host in hosts if host not in begun]) if known else hosts
+        begun.update(dict.fromkeys(hosts, sequence))
+        for plan, some_hosts in launch.program.by_plan(hosts):
+            run = m.Run(
+                sequence,
+                launch.session,
+                launch.program.number,
+                tuple([handles[position] for position in plan.arguments]),
+                tuple([handles[position] for position in plan.results]),
+                launch.feeds,
+                self._sequential is not None,
+                segments,
+            )
+            outbox.to_hosts(some_hosts, run)

@@ -18,6 +18,7 @@ from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox
 from atoll.worker.completions import ArrayCompletion, Completion, ReadCompletion, RunCompletion
 from atoll.worker.functions import Functions
+from atoll.worker.host_group import HostGroup
 from atoll.worker.message_handler import MessageHandler
 from atoll.worker.plan_executor import PlanExecutor
 from atoll.worker.step_runner import StepRunner
@@ -67,7 +68,7 @@ class NullHost:
     """`handle` takes the controller's messages; `report` sends answers, from any thread.
 
     `neighbours` are the inboxes of the island's hosts: this one's is added. `make_port(inbox)` gives the data port.
-    `call_soon` has something done on the thread of `handle`, from any other.
+    `call_soon` has something done on the thread of `handle`, from any other. `send` is that of `HostGroup`.
     """
 
     def __init__(
@@ -84,7 +85,10 @@ class NullHost:
         renew: Callable[[float], None],
         call_soon: Callable[[Callable[[], None]], None],
         readers: Pool,
+        send: Callable[[int, bytes], None],
     ) -> None:
+        self.group = HostGroup(host, self._handle, send, report)
+        report = self.group.report
         self.backend = NullBackend(rank, devices, model, clock, collectives)
         keys = TypeKeys()
         inbox = neighbours[host] = Inbox(lambda session, feed: report(m.FeedsArrived(session, (feed,))))
@@ -108,6 +112,9 @@ class NullHost:
 
     def handle(self, message: Any) -> bool:
         """As `MessageHandler.handle`."""
+        return self.group.take(message)
+
+    def _handle(self, message: Any) -> bool:
         goes_on = self._handler.handle(message)
         self._executor.endings.report_completed()
         return goes_on

@@ -52,6 +52,7 @@ class NullIsland:
         self._clock = FineClock(self._loop)
         self._collectives = Collectives()
         self._neighbours: dict[int, Inbox] = {}
+        self._hosts: dict[int, NullHost] = {}
         self._readers = ThreadPoolExecutor(READ_THREADS, "atoll-read")
         self._lease = Lease(self._lapsed)
         self._model = chosen_model()
@@ -93,7 +94,9 @@ class NullIsland:
             self._lease.renew,
             self._call_soon,
             self._readers,
+            self._send,
         )
+        self._hosts[number] = host
         where = advertised(host.port.address, options.advertise)
         for message in introduction(options.island, number, host.backend, where, options.incarnation, token):
             connection.send(message)
@@ -118,6 +121,12 @@ class NullIsland:
                 if self._loop.time() > deadline:
                     raise
                 await asyncio.sleep(0.02)
+
+    def _send(self, host: int, content: bytes) -> None:
+        """Between hosts of a group, which are all here: the bytes arrive at once, as those of feeds between neighbours
+        do.
+        """
+        self._hosts[host].group.receive(content)
 
     def _call_soon(self, call: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(call)

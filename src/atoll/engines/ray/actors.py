@@ -20,9 +20,11 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
+from atoll.cluster.security.roles import JOINING, Role
+from atoll.cluster.security.start import advertised
+from atoll.cluster.settings import ClusterSettings
 from atoll.engines.agent.machine import free_address
 from atoll.engines.options import EngineOptions, default_cache_directory, make_directory
-from atoll.engines.ray.connection import reachable
 from atoll.engines.start import EngineProcess
 from atoll.errors import AtollError
 from atoll.wire.address import check_may_listen, parse_address
@@ -36,6 +38,27 @@ class AgentEnd(NamedTuple):
 
     status: int
     text: str
+
+
+class EngineStart(msgspec.Struct, frozen=True):
+    """What a cluster on Ray is started with.
+
+    `listen` is where its controller does, on the node of its actor: "" for any free port there. By TLS, unless it is to
+    be `insecure`. Others know it by what it is to `advertise`, as `cluster.security.start.advertised` has it.
+    """
+
+    settings: ClusterSettings
+    listen: str = ""
+    advertise: str = ""
+    insecure: bool = False
+
+
+class EngineBegun(NamedTuple):
+    """Where the controller is reached, and by which strings others join it, by role, with TLS; or why it is not."""
+
+    address: str
+    joins: dict[Role, str]
+    error: str
 
 
 class Up(NamedTuple):
@@ -92,16 +115,19 @@ class EngineActor:
         self._is_up = False
         self._was_told = threading.Event()
 
-    def start(self, options: bytes, environment: dict[str, str]) -> tuple[str, str]:
-        """Starts the engine; returns (address of the controller, error)."""
+    def start(self, start: bytes, environment: dict[str, str]) -> EngineBegun:
+        """Starts the engine. `start` is an EngineStart in JSON."""
         import ray
 
         _adopt(environment)
-        given = msgspec.json.decode(options, type=EngineOptions)
+        given = msgspec.json.decode(start, type=EngineStart)
         here = ray.util.get_node_ip_address()
         try:
-            listen = given.listen or free_address(here)
-            check_may_listen(parse_address(listen), os.environ.get("ATOLL_TOKEN", ""))
+            listen = parse_address(given.listen or free_address(here))
+            listen = listen if given.insecure else listen.secured()
+            check_may_listen(listen, os.environ.get("ATOLL_TOKEN", ""))
+            advertise = given.advertise or (here if listen.is_everywhere else "")
+            address = advertised(listen, advertise)
             directory = make_directory("ray")
             self._log = directory / "log"
             settings = msgspec.structs.replace(given.settings, ray_address=ray.get_runtime_context().gcs_address)
@@ -110,7 +136,8 @@ class EngineActor:
                     EngineOptions(
                         settings,
                         str(directory),
-                        listen=listen,
+                        listen=str(listen),
+                        advertise=advertise,
                         parent=os.getpid(),
                         cache_directory=default_cache_directory(),
                     ),
@@ -118,11 +145,15 @@ class EngineActor:
                 )
         except (AtollError, OSError) as error:
             self._end_later()
-            return "", str(error)
+            return EngineBegun("", {}, str(error))
         # Held open: its folder goes with the engine, when the log of a start that failed is yet to be read.
         self._messages = open(self._log, "rb")  # noqa: SIM115
         threading.Thread(target=self._watch, name="engine", daemon=True).start()
-        return str(reachable(parse_address(listen), here)), ""
+        try:
+            joins = {role: str(self._engine.join_string(role)) for role in JOINING} if listen.tls else {}
+        except AtollError as error:
+            return EngineBegun("", {}, str(error))
+        return EngineBegun(str(address), joins, "")
 
     def up(self) -> Up:
         """Returns once the cluster is up, or is not to be."""

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from atoll.cluster.settings import ClusterSettings
-from atoll.engines.options import EngineOptions
-from atoll.engines.ray.actors import EngineActor, Up
-from atoll.engines.ray.agent_environment import agent_environment
+from atoll.cluster.security.join import JoinString, read_join
+from atoll.cluster.security.roles import Role
+from atoll.engines.ray.actors import EngineActor, EngineBegun, EngineStart, Up
+from atoll.engines.ray.agent_environment import engine_environment
 from atoll.engines.ray.connection import connect
 from atoll.engines.start import START_GRACE_SECONDS, check_settings
 from atoll.errors import ClusterError
@@ -26,10 +26,12 @@ def _actor_name(cluster: str) -> str:
 class RayCluster:
     """A cluster that is being started on Ray. `address` is where its controller is to be reached.
 
-    With `stays` it goes on when this process has ended; else it ends with it. Raises AtollError from the constructor.
+    `joins` are the strings by which others join it, by role; none where it listens without TLS. With `stays` it goes on
+    when this process has ended; else it ends with it. Raises AtollError from the constructor.
     """
 
-    def __init__(self, name: str, settings: ClusterSettings, listen: str, *, stays: bool) -> None:
+    def __init__(self, name: str, start: EngineStart, *, stays: bool) -> None:
+        settings = start.settings
         check_settings(settings)
         self._seconds = settings.start_seconds + START_GRACE_SECONDS
         self._messages = ""
@@ -37,11 +39,12 @@ class RayCluster:
         self._ray = connect(settings.ray_address)
         try:
             self._actor = self._make_actor(name, stays)
-            options = EngineOptions(settings, "", listen)
-            answer = self._actor.start.remote(msgspec.json.encode(options), agent_environment())
-            self.address, error = self._get(answer, _ACTOR_SECONDS, "its engine's actor")
-            if error:
-                raise ClusterError(error)
+            answer = self._actor.start.remote(msgspec.json.encode(start), engine_environment())
+            begun = EngineBegun(*self._get(answer, _ACTOR_SECONDS, "its engine's actor"))
+            if begun.error:
+                raise ClusterError(begun.error)
+            self.address = begun.address
+            self.joins: dict[Role, JoinString] = {Role(role): read_join(text) for role, text in begun.joins.items()}
         except BaseException:
             self.end()
             raise
@@ -66,8 +69,8 @@ class RayCluster:
             if "already taken" not in str(error):
                 raise
             raise ClusterError(
-                f"there is a cluster named {name} on this Ray cluster: end it with `atoll down`, or give the new one "
-                "another --name"
+                f"there is a cluster named {name} on this Ray cluster: end it with `atoll down`, from another machine "
+                "than its own with --ray-address; or give the new one another --name"
             ) from None
 
     def _get(self, reference: Any, seconds: float, what: str) -> Any:
@@ -106,8 +109,8 @@ class RayCluster:
         self._ray.shutdown()
 
 
-def end_cluster(ray_address: str, name: str) -> None:
-    """Ends the cluster of that name, and returns when Ray has nothing of it. Does nothing where there is none.
+def end_cluster(ray_address: str, name: str) -> bool:
+    """Ends the cluster of that name, and returns when Ray has nothing of it; whether there was one.
 
     Raises ClusterError where there is no Ray cluster.
     """
@@ -115,9 +118,10 @@ def end_cluster(ray_address: str, name: str) -> None:
     try:
         _end(ray, ray.get_actor(_actor_name(name)))
     except ValueError:
-        return  # there is no such actor
+        return False  # there is no such actor
     finally:
         ray.shutdown()
+    return True
 
 
 def _end(ray: Any, actor: Any) -> None:

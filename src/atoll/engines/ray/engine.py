@@ -35,7 +35,7 @@ class RayEngine(HostsEngine):
             f"atoll-{self._controller.host}-{self._controller.port}",
             demand_of(options.settings),
             self._arguments,
-            agent_environment(),
+            agent_environment(self._controller.tls),
             lambda: self._in_loop(keep_sigterm),
             lambda: self._in_loop(self._report),
         )
@@ -51,7 +51,8 @@ class RayEngine(HostsEngine):
 
     def _arguments(self, ray: Any, island: int, rank: int) -> list[str]:
         address = reachable(self._controller, ray.util.get_node_ip_address())
-        return ["--address", str(address), "--island", str(island), "--rank", str(rank)]
+        seat = ["--address", str(address), "--island", str(island), "--rank", str(rank)]
+        return seat if address.tls else [*seat, "--insecure"]
 
     def place(self, island: int, processes: int, then: Callable[[Sequence[str]], None]) -> None:
         self._placement.want(island)

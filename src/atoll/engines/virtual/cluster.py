@@ -42,7 +42,7 @@ class VirtualCluster:
         dispatch: Dispatch = Dispatch.PARALLEL,
         policy: Callable[[], Policy] | None = None,
     ) -> None:
-        settings = ClusterSettings(islands, NULL_PLATFORM, dispatch=dispatch)
+        settings = ClusterSettings(islands, NULL_PLATFORM, dispatch=dispatch, relay_group=0)
         topology = Topology.parse(islands)
         self.clock = VirtualClock()
         self.process = ControllerProcess(settings, self.clock, costs)

@@ -84,6 +84,7 @@ class HostProcess:
             lambda lease: None,
             lambda call: self._do(costs.message, call),
             AtOnce(),
+            lambda host, content: None,  # no groups are made here
         )
         inboxes[number] = neighbours[number]
 

@@ -53,7 +53,7 @@ def up(
         str,
         typer.Option(
             help="Where the controller listens: unix:/path or HOST:PORT. A unix socket that only you can "
-            "open, unless given. On HOST:PORT it listens with TLS.",
+            "open, unless given; on Ray any free port. On HOST:PORT it listens with TLS.",
             metavar="ADDRESS",
         ),
     ] = "",
@@ -89,7 +89,7 @@ def up(
     For clients on other machines: `atoll up --listen 0.0.0.0:7000 --join-file join`, and there `ATOLL_JOIN=join`.
     """
     from atoll.cluster.security.access import is_insecure
-    from atoll.cluster.security.join import read_join
+    from atoll.cluster.security.roles import Role
     from atoll.cluster.security.start import advertised
     from atoll.cluster.security.start import host_join_file as standing_host_join
     from atoll.cluster.security.start import join_file as standing_join
@@ -99,8 +99,9 @@ def up(
     settings = settings_of(islands, cluster)
     chosen = "" if name == DEFAULT_NAME else f" --name {name}"
     insecure = insecure or is_insecure()
-    wanted = {join_file: standing_join, host_join_file: standing_host_join}
-    _check_join_files([file for file in wanted if file is not None], listen, insecure)
+    wanted = {Role.CLIENT: join_file, Role.HOST: host_join_file}
+    on_tcp = settings.engine == "ray" if not listen else not listen.startswith("unix:")
+    _check_join_files([file for file in wanted.values() if file is not None], secured=on_tcp and not insecure)
     standing = start_cluster(
         name=name,
         settings=settings,
@@ -111,19 +112,18 @@ def up(
         insecure=insecure,
     )
     secured = parse_address(standing.record.address).tls
-    if secured:
-        standing.wait_for_join()
-        for file, made in wanted.items():
-            if file is not None:
-                _write_join(read_join(str(made(standing.directory))), file, standing)
-    if settings.engine == "hosts":
-        how = f"--join {host_join_file or standing_host_join(standing.directory)}"
-        if not secured:
-            how = f"--address {advertised(parse_address(standing.record.address), advertise)} --insecure"
-        say(f"waiting for hosts: `atoll host {how}` on each machine")
-    if settings.engine != "local":
-        say(f"  look:  atoll status{chosen}")
     try:
+        for role, file in wanted.items() if secured else ():
+            join = standing.join_string(role)
+            if file is not None:
+                _write_join(join, file, standing)
+        if settings.engine == "hosts":
+            how = f"--join {host_join_file or standing_host_join(standing.directory)}"
+            if not secured:
+                how = f"--address {advertised(parse_address(standing.record.address), advertise)} --insecure"
+            say(f"waiting for hosts: `atoll host {how}` on each machine")
+        if settings.engine != "local":
+            say(f"  look:  atoll status{chosen}")
         with terminal.status(f"starting {islands} ..."):
             standing.wait()
     except AtollError:
@@ -155,11 +155,12 @@ def up(
         standing.end()
 
 
-def _check_join_files(files: list[Path], listen: str, insecure: bool) -> None:
+def _check_join_files(files: list[Path], *, secured: bool) -> None:
     """Ends the command where there will be none to write, or no folder for them: before a cluster is started."""
-    if files and (insecure or not listen or listen.startswith("unix:")):
+    if files and not secured:
         raise typer.BadParameter(
-            "a join file is for a cluster on TCP with TLS: give --listen HOST:PORT, and not --insecure"
+            "a join file is for a cluster on TCP with TLS: give --listen HOST:PORT (or --engine ray), and not "
+            "--insecure"
         )
     for file in files:
         if not file.absolute().parent.is_dir():
@@ -205,7 +206,19 @@ def status(
             print("also up:", ", ".join(f"--name {each.name}" + each.title[len(each.name) :] for each in others))
 
 
-def down(address: ClusterAddress = "", name: ClusterName = "", join: ClusterJoin = "") -> None:
+def down(
+    address: ClusterAddress = "",
+    name: ClusterName = "",
+    join: ClusterJoin = "",
+    ray_address: Annotated[
+        str,
+        typer.Option(
+            help="The cluster of that --name on this Ray cluster (HOST:PORT, ray://HOST:PORT, or auto for the one of "
+            "which this machine is a node), whoever has started it from whichever machine.",
+            metavar="ADDRESS",
+        ),
+    ] = "",
+) -> None:
     """End a cluster, and return when nothing is left of it: no process, no socket, no folder.
 
     Sessions that are open end with an error. A process that does not end within 10 seconds is ended by force,
@@ -213,8 +226,15 @@ def down(address: ClusterAddress = "", name: ClusterName = "", join: ClusterJoin
     or address.
     """
     from atoll.operate.clusters import find
-    from atoll.operate.standing import stop
+    from atoll.operate.standing import stop, stop_on_ray
 
+    if ray_address:
+        if address or join:
+            raise typer.BadParameter("with --ray-address a cluster is found by its --name")
+        with terminal.status("ending ..."):
+            stop_on_ray(ray_address, name or DEFAULT_NAME)
+        print(f"cluster {name or DEFAULT_NAME} on the Ray cluster at {ray_address} has ended")
+        return
     target = find(address, name, join, embedded=False)
     label = f"cluster {target.record.name}" if target.record else "the cluster"
     with terminal.status(f"ending {label} ..."):

@@ -3,7 +3,8 @@
 Handles, programs, functions and waits are numbered by their sender, so that nobody waits for a number. All numbers of a
 session live in a namespace of its own: a worker and the controller name a buffer by (session, handle).
 
-    worker    -> controller   Hello, then FromWorker     and back: ToWorker
+    worker    -> controller   Hello, then FromWorker     and back: ToWorker; a group's relay FromRelay, too
+    worker    -> worker       InGroup
     proxy     -> controller   Hello, then FromProxy                ToProxy
     engine    -> controller   Hello, then FromEngine               ToEngine
     agent     -> controller   Hello, then AgentSays                TellAgent
@@ -23,7 +24,11 @@ from atoll.protocol.messages.operators import *  # noqa: F403
 from atoll.protocol.messages.operators import FromOperator
 from atoll.protocol.messages.proxies import *  # noqa: F403
 from atoll.protocol.messages.proxies import FromProxy
+from atoll.protocol.messages.relays import *  # noqa: F403
+from atoll.protocol.messages.relays import FromRelay, MemberDone, MemberFailed
 from atoll.protocol.messages.workers import *  # noqa: F403
-from atoll.protocol.messages.workers import FromWorker
+from atoll.protocol.messages.workers import FromWorker, ToWorker
 
-ToController = Hello | FromWorker | FromProxy | FromEngine | FromOperator | AgentSays
+# What one host of a group sends to another: the relay what the controller has sent, and to it what has ended.
+InGroup = ToWorker | MemberDone | MemberFailed
+ToController = Hello | FromWorker | FromRelay | FromProxy | FromEngine | FromOperator | AgentSays

@@ -5,6 +5,7 @@ from __future__ import annotations
 from atoll.errors import Status
 from atoll.ir.plan import Plan
 from atoll.protocol.messages.opening import DeviceInfo, Message, Refused
+from atoll.protocol.messages.relays import Forward, JoinGroup
 
 # ---- worker -> controller
 
@@ -80,7 +81,7 @@ class FeedsLost(Message, frozen=True, tag=19):
     status: Status
 
 
-class PeerSilent(Message, frozen=True, tag=18):
+class PeerSilent(Message, frozen=True, tag=52):
     """This host has heard nothing of `host` for longer than the lease. Said again for as long as that lasts."""
 
     host: int
@@ -238,5 +239,7 @@ ToWorker = (
     | Ping
     | WorkerQuery
     | Peers
+    | JoinGroup
+    | Forward
     | Stop
 )

@@ -1,0 +1,104 @@
+"""How actions for hosts of groups become messages to their relays: one for all of a group that get the same.
+
+Pure, as the controller that decides them is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from atoll.protocol import messages as m
+from atoll.protocol.actions import AnyAction, Send
+
+# What a host gets directly also where it is in a group: what tells it whether the controller is there.
+DIRECT = (m.Ping, m.Stop)
+# Sets of hosts that are remembered with their groups: programs have few.
+_MOST_KNOWN = 1024
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Forwarded:
+    """A message for hosts of one group, until it leaves."""
+
+    __slots__ = ("cause", "hosts", "message", "relay")
+
+    def __init__(self, cause: int, relay: int, hosts: tuple[int, ...], message: Any) -> None:
+        self.cause = cause
+        self.relay = relay
+        self.hosts = hosts
+        self.message = message
+
+
+def is_only_for(action: AnyAction | Forwarded, host: int, connection: int) -> bool:
+    """Whether it is for that host, which is lost, and no other; what it forwards is from now on for the others alone.
+
+    What a lost relay was to forward is for others that are lost with it.
+    """
+    if isinstance(action, Forwarded):
+        action.hosts = tuple(other for other in action.hosts if other != host)
+        return action.relay == host or not action.hosts
+    return type(action) is Send and action.connection == connection
+
+
+class RelayTable:
+    """Which hosts are in groups. A group is known by its relay."""
+
+    def __init__(self) -> None:
+        self._relays: dict[int, int] = {}
+        self._known: dict[tuple[int, ...], list[tuple[int, tuple[int, ...]]]] = {}
+        self.of = self._relays.get  # a host's relay, or None
+
+    def form(self, hosts: tuple[int, ...]) -> None:
+        """The first of them is the relay."""
+        self._relays.update(dict.fromkeys(hosts, hosts[0]))
+        self._known.clear()
+
+    def forget(self, host: int) -> None:
+        self._relays.pop(host, None)
+        self._known.clear()
+
+    def partition(self, hosts: tuple[int, ...]) -> list[tuple[int, tuple[int, ...]]]:
+        """The hosts by their relays; each that has none by itself, with -1."""
+        if not self._relays:
+            return [(-1, (host,)) for host in hosts]
+        known = self._known.get(hosts)
+        if known is None:
+            groups: dict[int, list[int]] = {}
+            for host in hosts:
+                groups.setdefault(self._relays.get(host, -1 - host), []).append(host)
+            known = [(max(relay, -1), tuple(some)) for relay, some in groups.items()]
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[hosts] = known
+        return known
+
+
+def sealed(actions: Iterable[AnyAction | Forwarded], connections: Mapping[int, int]) -> list[AnyAction]:
+    """The actions, with what is forwarded in messages to the relays, each encoded once. `connections` are by host."""
+    found: list[AnyAction] = []
+    message, content = None, b""
+    units: tuple[int, ...] = ()
+    for each in actions:
+        if not isinstance(each, Forwarded):
+            found.append(each)
+            continue
+        if each.message is not message:
+            message = each.message
+            content, units = _encode(message), _units_of(message)
+        connection = connections.get(each.relay)
+        if connection is not None:  # else its island is about to be lost
+            found.append(Send(each.cause, connection, m.Forward(each.hosts, content, units)))
+    return found
+
+
+def _units_of(message: Any) -> tuple[int, ...]:
+    """The dispatch units that a message starts."""
+    if type(message) is m.Run:
+        return (message.sequence,)
+    if type(message) is m.Dispatch:
+        return tuple(sequence for sequence, _ in message.units)
+    return ()

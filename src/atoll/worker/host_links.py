@@ -1,0 +1,114 @@
+"""Messages between the hosts of a group, over their data ports: already connected, admitted and, on TCP, encrypted.
+
+Invariant: what is sent to a host arrives in order, or the loss of the link is reported, once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from atoll.transfers.channel import CONTROL, DataChannel
+
+# As that of a control connection.
+MAX_UNSENT = 256 << 20
+
+
+class Port(Protocol):
+    """What reaches other hosts: a `DataPort`."""
+
+    def to_host(self, host: int) -> DataChannel: ...
+
+    def host_takes_at_once(self, host: int, nbytes: int) -> bool: ...
+
+
+class HostLinks:
+    """For any thread. `on_lost(host, text)` is called, on any thread, once a link to a host is of no use any more."""
+
+    def __init__(self, port: Port, on_lost: Callable[[int, str], None]) -> None:
+        self._port = port
+        self._on_lost = on_lost
+        self._lock = threading.Lock()
+        self._links: dict[int, _Link] = {}
+
+    def send(self, host: int, content: bytes) -> None:
+        """Does not wait for the host."""
+        with self._lock:
+            link = self._links.get(host)
+            if link is None:
+                link = self._links[host] = _Link(self._port, host, self._on_lost)
+        link.send(content)
+
+    def lose(self, host: int, text: str) -> None:
+        """What was sent to the host may not have arrived there."""
+        with self._lock:
+            link = self._links.get(host)
+        if link is not None:
+            link.lose(text)
+
+
+class _Link:
+    """To one host. What cannot be sent at once is sent by a thread, which ends when nothing is left."""
+
+    def __init__(self, port: Port, host: int, on_lost: Callable[[int, str], None]) -> None:
+        self._port = port
+        self._host = host
+        self._on_lost = on_lost
+        self._lock = threading.Lock()
+        self._unsent: deque[bytes] = deque()
+        self._unsent_bytes = 0
+        self._is_lost = False
+
+    def send(self, content: bytes) -> None:
+        with self._lock:
+            if self._is_lost:
+                return
+            if not self._unsent and self._port.host_takes_at_once(self._host, len(content)):
+                problem = self._send(content)
+                if not problem:
+                    return
+            else:
+                problem = ""
+                self._unsent.append(content)
+                self._unsent_bytes += len(content)
+                if self._unsent_bytes > MAX_UNSENT:
+                    problem = f"host {self._host} does not read: {MAX_UNSENT >> 20} MiB are waiting for it"
+                elif len(self._unsent) == 1:
+                    name = f"atoll-link-{self._host}"
+                    threading.Thread(target=self._send_rest, name=name, daemon=True).start()
+        if problem:
+            self.lose(problem)
+
+    def _send_rest(self) -> None:
+        while True:
+            with self._lock:
+                if self._is_lost or not self._unsent:
+                    return
+                content = self._unsent[0]  # it stays there meanwhile: what comes now is behind it
+            problem = self._send(content)
+            if problem:
+                self.lose(problem)
+                return
+            with self._lock:
+                if self._unsent:
+                    self._unsent.popleft()
+                    self._unsent_bytes -= len(content)
+
+    def _send(self, content: bytes) -> str:
+        """Why it cannot be sent, or ""."""
+        try:
+            channel = self._port.to_host(self._host)
+            channel.carries_control = True
+            channel.send(0, CONTROL, [content])
+        except Exception as error:  # whatever it is: what is sent later must not overtake this
+            return f"host {self._host} cannot be reached: {error}"
+        return ""
+
+    def lose(self, text: str) -> None:
+        with self._lock:
+            was_lost, self._is_lost = self._is_lost, True
+            self._unsent.clear()
+        if not was_lost:
+            self._on_lost(self._host, text)

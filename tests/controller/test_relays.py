@@ -1,0 +1,165 @@
+"""Hosts of an island in groups: what goes by way of a relay, what does not, and what is lost with a link."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from atoll.cluster.relay_groups import relay_groups
+from atoll.errors import OK, Code
+from atoll.ir.program import Call, Program, single
+from atoll.ir.types import ArraySpec, Sharding, Tiled
+from atoll.protocol import actions as a
+from atoll.protocol import events as e
+from atoll.protocol import messages as m
+from tests.controller.play import BROKEN, Play, joining
+
+ALL = ArraySpec("float32", (4,), Sharding((0, 1, 2, 3), Tiled((4,), (0, 1, 2, 3))))
+_decode = msgspec.msgpack.Decoder(m.ToWorker).decode
+
+
+def playing(topology: str = "1x4x1", group: int = 2) -> Play:
+    return Play(topology, relay_group=group)
+
+
+def forwarded(messages: list[Any]) -> list[tuple[tuple[int, ...], Any]]:
+    """What was sent by way of relays, in order: for which hosts, and what."""
+    return [(each.hosts, _decode(each.content)) for each in messages if isinstance(each, m.Forward)]
+
+
+def with_call(play: Play, nodes: int = 1) -> None:
+    """Program 1 calls a function on all four devices, on a value that program 2 has made; handle 10 is one."""
+    play.say(m.RegisterFunction(1, "content", 900, ((0, 1, 2, 3),)))
+    for host in range(4):
+        play.report(host, m.FeedsArrived(play.session, (900,)))
+    name = play.controller.sessions[play.session].functions[1]
+    for host in range(4):
+        play.report(host, m.Compiled(name, OK, b"", 0.1, False))
+    everywhere = (0, 1, 2, 3)
+    play.say(m.RegisterProgram(2, single("make", (), Call(1, (), (ALL,), everywhere))))
+    chain = tuple(Call(1, (i,), (ALL,), everywhere) for i in range(nodes))
+    play.say(m.RegisterProgram(1, Program("steps", (ALL,), chain, (nodes,))))
+    (run, *_) = [each for _, each in forwarded(play.say(m.Launch(2, (), (10,), ())))]
+    for relay in (0, 2):
+        gathered(play, relay, run.sequence, relay, relay + 1)
+
+
+def gathered(play: Play, relay: int, sequence: int, *hosts: int) -> list[Any]:
+    return play.report(relay, m.Gathered((m.GroupEnds(sequence, hosts, (0, 1) * len(hosts)),)))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "size", "groups"),
+    [
+        (4, 16, []),
+        (15, 16, []),
+        (16, 16, [16]),
+        (40, 16, [16, 16, 8]),
+        (17, 16, [16]),
+        (4, 2, [2, 2]),
+        (512, 16, [16] * 32),
+        (512, 0, []),
+    ],
+)
+def test_an_island_has_groups_where_it_has_hosts_for_one(hosts: int, size: int, groups: list[int]):
+    """A last host that would be alone is in none."""
+    found = relay_groups(range(hosts), size)
+    assert [len(group) for group in found] == groups
+    assert [host for group in found for host in group] == list(range(sum(groups)))
+
+
+def test_groups_are_made_once_all_hosts_know_of_each_other():
+    play = Play("1x4x1", relay_group=2)
+    assert [(host, message.relay, message.hosts) for _, host, message in joining(play)] == [
+        (0, 0, (0, 1)),
+        (1, 0, (0, 1)),
+        (2, 2, (2, 3)),
+        (3, 2, (2, 3)),
+    ]
+    sends = [action for action in play.actions if isinstance(action, a.Send)]
+    for host in range(4):
+        own = [type(each.message) for each in sends if play.name_of(each.connection) == ("host", host)]
+        assert own.index(m.Peers) < own.index(m.JoinGroup)
+
+
+def test_a_gang_of_a_whole_island_is_one_message_a_group_and_so_are_its_ends():
+    play = playing()
+    with_call(play)
+    sent = play.say(m.Launch(1, (10,), (11,), ()))
+    runs = forwarded(sent)
+    assert [hosts for hosts, _ in runs] == [(0, 1), (2, 3)]
+    assert len({message.sequence for _, message in runs}) == 1
+    assert len(sent) == 2
+    assert {each.units for each in sent} == {(runs[0][1].sequence,)}
+    sequence = runs[0][1].sequence
+    assert gathered(play, 0, sequence, 0, 1) == []
+    assert play.controller.launcher.in_flight.keys() == {sequence}
+    assert gathered(play, 2, sequence, 2, 3) == [m.CreditReturned(1)]
+    assert not play.controller.launcher.in_flight
+
+
+def test_what_is_for_one_host_of_a_group_comes_by_the_relay_too():
+    """It keeps its place among what is for all of them."""
+    play = playing()
+    play.proxy(play.session, m.RegisterFunction(2, "one", 901, ((3,),)))
+    assert [hosts for hosts, _ in forwarded(play.report(3, m.FeedsArrived(play.session, (901,))))] == [(3,)]
+
+
+def test_pings_come_directly():
+    play = playing()
+    play.event(e.Tick(1.0))
+    pings = [action for action in play.flush() if isinstance(action, a.Send) and isinstance(action.message, m.Ping)]
+    assert {play.name_of(each.connection) for each in pings} == {("host", host) for host in range(4)}
+
+
+def test_freed_memory_is_named_once_a_group():
+    play = playing()
+    with_call(play)
+    assert forwarded(play.say(m.Release((10,)))) == [
+        ((0, 1), m.Free(play.session, (10,))),
+        ((2, 3), m.Free(play.session, (10,))),
+    ]
+
+
+def test_a_failure_that_a_relay_passes_on_is_that_hosts():
+    play = playing()
+    with_call(play)
+    ((_, run), _) = forwarded(play.say(m.Launch(1, (10,), (11,), ())))
+    play.report(2, m.MemberFailed(3, run.sequence, BROKEN))
+    (gang,) = play.controller.launcher.in_flight.values()
+    assert gang.run.hosts_left == {0, 1, 2}
+    assert gang.run.failure == BROKEN
+
+
+def test_hosts_that_cannot_reach_each_other_have_their_island_restarted_with_the_reason():
+    play = playing("2x4x1")
+    play.report(4, m.LinkLost(6, "host 6 cannot be reached: no route to host"))
+    play.tick(1.0)
+    assert not [each for each in play.outbox() if isinstance(each, m.RestartIsland)], "the engine may know better"
+    play.tick(2.5)
+    play.tick(3.5)
+    (restart,) = [each for each in play.outbox() if isinstance(each, m.RestartIsland)]
+    assert restart.island == 1
+    assert "host 6 cannot be reached: no route to host" in restart.reason
+    play.tick(9.0)
+    assert not [each for each in play.outbox() if isinstance(each, m.RestartIsland)]
+
+
+def test_a_lost_island_has_groups_again_when_it_is_back():
+    play = playing()
+    with_call(play)
+    ((_, run), _) = forwarded(play.say(m.Launch(1, (10,), (11,), ())))
+    play.lose(1, "killed")
+    play.outbox()
+    assert gathered(play, 0, run.sequence, 0, 1) == [], "what was on its way does not count"
+    entry = play.controller.sessions[play.session].directory.entries[11]
+    assert entry.error is not None
+    assert entry.error.code == Code.DATA_LOSS
+    before = len(joining(play))
+    play.say(m.LossAcknowledged((0, 1, 2, 3)))
+    sent = play.join_again(0, 1, 2, 3)
+    groups = [message for message in sent if isinstance(message, m.JoinGroup)]
+    assert [message.relay for message in groups] == [0, 0, 2, 2]
+    assert len(joining(play)) == before + 4

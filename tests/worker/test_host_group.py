@@ -1,0 +1,141 @@
+"""A group of hosts: what the controller says comes in order, whichever way; what ends is gathered."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import msgspec
+import pytest
+
+from atoll.errors import Code, FrameError, Status
+from atoll.protocol import messages as m
+from atoll.worker.host_group import HostGroup
+
+BROKEN = Status(Code.INTERNAL, "division by zero")
+
+
+def run(sequence: int) -> m.Run:
+    return m.Run(sequence, 1, 7, (), (), ())
+
+
+class Group:
+    """Three hosts, of which the first relays. What is sent between them arrives when `settle` says so."""
+
+    def __init__(self) -> None:
+        self.handled: dict[int, list[Any]] = {host: [] for host in range(3)}
+        self.reports: list[tuple[int, Any]] = []
+        self.links: deque[tuple[int, bytes]] = deque()
+        self.hosts = {host: self._host(host) for host in range(3)}
+
+    def _host(self, host: int) -> HostGroup:
+        def handle(message: Any) -> bool:
+            self.handled[host].append(message)
+            return True
+
+        def report(*messages: Any) -> None:
+            self.reports.extend((host, message) for message in messages)
+
+        return HostGroup(host, handle, lambda to, content: self.links.append((to, content)), report)
+
+    def join(self, *hosts: int) -> None:
+        for host in hosts:
+            assert self.hosts[host].take(m.JoinGroup(0, (0, 1, 2)))
+
+    def forward(self, message: m.Run, *hosts: int) -> None:
+        self.hosts[0].take(m.Forward(hosts, msgspec.msgpack.encode(message), (message.sequence,)))
+
+    def done(self, host: int, *sequences: int) -> None:
+        self.hosts[host].report(m.Done(tuple((sequence, 10 * host, 10 * host + 1) for sequence in sequences)))
+
+    def settle(self) -> None:
+        while self.links:
+            to, content = self.links.popleft()
+            self.hosts[to].receive(content)
+
+    def reported(self) -> list[tuple[int, Any]]:
+        self.settle()
+        reports, self.reports = self.reports, []
+        return reports
+
+
+@pytest.fixture
+def group() -> Group:
+    group = Group()
+    group.join(0, 1, 2)
+    return group
+
+
+def test_a_host_without_a_group_reports_to_the_controller():
+    group = Group()
+    group.done(2, 1)
+    assert group.reported() == [(2, m.Done(((1, 20, 21),)))]
+
+
+def test_a_message_reaches_the_hosts_that_it_is_for(group: Group):
+    group.forward(run(1), 0, 2)
+    group.settle()
+    assert group.handled == {0: [run(1)], 1: [], 2: [run(1)]}
+
+
+def test_what_the_relay_sends_waits_for_what_the_controller_has_sent_before():
+    group = Group()
+    group.join(0)
+    group.forward(run(2), 0, 1)
+    group.settle()
+    assert group.handled[1] == [], "the connection to the controller is slower"
+    group.hosts[1].take(run(1))
+    group.join(1)
+    group.forward(run(3), 0, 1)
+    group.settle()
+    assert [message.sequence for message in group.handled[1]] == [1, 2, 3]
+
+
+def test_the_ends_of_a_unit_are_one_message_of_the_group(group: Group):
+    group.forward(run(1), 0, 1, 2)
+    group.settle()
+    group.done(2, 1)
+    group.done(0, 1)
+    assert group.reported() == []
+    group.done(1, 1)
+    assert group.reported() == [(0, m.Gathered((m.GroupEnds(1, (0, 2, 1), (0, 1, 20, 21, 10, 11)),)))]
+
+
+def test_a_failure_is_reported_at_once_and_the_other_ends_when_all_are_there(group: Group):
+    group.forward(run(1), 0, 1, 2)
+    group.settle()
+    group.done(2, 1)
+    group.hosts[1].report(m.Failed(1, BROKEN))
+    assert group.reported() == [(0, m.MemberFailed(1, 1, BROKEN))]
+    group.done(0, 1)
+    assert group.reported() == [(0, m.Gathered((m.GroupEnds(1, (2, 0), (20, 21, 0, 1)),)))]
+
+
+def test_ends_that_wait_for_a_host_are_reported_after_a_while(group: Group):
+    """So that the controller can say which host is missing."""
+    group.forward(run(1), 0, 1, 2)
+    group.settle()
+    group.done(2, 1)
+    group.settle()
+    group.hosts[0].take(m.Ping(10.0))
+    assert group.reported() == []
+    group.hosts[0].take(m.Ping(10.0))
+    assert group.reported() == [(0, m.Gathered((m.GroupEnds(1, (2,), (20, 21)),)))]
+    group.done(1, 1)
+    group.done(0, 1)
+    assert group.reported() == [(0, m.Gathered((m.GroupEnds(1, (0, 1), (0, 1, 10, 11)),)))]
+
+
+def test_what_the_controller_started_before_there_was_a_group_is_not_gathered(group: Group):
+    group.done(2, 1)
+    assert group.reported() == [(0, m.Gathered((m.GroupEnds(1, (2,), (20, 21)),)))]
+
+
+def test_all_else_is_said_to_the_controller_directly(group: Group):
+    group.hosts[2].report(m.Pong())
+    assert group.reported() == [(2, m.Pong())]
+
+
+def test_what_is_no_message_is_refused(group: Group):
+    with pytest.raises(FrameError, match="no message"):
+        group.hosts[1].receive(b"\x93nonsense")
