@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.conformance import attempt, comparison, markdown, projects, reasons, suites
+from scripts.conformance import attempt, comparison, environments, markdown, projects, reasons, suites
 from scripts.conformance.baseline import BaselineCache
 from scripts.conformance.comparison import Difference, StatusReply
 from scripts.conformance.environments import Environment
@@ -389,3 +389,10 @@ def test_a_checkout_of_another_version_is_refused(sample_project: Path) -> None:
         projects.project_files("sample", Sources())
     with pytest.raises(SuiteError, match="at the tag jax-v"):
         suites.files_of(Suite.CORE, Sources())
+
+
+def test_an_embedded_cluster_is_used_unless_a_standing_one_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATOLL_ADDRESS", "10.0.0.1:7000")
+    embedded = environments.atoll("1x2x4", "atoll,cpu").variables()
+    assert (embedded["ATOLL_ISLANDS"], embedded["ATOLL_ADDRESS"]) == ("1x2x4", "")
+    assert environments.atoll("", "atoll,cpu").variables()["ATOLL_ADDRESS"] == "10.0.0.1:7000"

@@ -12,6 +12,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from atoll.errors import AtollError
+
 from . import comparison, environments, markdown, reasons, suites
 from .baseline import BaselineCache
 from .comparison import FileReport, StatusReply
@@ -26,7 +28,7 @@ CACHE = Path("~/.cache/atoll/conformance")
 SHOWN = 20  # tests listed on screen for one and the same error
 REASONS = Path("docs/conformance-reasons.toml")
 
-REFUSALS = (SuiteError, reasons.ReasonError, markdown.MarkerError, comparison.ReportError)
+REFUSALS = (AtollError, SuiteError, reasons.ReasonError, markdown.MarkerError, comparison.ReportError)
 
 console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 120)
 
@@ -113,6 +115,9 @@ def conformance(
         bool, option("Keep how long the files took on stock, for shards of equal length.", "--record-seconds")
     ] = False,
     islands: Annotated[str, option("ATOLL_ISLANDS for the Atoll side.")] = "1x1x8",
+    standing: Annotated[
+        bool, option("On the cluster of ATOLL_JOIN or ATOLL_ADDRESS, not on an embedded one.", "--standing")
+    ] = False,
     platforms: Annotated[str, option("JAX_PLATFORMS for the Atoll side.")] = "atoll,cpu",
     timeout: Annotated[float, option("Seconds that a test may take.")] = 180.0,
     cache: Annotated[Path, option("Folder for stock results and the last report.")] = CACHE,
@@ -126,9 +131,11 @@ def conformance(
     """
     cache = cache.expanduser()
     report_path = json or cache / "report.json"
-    stock, atoll = environments.stock(), environments.atoll(islands, platforms)
+    stock, atoll = environments.stock(), environments.atoll("" if standing else islands, platforms)
     baselines = BaselineCache(cache)
     try:
+        if standing:
+            islands = f"{environments.islands_of_cluster()}, standing"
         last = comparison.load(report_path)
         names = file or []
         if only_differences and not suite and not names and last is not None:

@@ -6,6 +6,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from atoll.errors import ClusterError
+from atoll.operate.clusters import find, report_of
+from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
+
 STOCK_DEVICES = 8
 
 # One generated case instead of ten, and no slow tests: the same choice on both sides. Hash order is fixed
@@ -46,9 +50,21 @@ def stock() -> Environment:
 
 
 def atoll(islands: str, platforms: str) -> Environment:
-    """Atoll with the given islands; `platforms` is JAX_PLATFORMS.
+    """Atoll with the given islands, or "" on the cluster of ATOLL_JOIN or ATOLL_ADDRESS; `platforms` is JAX_PLATFORMS.
 
     The tests ask for `jax.devices("cpu")` and for `jax.local_devices(backend="cpu")` as a second backend: with
     `atoll,cpu`, Atoll is the default. (`atoll` alone has the local CPU, too.)
     """
-    return Environment("atoll", {**COMMON, "JAX_PLATFORMS": platforms, "ATOLL_ISLANDS": islands})
+    embedded = {"ATOLL_ISLANDS": islands, "ATOLL_ADDRESS": "", "ATOLL_JOIN": ""} if islands else {}
+    return Environment("atoll", {**COMMON, "JAX_PLATFORMS": platforms, **embedded})
+
+
+def islands_of_cluster() -> str:
+    """What the cluster of ATOLL_JOIN or ATOLL_ADDRESS has, such as 1x2x4. Raises ClusterError where there is none."""
+    target = find()
+    report = report_of(target, os.environ.get(DEFAULT_TOKEN_VARIABLE, ""))
+    shapes = [[len(host["devices"]) for host in island["hosts"]] for island in report["islands"]]
+    hosts, devices = len(shapes[0]), shapes[0][0]
+    if any(shape != [devices] * hosts for shape in shapes):
+        raise ClusterError(f"the islands of the cluster at {target.address} differ, and have devices {shapes}")
+    return f"{len(shapes)}x{hosts}x{devices}"

@@ -38,8 +38,8 @@ class Cluster:
     """
 
     def __init__(self, topology: str, token: str = "", **settings: Any) -> None:
-        self.topology = Topology.parse(topology)
         self.controller = Controller(ClusterSettings(topology, **settings), token)
+        self.topology = self.controller.resources.topology
         self.token = token
         self.now = 0.0
         self.actions: list[a.AnyAction] = []  # all so far
@@ -83,7 +83,7 @@ class Cluster:
         connection = self.connect("worker", pid or 1000 + host)
         self._names[connection] = ("host", host)
         self._hosts[host] = connection
-        hello = ready(self.topology, host, address or f"unix:/data-{host}")
+        hello = ready(self.controller.resources.topology, host, address or f"unix:/data-{host}")
         self.receive(connection, msgspec.structs.replace(hello, max_in_flight=max_in_flight))
 
     def open(self, pid: int = 42, label: str = "script.py") -> Session:
@@ -177,7 +177,8 @@ def joining(cluster: Cluster) -> list[tuple[str, int, m.JoinGroup]]:
 
 def ready(topology: Topology, host: int, address: str) -> m.WorkerReady:
     devices = tuple(
-        m.DeviceInfo(i, "null", "cpu", ("device",), "device", (i, 0, 0), 0, i, 0) for i in range(topology.devices)
+        m.DeviceInfo(i, "null", "cpu", ("device",), "device", (i, 0, 0), 0, i, 0)
+        for i in range(topology.shapes[topology.island_of(host)].devices)
     )
     return m.WorkerReady(topology.island_of(host), host, devices, "cpu", "1", address, GANG_WINDOW)
 

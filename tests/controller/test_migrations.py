@@ -8,6 +8,7 @@ import pytest
 
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.slices import SliceRequest
+from atoll.cluster.topology import IslandShape
 from atoll.controller.operators.report import report
 from atoll.controller.sessions import migrations as moves
 from atoll.errors import OK, Code, Status
@@ -290,7 +291,7 @@ def test_an_island_is_added_while_a_session_runs():
     play = IslandPlay("1x2x1")
     play.with_call()
     play.array(5)
-    assert play.operate(m.AddIslandRequest()) == [m.StartIsland(1)]
+    assert play.operate(m.AddIslandRequest()) == [m.StartIsland(1, IslandShape(2, 1, "cpu"))]
     assert play.states == ["ready", "starting"]
     # A session that opens before it is up has no part in it.
     early = play.open(50, "early.py")

@@ -68,7 +68,7 @@ async def life(path: Path, ready_fd: int) -> bytes:
 
     proxy = await Peer.open(path, "proxy")
     worker = await Peer.open(path, "worker")
-    worker.connection.send(ready(Topology(1, 1, 1), 0, "unix:/data-0"))
+    worker.connection.send(ready(Topology.parse("1x1x1"), 0, "unix:/data-0"))
     welcome = await proxy.next()
     assert welcome[0] == 60
     assert (await worker.next_of(26))[2] == welcome[2], "both ends have the session's secret"

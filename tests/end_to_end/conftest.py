@@ -5,6 +5,7 @@ Test modules must not import this one, or `tests.conftest`: children import them
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,6 +19,12 @@ from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.same import assert_same
 from tests.end_to_end.script_process import Script, StartScript
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
+
+
+def _standing(islands: str) -> dict[str, str]:
+    """Where a cluster stands for children that ask for these islands (`tests/machines`), what leads a client there."""
+    found = os.environ.get(f"ATOLL_TEST_CLUSTER_{islands.upper()}", "")
+    return {"ATOLL_JOIN": found} if found else {}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +44,7 @@ def start_python(module_directory: Path, program_cache: Path) -> Iterator[StartP
         folder = module_directory / f"python-{len(started)}"
         folder.mkdir(mode=0o700)
         base = script_environment(folder, program_cache, islands) | {"JAX_ENABLE_X64": "1"}
-        started.append(RemotePython(base | environment, folder))
+        started.append(RemotePython(base | _standing(islands) | environment, folder))
         return started[-1]
 
     yield start

@@ -148,7 +148,7 @@ def read_past_an_end() -> tuple[str, list[str], list[list[int]]]:
 
 def test_a_lost_process_is_named_and_the_iterator_made_again_from_its_state(python: RemotePython):
     text, notes, batches = python.call(read_past_an_end, seconds=100)
-    assert "the Python process of session 1 on host" in text
+    assert "the Python process of session" in text
     assert "set_state(iterator.get_state())" in notes[0]
     assert batches == [[i] * 4 for i in range(8)]
 

@@ -55,11 +55,11 @@ class FakeEngine:
     def agents(self) -> None:
         return None
 
-    def place(self, island: int, processes: int, then: Callable[[Sequence[str]], None]) -> None:
+    def place(self, island: int, starts: Sequence[HostStart], then: Callable[[Sequence[str]], None]) -> None:
         if self.has_machines:
             then(())
         else:
-            self.log.append(f"island {island} waits for {processes} machines")
+            self.log.append(f"island {island} waits for {len(starts)} machines")
             self.waiting = then
 
     def release(self, island: int) -> None:

@@ -168,15 +168,14 @@ class MachineCluster(Commands):
     def is_up(self, seconds: float = 60.0) -> None:
         self.up.line(lambda line: line.removeprefix("tls://") == self.address, seconds=seconds)
 
-    def script(self, machine: str, code: str) -> Process:
+    def script(self, machine: str, code: str, **more: str) -> Process:
         """A user's script on a machine."""
-        return self.start(
-            machine,
-            [sys.executable, "-u", "-c", textwrap.dedent(code)],
-            JAX_PLATFORMS="atoll",
-            ATOLL_ADDRESS=f"m0:{PORT}",
-            ATOLL_JOIN=self.join,
-        )
+        return self.start(machine, [sys.executable, "-u", "-c", textwrap.dedent(code)], **self.of_clients, **more)
+
+    @property
+    def of_clients(self) -> dict[str, str]:
+        """The environment with which a client on any machine uses this cluster."""
+        return {"JAX_PLATFORMS": "atoll", "ATOLL_ADDRESS": f"m0:{PORT}", "ATOLL_JOIN": self.join}
 
     def log(self) -> str:
         """What all processes have said, for a test that fails."""

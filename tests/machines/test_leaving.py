@@ -66,6 +66,12 @@ def test_what_is_on_a_machine_that_leaves_is_moved_to_another_island_within_its_
     assert [each["state"] for each in report["islands"]] == ["drained", "ready"]
     assert [each["name"] for each in report["machines"]] == ["m2"]
     assert second.process.poll() is None
+    # The island is back with the machine, for whoever comes next.
+    cluster.host("m1", "--rank", "0")
+    cluster.wait_until(lambda report: [each["state"] for each in report["islands"]] == ["ready", "ready"])
+    assert len(cluster.status()["islands"][0]["hosts"]) == 1
+    script.line(lambda line: line == sums, time.monotonic())
+    assert {line for _, line in script.lines} == {sums}
 
 
 @long

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from atoll.cluster.slices import SliceRequest
-from atoll.cluster.topology import Seat
+from atoll.cluster.topology import IslandShape, Seat
 from atoll.errors import Status
 from atoll.ir import plan as p
 from atoll.ir.program import Call, Program
@@ -45,6 +45,7 @@ SAMPLES: dict[Any, Any] = {
     int | None: 0,
     dict[str, int]: {"cpu": 4},
     Seat: Seat(1, 0),
+    IslandShape | None: IslandShape(2, 4, "cuda", (2, 4), "h100"),
     Status: STATUS,
     Program: Program("f", (SPEC,), (Call(1, (0,), (SPEC,), (0, 1)),), (1,)),
     p.Plan: p.Plan(

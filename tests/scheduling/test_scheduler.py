@@ -176,7 +176,7 @@ def test_two_stand_behind_the_one_that_runs_however_long_they_take():
 
 def test_hosts_of_an_island_that_have_different_work_do_not_take_one_anothers_room():
     tickets = [launch(2 * i + host, estimate=500 * MS, hosts=(host,)) for i in range(4) for host in (0, 1)]
-    scheduler = Scheduler[str](1, 8, busy_ns=4 * MS, hosts=2)
+    scheduler = Scheduler[str](1, 8, busy_ns=4 * MS, hosts=[2])
     for ticket in tickets:
         scheduler.enqueue(ticket)
     first = gangs(scheduler)
@@ -323,7 +323,7 @@ def test_whatever_happens_islands_agree_and_all_starts_once(seed, steps, window,
     in the end.
     """
     rng = random.Random(seed)
-    scheduler = Scheduler[str](islands, window, busy_ns=4 * MS, hosts=hosts)
+    scheduler = Scheduler[str](islands, window, busy_ns=4 * MS, hosts=[hosts] * islands)
     order: list[list[Ticket[str]]] = [[] for _ in range(islands)]
     flying: list[list[Gang[str]]] = [[] for _ in range(islands)]
     waited: list[Ticket[str]] = []

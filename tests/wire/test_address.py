@@ -80,6 +80,25 @@ def test_an_address_that_stands_for_all_of_a_machines_is_known(text, everywhere)
     assert parse_address(text).is_everywhere is everywhere
 
 
+def test_what_is_reached_on_several_networks_has_several_addresses():
+    address = parse_address("tls://10.0.0.1:7000, [fd00::1]:7001,head:7000")
+    assert str(address) == "tls://10.0.0.1:7000,[fd00::1]:7001,head:7000"
+    assert [str(each) for each in address.each] == ["tls://10.0.0.1:7000", "tls://[fd00::1]:7001", "tls://head:7000"]
+    assert parse_address("a:1,b:2").secured() == parse_address("tls://a:1,b:2")
+    assert not parse_address("127.0.0.1:1,10.0.0.1:1").is_local
+    with pytest.raises(AddressError, match="listens at one address"):
+        check_may_listen(parse_address("127.0.0.1:1,127.0.0.2:1"), "")
+
+
+@pytest.mark.parametrize("text", ["10.0.0.1:1,", "10.0.0.1:1,10.0.0.2", ",10.0.0.1:1", "unix:/a,b:x,"])
+def test_each_of_several_addresses_is_one(text):
+    if text.startswith("unix:"):  # whose path may have commas
+        assert parse_address(text).path == "/a,b:x,"
+        return
+    with pytest.raises(AddressError, match="is no address"):
+        parse_address(text)
+
+
 @pytest.mark.parametrize("text", ["unix:/a", "127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "localhost:1"])
 def test_this_machines_own_addresses_need_no_token(text):
     check_may_listen(parse_address(text), "")

@@ -308,3 +308,19 @@ def test_connecting_where_no_process_listens_names_the_address(short_directory: 
             await connect(Address(path=f"{short_directory}/none"), Note, print, print, name="the controller")
 
     on_a_loop(main)
+
+
+def test_of_several_addresses_the_first_that_answers_is_connected_to():
+    async def main():
+        server, where = await listen(Address(host="127.0.0.1"), lambda: Connection(Note, print, lambda reason: None))
+        try:
+            both = Address(host="127.0.0.2", port=where.port, others=(where,))
+            connection = await connect(both, Note, print, lambda reason: None, name="a peer")
+            assert (connection.peer_host, connection.peer_port) == ("127.0.0.1", where.port)
+            connection.close()
+        finally:
+            server.close()
+        with pytest.raises(ConnectError, match=f"nor at 127.0.0.2:{where.port}"):
+            await connect(both, Note, print, lambda reason: None, name="a peer")
+
+    asyncio.run(main())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from atoll.errors import ConnectError
-from atoll.wire.address import Address
-from atoll.wire.sockets import bind_unix, dial
+from atoll.wire.address import Address, parse_address
+from atoll.wire.sockets import bind, bind_unix, dial
 
 
 def test_a_unix_socket_is_its_users_alone_and_replaces_a_stale_one(short_directory: Path):
@@ -34,3 +35,19 @@ def test_dialing_where_no_process_listens_names_the_address(short_directory: Pat
     with pytest.raises(ConnectError, match=f"cannot reach the controller at unix:{short_directory}/none"):
         dial(Address(path=f"{short_directory}/none"), what="the controller")
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_of_several_addresses_the_first_that_answers_is_dialed() -> None:
+    with bind(Address(host="127.0.0.1")) as listener:
+        port = listener.getsockname()[1]
+        dead = Address(host="127.0.0.2", port=port)
+        with dial(replace(dead, others=(Address(host="127.0.0.1", port=port),))) as connected:
+            assert connected.getpeername() == ("127.0.0.1", port)
+
+
+def test_where_none_of_several_addresses_answers_all_are_named() -> None:
+    with bind(Address(host="127.0.0.1")) as listener:
+        port = listener.getsockname()[1]
+    dead = parse_address(f"127.0.0.1:{port},127.0.0.2:{port}")
+    with pytest.raises(ConnectError, match=rf"at 127.0.0.2:{port}: Connection refused, nor at 127.0.0.1:{port}"):
+        dial(dead)

@@ -11,8 +11,7 @@ import msgspec
 from atoll.client import backend
 from atoll.client.plugin import PLATFORM
 from atoll.client.settings import Settings
-from atoll.cluster.settings import DEFAULT_ISLANDS
-from atoll.cluster.topology import read_topology
+from atoll.cluster.settings import DEFAULT_ISLANDS, read_topology
 from atoll.errors import AtollError
 
 _open: ConnectedCluster | None = None
@@ -103,7 +102,7 @@ def connect(
     settings = Settings(
         address if address is not None else "" if join else environment.address,
         environment.token if token is None else token,
-        msgspec.structs.replace(environment.cluster, islands=islands),
+        msgspec.structs.replace(environment.cluster, islands=islands, shapes=()),
         environment.join if join is None else join,
     )
     if _open is not None:

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.cluster.cluster_file import settings_from_environment
 from atoll.cluster.security.join import JOIN_VARIABLE
 from atoll.cluster.settings import ClusterSettings
 from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
@@ -23,11 +24,11 @@ class Settings:
 
     @classmethod
     def from_environment(cls) -> Settings:
-        """ATOLL_ADDRESS, ATOLL_TOKEN, ATOLL_JOIN, and as `ClusterSettings` has it. Raises ClusterError as that does."""
+        """ATOLL_ADDRESS, ATOLL_TOKEN, ATOLL_JOIN, and as `settings_from_environment`, which may raise ClusterError."""
         return cls(
             os.environ.get("ATOLL_ADDRESS", ""),
             os.environ.get(DEFAULT_TOKEN_VARIABLE, ""),
-            ClusterSettings.from_environment(),
+            settings_from_environment(),
             os.environ.get(JOIN_VARIABLE, ""),
         )
 

@@ -113,10 +113,11 @@ class VirtualDeviceSet:
             s = devices_set.add_slice(shape=(2, 2), other_island_than=s, memory_per_device="8GiB")
 
         Args:
-          devices: how many. `tpu_devices`, the paper's name, and `gpu_devices` say the same, whatever the devices are.
-            One of the three, or `shape`, is needed.
+          devices: how many. `tpu_devices`, the paper's name, and `gpu_devices` say which type, too, where the cluster
+            has TPUs or GPUs; on one of CPUs they are but another name. One of the three, or `shape`, is needed.
           shape: a contiguous mesh in the topology of an island, of one to three dimensions.
-          kind: of the devices, as JAX names them: a platform such as "cpu", or a `device_kind`.
+          kind: of the devices, as JAX names them: a platform such as "cpu", or a `device_kind`; or as the cluster's own
+            file names those of an island.
           same_island_as, other_island_than: slices of this program.
           memory_per_device: that has to be free on each now, in bytes or as text such as "8GiB".
 
@@ -140,7 +141,15 @@ class VirtualDeviceSet:
         memory = _bytes(memory_per_device)
         if not 0 <= memory <= 1 << 60:
             raise SliceError(f"memory_per_device is {memory} bytes")
-        slice_request = SliceRequest(count, dims, kind, _numbers(same_island_as), _numbers(other_island_than), memory)
+        slice_request = SliceRequest(
+            count,
+            dims,
+            kind,
+            _numbers(same_island_as),
+            _numbers(other_island_than),
+            memory,
+            "tpu" if tpu_devices is not None else "gpu" if gpu_devices is not None else "",
+        )
         made = Slice(submit(self._client, MAGIC + msgspec.msgpack.encode(slice_request)))
         self._slices = [*self.slices, made]
         return made

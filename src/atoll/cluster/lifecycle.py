@@ -1,11 +1,11 @@
 """The life of an island: one state machine, and what it notifies others of.
 
     starting --> ready <--> draining --> drained
-        |         ^ |          |            ^
-        |         | v          v            |
-        +--> restarting <------+            |
-        |         |                         |
-        +---------+--> given up ------------+
+        |         ^ |          |           | ^
+        |         | v          v           | |
+        +--> restarting <------+-----------+ |
+        |         |                          |
+        +---------+--> given up -------------+
 
 Only `Lifecycle` changes a state. Subscribers are called in the order in which they subscribed, after the change.
 """
@@ -43,7 +43,7 @@ TRANSITIONS: Mapping[IslandState, frozenset[IslandState]] = {
     _S.DRAINING: frozenset({_S.READY, _S.RESTARTING, _S.DRAINED}),
     _S.RESTARTING: frozenset({_S.READY, _S.GIVEN_UP}),
     _S.GIVEN_UP: frozenset({_S.DRAINED}),
-    _S.DRAINED: frozenset(),
+    _S.DRAINED: frozenset({_S.RESTARTING}),
 }
 
 
@@ -62,6 +62,7 @@ class Island:
     was_ready: bool = False  # at least once
     incarnation: int = 0  # of its workers: those of earlier ones are not let in
     machines: tuple[str, ...] = ()  # by rank, where the engine has names for them
+    returns: bool = False  # drained since a machine left: it comes back when there are machines for it again
 
     @property
     def works(self) -> bool:
@@ -70,7 +71,7 @@ class Island:
 
     @property
     def is_over(self) -> bool:
-        """Whether it will never work again."""
+        """Whether it will not work again, or not before there are machines for it again."""
         return self.state in (IslandState.GIVEN_UP, IslandState.DRAINED)
 
     @property
@@ -174,6 +175,11 @@ class Lifecycle:
         self._change(island, IslandState.DRAINED)
         self.islands[island].last_failure = status
         self._notify(IslandDrained(island))
+
+    def begin_return(self, island: int) -> None:
+        """There are machines for a drained island again, and its workers are about to start."""
+        self._change(island, IslandState.RESTARTING)
+        self.islands[island].returns = False
 
     def _change(self, island: int, to: IslandState) -> IslandState:
         record = self.islands[island]

@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from atoll.cluster.devices import VirtualDevice
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.mesh import Shape, boxes, compact_shapes, is_box, text_of
@@ -22,7 +24,9 @@ from atoll.cluster.virtual_devices import SessionDevices, Slice, free_text
 from atoll.errors import Code, StatusError, invalid
 from atoll.quantities import human_bytes
 
-_GPUS = ("gpu", "cuda", "rocm")
+GPUS = ("gpu", "cuda", "rocm")
+# Beside CPUs, which play the others in tests: where there are none of these, devices have no types.
+_ACCELERATORS = ("tpu", "gpu")
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,8 @@ class IslandDevices:
 
     def is_kind(self, wanted: str) -> bool:
         known = {kind.lower() for kind in self.kinds}
-        if wanted.lower() in _GPUS:
-            return not known.isdisjoint(_GPUS)
+        if wanted.lower() in GPUS:
+            return not known.isdisjoint(GPUS)
         return not wanted or wanted.lower() in known
 
 
@@ -109,6 +113,8 @@ class Slices:
         load = self.load()
         free_devices = _FreeDevices(devices)
         shape = slice_request.shape or (slice_request.count,)
+        if slice_request.accelerator and any(each.is_kind(kind) for each in islands for kind in _ACCELERATORS):
+            slice_request = replace(slice_request, kind=slice_request.kind or slice_request.accelerator)
         reasons: list[str] = []
         best: tuple[tuple[int, ...], Choice] | None = None
         scattered: tuple[tuple[int, ...], Choice] | None = None

@@ -12,9 +12,10 @@ import msgspec
 from atoll.cluster.devices import DeviceInfo, VirtualDevice
 from atoll.cluster.lifecycle import HostState, Island, IslandState
 from atoll.cluster.locations import DeviceLocation
-from atoll.cluster.mesh import Shape, mesh_of, point
-from atoll.cluster.placement import IslandDevices
-from atoll.cluster.topology import Topology
+from atoll.cluster.mesh import mesh_of, point
+from atoll.cluster.placement import GPUS, IslandDevices
+from atoll.cluster.topology import IslandShape, Topology
+from atoll.errors import not_found
 
 # Why nothing new goes to an island, by its state.
 _CLOSED = {IslandState.READY: "", IslandState.DRAINING: "it is being drained"}
@@ -44,10 +45,9 @@ class Host:
 
 @dataclass
 class ResourceManager:
-    """Hosts as they join and leave. `mesh` is that of an island's devices where the platform has none; (): a line."""
+    """Hosts as they join and leave."""
 
     topology: Topology
-    mesh: Shape = ()
     hosts: dict[int, Host] = field(default_factory=dict)
     islands: dict[int, Island] = field(default_factory=dict)
     _was_complete: bool = False
@@ -63,14 +63,14 @@ class ResourceManager:
     def has_all_hosts(self, island: int) -> bool:
         """Whether every host of the island has a worker now."""
         members = self.hosts_of(island)
-        return len(members) == self.topology.hosts and not any(self.is_lost(each) for each in members)
+        return len(members) == self.topology.shapes[island].hosts and not any(self.is_lost(each) for each in members)
 
     def wait_text(self, island: int) -> str:
         """Which of its workers an island waits for that is started; "" where it waits for none."""
         record = self.islands[island]
         if record.works or record.is_over:
             return ""
-        numbers = range(island * self.topology.hosts, (island + 1) * self.topology.hosts)
+        numbers = self.topology.hosts_of(island)
         missing = [each for each in numbers if each not in self.hosts or self.is_lost(each)]
         machines = dict(zip(numbers, record.machines, strict=False))
         names = [f"host {each}" + (f" on {machines[each]}" if each in machines else "") for each in missing]
@@ -98,10 +98,10 @@ class ResourceManager:
         """True once every host has joined: from then on sessions may open, whatever islands come later."""
         return self._was_complete
 
-    def add_island(self) -> int:
-        """One more island, like the others, is about to start; its number."""
+    def add_island(self, shape: IslandShape) -> int:
+        """One more island is about to start; its number."""
         island = self.topology.islands
-        self.topology = replace(self.topology, islands=island + 1)
+        self.topology = self.topology.with_island(shape)
         self.islands[island] = Island(island)
         return island
 
@@ -130,35 +130,51 @@ class ResourceManager:
 
     def number_of(self, location: DeviceLocation) -> int:
         """A physical device's number in the cluster, as operators see it."""
-        return location.host * self.topology.devices + location.ordinal
+        return self.topology.number_of(location.host, location.ordinal)
+
+    def devices_for(self, island: int, platform: str) -> IslandDevices:
+        """The same for a session with devices of that platform."""
+        devices, has = self.devices(island), self.topology.shapes[island].platform
+        if has == platform:
+            return devices
+        return replace(devices, closed=f"its devices are {has}, and this session has {platform} devices")
 
     def devices(self, island: int) -> IslandDevices:
         """The island's devices at the points of its mesh."""
         members = [self.hosts[number] for number in self.hosts_of(island)]
         infos = [(host.number, info) for host in members for info in host.devices]
-        mesh, order = mesh_of([(*info.coords, info.core_on_chip) for _, info in infos], self.mesh)
-        record = self.islands[island]
+        shape, record = self.topology.shapes[island], self.islands[island]
+        mesh, order = mesh_of([(*info.coords, info.core_on_chip) for _, info in infos], shape.mesh)
+        kinds = [shape.kind, *(kind for _, info in infos for kind in (info.platform, info.kind))]
         return IslandDevices(
             island,
             mesh,
             tuple(DeviceLocation(island, infos[i][0], infos[i][1].ordinal) for i in order),
-            tuple(dict.fromkeys(kind for _, info in infos for kind in (info.platform, info.kind))),
+            tuple(dict.fromkeys(filter(None, kinds))),
             _CLOSED.get(record.state, f"it is {record.state}"),
         )
 
-    def virtual_devices(self) -> tuple[tuple[VirtualDevice, ...], dict[int, DeviceLocation]]:
+    def platform_for(self, wanted: str) -> str:
+        """That of the devices of a session which asks for one; "": that of the first island. Raises NOT_FOUND."""
+        platforms = self.topology.platforms
+        for each in platforms:
+            if not wanted or each == wanted or (wanted in GPUS and each in GPUS):
+                return each
+        raise not_found(f"this cluster has no {wanted} devices: its islands have {', '.join(platforms)} devices")
+
+    def virtual_devices(self, platform: str) -> tuple[tuple[VirtualDevice, ...], dict[int, DeviceLocation]]:
         """What a session that opens now gets: a virtual device for each physical one of the islands that take it."""
         virtual: list[VirtualDevice] = []
         locations: dict[int, DeviceLocation] = {}
         for island in self.islands:
-            if not self.islands[island].takes_sessions:
+            if not self.islands[island].takes_sessions or self.topology.shapes[island].platform != platform:
                 continue
             devices = self.devices(island)
             points = {location: i for i, location in enumerate(devices.locations)}
             for host in self.hosts_of(island):
                 for info in self.hosts[host].devices:
                     location = DeviceLocation(island, host, info.ordinal)
-                    if devices.mesh == self.mesh:
+                    if devices.mesh == self.topology.shapes[island].mesh:
                         coords = (*point(points[location], devices.mesh), 0, 0, 0)[:3]
                         info = msgspec.structs.replace(info, coords=coords)
                     locations[len(virtual)] = location

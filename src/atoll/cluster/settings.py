@@ -12,7 +12,9 @@ from typing import TypeVar
 
 import msgspec
 
+from atoll.cluster.mesh import parse_mesh
 from atoll.cluster.processes.leases import LEASE_SECONDS
+from atoll.cluster.topology import IslandShape, Topology, make_topology
 from atoll.errors import SettingsError
 from atoll.quantities import parse_bytes
 
@@ -54,6 +56,11 @@ def check_known(what: str, name: str, known: Collection[str]) -> None:
         raise SettingsError(f"there is no {what} {name!r}; the known ones are: {', '.join(known)}")
 
 
+def read_topology(text: str, mesh: str = "") -> Topology:
+    """The topology of a cluster. Raises SettingsError for what is none, or is not of islands with that mesh."""
+    return ClusterSettings(text, mesh=mesh).topology
+
+
 def parse_seconds(text: str, what: str) -> float:
     """Reads a time in seconds, 0 for "". Raises SettingsError, which names `what` it is for."""
     try:
@@ -80,7 +87,7 @@ class OnOff(StrEnum):
 class ClusterSettings(msgspec.Struct, frozen=True):
     """A cluster, wherever it runs and listens."""
 
-    islands: str = DEFAULT_ISLANDS  # ISLANDSxHOSTSxDEVICES
+    islands: str = DEFAULT_ISLANDS  # ISLANDSxHOSTSxDEVICES, or several of these, joined by +
     platform: str = DEFAULT_PLATFORM  # of the workers, as JAX names it
     device_memory: int = 0  # bytes of each device; 0: what the platform says
     dispatch: Dispatch = Dispatch.PARALLEL
@@ -94,11 +101,25 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     bulk_tls: OnOff = OnOff.ON  # of data connections, where control connections are with TLS
     relay_group: int = RELAY_GROUP  # hosts for which one of them relays messages, on islands of as many; 0: none does
 
+    # Of islands that differ in more than hosts and devices: see `cluster.cluster_file`. (): those of `islands`.
+    shapes: tuple[IslandShape, ...] = ()
+
     # For the engine ray, see `engines.ray.bundles`: what each host is to have, as NAME=VALUE,NAME=VALUE.
     ray_address: str = ""  # "": that of RAY_ADDRESS, or of the node on which this runs
     ray_resources: str = ""
     ray_labels: str = ""
     ray_strategy: str = DEFAULT_RAY_STRATEGY
+
+    @property
+    def topology(self) -> Topology:
+        """The islands that the cluster starts with. Raises SettingsError for what is none."""
+        if self.shapes:
+            return make_topology(self.shapes)
+        try:
+            shapes = Topology.parse(self.islands, self.platform, parse_mesh(self.mesh)).shapes
+        except ValueError as error:
+            raise SettingsError(str(error)) from None
+        return make_topology(shapes)
 
     @property
     def start_seconds(self) -> float:

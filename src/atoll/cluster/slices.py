@@ -33,6 +33,7 @@ class SliceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     same_island_as: _Slices = ()
     other_island_than: _Slices = ()
     memory_per_device: Annotated[int, msgspec.Meta(ge=0, le=1 << 60)] = 0
+    accelerator: Annotated[str, msgspec.Meta(max_length=100)] = ""  # the `kind` where the cluster has accelerators
 
     def __str__(self) -> str:
         """Such as "a 2x2 mesh of cpu devices with 1024 bytes free on each"."""

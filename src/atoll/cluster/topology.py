@@ -1,49 +1,123 @@
-"""What a cluster is meant to have."""
+"""What a cluster is meant to have: islands, which may differ in hosts, devices, platform and mesh."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, groupby
 
 import msgspec
 
-from atoll.cluster.mesh import Shape, parse_mesh, text_of
+from atoll.cluster.mesh import Shape, text_of
 from atoll.errors import SettingsError
+
+MOST = 1 << 16  # hosts of an island, and devices of a host
+
+
+class IslandShape(msgspec.Struct, frozen=True):
+    """What an island is meant to have: `hosts` with so many `devices` each, of a platform as JAX names it.
+
+    `mesh` is that of its devices where the platform has none; (): a line. `kind` is a name for its devices beside
+    those that the platform has for them: what `add_slice(kind=)` and `tpu_devices=` may ask for.
+    """
+
+    hosts: int
+    devices: int
+    platform: str = ""
+    mesh: Shape = ()
+    kind: str = ""
+
+    def check(self) -> None:
+        """Raises ValueError for what no island can be, such as devices that cannot stand in such a mesh."""
+        if not (1 <= self.hosts <= MOST and 1 <= self.devices <= MOST):
+            raise ValueError(f"an island has one to {MOST} hosts with one to {MOST} devices each, not {self}")
+        if self.mesh and math.prod(self.mesh) != self.hosts * self.devices:
+            raise ValueError(
+                f"an island of {self.hosts}x{self.devices} (hosts x devices) has {self.hosts * self.devices} devices, "
+                f"which cannot stand in a mesh of {text_of(self.mesh)}"
+            )
+
+    def __str__(self) -> str:
+        """Such as "2 hosts with 4 cuda devices each"."""
+        hosts = f"{self.hosts} host{'s' * (self.hosts > 1)}"
+        of = f"{self.platform} device{'s' * (self.devices > 1)}".strip()
+        return f"{hosts} with {self.devices} {of}{' each' * (self.hosts > 1)}"
 
 
 @dataclass(frozen=True)
 class Topology:
-    """What a cluster is meant to have: ISLANDSxHOSTSxDEVICES, the same in each island."""
+    """The islands of a cluster, by number. Hosts count through the whole cluster, and so do devices."""
 
-    islands: int
-    hosts: int  # of each island
-    devices: int  # of each host
+    shapes: tuple[IslandShape, ...]
 
     @classmethod
-    def parse(cls, text: str) -> Topology:
-        """Reads `2x1x4`: two islands of one host with four devices. Raises ValueError."""
-        parts = text.lower().split("x")
-        if len(parts) != 3 or not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
-            raise ValueError(f"{text!r} is no topology: expected ISLANDSxHOSTSxDEVICES, such as 1x1x8 or 2x1x4")
-        return cls(*map(int, parts))
+    def parse(cls, text: str, platform: str = "", mesh: Shape = ()) -> Topology:
+        """Reads `2x1x4`: two islands of one host with four devices; or several of that, as `1x2x4+1x1x8`.
+
+        Raises ValueError.
+        """
+        shapes: list[IslandShape] = []
+        for part in text.lower().split("+"):
+            numbers = part.strip().split("x")
+            if len(numbers) != 3 or not all(each.isascii() and each.isdigit() and int(each) > 0 for each in numbers):
+                raise ValueError(
+                    f"{text!r} is no topology: expected ISLANDSxHOSTSxDEVICES, such as 1x1x8 or 2x1x4; or several of "
+                    "these where islands differ, such as 1x2x4+1x1x8"
+                )
+            islands, hosts, devices = map(int, numbers)
+            shapes += [IslandShape(hosts, devices, platform, mesh)] * islands
+        return cls(tuple(shapes))
+
+    @property
+    def islands(self) -> int:
+        return len(self.shapes)
+
+    @cached_property
+    def _first_hosts(self) -> list[int]:
+        """Of each island, and how many hosts there are."""
+        return list(accumulate((each.hosts for each in self.shapes), initial=0))
+
+    @cached_property
+    def _first_devices(self) -> list[int]:
+        return list(accumulate((each.hosts * each.devices for each in self.shapes), initial=0))
 
     @property
     def host_count(self) -> int:
-        return self.islands * self.hosts
+        return self._first_hosts[-1]
+
+    def first_host(self, island: int) -> int:
+        return self._first_hosts[island]
+
+    def hosts_of(self, island: int) -> range:
+        """The numbers of its hosts, by rank."""
+        return range(self._first_hosts[island], self._first_hosts[island + 1])
 
     def island_of(self, host: int) -> int:
-        return host // self.hosts
+        """That of a host of this cluster; of none, a number that no island has."""
+        return bisect_right(self._first_hosts, host) - 1
 
-    def check_mesh(self, mesh: Shape) -> None:
-        """Raises ValueError where the devices of an island cannot stand in such a mesh."""
-        if mesh and math.prod(mesh) != self.hosts * self.devices:
-            raise ValueError(
-                f"an island of {self} has {self.hosts * self.devices} devices, which cannot stand in a mesh of "
-                f"{text_of(mesh)}"
-            )
+    def number_of(self, host: int, ordinal: int) -> int:
+        """A device's number in the cluster."""
+        island = self.island_of(host)
+        rank = host - self._first_hosts[island]
+        return self._first_devices[island] + rank * self.shapes[island].devices + ordinal
+
+    def with_island(self, shape: IslandShape) -> Topology:
+        """The same with one island more."""
+        return Topology((*self.shapes, shape))
+
+    @property
+    def platforms(self) -> tuple[str, ...]:
+        """Those of its islands, each once."""
+        return tuple(dict.fromkeys(each.platform for each in self.shapes))
 
     def __str__(self) -> str:
-        return f"{self.islands}x{self.hosts}x{self.devices}"
+        """The short form: platforms and meshes are not in it."""
+        alike = groupby(self.shapes, key=lambda each: (each.hosts, each.devices))
+        return "+".join(f"{len(list(group))}x{hosts}x{devices}" for (hosts, devices), group in alike)
 
 
 class Seat(msgspec.Struct, frozen=True, array_like=True):
@@ -55,12 +129,12 @@ class Seat(msgspec.Struct, frozen=True, array_like=True):
     island: int = -1
     rank: int = -1
 
-    def fits(self, island: int, rank: int, hosts: int) -> bool:
-        """Whether it may be host `rank` of this island, which has so many."""
+    def fits(self, island: int, host: int, first: int) -> bool:
+        """Whether it may be this host of this island, whose first host is `first`."""
         if self.rank < 0:
             return self.island in (-1, island)
-        wanted = (self.island, self.rank) if self.island >= 0 else divmod(self.rank, hosts)
-        return wanted == (island, rank)
+        wanted = (self.island, first + self.rank) if self.island >= 0 else (island, self.rank)
+        return wanted == (island, host)
 
     def __str__(self) -> str:
         if self.rank < 0:
@@ -68,11 +142,12 @@ class Seat(msgspec.Struct, frozen=True, array_like=True):
         return f"rank {self.rank}" + (f" of island {self.island}" if self.island >= 0 else " of the cluster")
 
 
-def read_topology(text: str, mesh: str = "") -> Topology:
-    """The topology of a cluster. Raises SettingsError for what is none, or is not of islands with that mesh."""
+def make_topology(shapes: Iterable[IslandShape]) -> Topology:
+    """Raises SettingsError for what no cluster can be."""
+    topology = Topology(tuple(shapes))
     try:
-        topology = Topology.parse(text)
-        topology.check_mesh(parse_mesh(mesh))
+        for shape in topology.shapes:
+            shape.check()
     except ValueError as error:
         raise SettingsError(str(error)) from None
     return topology

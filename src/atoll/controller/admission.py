@@ -202,7 +202,9 @@ class Admission:
     def _open_session(self, peer: Peer) -> None:
         assert peer.hello is not None
         try:
-            session = self._sessions.open(peer.connection, peer.secret, peer.hello.pid, peer.hello.label)
+            session = self._sessions.open(
+                peer.connection, peer.secret, peer.hello.pid, peer.hello.label, peer.hello.platform
+            )
         except StatusError as error:
             self._refuse(peer, Code(error.status.code), error.status.message)
             return

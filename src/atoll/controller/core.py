@@ -23,13 +23,11 @@ from atoll.cluster.lifecycle import (
     Lifecycle,
 )
 from atoll.cluster.locations import DeviceLocation
-from atoll.cluster.mesh import parse_mesh
 from atoll.cluster.placement import Slices
 from atoll.cluster.processes.leases import Leases
 from atoll.cluster.resources import ResourceManager
 from atoll.cluster.security.tokens import Tokens
 from atoll.cluster.settings import ClusterSettings
-from atoll.cluster.topology import Topology
 from atoll.controller.admission import Admission
 from atoll.controller.connections import Connections, Peer
 from atoll.controller.islands.agents import Agents
@@ -66,10 +64,10 @@ class Controller:
     def __init__(
         self, settings: ClusterSettings, token: str = "", version: str = __version__, host_token: str = ""
     ) -> None:
-        self.settings = settings
+        self.settings: ClusterSettings = settings
         tokens = Tokens(token, host_token)
         self.log = EventLog(settings, version, tokens)
-        self.resources = ResourceManager(Topology.parse(settings.islands), parse_mesh(settings.mesh))
+        self.resources = ResourceManager(settings.topology)
         self.sessions: dict[int, Session] = {}
         self.slices = Slices()
         self.quarantine = Quarantine()
@@ -89,6 +87,8 @@ class Controller:
             self.launcher,
             self._recovery.forget_hosts,
             self._outbox,
+            settings.start_seconds,
+            self.agents.wait_of,
         )
         self._subscribe()
         self._admission = Admission(
@@ -260,9 +260,8 @@ class Controller:
                 self.agents.report = message
             case m.DrainRequest() as message:  # as an operator's: a machine is about to go
                 self._operators.handle(peer.connection, message)
-            case m.IslandStarts(island=island, incarnation=incarnation, machines=machines):
-                record = self.resources.islands[island]
-                record.incarnation, record.machines = incarnation, machines
+            case m.IslandStarts() as message:
+                self._operators.island_starts(message)
             case m.IslandEnded(island=island):
                 self._operators.island_ended(island)
             case other:

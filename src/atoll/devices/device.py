@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from atoll.host_services.calls.callbacks import Callbacks
+from atoll.host_services.python.meeting import KeyValues
 from atoll.ir.plan import LocalArray
 from atoll.ir.types import ShardType
 from atoll.protocol.messages import DeviceInfo, FunctionInfo
@@ -99,12 +100,14 @@ class DeviceBackend(Protocol):
     """One host's devices. Made once, in the worker's process, before the worker says that it is ready.
 
     `max_in_flight` is how many runs may be enqueued on this host and not completed: the controller keeps the least of
-    an island's hosts as the island's window. `platform` is what JAX shows as the devices' platform.
+    an island's hosts as the island's window. `platform` is what JAX shows as the devices' platform. `key_values` are
+    what the hosts of an island of several tell one another.
     """
 
     platform: str
     platform_version: str
     max_in_flight: int
+    key_values: KeyValues | None
 
     def describe(self) -> tuple[DeviceInfo, ...]:
         """The devices, by ordinal."""

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from atoll.cluster.settings import DEFAULT_PLATFORM
 from atoll.errors import Status
 from atoll.protocol.messages import Message
 
@@ -27,9 +28,9 @@ class HostStart:
     """One start of the process that serves a host.
 
     `host` counts through the whole cluster, `rank` within the island, which has so many `hosts` of so many `devices`
-    each. `incarnation` rises with each start of the island, so names that carry it never clash with those of a process
-    that is still ending. One process serves all `hosts` of an
-    island where the kind of its devices says so (`atoll.devices.kinds`); `host` is then the first of them.
+    each, of a `platform`. `incarnation` rises with each start of the island, so names that carry it never clash with
+    those of a process that is still ending. One process serves all `hosts` of an island where the kind of its devices
+    says so (`atoll.devices.kinds`); `host` is then the first of them.
     """
 
     island: int
@@ -38,6 +39,7 @@ class HostStart:
     hosts: int
     devices: int
     incarnation: int
+    platform: str = DEFAULT_PLATFORM
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,11 @@ class Engine(Protocol):
     def agents(self) -> AgentTaker | None:
         """What takes the host agents that connect; None where the engine has none, and starts workers itself."""
 
-    def place(self, island: int, processes: int, then: Callable[[Sequence[str]], None]) -> None:
-        """Finds a machine for each of the island's processes, all or none.
+    def place(self, island: int, starts: Sequence[HostStart], then: Callable[[Sequence[str]], None]) -> None:
+        """Finds a machine for each of the island's processes, all or none; `starts` says what they are to be, by rank.
 
         Calls `then` once it has them, perhaps at once, with their names by rank (() where they need none). The starts
-        that follow, within `then`, are on these machines.
+        that follow, within `then`, are on these machines; they differ from `starts` in their incarnation.
         """
 
     def cancel(self, island: int) -> None:

@@ -64,7 +64,7 @@ class Island:
         Raises OSError where one cannot be started; `end` then ends the others.
         """
         self.state = State.WAITING
-        self._engine.place(self.number, len(self._starts(self._incarnation)), self._placed)
+        self._engine.place(self.number, self._starts(self._incarnation), self._placed)
 
     def _placed(self, machines: Sequence[str]) -> None:
         self.state = State.RUNNING

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pkgutil import resolve_name
 
 from atoll.cluster.settings import OnOff
-from atoll.devices.kinds import kind_of
+from atoll.devices.accelerators import DeviceShares, devices
 from atoll.engines.engine import AgentTaker, HostEnd, HostProcess, HostStart
 from atoll.engines.local_process import LocalProcess, describe_exit
 from atoll.engines.options import EngineOptions
-from atoll.engines.worker_command import WorkerPlace, worker_command, worker_environment
+from atoll.engines.worker_command import WorkerPlace, check_kinds, worker_command, worker_environment
 from atoll.wire.address import Address, parse_address
 
 
@@ -19,17 +18,18 @@ class LocalEngine:
 
     def __init__(self, options: EngineOptions) -> None:
         self._options = options
-        kind = kind_of(options.settings.platform)
-        if kind.check:
-            resolve_name(kind.check)()  # raises SettingsError, which then reaches the user
+        check_kinds(options.settings)
         self._address = parse_address(options.controller_address)
-        self._environment = worker_environment(options.settings.platform)
+        self._shares = DeviceShares(devices())
+        for platform in options.settings.topology.platforms:
+            shapes = [each for each in options.settings.topology.shapes if each.platform == platform]
+            self._shares.check(platform, sum(each.hosts * each.devices for each in shapes))
 
     @property
     def agents(self) -> AgentTaker | None:
         return None
 
-    def place(self, island: int, processes: int, then: Callable[[Sequence[str]], None]) -> None:
+    def place(self, island: int, starts: Sequence[HostStart], then: Callable[[Sequence[str]], None]) -> None:
         then(())
 
     def cancel(self, island: int) -> None:
@@ -42,9 +42,18 @@ class LocalEngine:
         """All is on this machine, and has ended."""
 
     def start_host(self, start: HostStart, on_end: Callable[[HostEnd], None]) -> HostProcess:
-        return LocalProcess(
-            self.command(start), self._environment, lambda status: on_end(HostEnd(status, describe_exit(status)))
-        )
+        names = self._shares.take(start.platform, start.devices)
+
+        def ended(status: int) -> None:
+            self._shares.give_back(start.platform, names)
+            on_end(HostEnd(status, describe_exit(status)))
+
+        environment = worker_environment(start.platform, names, start.devices)
+        try:
+            return LocalProcess(self.command(start), environment, ended)
+        except OSError:
+            self._shares.give_back(start.platform, names)
+            raise
 
     def command(self, start: HostStart) -> list[str]:
         """The command line of a host's worker."""
@@ -54,8 +63,9 @@ class LocalEngine:
             self._options.cache_directory,
             meeting=f"unix:{self._options.directory}/island-{start.island}-{start.incarnation}.sock",
             has_one_client=self._options.has_one_client,
+            directory=self._options.directory,
         )
-        return worker_command(start, self._options.settings.platform, place)
+        return worker_command(start, place)
 
     def _data_address(self) -> str:
         """Where a worker's data port listens: wherever the controller's clients can come from."""

@@ -46,6 +46,14 @@ def sockets_base() -> Path:
     return base if os.access(base, os.W_OK) else Path(tempfile.gettempdir())
 
 
+def registry_folder() -> Path:
+    """Where the clusters of this user that stay have their folders: see `operate.registry`."""
+    base = os.environ.get("XDG_RUNTIME_DIR", "")
+    if base and os.access(base, os.W_OK):
+        return Path(base) / "atoll"
+    return Path(tempfile.gettempdir()) / f"atoll-{os.getuid()}"
+
+
 def make_directory(kind: str) -> Path:
     """A fresh private folder for a cluster's sockets."""
     return Path(tempfile.mkdtemp(prefix=f"atoll-{kind}-", dir=sockets_base()))

@@ -11,7 +11,6 @@ from atoll.cluster.security.join import JoinString, read_join
 from atoll.cluster.security.roles import Role
 from atoll.cluster.security.start import host_join_file, join_file
 from atoll.cluster.settings import ClusterSettings
-from atoll.cluster.topology import read_topology
 from atoll.devices.platforms import check_platform
 from atoll.engines.kinds import check_engine
 from atoll.engines.options import EngineOptions, Started
@@ -27,12 +26,13 @@ _POLL_SECONDS = 0.02
 
 def check_settings(settings: ClusterSettings) -> None:
     """Raises SettingsError for settings that no cluster can have: what is known without starting a process."""
-    read_topology(settings.islands, settings.mesh)
-    check_platform(settings.platform)
+    for platform in settings.topology.platforms:
+        check_platform(platform)
     check_engine(settings.engine)
     find_policy(settings.policy)
     if settings.engine == "ray":
-        demand_of(settings)
+        for shape in settings.topology.shapes:
+            demand_of(settings, shape)
     if settings.lease_seconds < LEAST_LEASE_SECONDS:
         raise SettingsError(
             f"a lease of {settings.lease_seconds:g} s is too short: expected {LEAST_LEASE_SECONDS:g} s or more, since "

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,14 +18,16 @@ from atoll.cluster.processes.process import command
 from atoll.cluster.security.access import token_for
 from atoll.cluster.security.roles import Role
 from atoll.cluster.security.start import load_authority
-from atoll.cluster.topology import read_topology
+from atoll.cluster.topology import IslandShape
 from atoll.controller.options import ControllerOptions
 from atoll.devices.kinds import kind_of
+from atoll.devices.platforms import check_platform
 from atoll.engines.engine import Engine, HostEnd, HostStart
 from atoll.engines.island import Island
 from atoll.engines.local_process import LocalProcess, describe_exit
 from atoll.engines.options import EngineOptions
-from atoll.errors import AccessError, ClusterError, ConnectError
+from atoll.engines.worker_command import check_kind
+from atoll.errors import AccessError, ClusterError, ConnectError, SettingsError
 from atoll.protocol.messages import (
     DEFAULT_TOKEN_VARIABLE,
     PROTOCOL,
@@ -68,7 +70,7 @@ class Supervisor:
         self._stop = stop
         # Rises from one cluster to the next at the same address, where others may still have workers of an earlier one.
         self._first_incarnation = int(time.time()) if engine.agents is not None else 0
-        self._topology = read_topology(options.settings.islands, options.settings.mesh)
+        self._topology = options.settings.topology
         self._address = parse_address(options.controller_address)
         self._islands = [self._island(number) for number in range(self._topology.islands)]
         self._controller: LocalProcess | None = None
@@ -211,10 +213,11 @@ class Supervisor:
         )
 
     def _starts(self, island: int, incarnation: int) -> list[HostStart]:
-        hosts, devices = self._topology.hosts, self._topology.devices
-        processes = 1 if kind_of(self._options.settings.platform).process_per_island else hosts
+        shape, first = self._topology.shapes[island], self._topology.first_host(island)
+        processes = 1 if kind_of(shape.platform).process_per_island else shape.hosts
         return [
-            HostStart(island, island * hosts + rank, rank, hosts, devices, incarnation) for rank in range(processes)
+            HostStart(island, first + rank, rank, shape.hosts, shape.devices, incarnation, shape.platform)
+            for rank in range(processes)
         ]
 
     def island_starts(self, island: int, incarnation: int, machines: Sequence[str]) -> None:
@@ -239,13 +242,10 @@ class Supervisor:
             case RestartIsland(island=island, reason=reason):
                 _log.warning("island %d is restarted: %s", island, reason)
                 self._islands[island].restart()
-            case StartIsland(island=island) if island == len(self._islands):
-                self._islands.append(self._island(island, restarts=True))
-                self._start_added(self._islands[island])
+            case StartIsland(island=island, shape=shape):
+                self._start_island(island, shape)
             case EndIsland(island=island):
-                task = asyncio.get_running_loop().create_task(self._end_island(self._islands[island]))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._do(self._end_island(self._islands[island]))
             case AgentSays() | AgentLost() | OperationReply():
                 self._handle_of_agent(message)
 
@@ -263,11 +263,36 @@ class Supervisor:
             case OperationReply(status=status, text=text) if agents is not None:
                 agents.drained(status, text)
 
+    def _start_island(self, number: int, shape: IslandShape | None) -> None:
+        """One more, or one that was ended and is to come back."""
+        if shape is None:
+            self._do(self._return_island(self._islands[number]))
+        elif number == len(self._islands):
+            self._topology = self._topology.with_island(shape)
+            self._islands.append(self._island(number, restarts=True))
+            try:
+                check_platform(shape.platform)
+                check_kind(shape.platform)
+            except SettingsError as error:
+                self.island_given_up(number, str(error))
+            else:
+                self._start_added(self._islands[number])
+
     def _start_added(self, island: Island) -> None:
         try:
             island.start()
         except OSError as error:
             self.island_given_up(island.number, f"its workers cannot be started: {error}")
+
+    async def _return_island(self, island: Island) -> None:
+        await island.end(_END_SECONDS)  # where something of it still runs
+        island.restarts = True
+        self._start_added(island)
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _end_island(self, island: Island) -> None:
         await island.end(_END_SECONDS)

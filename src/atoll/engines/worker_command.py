@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pkgutil import resolve_name
 
 from atoll.cluster.processes.process import command
-from atoll.cluster.settings import DEFAULT_PLATFORM
+from atoll.cluster.security.join import JOIN_VARIABLE
+from atoll.cluster.settings import DEFAULT_PLATFORM, ClusterSettings
+from atoll.devices.accelerators import visible
 from atoll.devices.kinds import XLA, kind_of
 from atoll.devices.membership import Membership
 from atoll.engines.engine import HostStart
+from atoll.engines.options import registry_folder
 from atoll.worker.options import IslandOptions, WorkerOptions
 
 
@@ -19,7 +24,7 @@ class WorkerPlace:
 
     `data_address` has {host} where the number of the host goes, and `advertise` is the host name under which others
     reach it, "" for the same. `meeting` is the address of the island's coordination service, and `hostname` where the
-    hosts of the island reach one another.
+    hosts of the island reach one another. `directory` is a folder for the worker.
     """
 
     controller: str
@@ -29,11 +34,24 @@ class WorkerPlace:
     meeting: str = ""
     hostname: str = "127.0.0.1"
     has_one_client: bool = False
+    directory: str = ""
 
 
-def worker_command(start: HostStart, platform: str, place: WorkerPlace) -> list[str]:
+def check_kinds(settings: ClusterSettings) -> None:
+    """Raises SettingsError where the environment asks for what a kind of devices of this cluster does not have."""
+    for platform in settings.topology.platforms:
+        check_kind(platform)
+
+
+def check_kind(platform: str) -> None:
+    check = kind_of(platform).check
+    if check:
+        resolve_name(check)()
+
+
+def worker_command(start: HostStart, place: WorkerPlace) -> list[str]:
     """Starts the worker as a child of this process, which it does not outlive."""
-    kind = kind_of(platform)
+    kind = kind_of(start.platform)
     if kind.process_per_island:
         return command(
             kind.process,
@@ -61,16 +79,27 @@ def worker_command(start: HostStart, platform: str, place: WorkerPlace) -> list[
             os.getpid(),
             place.cache_directory,
             membership,
-            platform,
+            start.platform,
             place.has_one_client,
             place.advertise,
             start.incarnation,
+            place.directory,
+            _secrets(),
         ),
     )
 
 
-def worker_environment(platform: str) -> dict[str, str]:
-    """A worker's environment: the user's, without what was meant for the user's own JAX."""
+def _secrets() -> tuple[str, ...]:
+    """What users' Python beside a worker is not to see: the clusters of this user, and what this host joins by."""
+    join = os.environ.get(JOIN_VARIABLE, "")
+    return str(registry_folder()), *([join] if os.path.isabs(join) else [])
+
+
+def worker_environment(platform: str, names: Sequence[str] = (), count: int = 0) -> dict[str, str]:
+    """A worker's environment: the user's, without what was meant for the user's own JAX.
+
+    It sees the first `count` of the devices of these names, where such are known.
+    """
     env = {
         name: value
         for name, value in os.environ.items()
@@ -82,5 +111,6 @@ def worker_environment(platform: str) -> dict[str, str]:
         env["XLA_FLAGS"] = " ".join(flags)
     env["JAX_PLATFORMS"] = platform if kind_of(platform) is XLA else DEFAULT_PLATFORM
     env["JAX_ENABLE_X64"] = "1"
+    env.update(visible(names, platform, count))
     env.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     return env

@@ -14,7 +14,7 @@ from atoll.ifrt.options import ProxyOptions, Ready
 from atoll.ifrt.service import Service
 from atoll.ifrt.session import FIRST_MINTED_HANDLE
 from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
-from atoll.session.opening import SessionOpener
+from atoll.session.opening import PLATFORM_VARIABLE, SessionOpener
 from atoll.session.session import ClusterSession
 from atoll.wire.address import Address, check_may_listen, parse_address
 from atoll.wire.grpc import GrpcServer
@@ -26,7 +26,12 @@ async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:
     address = parse_address(options.listen)
     first: list[ClusterSession] = []
     sessions = SessionOpener(
-        controller, options.label, options.client or os.getpid(), options.patience, FIRST_MINTED_HANDLE
+        controller,
+        options.label,
+        options.client or os.getpid(),
+        options.patience,
+        FIRST_MINTED_HANDLE,
+        os.environ.get(PLATFORM_VARIABLE, ""),
     )
 
     async def open_one() -> ClusterSession:

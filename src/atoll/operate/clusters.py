@@ -17,9 +17,14 @@ from atoll.operate.joining import is_at, reach, reach_of
 from atoll.operate.registry import DEFAULT_NAME, ClusterRecord, ClusterRegistry, embedded_clusters
 from atoll.operate.requests import Operation, request_dump, request_operation, request_report, request_trace
 from atoll.operate.traces import chrome_trace
+from atoll.protocol.messages import AddIslandRequest
 from atoll.wire.address import Address
 
 _WHAT_TO_START = "start one with `atoll up --islands 1x1x8`, or set ATOLL_ADDRESS to where one listens"
+
+
+# For the controller to give a new island up by itself, and say why.
+_ADD_GRACE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,13 @@ def operate(target: Target, token: str, operation: Operation) -> str:
     """Has the cluster do something; returns what it has done. Raises StatusError, ConnectError and its kin."""
     with explained():
         return request_operation(target.address, token, operation, target.join)
+
+
+def add_island(target: Target, token: str, request: AddIslandRequest) -> str:
+    """Has the cluster start one more island; as `operate`, for as long as the cluster waits for it."""
+    seconds = request.wait_seconds or float(report_of(target, token)["wait_seconds"])
+    with explained():
+        return request_operation(target.address, token, request, target.join, seconds + _ADD_GRACE_SECONDS)
 
 
 def trace_of(target: Target, token: str) -> bytes:

@@ -61,6 +61,8 @@ def reach_of(record: ClusterRecord, address: Address | None = None, for_hosts: b
 def is_at(record: ClusterRecord, address: Address) -> bool:
     """Whether the cluster listens there, with TLS or without."""
     listens = parse_address(record.address)
+    if address.others:
+        return any(is_at(record, each) for each in address.each)
     if listens.is_everywhere and address.is_local and not address.is_unix:
         return listens.port == address.port
     return replace(listens, tls=False) == replace(address, tls=False)

@@ -19,14 +19,13 @@ import shutil
 import signal
 import socket
 import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from atoll.cluster.processes.process_table import began, session_of, this_machine
-from atoll.engines.options import sockets_base
+from atoll.engines.options import registry_folder, sockets_base
 from atoll.errors import ClusterError
 from atoll.wire.address import parse_address
 
@@ -94,11 +93,7 @@ def runtime_folder() -> Path:
 
     Makes it. Raises ClusterError where another user could write to it or read it.
     """
-    base = os.environ.get("XDG_RUNTIME_DIR", "")
-    if base and os.access(base, os.W_OK):
-        folder = Path(base) / "atoll"
-    else:
-        folder = Path(tempfile.gettempdir()) / f"atoll-{os.getuid()}"
+    folder = registry_folder()
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()

@@ -22,7 +22,7 @@ from atoll.wire.address import Address
 from atoll.wire.connection import connect
 
 REPLY_SECONDS = 10.0
-OPERATION_SECONDS = 900.0  # longer than the controller tries
+OPERATION_SECONDS = 900.0  # longer than the controller tries to move something
 
 Operation = m.RemapRequest | m.AddIslandRequest | m.DrainRequest
 
@@ -53,12 +53,18 @@ def request_stop(address: Address, token: str, join: JoinString | None = None) -
     _run(_request(address, token, join, m.StopRequest()))
 
 
-def request_operation(address: Address, token: str, operation: Operation, join: JoinString | None = None) -> str:
+def request_operation(
+    address: Address,
+    token: str,
+    operation: Operation,
+    join: JoinString | None = None,
+    seconds: float = OPERATION_SECONDS,
+) -> str:
     """Returns once the operation is done, with a sentence that says so.
 
     Raises StatusError where it cannot be done, ConnectError and its kin where nobody answers.
     """
-    reply = _run(_request(address, token, join, operation, OPERATION_SECONDS))
+    reply = _run(_request(address, token, join, operation, seconds))
     assert isinstance(reply, m.OperationReply)
     reply.status.raise_if_error()
     return reply.text

@@ -12,14 +12,16 @@ from typing import BinaryIO
 
 from atoll.cluster.processes.child import wait_for_any
 from atoll.cluster.processes.client_folders import sweep
+from atoll.cluster.security.access import TOKEN_VARIABLE
 from atoll.cluster.security.join import JoinString
+from atoll.cluster.security.kept import kept_environment
 from atoll.cluster.security.roles import Role
 from atoll.cluster.security.start import advertised
 from atoll.cluster.settings import ClusterSettings
 from atoll.engines.options import EngineOptions, default_cache_directory, sockets_base
 from atoll.engines.ray.control import end_cluster
 from atoll.engines.start import EngineProcess, check_settings
-from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError
+from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError, SettingsError
 from atoll.operate.clusters import Target, explained
 from atoll.operate.registry import ClusterRegistry
 from atoll.operate.requests import request_stop
@@ -38,7 +40,8 @@ class StandingCluster:
 
     `parent`: the process that it must not outlive, or 0. Its messages go to `log` in its folder; with a
     parent to standard error. On TCP it listens with TLS, unless it is `insecure`; others know it by what it is to
-    `advertise` then: see `cluster.security.start.advertised`.
+    `advertise` then: see `cluster.security.start.advertised`. Its authority and tokens are kept in the file
+    `authority`, if there is one.
     """
 
     def __init__(
@@ -51,12 +54,14 @@ class StandingCluster:
         parent: int = 0,
         advertise: str = "",
         insecure: bool = False,
+        authority: Path | None = None,
     ) -> None:
         check_settings(settings)
         registry = ClusterRegistry()
         self._directory = registry.directory(name)
         address = _listening_address(listen or registry.address(name), token, insecure)
         advertised(address, advertise)
+        environment = _kept(authority, token) if authority is not None and address.tls else {}
         self._log: BinaryIO | None = None
         with registry.locked():
             for each in registry.live():
@@ -82,7 +87,7 @@ class StandingCluster:
                 parent=parent,
                 cache_directory=default_cache_directory(),
             )
-            self.engine = EngineProcess(options, output=self._log.fileno() if self._log else 2)
+            self.engine = EngineProcess(options, output=self._log.fileno() if self._log else 2, environment=environment)
             pid = self.engine.process.pid
             try:
                 self.record = registry.register(name, str(address), settings.islands, settings.platform, pid)
@@ -145,6 +150,7 @@ def start_cluster(
     stays: bool,
     advertise: str = "",
     insecure: bool = False,
+    authority: Path | None = None,
 ) -> StandingCluster | StandingOnRay:
     """Starts a cluster; it outlives this process where it `stays`. Raises AtollError where it may not be."""
     if settings.engine == "ray":
@@ -167,7 +173,15 @@ def start_cluster(
         parent=0 if stays else os.getpid(),
         advertise=advertise,
         insecure=insecure,
+        authority=authority,
     )
+
+
+def _kept(file: Path, token: str) -> dict[str, str]:
+    environment = kept_environment(file)
+    if token and token != environment[TOKEN_VARIABLE]:
+        raise SettingsError(f"ATOLL_TOKEN is not the token that is kept in {file}: unset it, or use another file")
+    return environment
 
 
 def _listening_address(text: str, token: str, insecure: bool) -> Address:

@@ -19,7 +19,7 @@ start, in order, and `touched` names the islands that may have some.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import Generic
 
@@ -60,6 +60,7 @@ class _Load:
 class _Island(Generic[Payload]):
     policy: Policy
     window: int
+    hosts: int = 1
     loads: Cells[int, _Load] = field(default_factory=lambda: Cells(replace, astuple))  # of hosts that have had work
     known_loads: dict[tuple[int, ...], list[Cell[int, _Load]]] = field(default_factory=dict)  # by the hosts of gangs
     loads_version: int = 0  # for which these are known
@@ -76,7 +77,7 @@ class _Island(Generic[Payload]):
 
 
 class Scheduler(Generic[Payload]):
-    """Decides what each island, of so many `hosts`, runs next.
+    """Decides what each island runs next; `hosts` are how many each of them has, one if not given.
 
     Once the window of a host is full, it is filled again only when it is half empty: gangs then leave in batches,
     one message for many, and the host still has half a window of work.
@@ -88,13 +89,12 @@ class Scheduler(Generic[Payload]):
         window: int,
         policy: Callable[[], Policy] = FirstComeFirstServed,
         busy_ns: int = BUSY_NS,
-        hosts: int = 1,
+        hosts: Sequence[int] = (),
     ) -> None:
         self.window = window
-        self._hosts = hosts  # of an island
         self._busy_ns = busy_ns
         self._policy = policy
-        self._islands: list[_Island[Payload]] = [_Island(policy(), window) for _ in range(islands)]
+        self._islands: list[_Island[Payload]] = [_Island(policy(), window, count) for count in hosts or [1] * islands]
         self._aside: dict[int, Ticket[Payload]] = {}  # in no line yet, by number
         # Ready, by the paused island that they need; in the order in which they were held.
         self._held: dict[int, dict[Ticket[Payload], None]] = {}
@@ -108,9 +108,9 @@ class Scheduler(Generic[Payload]):
         for island in self._islands:
             island.policy = policy()
 
-    def add_island(self) -> None:
+    def add_island(self, hosts: int = 1) -> None:
         """There is one more, with the next number."""
-        self._islands.append(_Island(self._policy(), self.window))
+        self._islands.append(_Island(self._policy(), self.window, hosts))
 
     def set_window(self, island: int, window: int) -> None:
         """From now on at most so many gangs are in flight on each host of the island: what its devices can take."""
@@ -148,7 +148,7 @@ class Scheduler(Generic[Payload]):
         state = self._islands[island]
         while not state.draining and not state.paused and not state.blocked:
             if not state.committed:
-                if state.full_hosts == self._hosts:
+                if state.full_hosts == state.hosts:
                     return None
                 ticket = state.policy.take()
                 if ticket is None:

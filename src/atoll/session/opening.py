@@ -27,6 +27,9 @@ from atoll.wire.tls.identity import Identity
 
 _log = logging.getLogger(__name__)
 
+# Whose devices a script sees where the islands of a cluster are of several platforms.
+PLATFORM_VARIABLE = "ATOLL_SESSION_PLATFORM"
+
 _WELCOME_SECONDS = 60.0
 _RETRY_SECONDS = 0.02
 
@@ -37,12 +40,21 @@ class SessionOpener:
     It joins the cluster with the first, where that is reached by TLS.
     """
 
-    def __init__(self, controller: Address, label: str, pid: int, patience: float, first_handle: int = 1) -> None:
+    def __init__(
+        self,
+        controller: Address,
+        label: str,
+        pid: int,
+        patience: float,
+        first_handle: int = 1,
+        platform: str = "",
+    ) -> None:
         self._controller = controller
         self._label = label
         self._pid = pid
         self._patience = patience
         self._first_handle = first_handle
+        self._platform = platform
         self._identity: Identity | None = None
         self._joins = asyncio.Lock()
 
@@ -60,6 +72,7 @@ class SessionOpener:
             self._patience,
             self._first_handle,
             self._identity,
+            self._platform,
         )
 
 
@@ -75,17 +88,19 @@ async def open_session(
     patience: float,
     first_handle: int = 1,
     identity: Identity | None = None,
+    platform: str = "",
 ) -> ClusterSession:
     """Opens a session with a controller that may still be starting: tries for `patience` seconds.
 
-    `identity` is for a controller, and for hosts, that are reached by TLS.
+    `identity` is for a controller, and for hosts, that are reached by TLS. The session is to have devices of that
+    `platform`; "": of the cluster's first island.
 
     Raises AccessError, VersionError, or ConnectError with what the user can do.
     """
     deadline = time.monotonic() + patience
     while True:
         try:
-            hello = m.Hello(m.PROTOCOL, "proxy", token, pid, __version__, label)
+            hello = m.Hello(m.PROTOCOL, "proxy", token, pid, __version__, label, platform=platform)
             return await _Opening(controller, first_handle, identity).run(hello)
         except _Unreachable as error:
             if time.monotonic() > deadline:

@@ -19,10 +19,10 @@ from typing import Any
 
 import msgspec
 
-from atoll.errors import AddressError, AtollError, ConnectError
+from atoll.errors import AccessError, AddressError, AtollError, ConnectError
 from atoll.wire.address import Address
 from atoll.wire.framing import FrameDecoder, frame_header
-from atoll.wire.sockets import bind, send_without_delay
+from atoll.wire.sockets import NEXT_SECONDS, bind, send_without_delay
 from atoll.wire.tls.errors import explained
 from atoll.wire.tls.identity import HANDSHAKE_SECONDS, Identity, name_of, role_of
 from atoll.wire.tls.layer import TlsLayer
@@ -199,6 +199,12 @@ class Connection(asyncio.BufferedProtocol):
         """The address at which the peer was reached; "" for a unix socket."""
         return self._host("peername")
 
+    @property
+    def peer_port(self) -> int:
+        """The port at which the peer was reached; 0 for a unix socket."""
+        name = self._transport.get_extra_info("peername") if self._transport is not None else None
+        return int(name[1]) if isinstance(name, tuple) else 0
+
     def _host(self, which: str) -> str:
         name = self._transport.get_extra_info(which) if self._transport is not None else None
         return str(name[0]).removeprefix("::ffff:") if isinstance(name, tuple) else ""
@@ -227,8 +233,36 @@ async def connect(
 ) -> Connection:
     """Connects to `address` within `timeout` seconds; with TLS where it says so, to a process of that role.
 
-    Raises ConnectError that names the address; of its kin AccessError where one side does not trust the other.
+    Of several addresses, to the first that answers. Raises ConnectError that names the address; of its kin AccessError
+    where one side does not trust the other.
     """
+    *others, last = address.each
+    for each in others:
+        seconds = min(timeout, NEXT_SECONDS)
+        try:
+            return await _connect(each, message_type, on_message, on_lost, name, seconds, role, identity)
+        except AccessError:
+            raise
+        except ConnectError as error:
+            _log.debug("the next address is tried: %s", error)
+    try:
+        return await _connect(last, message_type, on_message, on_lost, name, timeout, role, identity)
+    except AccessError:
+        raise
+    except ConnectError as error:
+        raise ConnectError(f"{error}, nor at {', '.join(map(str, others))}" if others else str(error)) from None
+
+
+async def _connect(
+    address: Address,
+    message_type: Any,
+    on_message: Callable[[Any], None],
+    on_lost: Callable[[str], None],
+    name: str,
+    timeout: float,
+    role: str,
+    identity: Identity | None,
+) -> Connection:
     loop = asyncio.get_running_loop()
     who = f"{name} at {address}"
 

@@ -9,6 +9,8 @@ import socket
 from atoll.errors import ConnectError
 from atoll.wire.address import Address
 
+# Of several addresses of a process, until the next is tried.
+NEXT_SECONDS = 3.0
 # TCP_THIN_LINEAR_TIMEOUTS, for six attempts of a connection with little under way; and TCP_RTO_MAX_MS, of Linux 6.15.
 _RETRANSMIT = ((16, 1), (44, 1000))
 # Who is silent is given up by leases. Left alone, the kernel does so after fifteen attempts, which are fifteen seconds.
@@ -18,8 +20,20 @@ _GIVE_UP_SECONDS = 600
 def dial(address: Address, *, what: str = "a process", timeout: float = 10.0) -> socket.socket:
     """A connected blocking socket, without TLS; waits `timeout` seconds at most for each address that a name has.
 
-    Raises ConnectError that names the address and `what` was expected there, such as "a data port".
+    Of several addresses, the first that answers. Raises ConnectError that names the address and `what` was expected
+    there, such as "a data port".
     """
+    *others, last = address.each
+    for each in others:
+        try:
+            return dial(each, what=what, timeout=min(timeout, NEXT_SECONDS))
+        except ConnectError:
+            continue
+    if others:
+        try:
+            return dial(last, what=what, timeout=timeout)
+        except ConnectError as error:
+            raise ConnectError(f"{error}, nor at {', '.join(map(str, others))}") from None
     try:
         if address.is_unix:
             sock = _dial_unix(address.path, timeout)
@@ -73,6 +87,17 @@ def bind_unix(path: str) -> socket.socket:
     finally:
         os.umask(old_mask)
     return sock
+
+
+def free_address(host: str) -> str:
+    """HOST:PORT at which nothing listens now. It is not kept: who listens there next may find it taken.
+
+    Raises OSError where the host is none of this machine's.
+    """
+    (family, *_, where), *_ = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        sock.bind(where)
+        return str(Address(host=host, port=sock.getsockname()[1]))
 
 
 def send_without_delay(sock: socket.socket) -> None:

@@ -8,10 +8,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 from atoll._version import __version__
+from atoll.cluster.processes.client_folders import HOST_FOLDERS, sweep
 from atoll.cluster.processes.leases import LAPSED_STATUS
 from atoll.cluster.processes.lifeline import Lease, watch_in_thread
 from atoll.cluster.processes.process import read_options, spare_collector, start_logging
@@ -80,7 +82,18 @@ class Worker:
         data_port.neighbours = neighbours_of(options)
         calls = data_port.answers = Calls(data_port.to_proxy, options.host)
         rank = rank_of(options)
-        python = PythonSessions(PythonHost(options.host, rank, options.controller, options.data_address))
+        python = PythonSessions(
+            PythonHost(
+                options.host,
+                rank,
+                options.controller,
+                options.data_address,
+                options.directory,
+                options.hidden,
+                "" if options.membership is None else options.membership.hostname,
+                backend.key_values,
+            )
+        )
         functions = Functions(backend, inbox, keys, report, calls=calls, python=python)
         network = DataPortNetwork(backend, data_port, options.host)
         steps = StepRunner(backend, functions, data_port, network, keys)
@@ -179,11 +192,17 @@ def _connect(options: WorkerOptions, identity: Identity | None) -> BlockingConne
             time.sleep(0.02)
 
 
+def _orphaned(directory: str) -> None:
+    """What has started this worker has ended, and cannot remove the worker's folder."""
+    sweep(Path(directory).parent, HOST_FOLDERS)
+    os._exit(0)
+
+
 def main() -> None:
     options = read_options(WorkerOptions)
     start_logging("worker")
     # XLA may hang or compute for long inside a call: nothing in this process can keep it from ending with its parent.
-    watch_in_thread(options.parent, lambda: os._exit(0))
+    watch_in_thread(options.parent, lambda: _orphaned(options.directory))
     # Several threads share the interpreter's lock here; the default of 5 ms would be most of a launch's latency.
     sys.setswitchinterval(5e-4)
     try:

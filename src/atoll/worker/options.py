@@ -13,6 +13,9 @@ class WorkerOptions(msgspec.Struct, frozen=True):
     `advertise` is the host name or address under which others reach its data port, where that is not the one it listens
     at. `incarnation` is that of its island.
 
+    `directory` is this user's alone, and whoever starts the worker removes it: what sessions' Python processes need is
+    in it. Those do not see what is `hidden`.
+
     `has_one_client`: no other client's work is on this host. The worker then maps the files of the client's large
     transfers, which is quicker than reading them; a client that shortens one of its files ends the worker.
     """
@@ -29,6 +32,8 @@ class WorkerOptions(msgspec.Struct, frozen=True):
     has_one_client: bool = False
     advertise: str = ""
     incarnation: int = 0
+    directory: str = ""
+    hidden: tuple[str, ...] = ()
 
 
 class IslandOptions(msgspec.Struct, frozen=True):

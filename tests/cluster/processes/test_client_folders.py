@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from atoll.cluster.processes.client_folders import claim, sweep
+from atoll.cluster.processes.client_folders import HOST_FOLDERS, claim, sweep
 
 
 def folders(base: Path, name: str) -> tuple[Path, Path]:
@@ -67,3 +67,17 @@ def test_the_folders_of_a_client_on_another_machine_that_shares_them_stay(tmp_pa
     sweep(tmp_path)
     assert directory.exists()
     assert transfers.exists()
+
+
+def test_folders_of_host_agents_are_removed_likewise_and_apart(tmp_path: Path):
+    dead, client = tmp_path / "atoll-host-dead", tmp_path / "atoll-client-dead"
+    for each in (dead, client):
+        each.mkdir()
+        (each / "owner").write_text(f"{os.getpid()} 1\n{each}\n")
+    mine = tmp_path / "atoll-host-mine"
+    mine.mkdir()
+    claim(mine, mine)
+    sweep(tmp_path, HOST_FOLDERS)
+    assert not dead.exists()
+    assert mine.exists()
+    assert client.exists()

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.cluster.security.join import JOIN_VARIABLE, JoinString, join_of_environment, read_join
+from atoll.cluster.security.start import advertised
 from atoll.errors import AccessError
 from atoll.wire.address import Address
 
@@ -75,3 +76,11 @@ def test_a_file_with_something_else_is_refused(tmp_path: Path) -> None:
 
 def test_a_token_is_not_printed() -> None:
     assert "token" not in repr(JOIN)
+
+
+def test_a_join_string_may_have_several_addresses() -> None:
+    listen = Address(host="0.0.0.0", port=7000, tls=True)
+    known = advertised(listen, "10.0.0.1, head:7001,[fd00::1]")
+    join = JoinString(known, "a" * 64, "token")
+    assert str(join) == f"atoll://10.0.0.1:7000,head:7001,[fd00::1]:7000/{'a' * 64}/token"
+    assert read_join(str(join)) == join

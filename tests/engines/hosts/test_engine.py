@@ -53,17 +53,20 @@ class Scene:
         )
         self.say(connection or agent, hello)
 
-    def place(self, island: int = 0, hosts: int = 2, incarnation: int = 7) -> None:
+    def place(self, island: int = 0, hosts: int = 2, incarnation: int = 7, first: int = -1, **more: Any) -> None:
         """As an island does: starts its workers once there are machines."""
+        first = first if first >= 0 else island * hosts
+        devices, platform = more.get("devices", 4), more.get("platform", "cpu")
+
+        starts = [HostStart(island, first + rank, rank, hosts, devices, incarnation, platform) for rank in range(hosts)]
 
         def then(machines: Sequence[str]) -> None:
             self.placed.append(tuple(machines))
-            for rank in range(hosts):
-                number = island * hosts + rank
-                start = HostStart(island, number, rank, hosts, 4, incarnation)
+            for start in starts:
+                number = start.host
                 self.processes[number] = self.engine.start_host(start, lambda end, n=number: self.ends.append((n, end)))  # type: ignore[misc]
 
-        self.engine.place(island, hosts, then)
+        self.engine.place(island, starts, then)
 
     def heard(self) -> list[tuple[int, Any]]:
         """What agents were told since the last call."""
@@ -160,14 +163,14 @@ def test_an_agent_whose_worker_ended_while_it_was_away_gets_the_next_one_once() 
 
         def restart(end: HostEnd) -> None:
             play.ends.append((0, end))
-            play.engine.place(0, 1, begin)
+            play.engine.place(0, [HostStart(0, 0, 0, 1, 4, incarnation)], begin)
 
         def begin(machines: Sequence[str]) -> None:
             nonlocal incarnation
             incarnation += 1
             play.engine.start_host(HostStart(0, 0, 0, 1, 4, incarnation), restart)
 
-        play.engine.place(0, 1, begin)
+        play.engine.place(0, [HostStart(0, 0, 0, 1, 4, incarnation)], begin)
         play.come(1)
         play.engine.agent_lost(1, "it closed the connection")
         play.heard()
@@ -238,12 +241,29 @@ def test_machines_that_leave_have_their_island_drained_and_are_dismissed_when_th
         play.say(2, m.AgentLeaves(30.0))
         assert play.heard() == [(2, m.Dismiss("its work is done"))]
         play.say(1, m.AgentLeaves(30.0))
-        assert m.DrainRequest(0) in play.to_controller
+        assert m.DrainRequest(0, returns=True) in play.to_controller
         assert play.heard() == []
         play.engine.drained(OK, "")
         play.processes[0].terminate()
         play.say(1, m.AgentWorkerEnded(7, 0))
         assert play.heard() == [(1, m.EndWorker(7)), (1, m.Dismiss("its work is done"))]
+
+    played(scene)
+
+
+def test_an_island_that_is_missed_goes_before_one_that_was_drained() -> None:
+    def scene() -> None:
+        play = Scene("2x1x4")
+        play.place(0, hosts=1)
+        play.come(1)
+        play.say(1, m.AgentLeaves(30.0))
+        play.engine.drained(OK, "")
+        play.say(1, m.AgentWorkerEnded(7, 0))
+        play.place(0, hosts=1, incarnation=8)  # for whenever there is a machine again
+        play.place(1, hosts=1)
+        play.come(2)
+        play.come(3)
+        assert [message.island for _, message in play.heard() if isinstance(message, m.StartWorker)] == [0, 1, 0]
 
     played(scene)
 
@@ -269,10 +289,32 @@ def test_what_is_no_message_of_an_agents_is_refused() -> None:
     played(scene)
 
 
+def test_islands_that_differ_get_each_the_machines_that_fit() -> None:
+    def scene() -> None:
+        play = Scene("1x2x4+1x1x8")
+        play.place(0, hosts=2, devices=4, platform="cuda")
+        play.place(1, hosts=1, devices=8, platform="cuda", first=2)
+        play.come(1, devices={"cuda": 4})
+        play.come(2, devices={"cuda": 8}, seat=Seat(rank=2))  # of the cluster: the one host of the second island
+        assert play.placed == [("m2",)]
+        ((_, text),) = play.report.waits
+        assert text == "waits for 1 of 2 hosts: rank 1 (rank 0 would be m1)"
+        play.come(3, devices={"cuda": 4})
+        assert play.placed == [("m2",), ("m1", "m3")]
+        starts = [message for _, message in play.heard()]
+        assert [(each.island, each.host, each.rank, each.hosts, each.devices) for each in starts] == [
+            (1, 2, 0, 1, 8),
+            (0, 0, 0, 2, 4),
+            (0, 1, 1, 2, 4),
+        ]
+
+    played(scene)
+
+
 def test_a_machine_with_too_few_devices_is_named_and_not_taken() -> None:
     def scene() -> None:
         play = Scene("1x1x4", platform="cuda")
-        play.place(hosts=1)
+        play.place(hosts=1, platform="cuda")
         play.come(1, devices={"cuda": 2})
         assert play.placed == []
         assert "m1 has 2 cuda devices of the 4 that a host needs" in play.engine.missing()

@@ -27,7 +27,7 @@ def settings(islands: str = "2x2x4", platform: str = "cpu", **more: str) -> Clus
     ],
 )
 def test_an_island_asks_for_a_bundle_for_each_of_its_hosts(asked: ClusterSettings, demand: Demand) -> None:
-    assert demand_of(asked) == demand
+    assert demand_of(asked, asked.topology.shapes[0]) == demand
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from atoll.engines.ray.bundles import Demand
 from atoll.engines.ray.placement import Placement
 from tests.cluster_process import eventually
 
+DEMAND = Demand({"CPU": 1, "GPU": 1, "rack": 1}, 2, {"zone": "a"})
+
 
 class FakeActor:
     """A host actor; the test sets `end`, as Ray does when the agent has ended."""
@@ -93,15 +95,14 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 @pytest.fixture
 def placement(ray: FakeRay) -> Iterator[Placement]:
     """Islands of two hosts with a GPU each."""
-    demand = Demand({"CPU": 1, "GPU": 1, "rack": 1}, 2, {"zone": "a"})
-    placement = Placement("", "c", demand, lambda _, island, rank: [f"{island}/{rank}"], {}, lambda: None, lambda: None)
+    placement = Placement("", "c", lambda _, island, rank: [f"{island}/{rank}"], {}, lambda: None, lambda: None)
     placement.start()
     yield placement
     placement.close()
 
 
 def test_an_island_is_one_group_and_an_actor_for_each_host_in_its_bundle(ray: FakeRay, placement: Placement) -> None:
-    placement.want(3)
+    placement.want(3, DEMAND)
     assert eventually(lambda: len(ray.actors) == 2)
     group = ray.groups["c-island-3"]
     assert group.bundles == [{"CPU": 1, "GPU": 1, "rack": 1}] * 2
@@ -120,7 +121,7 @@ def test_an_island_is_one_group_and_an_actor_for_each_host_in_its_bundle(ray: Fa
 def test_an_agent_or_actor_that_has_ended_is_started_again_in_its_bundle_and_its_end_is_told(
     ray: FakeRay, placement: Placement
 ) -> None:
-    placement.want(0)
+    placement.want(0, DEMAND)
     assert eventually(lambda: len(ray.actors) == 2)
     ray.groups["c-island-0"].state = "CREATED"
     ray.actors[1].end = (1, "atoll: the cluster refuses this host")
@@ -137,7 +138,7 @@ def test_an_agent_or_actor_that_has_ended_is_started_again_in_its_bundle_and_its
 
 
 def test_a_group_that_somebody_removed_is_made_anew(ray: FakeRay, placement: Placement) -> None:
-    placement.want(0)
+    placement.want(0, DEMAND)
     assert eventually(lambda: len(ray.actors) == 2)
     removed = ray.groups["c-island-0"]
     removed.state = "REMOVED"
@@ -149,8 +150,8 @@ def test_a_group_that_somebody_removed_is_made_anew(ray: FakeRay, placement: Pla
 def test_an_island_that_is_over_gives_back_what_it_had_and_others_keep_theirs(
     ray: FakeRay, placement: Placement
 ) -> None:
-    placement.want(0)
-    placement.want(1)
+    placement.want(0, DEMAND)
+    placement.want(1, DEMAND)
     assert eventually(lambda: len(ray.actors) == 4)
     placement.drop(0)
     assert eventually(lambda: list(ray.groups) == ["c-island-1"])
@@ -158,7 +159,7 @@ def test_an_island_that_is_over_gives_back_what_it_had_and_others_keep_theirs(
 
 
 def test_nothing_is_left_in_ray_when_the_cluster_has_ended(ray: FakeRay, placement: Placement) -> None:
-    placement.want(0)
+    placement.want(0, DEMAND)
     assert eventually(lambda: len(ray.actors) == 2)
     placement.close()
     assert ray.living == []

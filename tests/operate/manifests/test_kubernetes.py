@@ -65,6 +65,37 @@ def test_an_island_is_an_indexed_job_of_its_hosts_each_with_its_devices(user: Us
         assert host["resources"]["limits"] == {"nvidia.com/gpu": "8"}
 
 
+FILE = """
+[[island]]
+hosts = 2
+devices = 4
+platform = "cuda"
+
+[[island]]
+devices = 2
+"""
+
+
+def test_islands_that_differ_are_in_a_file_that_the_controller_reads(user: User, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(FILE)
+    documents = manifests(user, "--cluster", str(tmp_path / "c.toml"))
+    for each in [*(each for each in documents if each["kind"] != "JobSet"), *jobs(documents)]:
+        kubernetes_validate.validate(each, VERSION, strict=True)
+    assert [job["spec"]["completions"] for job in jobs(documents)] == [2, 1]
+    assert [containers(job)[0].get("resources", {}).get("limits") for job in jobs(documents)] == [
+        {"nvidia.com/gpu": "4"},
+        None,
+    ]
+    (file,) = of_kind(documents, "ConfigMap")
+    (controller,) = of_kind(documents, "Deployment")
+    (container,) = containers(controller)
+    (mount,), (volume,) = container["volumeMounts"], controller["spec"]["template"]["spec"]["volumes"]
+    assert volume["configMap"]["name"] == file["metadata"]["name"]
+    command = container["command"]
+    assert command[command.index("--cluster") + 1] == f"{mount['mountPath']}/cluster.toml"
+    assert file["data"] == {"cluster.toml": FILE}
+
+
 def test_no_host_and_no_client_gets_the_authoritys_key(user: User) -> None:
     secrets = {
         each["metadata"]["name"]: each["stringData"]

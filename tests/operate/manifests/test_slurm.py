@@ -53,6 +53,24 @@ def test_the_job_is_a_cluster_with_a_host_a_task_and_ends_with_its_command(user:
     assert user.leftovers() == []
 
 
+def test_a_job_has_nodes_of_one_kind(user: User, tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('[[island]]\nhosts = 2\ndevices = 1\nkind = "it\'s"\n[[island]]\ndevices = 2\n')
+    script = user.atoll("slurm", "--cluster", str(file), "--", "true").check().stdout
+    assert "#SBATCH --nodes=3\n" in script
+    folder = tmp_path / "job"
+    folder.mkdir()
+    line = script.partition("trap finish EXIT\n")[2].partition("port=")[0]
+    finish(user.start("bash", "-c", line, folder=str(folder))).check()
+    assert (folder / "cluster.toml").read_text() == file.read_text()
+    file.write_text("platform = 'cuda'\n[[island]]\ndevices = 4\n[[island]]\ndevices = 8\n")
+    refused = user.atoll("slurm", "--cluster", str(file), "--", "true")
+    assert refused.returncode == 1
+    assert (
+        "all nodes of a Slurm job have the same GPUs, and these islands differ: island 0 has 1 host" in refused.stderr
+    )
+
+
 def test_the_job_ends_as_its_command_does(user: User, tmp_path: Path) -> None:
     status, _, error = run_job(user, tmp_path, sys.executable, "-c", "raise SystemExit(7)")
     assert status == 7, error

@@ -16,6 +16,7 @@ from pathlib import Path
 from atoll.cluster.processes.process_table import began, this_machine
 
 _OWNER = "owner"
+CLIENT_FOLDERS, HOST_FOLDERS = "client", "host"  # kinds, in the names of folders
 
 
 def make_transfer_directory(base: Path) -> Path:
@@ -35,9 +36,12 @@ def claim(directory: Path, transfer_directory: Path) -> None:
     (directory / _OWNER).write_text(f"{pid} {began(pid)} {this_machine()}\n{transfer_directory}\n")
 
 
-def sweep(base: Path) -> None:
-    """Removes from `base`, and from shared memory, the folders of clients of this user that do not run any more."""
-    for directory in base.glob("atoll-client-*"):
+def sweep(base: Path, kind: str = CLIENT_FOLDERS) -> None:
+    """Removes from `base`, and from shared memory, the folders of clients of this user that do not run any more.
+
+    With HOST_FOLDERS those of host agents, which are named and claimed likewise.
+    """
+    for directory in base.glob(f"atoll-{kind}-*"):
         with contextlib.suppress(OSError, ValueError):
             if directory.stat().st_uid != os.getuid():
                 continue

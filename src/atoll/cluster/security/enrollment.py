@@ -120,8 +120,8 @@ def enroll(join: JoinString, role: Role, name: str, seconds: float = ENROLL_SECO
         raise AccessError(
             f"the cluster at {join.address.host_and_port} is not that of the join string: its authority has the "
             f"fingerprint {fingerprint(said.certificate)[:16]}..., expected {join.fingerprint[:16]}.... It was "
-            "started anew since: take its present join string (`atoll up --join-file` writes it); or somebody else "
-            "answers in its place"
+            "started anew since: take its present join string (`atoll up --join-file` writes it, and with "
+            "`--authority FILE` it stays the same); or somebody else answers in its place"
         )
     verified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     verified.load_verify_locations(cadata=said.certificate.decode())

@@ -2,8 +2,9 @@
 
     atoll://HOST:PORT/FINGERPRINT/TOKEN
 
-The fingerprint is SHA-256 in hexadecimal, of the authority's certificate. Who has the string can join in the role that
-its token is for, so it is kept like a password: in a file for its user alone, or in the environment.
+Of a controller that is reached on several networks there are several HOST:PORT, separated by commas. The fingerprint is
+SHA-256 in hexadecimal, of the authority's certificate. Who has the string can join in the role that its token is for,
+so it is kept like a password: in a file for its user alone, or in the environment.
 """
 
 from __future__ import annotations

@@ -95,8 +95,12 @@ def certificate_seconds() -> float:
 def advertised(listen: Address, advertise: str = "") -> Address:
     """The address by which others know what listens at `listen`: HOST, HOST:PORT, or "" for what is most likely.
 
-    Raises AddressError.
+    Several, separated by commas, are for networks that reach it by different addresses. Raises AddressError.
     """
+    first, comma, rest = advertise.partition(",")
+    if comma:
+        known, others = advertised(listen, first.strip()), advertised(listen, rest.strip())
+        return replace(known, others=others.each)
     if advertise:
         host = advertise.removeprefix("[").removesuffix("]")
         if ":" not in advertise or (advertise.startswith("[") and advertise.endswith("]")):

@@ -75,7 +75,7 @@ class Hosts:
             ready.platform_version,
             ready.max_in_flight,
             hello.incarnation,
-            machines.get(ready.host % self._resources.topology.hosts, ""),
+            machines.get(ready.host - self._resources.topology.first_host(ready.island), ""),
         )
         self._resources.join(host)
         self._launcher.scheduler.set_window(ready.island, self._resources.max_in_flight(ready.island))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from atoll.cluster.locations import HostDevice, MemoryRequirement, total
+from atoll.cluster.resources import ResourceManager
 from atoll.controller.sessions.session import GangRun, Session
 from atoll.errors import Code, Status
 from atoll.protocol import messages as m
@@ -34,11 +35,13 @@ class _Blocked(NamedTuple):
 class Reservations:
     """Takes memory from the ledger for gangs and entries, and gives it back."""
 
-    def __init__(self, sessions: Mapping[int, Session], scheduler: Scheduler[GangRun], hosts_per_island: int) -> None:
+    def __init__(
+        self, sessions: Mapping[int, Session], scheduler: Scheduler[GangRun], resources: ResourceManager
+    ) -> None:
         self.ledger = Ledger()
         self._sessions = sessions
         self._scheduler = scheduler
-        self._hosts_per_island = hosts_per_island
+        self._resources = resources
         self._blocked: dict[int, _Blocked] = {}  # by island
         self._waiting: Durations[int] = Durations()  # gangs, by sequence
 
@@ -114,7 +117,7 @@ class Reservations:
     def _release(self, blocks: Iterable[Block]) -> None:
         for block in blocks:
             if self.ledger.release(block):
-                self._scheduler.unblock(block.requirement[0][0][0] // self._hosts_per_island)
+                self._scheduler.unblock(self._resources.topology.island_of(block.requirement[0][0][0]))
 
     # ---- waiting
 

@@ -11,6 +11,7 @@ from atoll._version import __version__
 from atoll.cluster.lifecycle import IslandState
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.resources import ResourceManager
+from atoll.cluster.settings import ClusterSettings
 from atoll.controller.islands.agents import Agents
 from atoll.controller.sessions.session import GangRun, Session
 from atoll.scheduling.functions import FunctionRegistry
@@ -21,6 +22,8 @@ from atoll.scheduling.scheduler import Scheduler
 class Reported(Protocol):
     """Of a controller, what a report is about."""
 
+    @property
+    def settings(self) -> ClusterSettings: ...
     @property
     def resources(self) -> ResourceManager: ...
     @property
@@ -69,6 +72,7 @@ def report(controller: Reported) -> dict[str, Any]:
                 "id": island,
                 "state": record.state.value,
                 "waits_for": controller.agents.wait_of(island) or resources.wait_text(island) or None,
+                "shape": msgspec.to_builtins(resources.topology.shapes[island]),
                 "mesh": list(resources.devices(island).mesh),
                 "restarts": record.restarts,
                 "last_failure": record.last_failure.message if record.last_failure is not None else None,
@@ -112,6 +116,7 @@ def report(controller: Reported) -> dict[str, Any]:
     return {
         "version": __version__,
         "topology": str(resources.topology),
+        "wait_seconds": controller.settings.start_seconds,
         "islands": islands,
         "machines": [msgspec.structs.asdict(each) for each in controller.agents.report.machines],
         "sessions": sessions,

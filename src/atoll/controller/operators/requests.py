@@ -20,6 +20,7 @@ from atoll.cluster.lifecycle import (
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.placement import IslandDevices, Slices
 from atoll.cluster.resources import ResourceManager
+from atoll.cluster.topology import IslandShape
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.launcher import Launcher
 from atoll.controller.sessions.migration_rules import Changes
@@ -29,10 +30,17 @@ from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
 from atoll.protocol import messages as m
 from atoll.scheduling.durations import Durations
 
-# For a new island to be up, and for the workers of one that was drained to end.
-START_SECONDS = 120.0
+# For the workers of an island that was drained to end.
 END_SECONDS = 30.0
 _MOST_ISLANDS = 1 << 16
+
+
+@dataclass(frozen=True)
+class _Start:
+    """A new island that is awaited, for so many seconds."""
+
+    operator: int
+    seconds: float
 
 
 @dataclass(eq=False)
@@ -42,13 +50,15 @@ class _Drain:
     operator: int
     island: int
     left: set[int]  # sessions that have yet to move
+    returns: bool = False  # a machine of it leaves: it comes back on another, or on the same one
     problems: list[str] = field(default_factory=list)
 
 
 class Operators:
     """Handles operators' requests; an operator is known by its connection.
 
-    `forget_hosts(island)` is called when the workers of an island have ended.
+    `forget_hosts(island)` is called when the workers of an island have ended. A new island is to be up within
+    `start_seconds`; `wait_of(island)` says what it waits for.
     """
 
     def __init__(
@@ -61,7 +71,10 @@ class Operators:
         launcher: Launcher,
         forget_hosts: Callable[[int], object],
         outbox: Outbox,
+        start_seconds: float,
+        wait_of: Callable[[int], str],
     ) -> None:
+        self._wait_of = wait_of
         self._sessions = sessions
         self._resources = resources
         self._lifecycle = lifecycle
@@ -70,7 +83,8 @@ class Operators:
         self._launcher = launcher
         self._forget_hosts = forget_hosts
         self._outbox = outbox
-        self._starting: dict[int, int] = {}  # by island: who asked
+        self._start_seconds = start_seconds
+        self._starting: dict[int, _Start] = {}  # by island
         self._ending: dict[int, _Drain] = {}  # by island: its workers were asked to end
         self._start_times: Durations[int] = Durations()  # islands
         self._end_times: Durations[int] = Durations()
@@ -81,17 +95,18 @@ class Operators:
                 case m.RemapRequest():
                     self._remap(operator, message)
                 case m.AddIslandRequest():
-                    self._add_island(operator)
-                case m.DrainRequest(island=island):
-                    self._drain(operator, island)
+                    self._add_island(operator, message)
+                case m.DrainRequest(island=island, returns=returns):
+                    self._drain(operator, island, returns)
         except StatusError as error:
             self._reply(operator, error.status)
 
     def tick(self, now: float) -> None:
         for island, seconds in self._start_times.update(now, self._starting).items():
-            if seconds > START_SECONDS:
-                status = Status(Code.DEADLINE_EXCEEDED, f"not up within {START_SECONDS:.0f} s")
-                self._lifecycle.give_up(island, status)
+            if seconds > self._starting[island].seconds:
+                text = f"it was not up within {self._starting[island].seconds:.0f} s"
+                wait = self._wait_of(island)
+                self._lifecycle.give_up(island, Status(Code.DEADLINE_EXCEEDED, text + (f": {wait}" if wait else "")))
         for island, seconds in self._end_times.update(now, self._ending).items():
             if seconds > END_SECONDS:
                 self.island_ended(island)
@@ -107,7 +122,8 @@ class Operators:
         wanted = tuple(self._location(number, ask.island) for number in ask.devices)
 
         def plan() -> Changes:
-            return self._slices.target(ask.session, ask.slice, self._resources.devices(ask.island), wanted)
+            devices = self._resources.devices_for(ask.island, session.platform)
+            return self._slices.target(ask.session, ask.slice, devices, wanted)
 
         def then(status: Status) -> None:
             if not status.ok:
@@ -140,13 +156,33 @@ class Operators:
 
     # ---- one island more
 
-    def _add_island(self, operator: int) -> None:
+    def _add_island(self, operator: int, ask: m.AddIslandRequest) -> None:
         if len(self._resources.islands) >= _MOST_ISLANDS:
             raise StatusError(Code.RESOURCE_EXHAUSTED, f"a cluster has at most {_MOST_ISLANDS} islands")
-        island = self._resources.add_island()
-        self._launcher.scheduler.add_island()
-        self._starting[island] = operator
-        self._outbox.to_engine(m.StartIsland(island))
+        shape = ask.shape or self._shape_like(ask.like)
+        try:
+            shape.check()
+        except ValueError as error:
+            raise invalid(str(error)) from None
+        island = self._resources.add_island(shape)
+        self._launcher.scheduler.add_island(shape.hosts)
+        self._starting[island] = _Start(operator, ask.wait_seconds or self._start_seconds)
+        self._outbox.to_engine(m.StartIsland(island, shape))
+
+    def _shape_like(self, island: int) -> IslandShape:
+        """That of an island, or of all where none is named."""
+        shapes = self._resources.topology.shapes
+        if island >= len(shapes):
+            raise not_found(f"island {island} does not exist (atoll status lists them)")
+        if island >= 0:
+            return shapes[island]
+        if len(set(shapes)) > 1:
+            text = "; ".join(f"island {number} has {shape}" for number, shape in enumerate(shapes))
+            raise StatusError(
+                Code.FAILED_PRECONDITION,
+                f"which island is the new one to be like? Say it with --like, or --shape: {text}",
+            )
+        return shapes[0]
 
     def island_ready(self, ready: IslandReady) -> None:
         """A new island is up: all sessions may be moved there, and new ones have its devices."""
@@ -159,24 +195,24 @@ class Operators:
         self._report_up(back.island)
 
     def _report_up(self, island: int) -> None:
-        operator = self._starting.pop(island, None)
-        if operator is not None:
+        start = self._starting.pop(island, None)
+        if start is not None:
             devices = ", ".join(
                 str(self._resources.number_of(location)) for location in self._resources.devices(island).locations
             )
-            self._reply(operator, OK, f"island {island} is up, with devices {devices}")
+            self._reply(start.operator, OK, f"island {island} is up, with devices {devices}")
 
     def island_given_up(self, given_up: IslandGivenUp) -> None:
         """Where it was a new one, it will not be."""
         island, status = given_up.island, given_up.status
-        operator = self._starting.pop(island, None)
-        if operator is not None:
+        start = self._starting.pop(island, None)
+        if start is not None:
             self._lifecycle.end(island, Status(status.code, f"island {island} never was up: {status.message}"))
-            self._reply(operator, Status(status.code, f"island {island} does not start: {status.message}"))
+            self._reply(start.operator, Status(status.code, f"island {island} does not start: {status.message}"))
 
     # ---- one island fewer
 
-    def _drain(self, operator: int, island: int) -> None:
+    def _drain(self, operator: int, island: int, returns: bool) -> None:
         record = self._known(island)
         if record.state is IslandState.DRAINING:
             raise StatusError(Code.FAILED_PRECONDITION, f"island {island} is being drained already")
@@ -197,7 +233,7 @@ class Operators:
                     plans[session.number] = self._way_out(session, island)
                 except StatusError as error:
                     problems.append(f"{session.name}: {error.status.message}")
-        drain = _Drain(operator, island, set(plans), problems)
+        drain = _Drain(operator, island, set(plans), returns, problems)
         if problems:
             self._stop_draining(drain)
             return
@@ -276,6 +312,16 @@ class Operators:
         drain = self._ending.pop(island, None)
         if drain is not None:
             self._reply(drain.operator, OK, f"island {island} is empty, and its workers have ended")
+            if drain.returns:
+                self._resources.islands[island].returns = True
+                self._outbox.to_engine(m.StartIsland(island))
+
+    def island_starts(self, message: m.IslandStarts) -> None:
+        """The engine has found the machines for an island."""
+        record = self._resources.islands[message.island]
+        record.incarnation, record.machines = message.incarnation, message.machines
+        if record.is_drained and record.returns:
+            self._lifecycle.begin_return(message.island)
 
     def _reply(self, operator: int, status: Status, text: str = "") -> None:
         self._outbox.send(operator, m.OperationReply(status, text))

@@ -76,7 +76,7 @@ class Compilation:
         """Has the function's hosts compile what arrives, or has arrived, as `feed`."""
         locations = self.functions.locations[name]
         hosts = hosts_of(locations)
-        base = locations[0][0].island * self._resources.topology.hosts
+        base = self._resources.topology.first_host(locations[0][0].island)
         assignment = tuple(tuple((s.host - base, s.ordinal) for s in partitions) for partitions in locations)
         self.functions.expect(Registration(session.number, function, name, set(hosts)))
         compile_ = m.Compile(name, session.number, feed, assignment, again)

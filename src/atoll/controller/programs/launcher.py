@@ -54,12 +54,14 @@ class Launcher:
         policy: Callable[[], Policy] = FirstComeFirstServed,
     ) -> None:
         topology = resources.topology
-        self.scheduler = Scheduler[GangRun](topology.islands, GANG_WINDOW, policy, hosts=topology.hosts)
+        self.scheduler = Scheduler[GangRun](
+            topology.islands, GANG_WINDOW, policy, hosts=[each.hosts for each in topology.shapes]
+        )
         self._resources = resources
         self._sessions = sessions
         self._outbox = outbox
         self._quarantine = quarantine
-        self.memory = Reservations(sessions, self.scheduler, topology.hosts)
+        self.memory = Reservations(sessions, self.scheduler, resources)
         self._next_sequence = 1
         self._next_own = m.OWN_NUMBERS
         self._sequential = SequentialDispatch(self.scheduler) if sequential else None

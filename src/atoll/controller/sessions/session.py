@@ -65,6 +65,7 @@ class Session:
     label: str
     secret: str
     devices: SessionDevices
+    platform: str = ""  # of the devices
     directory: Directory = field(default_factory=Directory)
     programs: dict[int, RegisteredProgram | Status] = field(default_factory=dict)  # or why it cannot be lowered
     functions: dict[int, str] = field(default_factory=dict)

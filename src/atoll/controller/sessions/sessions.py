@@ -85,24 +85,29 @@ class Sessions:
 
     # ---- opening and closing
 
-    def open(self, connection: int, secret: str, pid: int, label: str) -> Session:
-        """A session on this connection. Raises UNAVAILABLE where no island can take it."""
-        virtual, locations = self._resources.virtual_devices()
+    def open(self, connection: int, secret: str, pid: int, label: str, platform: str = "") -> Session:
+        """A session on this connection, with devices of one platform: JAX lowers a program for the one of its client.
+
+        Raises NOT_FOUND where the cluster is to have none of that platform, UNAVAILABLE where no island can take it.
+        """
+        platform = self._resources.platform_for(platform)
+        virtual, locations = self._resources.virtual_devices(platform)
         if not virtual:
+            what = f"{platform} devices" if len(self._resources.topology.platforms) > 1 else "devices"
             raise StatusError(
                 Code.UNAVAILABLE,
-                f"the cluster has no devices for a new session: {self._resources.states_text()}. "
+                f"the cluster has no {what} for a new session: {self._resources.states_text()}. "
                 "Its operator can start an island with `atoll add-island`",
             )
         devices = self._slices.open(self._next, virtual, locations)
-        session = Session(self._next, pid, label, secret, devices)
+        session = Session(self._next, pid, label, secret, devices, platform)
         self._next += 1
         number = session.number
         self._sessions[number] = session
         self._connections.sessions[number] = connection
         for host in self._resources.hosts:
             self._outbox.to_host(host, m.OpenStore(number, secret))
-        first = self._resources.hosts[min(self._resources.hosts)]
+        first = self._resources.hosts[virtual[0].host]
         addresses = self._resources.addresses()
         self._outbox.to_session(
             number,

@@ -28,7 +28,9 @@ class SliceRequests:
     def add(self, session: Session, message: m.AddSlice) -> None:
         try:
             check(message.slice_request)
-            choice = self._slices.choose(session.number, message.slice_request, self._islands(), self._free)
+            choice = self._slices.choose(
+                session.number, message.slice_request, self._islands(session.platform), self._free
+            )
         except StatusError as error:
             self._outbox.to_session(session.number, m.SliceAdded(message.request, error.status))
             return
@@ -44,9 +46,13 @@ class SliceRequests:
         if number in session.devices.slices:
             self._slices.release(session.number, number)
 
-    def _islands(self) -> list[IslandDevices]:
+    def _islands(self, platform: str) -> list[IslandDevices]:
         islands = self._resources.islands.values()
-        return [self._resources.devices(each.number) for each in islands if each.was_ready and not each.is_drained]
+        return [
+            self._resources.devices_for(each.number, platform)
+            for each in islands
+            if each.was_ready and not each.is_drained
+        ]
 
     def _free(self, location: DeviceLocation) -> int:
         return self._free_bytes((location.host, location.ordinal))

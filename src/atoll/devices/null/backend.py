@@ -15,6 +15,7 @@ from atoll.devices.null.moments import Clock, Moment, Work, all_of
 from atoll.devices.null.program import NullProgram, read_program
 from atoll.errors import unimplemented
 from atoll.host_services.calls.callbacks import Callbacks
+from atoll.host_services.python.meeting import KeyValues
 from atoll.ir.plan import LocalArray
 from atoll.protocol.messages import DeviceInfo, FunctionInfo, OutputInfo
 from atoll.protocol.profiles import Recording
@@ -54,6 +55,7 @@ class NullBackend:
 
     platform = "null"
     platform_version = "null devices"
+    key_values: KeyValues | None = None
     max_in_flight = 24  # as XLA's, whose devices these stand for
 
     def __init__(self, host: int, devices: int, model: NullModel, clock: Clock, collectives: Collectives) -> None:

@@ -27,6 +27,7 @@ from atoll.devices.xla.executable import Executable
 from atoll.devices.xla.gate import Gates
 from atoll.devices.xla.profiler import begin_profile
 from atoll.host_services.calls.callbacks import Callbacks
+from atoll.host_services.python.meeting import KeyValues
 from atoll.ir.plan import LocalArray
 from atoll.protocol.messages import DeviceInfo
 from atoll.protocol.profiles import Recording
@@ -51,6 +52,7 @@ class XlaBackend:
         with batch_threads():
             self.devices: tuple[Any, ...] = tuple(jax.local_devices())
         self._island = island.devices_by_host()
+        self.key_values: KeyValues | None = island.key_values()
         self.client = self.devices[0].client
         self.platform: str = self.client.platform
         self.platform_version: str = self.client.platform_version

@@ -6,8 +6,13 @@ lost a host is restarted as a whole, since its broken collectives stay broken.
 
 from __future__ import annotations
 
+import fcntl
+import os
+import socket
+import struct
 import time
 from functools import partial
+from pathlib import Path
 
 import jax
 from jax._src import distributed, xla_bridge
@@ -15,10 +20,11 @@ from jax._src.lib import _jax
 
 from atoll.devices.xla.batch_threads import batch_threads
 from atoll.errors import ConnectError
-from atoll.wire.address import parse_address
+from atoll.wire.address import Address, parse_address
 from atoll.wire.sockets import dial
 
 JOIN_SECONDS = 100
+_SIOCGIFADDR = 0x8915  # of Linux: the IPv4 address of an interface
 # XLA's own idea of a lost process: a last resort. The engine sees a death, and the controller a silence, long before.
 _HEARTBEAT_SECONDS = 100
 _DIAL_SECONDS = 1.0
@@ -28,7 +34,8 @@ _RETRY_SECONDS = 0.05
 def join(address: str, rank: int, hosts: int, hostname: str) -> None:
     """Joins the island as host `rank` of `hosts`, whose first serves at `address`, such as unix:/path.
 
-    What the hosts' processes say to each other while they compute is received at `hostname`. Raises JaxRuntimeError
+    What the hosts' processes say to each other while they compute is received at `hostname`: by gloo for CPU devices,
+    and by NCCL for GPUs. Raises JaxRuntimeError
     where the others do not come within `JOIN_SECONDS`.
     """
     state = distributed.global_state
@@ -43,6 +50,9 @@ def join(address: str, rank: int, hosts: int, hostname: str) -> None:
     )
     state.client.connect()
     state.process_id, state.num_processes = rank, hosts
+    if os.environ.get("JAX_PLATFORMS", "") != "cpu":
+        use_network(hostname)  # JAX's plug-ins for GPUs find the others by the client, and use NCCL
+        return
     with batch_threads():
         collectives = _jax.make_gloo_tcp_collectives(distributed_client=state.client, hostname=hostname)
     xla_bridge.register_backend_factory(
@@ -60,6 +70,61 @@ def _await_service(address: str) -> None:
             return
         except ConnectError:
             time.sleep(_RETRY_SECONDS)
+
+
+class KeyValues:
+    """What hosts of the island tell one another: see `host_services.python.meeting.KeyValues`. Once joined."""
+
+    def set(self, key: str, value: str) -> None:
+        try:
+            distributed.global_state.client.key_value_set(key, value, allow_overwrite=True)
+        except jax.errors.JaxRuntimeError as error:
+            raise OSError(f"the other hosts of the island cannot be told: {error}") from None
+
+    def get(self, key: str, seconds: float) -> str:
+        try:
+            found: str = distributed.global_state.client.blocking_key_value_get(key, int(seconds * 1000))
+        except jax.errors.JaxRuntimeError as error:
+            raise OSError(f"the first host of the island does not say where to meet: {error}") from None
+        return found
+
+
+def key_values() -> KeyValues | None:
+    """Of this host's island; None where it is alone in it."""
+    return None if distributed.global_state.client is None else KeyValues()
+
+
+def use_network(hostname: str) -> None:
+    """Has NCCL (and RCCL) use the interface with this address, unless the user has chosen one.
+
+    One machine's own address says nothing, and NCCL chooses.
+    """
+    interface = "" if Address(host=hostname).is_local else interface_of(hostname)
+    if interface:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
+
+
+def interface_of(hostname: str) -> str:
+    """The name of this machine's network interface with that address; "" where it has none."""
+    try:
+        (family, *_, (address, *_)), *_ = socket.getaddrinfo(hostname, 0, type=socket.SOCK_STREAM)
+        for _, name in socket.if_nameindex():
+            if family == socket.AF_INET and _address_of(name) == address:
+                return name
+        packed = socket.inet_pton(family, str(address)).hex()
+        lines = Path("/proc/net/if_inet6").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.split()[-1] for line in lines if line.startswith(packed)), "")
+
+
+def _address_of(interface: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            reply = fcntl.ioctl(sock, _SIOCGIFADDR, struct.pack("256s", interface.encode()))
+        except OSError:  # it has none of IPv4
+            return ""
+    return socket.inet_ntoa(reply[20:24])
 
 
 def keep_compiled_programs() -> None:

@@ -9,14 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import platform
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from atoll._version import __version__
+from atoll.cluster.processes.client_folders import HOST_FOLDERS, claim, sweep
 from atoll.cluster.processes.leases import Leases
 from atoll.cluster.processes.lifeline import watch_in_loop
 from atoll.cluster.security.access import identity_for, token_for
@@ -25,11 +28,13 @@ from atoll.engines.agent import machine
 from atoll.engines.agent.options import AgentOptions
 from atoll.engines.engine import HostStart
 from atoll.engines.local_process import LocalProcess, describe_exit
+from atoll.engines.options import make_directory, sockets_base
 from atoll.engines.worker_command import WorkerPlace, worker_command, worker_environment
 from atoll.errors import AccessError, AtollError, ClusterError, Code, ConnectError, Status
 from atoll.protocol import messages as m
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection, connect
+from atoll.wire.sockets import free_address
 from atoll.wire.tls.identity import Identity
 
 _log = logging.getLogger(__name__)
@@ -61,6 +66,7 @@ class HostAgent:
         self._problem: AtollError | None = None
         self._leases = Leases(period=_LEASE_LOOKS)
         self._worker: LocalProcess | None = None
+        self._folder: Path | None = None  # the worker's
         self._incarnation = 0  # of the worker
         self._no_worker = asyncio.Event()
         self._no_worker.set()
@@ -78,6 +84,7 @@ class HostAgent:
         """Until the cluster has ended, or `stop` is set, and its grace over. Raises AtollError where it is refused."""
         if self._options.parent:
             watch_in_loop(self._options.parent, self._end)
+        sweep(sockets_base(), HOST_FOLDERS)
         leaving = self._loop.create_task(self._leave(stop))
         looking = self._loop.create_task(self._look_at_lease())
         try:
@@ -97,7 +104,7 @@ class HostAgent:
         controller = self._options.controller
         try:
             if self._identity is None:
-                name = f"the host agent of {platform.node()}"
+                name = f"the host agent of {self._options.machine}"
                 self._identity = await asyncio.to_thread(identity_for, controller, Role.HOST, name)
             link = await connect(
                 controller,
@@ -122,7 +129,7 @@ class HostAgent:
         self._link = link
         self._find_addresses(link)
         token = token_for(controller, Role.HOST)
-        link.send(m.Hello(m.PROTOCOL, "agent", token, os.getpid(), __version__, platform.node()))
+        link.send(m.Hello(m.PROTOCOL, "agent", token, os.getpid(), __version__, self._options.machine))
         self._introduce()
         await self._lost.wait()
         link.close()
@@ -144,8 +151,9 @@ class HostAgent:
     def _find_addresses(self, link: Connection) -> None:
         options = self._options
         here = link.local_host
-        # Of a name with several addresses, the one that has answered.
-        self._controller = replace(options.controller, host=link.peer_host or options.controller.host)
+        # Of several addresses, or a name with several, the one that has answered.
+        if link.peer_host:
+            self._controller = replace(options.controller, host=link.peer_host, port=link.peer_port, others=())
         self._address = options.advertise or here
         self._bind = options.listen or (here if not options.advertise else EVERYWHERE[":" in here])
         self._collectives = options.meeting or self._address
@@ -154,12 +162,12 @@ class HostAgent:
         self._tell(
             m.AgentHello(
                 self._id,
-                platform.node(),
+                self._options.machine,
                 self._address,
                 __version__,
                 self._options.seat,
                 self._options.group,
-                machine.devices(),
+                {platform: len(names) for platform, names in self._options.devices.items()},
                 machine.memory_bytes(),
                 self._meeting(),
                 self._incarnation,
@@ -170,7 +178,7 @@ class HostAgent:
     def _meeting(self) -> str:
         """Where the coordination service of an island can be, whose first host this is."""
         try:
-            return machine.free_address(self._collectives)
+            return free_address(self._collectives)
         except OSError as error:
             text = f"nothing can listen at {self._collectives} on this machine: {error.strerror or error}"
             self._end(ClusterError(f"{text}; choose an address of its own with --meeting"))
@@ -255,20 +263,32 @@ class HostAgent:
             self._address,
             start.meeting,
             self._collectives,
+            directory=str(self._make_folder()),
         )
-        host = HostStart(start.island, start.host, start.rank, start.hosts, start.devices, start.incarnation)
+        host = HostStart(
+            start.island, start.host, start.rank, start.hosts, start.devices, start.incarnation, start.platform
+        )
         self._incarnation = start.incarnation
         self._no_worker.clear()
         try:
-            self._worker = LocalProcess(
-                worker_command(host, start.platform, place), worker_environment(start.platform), self._worker_ended
-            )
+            self._worker = LocalProcess(worker_command(host, place), self._environment(start), self._worker_ended)
         except OSError as error:
             _log.error("the worker cannot be started: %s", error)
             self._worker_ended(1)
 
+    def _make_folder(self) -> Path:
+        self._folder = make_directory(HOST_FOLDERS)
+        claim(self._folder, self._folder)
+        return self._folder
+
+    def _environment(self, start: m.StartWorker) -> dict[str, str]:
+        names = self._options.devices.get(start.platform, ())
+        return worker_environment(start.platform, names, start.devices)
+
     def _worker_ended(self, status: int) -> None:
         _log.info("the worker of incarnation %d has ended: %s", self._incarnation, describe_exit(status))
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
         self._ended = self._incarnation, status
         self._worker, self._incarnation = None, 0
         self._no_worker.set()
@@ -312,11 +332,20 @@ class HostAgent:
         self._end()
 
 
-async def run_agent(
-    options: AgentOptions, cache_directory: str, on_joined: Callable[[], None], stop: asyncio.Event
+async def run_agents(
+    agents: Sequence[AgentOptions], cache_directory: str, on_joined: Callable[[AgentOptions], None], stop: asyncio.Event
 ) -> None:
-    """Runs a host agent to its end. Raises AtollError where the cluster does not take it."""
+    """Runs the host agents of a machine to their ends. Raises AtollError where the cluster refuses one of them."""
     try:
-        await HostAgent(options, cache_directory, on_joined).run(stop)
-    except msgspec.MsgspecError as error:
-        raise ClusterError(f"the engine sent what this host agent does not understand: {error}") from None
+        async with asyncio.TaskGroup() as group:
+            for each in agents:
+                group.create_task(HostAgent(each, cache_directory, partial(on_joined, each)).run(stop))
+    except* (AtollError, msgspec.MsgspecError) as errors:
+        raise _first(errors) from None
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> AtollError:
+    error = errors.exceptions[0]
+    if isinstance(error, AtollError):
+        return error
+    return ClusterError(f"the engine sent what this host agent does not understand: {error}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import platform
+from dataclasses import dataclass, field, replace
 
 from atoll.cluster.topology import Seat
+from atoll.devices.accelerators import Devices, devices, parts
 from atoll.wire.address import Address
 
 
@@ -17,6 +19,9 @@ class AgentOptions:
     all of the machine's where another is advertised. `meeting` is the address of this machine on the network that the
     hosts of an island compute over, "" for the advertised one. `grace_seconds` is how long it may go on after SIGTERM.
     With `stays` it waits for the next cluster where one has ended. It does not outlive the process `parent`, if any.
+
+    Where a machine has several workers, each has an agent, with a name of its own as `machine` and a part of the
+    `devices`.
     """
 
     controller: Address
@@ -28,3 +33,26 @@ class AgentOptions:
     grace_seconds: float = 25.0
     stays: bool = False
     parent: int = 0
+    machine: str = field(default_factory=platform.node)
+    devices: Devices = field(default_factory=devices)
+
+
+def options_of_workers(options: AgentOptions, workers: int) -> list[AgentOptions]:
+    """Those of the agents of a machine with so many workers. Each rank that a launcher gives is then as many hosts.
+
+    They are of one group, so that an island takes them together. Raises SettingsError where the machine's devices
+    cannot be divided.
+    """
+    if workers == 1:
+        return [options]
+    seat = options.seat
+    return [
+        replace(
+            options,
+            machine=f"{options.machine}/{number}",
+            group=options.group or options.machine,
+            seat=Seat(seat.island, seat.rank * workers + number) if seat.rank >= 0 else seat,
+            devices=part,
+        )
+        for number, part in enumerate(parts(options.devices, workers))
+    ]

@@ -10,20 +10,18 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from itertools import count
-from pkgutil import resolve_name
 
 import msgspec
 
 from atoll._version import __version__
 from atoll.cluster.processes.leases import PING_SECONDS, Leases
 from atoll.cluster.settings import OnOff
-from atoll.cluster.topology import read_topology
-from atoll.devices.kinds import kind_of
 from atoll.engines.engine import AgentTaker, HostEnd, HostProcess, HostStart
 from atoll.engines.hosts.agents import Agent
 from atoll.engines.hosts.seats import Candidate, choose, wait_text
 from atoll.engines.local_process import describe_exit
 from atoll.engines.options import EngineOptions
+from atoll.engines.worker_command import check_kinds
 from atoll.errors import ClusterError, Status
 from atoll.protocol import messages as m
 from atoll.wire.address import parse_address
@@ -35,28 +33,35 @@ AWAY_SECONDS = 2.0
 _PINGS = 8  # in a lease, at least
 
 
+def _problem(agent: Agent, start: HostStart) -> str:
+    """Why its machine can be no such host; "" where it can."""
+    platform, needed = start.platform, start.devices
+    has = agent.hello.devices.get(platform)
+    if has is None or has >= needed:
+        return ""
+    return f"{agent.hello.machine} has {has} {platform} devices of the {needed} that a host needs"
+
+
 class HostsEngine:
     """See `atoll.engines.engine.Engine` and `AgentTaker`, which it is both."""
 
     def __init__(self, options: EngineOptions) -> None:
         self._settings = options.settings
-        kind = kind_of(self._settings.platform)
-        if kind.check:
-            resolve_name(kind.check)()
+        check_kinds(self._settings)
         if parse_address(options.controller_address).is_unix:
             raise ClusterError(
                 "host agents come from other machines: choose where the controller listens, such as "
                 "`--listen 10.0.0.1:7000`"
             )
-        self._hosts = read_topology(self._settings.islands).hosts
         self._agents: dict[str, Agent] = {}
         self._connections: dict[int, Agent] = {}
         self._numbers = count(1)
         seconds = self._settings.lease_seconds
         self._leases = Leases(seconds, min(PING_SECONDS, seconds / _PINGS))
-        self._waiting: dict[int, tuple[int, Callable[[Sequence[str]], None]]] = {}  # by island
+        self._waiting: dict[int, tuple[Sequence[HostStart], Callable[[Sequence[str]], None]]] = {}  # by island
         self._placed: dict[int, list[Agent]] = {}  # by island, by rank
         self._draining: list[int] = []  # islands, in the order in which they were asked to drain
+        self._left: set[int] = set()  # islands that were drained since a machine left: others go before them
         self._send: Callable[[m.Message], None] = lambda message: None
         self._reported: m.EngineReport | None = None
         self._loop: asyncio.AbstractEventLoop  # from `begin` on
@@ -67,8 +72,8 @@ class HostsEngine:
 
     # ---- islands
 
-    def place(self, island: int, processes: int, then: Callable[[Sequence[str]], None]) -> None:
-        self._waiting[island] = processes, then
+    def place(self, island: int, starts: Sequence[HostStart], then: Callable[[Sequence[str]], None]) -> None:
+        self._waiting[island] = starts, then
         self._form()
 
     def cancel(self, island: int) -> None:
@@ -92,7 +97,7 @@ class HostsEngine:
             start.rank,
             start.hosts,
             start.devices,
-            self._settings.platform,
+            start.platform,
             meeting,
             self._settings.bulk_tls is OnOff.ON,
         )
@@ -100,29 +105,22 @@ class HostsEngine:
 
     def _form(self) -> None:
         """Starts the islands for which all machines are there."""
-        for island in sorted(self._waiting):
-            processes, then = self._waiting[island]
-            chosen = [each for each in self._chosen(island, processes) if each is not None]
-            if len(chosen) == processes:
+        for island in sorted(self._waiting, key=lambda each: (each in self._left, each)):
+            starts, then = self._waiting[island]
+            chosen = [each for each in self._chosen(starts) if each is not None]
+            if len(chosen) == len(starts):
                 del self._waiting[island]
+                self._left.discard(island)
                 agents = self._placed[island] = [self._agents[each.agent] for each in chosen]
-                then([each.hello.machine for each in agents for _ in range(self._hosts // processes)])
+                then([each.hello.machine for each in agents for _ in range(starts[0].hosts // len(starts))])
         self._report()
 
-    def _chosen(self, island: int, processes: int) -> list[Candidate | None]:
-        return choose(island, processes, self._hosts, self._free())
+    def _chosen(self, starts: Sequence[HostStart]) -> list[Candidate | None]:
+        return choose(starts[0].island, [each.host for each in starts], self._free(starts[0]))
 
-    def _free(self) -> list[Candidate]:
-        """Those with enough devices, in the order in which they came."""
-        return [each.candidate for each in self._agents.values() if each.is_free and not self._problem(each)]
-
-    def _problem(self, agent: Agent) -> str:
-        """Why its machine is none for this cluster; "" where it is."""
-        platform, needed = self._settings.platform, read_topology(self._settings.islands).devices
-        has = agent.hello.devices.get(platform)
-        if has is None or has >= needed:
-            return ""
-        return f"{agent.hello.machine} has {has} {platform} devices of the {needed} that a host needs"
+    def _free(self, start: HostStart) -> list[Candidate]:
+        """Those with enough devices for such a host, in the order in which they came."""
+        return [each.candidate for each in self._agents.values() if each.is_free and not _problem(each, start)]
 
     # ---- what they wait for
 
@@ -130,11 +128,11 @@ class HostsEngine:
         return "; ".join(f"island {island} {text}" for island, text in self._waits())
 
     def _waits(self) -> list[tuple[int, str]]:
-        free = self._free()
-        problems = [problem for each in self._agents.values() if each.is_free and (problem := self._problem(each))]
         waits = []
-        for island, (processes, _) in sorted(self._waiting.items()):
-            chosen = self._chosen(island, processes)
+        for island, (starts, _) in sorted(self._waiting.items()):
+            free, chosen = self._free(starts[0]), self._chosen(starts)
+            idle = [each for each in self._agents.values() if each.is_free]
+            problems = [problem for each in idle if (problem := _problem(each, starts[0]))]
             text = wait_text(chosen, [each for each in free if each not in chosen])
             away = [each.name for each in self._agents.values() if each.connection is None]
             if away:
@@ -252,13 +250,15 @@ class HostsEngine:
             island = agent.served[0]
             _log.warning("%s leaves in %.0f s: island %d is drained", agent.name, seconds, island)
             self._draining.append(island)
-            self._send(m.DrainRequest(island))
+            self._left.add(island)
+            self._send(m.DrainRequest(island, returns=True))
         self._dismiss_if_done(agent)
         self._report()
 
     def drained(self, status: Status, text: str) -> None:
         island = self._draining.pop(0) if self._draining else -1
         if status.code:
+            self._left.discard(island)
             _log.warning("island %d cannot be drained: %s", island, status.message)
 
     def _dismiss_if_done(self, agent: Agent) -> None:

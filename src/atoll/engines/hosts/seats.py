@@ -20,15 +20,15 @@ class Candidate:
     served: tuple[int, int] | None = None
 
 
-def choose(island: int, processes: int, hosts: int, free: Sequence[Candidate]) -> list[Candidate | None]:
-    """A machine for each process of the island, by rank; None where nobody is there for it yet.
+def choose(island: int, hosts: Sequence[int], free: Sequence[Candidate]) -> list[Candidate | None]:
+    """A machine for each of these hosts of the island, which are its first; None where nobody is there for it yet.
 
     A machine that asks for a seat gets that one only. Of several that fit, the one that had the seat before is taken,
     then one that asks for it, then one of the group that most of the free ones belong to, then the first that came.
     """
     left = list(free)
     near = Counter(each.group for each in free if each.group)
-    chosen: list[Candidate | None] = [None] * processes
+    chosen: list[Candidate | None] = [None] * len(hosts)
 
     def take(rank: int, fits: Sequence[Candidate]) -> None:
         if chosen[rank] is None and fits:
@@ -36,13 +36,13 @@ def choose(island: int, processes: int, hosts: int, free: Sequence[Candidate]) -
             left.remove(fits[0])
 
     def open_to(rank: int) -> list[Candidate]:
-        return [each for each in left if each.seat.fits(island, rank, hosts)]
+        return [each for each in left if each.seat.fits(island, hosts[rank], hosts[0])]
 
-    for rank in range(processes):
+    for rank in range(len(hosts)):
         take(rank, [each for each in open_to(rank) if each.served == (island, rank)])
-    for rank in range(processes):
+    for rank in range(len(hosts)):
         take(rank, [each for each in open_to(rank) if each.seat.rank >= 0])
-    for rank in range(processes):
+    for rank in range(len(hosts)):
         take(rank, sorted(open_to(rank), key=lambda each: (each.seat.island < 0, -near[each.group])))
     return chosen
 

@@ -23,11 +23,11 @@ import msgspec
 from atoll.cluster.security.roles import JOINING, Role
 from atoll.cluster.security.start import advertised
 from atoll.cluster.settings import ClusterSettings
-from atoll.engines.agent.machine import free_address
 from atoll.engines.options import EngineOptions, default_cache_directory, make_directory
 from atoll.engines.start import EngineProcess
 from atoll.errors import AtollError
 from atoll.wire.address import check_may_listen, parse_address
+from atoll.wire.sockets import free_address
 
 _LAST_LINES = 20
 _LINGER_SECONDS = 20.0  # after a start that failed, for whoever waits to learn why

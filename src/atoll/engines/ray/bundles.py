@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from atoll.cluster.settings import ClusterSettings, check_known
-from atoll.cluster.topology import read_topology
+from atoll.cluster.topology import IslandShape
 from atoll.devices.kinds import kind_of
 from atoll.errors import SettingsError
 
@@ -54,19 +54,18 @@ class Node:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-def demand_of(settings: ClusterSettings) -> Demand:
-    """What each island of the cluster asks for. Raises SettingsError."""
-    topology = read_topology(settings.islands)
+def demand_of(settings: ClusterSettings, shape: IslandShape) -> Demand:
+    """What an island of the cluster asks for. Raises SettingsError."""
     check_known("strategy of Ray's", settings.ray_strategy, STRATEGIES)
-    devices = _DEVICES.get(settings.platform)
-    bundle = {"CPU": 1.0} | ({devices: float(topology.devices)} if devices else {})
+    devices = _DEVICES.get(shape.platform)
+    bundle = {"CPU": 1.0} | ({devices: float(shape.devices)} if devices else {})
     for name, text in _pairs(settings.ray_resources, "a resource of Ray's", "GPU=4").items():
         bundle[name] = _amount(name, text)
     bundle = {name: amount for name, amount in bundle.items() if amount}
     if not bundle:
         raise SettingsError("a host needs some resource of Ray's, such as CPU=1")
     labels = _pairs(settings.ray_labels, "a label of Ray's", "ray.io/market-type=spot")
-    count = 1 if kind_of(settings.platform).process_per_island else topology.hosts
+    count = 1 if kind_of(shape.platform).process_per_island else shape.hosts
     return Demand(bundle, count, labels, settings.ray_strategy)
 
 

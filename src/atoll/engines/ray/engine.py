@@ -11,6 +11,8 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from atoll.cluster.topology import IslandShape
+from atoll.engines.engine import HostStart
 from atoll.engines.hosts.engine import HostsEngine
 from atoll.engines.options import EngineOptions
 from atoll.engines.ray.agent_environment import agent_environment
@@ -33,7 +35,6 @@ class RayEngine(HostsEngine):
         self._placement = Placement(
             options.settings.ray_address,
             f"atoll-{self._controller.host}-{self._controller.port}",
-            demand_of(options.settings),
             self._arguments,
             agent_environment(self._controller.tls),
             lambda: self._in_loop(keep_sigterm),
@@ -54,9 +55,11 @@ class RayEngine(HostsEngine):
         seat = ["--address", str(address), "--island", str(island), "--rank", str(rank)]
         return seat if address.tls else [*seat, "--insecure"]
 
-    def place(self, island: int, processes: int, then: Callable[[Sequence[str]], None]) -> None:
-        self._placement.want(island)
-        super().place(island, processes, then)
+    def place(self, island: int, starts: Sequence[HostStart], then: Callable[[Sequence[str]], None]) -> None:
+        first = starts[0]
+        shape = IslandShape(first.hosts, first.devices, first.platform)
+        self._placement.want(island, demand_of(self._settings, shape))
+        super().place(island, starts, then)
 
     def release(self, island: int) -> None:
         super().release(island)

@@ -46,6 +46,7 @@ class _Group:
     """The placement group of an island, and its hosts by rank."""
 
     group: Any
+    demand: Demand
     hosts: list[_Host] = field(default_factory=list)
 
 
@@ -60,7 +61,6 @@ class Placement:
         self,
         address: str,
         name: str,
-        demand: Demand,
         arguments: Callable[[Any, int, int], list[str]],
         environment: Mapping[str, str],
         on_connected: Callable[[], None],
@@ -69,13 +69,12 @@ class Placement:
         self._texts: dict[int, str] = {}  # by island; replaced, never changed
         self._address = address
         self._name = name
-        self._demand = demand
         self._arguments = arguments
         self._environment = dict(environment)
         self._on_connected = on_connected
         self._on_change = on_change
         self._lock = threading.Lock()
-        self._wanted: set[int] = set()
+        self._wanted: dict[int, Demand] = {}  # by island
         self._groups: dict[int, _Group] = {}
         self._awake = threading.Event()
         self._closing = False
@@ -86,14 +85,14 @@ class Placement:
         """Connects to Ray, and does from now on what is wanted."""
         self._thread.start()
 
-    def want(self, island: int) -> None:
+    def want(self, island: int, demand: Demand) -> None:
         with self._lock:
-            self._wanted.add(island)
+            self._wanted[island] = demand
         self._awake.set()
 
     def drop(self, island: int) -> None:
         with self._lock:
-            self._wanted.discard(island)
+            self._wanted.pop(island, None)
         self._awake.set()
 
     def text(self, island: int) -> str:
@@ -134,10 +133,10 @@ class Placement:
         for island in [each for each in self._groups if each not in wanted]:
             self._remove(self._groups.pop(island))
         texts = {}
-        for island in wanted:
+        for island, demand in wanted.items():
             group = self._groups.get(island)
             if group is None:
-                group = self._groups[island] = self._make(island)
+                group = self._groups[island] = self._make(island, demand)
             state = self._state(group)
             if state == "REMOVED":  # by somebody else, and Ray ends its actors
                 self._remove(self._groups.pop(island))
@@ -146,17 +145,16 @@ class Placement:
             texts[island] = self._text(group, state)
         self._say(texts)
 
-    def _wanted_now(self) -> list[int]:
+    def _wanted_now(self) -> dict[int, Demand]:
         with self._lock:
-            return sorted(self._wanted)
+            return dict(sorted(self._wanted.items()))
 
     def _say(self, texts: dict[int, str]) -> None:
         if texts != self._texts:
             self._texts = texts
             self._on_change()
 
-    def _make(self, island: int) -> _Group:
-        demand = self._demand
+    def _make(self, island: int, demand: Demand) -> _Group:
         labels = [dict(demand.labels)] * demand.count if demand.labels else None
         group = self._ray.util.placement_group(
             [dict(demand.bundle)] * demand.count,
@@ -164,7 +162,7 @@ class Placement:
             name=f"{self._name}-island-{island}",
             bundle_label_selector=labels,
         )
-        return _Group(group, [_Host() for _ in range(demand.count)])
+        return _Group(group, demand, [_Host() for _ in range(demand.count)])
 
     def _mend_hosts(self, island: int, group: _Group) -> None:
         now = time.monotonic()
@@ -183,7 +181,7 @@ class Placement:
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
             placement_group=group.group, placement_group_bundle_index=rank
         )
-        resources = dict(self._demand.bundle)
+        resources = dict(group.demand.bundle)
         options = {
             "num_cpus": resources.pop("CPU", 0.0),
             "num_gpus": resources.pop("GPU", 0.0),
@@ -213,7 +211,7 @@ class Placement:
 
     def _text(self, group: _Group, state: str) -> str:
         if state != "CREATED":
-            return lack_text(self._demand, nodes(self._ray))
+            return lack_text(group.demand, nodes(self._ray))
         problems = [f"rank {rank}: {host.problem}" for rank, host in enumerate(group.hosts) if host.problem]
         return "; ".join(problems) or "Ray has placed it, and starts its host agents"
 

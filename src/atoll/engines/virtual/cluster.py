@@ -54,13 +54,12 @@ class VirtualCluster:
         self._hosts: dict[int, HostProcess] = {}
         for island in range(topology.islands):
             collectives, neighbours = Collectives(), dict[int, Inbox]()
-            for rank in range(topology.hosts):
-                number = island * topology.hosts + rank
+            for rank, number in enumerate(topology.hosts_of(island)):
                 connection = self.process.connect("worker", f"host {number}", partial(self._to_host, number))
                 self._hosts[number] = HostProcess(
                     number,
                     rank,
-                    topology.devices,
+                    topology.shapes[island].devices,
                     model,
                     self.clock,
                     costs,

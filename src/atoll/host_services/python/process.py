@@ -26,6 +26,7 @@ from atoll.cluster.processes.last_words import LastWords, how_it_ended
 from atoll.cluster.processes.process import command, own_environment
 from atoll.errors import FrameError
 from atoll.host_services.python.link import PythonLink
+from atoll.host_services.python.meeting import Meeting
 from atoll.protocol.messages import python as m
 from atoll.transfers.inbox import MAX_INBOX_BYTES
 
@@ -49,12 +50,14 @@ class PythonProcess:
         self,
         name: str,
         options: m.PythonOptions,
+        meeting: Meeting,
         on_message: Callable[[Any], None],
         on_end: Callable[[str], None],
         expected: Callable[[], int],
     ) -> None:
         self.name = name
         self._options = options
+        self._meeting = meeting
         self._on_message = on_message
         self._on_end = on_end
         self._expected = expected
@@ -106,9 +109,10 @@ class PythonProcess:
         link = self._link = PythonLink(ours, m.FromPython)
         reason = "did not start"
         try:
+            meeting = self._meeting()
             with self._lock:
                 if not self._is_killed:
-                    self._process = self._start(theirs)
+                    self._process = self._start(theirs, meeting)
             theirs.close()
             if self._process is not None:
                 reason = self._serve(self._process, link)
@@ -136,8 +140,8 @@ class PythonProcess:
         _signal(process, signal.SIGKILL)
         return how_it_ended(process, words, _END_SECONDS)
 
-    def _start(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
-        options = msgspec.structs.replace(self._options, descriptor=theirs.fileno())
+    def _start(self, theirs: socket.socket, meeting: str) -> subprocess.Popen[bytes]:
+        options = msgspec.structs.replace(self._options, descriptor=theirs.fileno(), meeting=meeting)
         return subprocess.Popen(
             command(_MODULE, options),
             stdin=subprocess.DEVNULL,

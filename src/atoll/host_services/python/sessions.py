@@ -6,6 +6,7 @@ one, which loads the session's functions again; objects that the old one held ar
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
@@ -33,6 +34,7 @@ from atoll.errors import (
     unimplemented,
 )
 from atoll.host_services.python.link import PythonLink, view
+from atoll.host_services.python.meeting import Meeting, nowhere
 from atoll.host_services.python.options import PythonHost, python_options
 from atoll.host_services.python.process import PythonProcess
 from atoll.ir.plan import LocalArray
@@ -81,6 +83,7 @@ class _Session:
 
     number: int
     options: m.PythonOptions | None = None  # once it is known which devices it has
+    meeting: Meeting = nowhere
     process: PythonProcess | None = None
     is_ready: bool = False
     functions: dict[str, m.Load] = field(default_factory=dict)  # as the next process would have to load them
@@ -135,10 +138,13 @@ class PythonSessions:
 
     def _open(self, record: _Session, hosts: m.PythonHosts, message: Compile, host: PythonHost) -> None:
         flat = [where for partitions in message.assignment for where, _ in partitions]
-        options = python_options(host, record.number, hosts.settings, list(zip(flat, hosts.devices, strict=True)))
+        options, meeting = python_options(
+            host, record.number, hosts.settings, list(zip(flat, hosts.devices, strict=True))
+        )
         if record.options is not None and record.options.devices != options.devices:
             raise invalid("this session's Python processes were started for other devices of the island")
-        record.options = options
+        if record.options is None:
+            record.options, record.meeting = options, meeting
 
     def _load(self, record: _Session, function: str) -> None:
         process, load = self._running(record), record.functions[function]
@@ -223,6 +229,7 @@ class PythonSessions:
             process = PythonProcess(
                 f"session {record.number} on host {self._host.number}",
                 record.options,
+                record.meeting,
                 lambda message: self._received(record, process, message),
                 lambda reason: self._ended(record, process, reason),
                 lambda: sum(call.nbytes for call in list(record.calls.values())),
@@ -266,6 +273,8 @@ class PythonSessions:
         status = Status(Code.ABORTED, reason)
         if record.options is not None and record.number not in self._sessions:
             shutil.rmtree(record.options.folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # other hosts may have theirs there
+                Path(record.options.folder).parent.rmdir()
         with self._lock:
             if record.process is process:
                 record.process = None
@@ -273,7 +282,7 @@ class PythonSessions:
             comes_back = (
                 record.is_ready
                 and record.options is not None
-                and record.options.meeting != ""
+                and len(record.options.devices) > 1
                 and record.number in self._sessions
             )
             calls, record.calls = record.calls, {}

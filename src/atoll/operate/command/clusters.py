@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from atoll.cluster.settings import DEFAULT_ISLANDS
 from atoll.errors import AtollError
 from atoll.operate.command.options import (
     ClusterAddress,
@@ -18,8 +17,8 @@ from atoll.operate.command.options import (
     ClusterName,
     ClusterOptions,
     Islands,
-    settings_of,
     token,
+    up_settings,
     with_cluster_options,
 )
 from atoll.operate.command.terminal import end_on_signals, fail, say, terminal
@@ -48,7 +47,7 @@ HostJoinFile = Annotated[
 @with_cluster_options
 def up(
     *,
-    islands: Islands = DEFAULT_ISLANDS,
+    islands: Islands = None,
     listen: Annotated[
         str,
         typer.Option(
@@ -61,12 +60,21 @@ def up(
         str,
         typer.Option(
             help="By which HOST or HOST:PORT others reach it, in its join strings; where it listens if not given, or "
-            "where that is everywhere (0.0.0.0) this machine's address.",
+            "where that is everywhere (0.0.0.0) this machine's address. Several, with commas, are tried in turn.",
             metavar="ADDRESS",
         ),
     ] = "",
     join_file: JoinFile = None,
     host_join_file: HostJoinFile = None,
+    authority: Annotated[
+        Path | None,
+        typer.Option(
+            "--authority",
+            help="Keep the cluster's authority and tokens in this file, which is made if it does not exist: the join "
+            "strings of the next cluster with it are the same, so hosts that `--stay` find it.",
+            metavar="FILE",
+        ),
+    ] = None,
     insecure: Annotated[
         bool,
         typer.Option(
@@ -96,12 +104,15 @@ def up(
     from atoll.operate.standing import start_cluster
     from atoll.wire.address import parse_address
 
-    settings = settings_of(islands, cluster)
+    settings = up_settings(islands, cluster)
     chosen = "" if name == DEFAULT_NAME else f" --name {name}"
     insecure = insecure or is_insecure()
     wanted = {Role.CLIENT: join_file, Role.HOST: host_join_file}
     on_tcp = settings.engine == "ray" if not listen else not listen.startswith("unix:")
-    _check_join_files([file for file in wanted.values() if file is not None], secured=on_tcp and not insecure)
+    files = [file for file in (*wanted.values(), authority) if file is not None]
+    _check_join_files(files, secured=on_tcp and not insecure)
+    if authority is not None and settings.engine == "ray":
+        raise typer.BadParameter("--authority: Ray starts hosts itself, with the present join string; leave it away")
     standing = start_cluster(
         name=name,
         settings=settings,
@@ -110,6 +121,7 @@ def up(
         stays=not foreground,
         advertise=advertise,
         insecure=insecure,
+        authority=authority,
     )
     secured = parse_address(standing.record.address).tls
     try:
@@ -124,7 +136,7 @@ def up(
             say(f"waiting for hosts: `atoll host {how}` on each machine")
         if settings.engine != "local":
             say(f"  look:  atoll status{chosen}")
-        with terminal.status(f"starting {islands} ..."):
+        with terminal.status(f"starting {settings.islands} ..."):
             standing.wait()
     except AtollError:
         messages = standing.last_messages()
@@ -133,7 +145,7 @@ def up(
         raise
     address = standing.record.address
     print(address, flush=True)
-    say(f"cluster {name} is up: {islands} on {settings.platform}")
+    say(f"cluster {name} is up: {settings.islands} on {', '.join(settings.topology.platforms)}")
     say(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={address} python train.py")
     if parse_address(address).tls:
         where = str(join_file or standing_join(standing.directory))
@@ -159,8 +171,8 @@ def _check_join_files(files: list[Path], *, secured: bool) -> None:
     """Ends the command where there will be none to write, or no folder for them: before a cluster is started."""
     if files and not secured:
         raise typer.BadParameter(
-            "a join file is for a cluster on TCP with TLS: give --listen HOST:PORT (or --engine ray), and not "
-            "--insecure"
+            "a join file or an authority is for a cluster on TCP with TLS: give --listen HOST:PORT (or --engine ray), "
+            "and not --insecure"
         )
     for file in files:
         if not file.absolute().parent.is_dir():

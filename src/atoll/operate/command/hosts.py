@@ -72,6 +72,14 @@ def host(
     stay: Annotated[
         bool, typer.Option("--stay", help="Wait for the next cluster at this address where one has ended.")
     ] = False,
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="How many hosts of the cluster this machine is, each with a worker of its own and its part of the "
+            "GPUs. Each rank then stands for so many.",
+        ),
+    ] = 1,
     parent: Annotated[int, typer.Option(help="End with the process that has this pid.", metavar="PID")] = 0,
 ) -> None:
     """Give this machine to a cluster that was started with `atoll up --engine hosts`.
@@ -90,9 +98,9 @@ def host(
     from atoll.cluster.processes.process import run_loop, start_logging
     from atoll.cluster.security.access import INSECURE_VARIABLE
     from atoll.cluster.security.join import JOIN_VARIABLE
-    from atoll.engines.agent.agent import run_agent
+    from atoll.engines.agent.agent import run_agents
     from atoll.engines.agent.launcher import seat_of
-    from atoll.engines.agent.options import AgentOptions
+    from atoll.engines.agent.options import AgentOptions, options_of_workers
     from atoll.engines.options import default_cache_directory
     from atoll.errors import SettingsError
     from atoll.operate.joining import reach
@@ -114,9 +122,11 @@ def host(
         raise SettingsError(f"{address}: a host agent reaches its controller over TCP: expected HOST:PORT")
     seat = seat_of(os.environ, island, rank)
     options = AgentOptions(controller, seat, advertise, listen, meeting, group, grace, stay, parent)
+    agents = options_of_workers(options, workers)
     start_logging("host")
 
-    def joined() -> None:
-        say(f"this host has joined the cluster at {controller}: it takes {seat}")
+    def joined(agent: AgentOptions) -> None:
+        who = "this host" if workers == 1 else agent.machine
+        say(f"{who} has joined the cluster at {controller}: it takes {agent.seat}")
 
-    run_loop(lambda stop: run_agent(options, default_cache_directory(), joined, stop))
+    run_loop(lambda stop: run_agents(agents, default_cache_directory(), joined, stop))

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from atoll.cluster.settings import DEFAULT_PLATFORM, ClusterSettings
 from atoll.operate.command.options import ClusterOptions, Islands, settings_of, with_cluster_options
 
 # Of Kubernetes' objects, of which some get a suffix.
@@ -27,7 +28,7 @@ def _pairs(texts: list[str] | None, option: str) -> dict[str, str]:
 @with_cluster_options
 def kubernetes(
     *,
-    islands: Islands,
+    islands: Islands = None,
     image: Annotated[str, typer.Option(help="An image with atoll, JAX for the platform, and all that scripts need.")],
     cluster: ClusterOptions,
     name: Annotated[
@@ -63,23 +64,23 @@ def kubernetes(
     anew by each run of this command: keep them like passwords. Scripts run in pods of the namespace, with the
     environment of the Secret NAME-client and `JAX_PLATFORMS=atoll`.
     """
-    from atoll.cluster.topology import Topology
     from atoll.operate.manifests.credentials import make_credentials
     from atoll.operate.manifests.kubernetes import KubernetesCluster, manifests
     from atoll.operate.manifests.text import as_yaml
 
     if not _NAME.fullmatch(name):
         raise typer.BadParameter(f"--name {name!r}: expected up to 40 of a-z, 0-9 and -, beginning with a letter")
-    settings_of(islands, cluster)  # raises what is wrong with them
+    settings = _settings(islands, cluster)
     wanted = KubernetesCluster(
         name,
-        Topology.parse(islands),
+        settings.topology,
         image,
-        cluster.platform or "",
+        _platform(settings),
         namespace,
         _flags(cluster),
         _pairs(resource, "--resource"),
         _pairs(node_selector, "--node-selector"),
+        _content(cluster),
     )
     credentials = {} if existing_secrets else make_credentials(wanted.address)
     print(as_yaml(manifests(wanted, credentials)), end="")
@@ -89,7 +90,7 @@ def kubernetes(
 def slurm(
     command: Annotated[list[str], typer.Argument(help="What to run on the cluster, such as: python train.py")],
     *,
-    islands: Islands,
+    islands: Islands = None,
     cluster: ClusterOptions,
     name: Annotated[str, typer.Option(help="Of the job.")] = "atoll",
     sbatch: Annotated[
@@ -102,15 +103,32 @@ def slurm(
     The job has a node for each host, and a controller on the first one, where the command runs. The cluster ends with
     the command.
     """
-    from atoll.cluster.topology import Topology
     from atoll.operate.manifests.slurm import SlurmJob, batch_script
 
-    settings_of(islands, cluster)  # raises what is wrong with them
+    settings = _settings(islands, cluster)
     for each in [name, *(sbatch or ())]:
         if "\n" in each:
             raise typer.BadParameter("a directive of sbatch is one line")
-    job = SlurmJob(name, Topology.parse(islands), command, cluster.platform or "", _flags(cluster), sbatch or ())
+    job = SlurmJob(
+        name, settings.topology, command, _platform(settings), _flags(cluster), sbatch or (), _content(cluster)
+    )
     print(batch_script(job), end="")
+
+
+def _settings(islands: str | None, cluster: ClusterOptions) -> ClusterSettings:
+    """Of the cluster; ends the command where it is not said which islands that has."""
+    if islands is None and cluster.cluster_file is None:
+        raise typer.BadParameter("which islands? Give --islands or --cluster")
+    return settings_of(islands, cluster)
+
+
+def _platform(settings: ClusterSettings) -> str:
+    return "" if settings.platform == DEFAULT_PLATFORM else settings.platform
+
+
+def _content(cluster: ClusterOptions) -> str:
+    """Of the cluster file, which has been read already."""
+    return cluster.cluster_file.read_text(encoding="utf-8") if cluster.cluster_file is not None else ""
 
 
 def _flags(cluster: ClusterOptions) -> list[str]:

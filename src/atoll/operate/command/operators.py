@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from atoll.operate.command.options import ClusterAddress, ClusterJoin, ClusterName, token
 from atoll.operate.command.terminal import fail, terminal
+
+if TYPE_CHECKING:
+    from atoll.cluster.topology import IslandShape
 
 _MOST_DEVICES = 1 << 16  # of a slice
 
@@ -46,19 +50,68 @@ def remap(
     print(done)
 
 
-def add_island(address: ClusterAddress = "", name: ClusterName = "", join: ClusterJoin = "") -> None:
-    """Start one more island like the others, while programs run.
+def add_island(
+    like: Annotated[
+        int | None, typer.Option(min=0, help="The number of the island that it is to be like.", metavar="ISLAND")
+    ] = None,
+    shape: Annotated[
+        str, typer.Option(help="HOSTSxDEVICES: 2x4 has two hosts with four devices each.", metavar="HxD")
+    ] = "",
+    platform: Annotated[
+        str, typer.Option(help="With --shape: what its workers compute on; the first island's platform if not given.")
+    ] = "",
+    topology: Annotated[str, typer.Option(help="With --shape: the mesh of its devices, such as 2x4.")] = "",
+    kind: Annotated[str, typer.Option(help="With --shape: a name for its devices, for add_slice(kind=).")] = "",
+    wait: Annotated[
+        float,
+        typer.Option(
+            min=0.0, help="Seconds until it is given up; those of the cluster's own --wait if not given.", metavar="S"
+        ),
+    ] = 0.0,
+    address: ClusterAddress = "",
+    name: ClusterName = "",
+    join: ClusterJoin = "",
+) -> None:
+    """Start one more island, while programs run: like the others, or like one of them where they differ.
 
     New sessions have its devices; slices of those that run can be moved there (`atoll remap`). Returns when it is up.
 
     Which cluster: as for `atoll status`.
     """
-    from atoll.operate.clusters import find, operate
+    from atoll.operate.clusters import add_island as add
+    from atoll.operate.clusters import find, report_of
     from atoll.protocol.messages import AddIslandRequest
 
+    if shape and like is not None:
+        raise typer.BadParameter("--like and --shape say both what it is to be: give one")
+    if (platform or topology or kind) and not shape:
+        raise typer.BadParameter("--platform, --topology and --kind are for --shape")
+    target = find(address, name, join)
+    wanted = None
+    if shape:
+        platform = platform or report_of(target, token())["islands"][0]["shape"]["platform"]
+        wanted = _shape(shape, platform, topology, kind)
+    request = AddIslandRequest(wanted, -1 if like is None else like, wait)
     with terminal.status("starting an island ..."):
-        done = operate(find(address, name, join), token(), AddIslandRequest())
+        done = add(target, token(), request)
     print(done)
+
+
+def _shape(text: str, platform: str, topology: str, kind: str) -> IslandShape:
+    from atoll.cluster.mesh import parse_mesh
+    from atoll.cluster.topology import Topology, make_topology
+    from atoll.devices.platforms import check_platform
+    from atoll.errors import SettingsError
+
+    try:
+        check_platform(platform)
+        (shape,) = Topology.parse(f"1x{text}", platform, parse_mesh(topology)).shapes
+        make_topology([shape])
+    except SettingsError as error:
+        raise typer.BadParameter(str(error)) from None
+    except ValueError:
+        raise typer.BadParameter(f"--shape {text!r}: expected HOSTSxDEVICES, such as 2x4") from None
+    return msgspec.structs.replace(shape, kind=kind)
 
 
 def drain(

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from inspect import Parameter, signature
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import msgspec
 import typer
 
+from atoll.cluster.cluster_file import FILE_VARIABLE, read_cluster_file
 from atoll.cluster.processes.leases import LEASE_SECONDS
 from atoll.cluster.settings import (
     DEFAULT_ENGINE,
@@ -30,7 +32,7 @@ from atoll.quantities import parse_bytes
 
 
 def _check_islands(text: str | None) -> str | None:
-    from atoll.cluster.topology import read_topology
+    from atoll.cluster.settings import read_topology
 
     return _checked(read_topology, text)
 
@@ -72,7 +74,12 @@ def _memory(text: str) -> int:
 
 _ISLANDS_HELP = (
     "ISLANDSxHOSTSxDEVICES: 2x1x4 has two islands, of one host with four devices each. JAX sees them as "
-    "2 slices (`slice_index`) of 4 devices."
+    "2 slices (`slice_index`) of 4 devices. 1x2x4+1x1x8 has two islands that differ."
+)
+_FILE_HELP = (
+    "A file in TOML with islands that may differ in hosts, devices, platform and topology, and with settings of the "
+    'names of these options: see the page "Clusters". In place of --islands; other options count more. ATOLL_CLUSTER '
+    "if not given."
 )
 _MEMORY_HELP = (
     "The memory of each device, such as 16GiB, where the platform does not report it (cpu) or reports too much. What "
@@ -127,7 +134,10 @@ _BULK_TLS_HELP = (
     "that nobody else reads: what is computed with then travels in the clear. ATOLL_BULK_TLS if not given, else on."
 )
 
-Islands = Annotated[str, typer.Option(help=_ISLANDS_HELP, callback=_check_islands, metavar="IxHxD")]
+Islands = Annotated[
+    str | None,
+    typer.Option(help=f"{_ISLANDS_HELP} This or --cluster.", callback=_check_islands, metavar="IxHxD"),
+]
 EmbeddedIslands = Annotated[
     str | None,
     typer.Option(
@@ -142,6 +152,7 @@ EmbeddedIslands = Annotated[
 class ClusterOptions:
     """What a cluster is to have, in the words of `ClusterSettings`; None where the user did not say."""
 
+    cluster_file: Annotated[Path | None, typer.Option("--cluster", help=_FILE_HELP, metavar="FILE")] = None
     platform: Annotated[str | None, typer.Option(help=_PLATFORM_HELP, callback=_check_platform)] = None
     device_memory: Annotated[
         int | None, typer.Option("--device-memory", help=_MEMORY_HELP, parser=_memory, metavar="AMOUNT")
@@ -215,12 +226,25 @@ def check_one_of(islands: str | None, address: str, join: str) -> None:
 
 def given(islands: str | None, cluster: ClusterOptions) -> dict[str, Any]:
     """What the user gave, by the names that `ClusterSettings` has for it."""
-    return {name: value for name, value in {"islands": islands, **vars(cluster)}.items() if value is not None}
+    said = {name: value for name, value in {"islands": islands, **vars(cluster)}.items() if value is not None}
+    if islands is not None and "cluster_file" in said:
+        raise typer.BadParameter("--islands and --cluster say both which islands there are: give one")
+    return said
 
 
 def settings_of(islands: str | None, cluster: ClusterOptions) -> ClusterSettings:
     """The cluster of these options, and of the environment where one is None. Raises ClusterError."""
-    return msgspec.structs.replace(ClusterSettings.from_environment(), **given(islands, cluster))
+    said, settings = given(islands, cluster), ClusterSettings.from_environment()
+    file = said.pop("cluster_file", None) or os.environ.get(FILE_VARIABLE, "")
+    if file and islands is None:
+        return read_cluster_file(file, settings, said)
+    return msgspec.structs.replace(settings, **said)
+
+
+def up_settings(islands: str | None, cluster: ClusterOptions) -> ClusterSettings:
+    """The same for a cluster that stays: ATOLL_ISLANDS is for embedded ones."""
+    settings = settings_of(islands, cluster)
+    return settings if settings.shapes or islands else msgspec.structs.replace(settings, islands=DEFAULT_ISLANDS)
 
 
 def token() -> str:

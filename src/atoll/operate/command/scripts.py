@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from atoll.cluster.cluster_file import FILE_VARIABLE
 from atoll.cluster.security.join import JOIN_VARIABLE, read_join
 from atoll.cluster.settings import VARIABLES
 from atoll.operate.command.options import (
@@ -56,7 +57,13 @@ def run(
         env["ATOLL_ADDRESS"] = address
     if join:
         env[JOIN_VARIABLE] = str(read_join(join))
-    env.update({VARIABLES[name]: str(value) for name, value in given(islands, cluster).items()})
+    said = given(islands, cluster)
+    if islands is not None:
+        env.pop(FILE_VARIABLE, None)
+    elif "cluster_file" in said:
+        settings_of(islands, cluster)  # raises what is wrong with it
+        env[FILE_VARIABLE] = os.path.abspath(said.pop("cluster_file"))
+    env.update({VARIABLES[name]: str(value) for name, value in said.items()})
     try:
         os.execvpe(command[0], command, env)
     except FileNotFoundError:

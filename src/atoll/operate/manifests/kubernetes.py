@@ -23,6 +23,9 @@ _END_SECONDS = 10
 # Kubernetes has given this many times to each host before it gives the island up.
 _RESTARTS = 1_000_000
 
+# Where the cluster's file is, in the controller's pod; the suffix of the object that has it.
+_FOLDER, _FILE, _CLUSTER = "/etc/atoll", "cluster.toml", "-cluster"
+
 # What a pod asks for to get devices of a platform.
 DEVICE_RESOURCES = {"cuda": "nvidia.com/gpu", "gpu": "nvidia.com/gpu", "rocm": "amd.com/gpu", "tpu": "google.com/tpu"}
 
@@ -39,6 +42,7 @@ class KubernetesCluster:
     settings: Sequence[str] = ()
     resources: Mapping[str, str] = field(default_factory=dict)
     node_selector: Mapping[str, str] = field(default_factory=dict)
+    file: str = ""  # the content of a cluster file, in place of the topology's short form
 
     @property
     def address(self) -> str:
@@ -57,7 +61,8 @@ def manifests(cluster: KubernetesCluster, credentials: Mapping[str, Mapping[str,
         for component, environment in credentials.items()
     ]
     islands = [_island(cluster, number) for number in range(cluster.topology.islands)]
-    return [*secrets, _service(cluster), _controller(cluster), *islands]
+    files = [_object(cluster, "v1", "ConfigMap", _CLUSTER) | {"data": {_FILE: cluster.file}}] if cluster.file else []
+    return [*secrets, *files, _service(cluster), _controller(cluster), *islands]
 
 
 def _service(cluster: KubernetesCluster) -> Manifest:
@@ -70,7 +75,8 @@ def _service(cluster: KubernetesCluster) -> Manifest:
 
 
 def _controller(cluster: KubernetesCluster) -> Manifest:
-    command = ["atoll", "up", "--foreground", "--engine", "hosts", "--islands", str(cluster.topology)]
+    islands = ["--cluster", f"{_FOLDER}/{_FILE}"] if cluster.file else ["--islands", str(cluster.topology)]
+    command = ["atoll", "up", "--foreground", "--engine", "hosts", *islands]
     command += ["--listen", f"0.0.0.0:{PORT}", "--advertise", cluster.address]
     if cluster.platform:
         command += ["--platform", cluster.platform]
@@ -78,6 +84,10 @@ def _controller(cluster: KubernetesCluster) -> Manifest:
         "ports": [{"name": "control", "containerPort": PORT}],
         "readinessProbe": {"tcpSocket": {"port": "control"}, "periodSeconds": 5},
     }
+    pod = _pod([container])
+    if cluster.file:
+        container["volumeMounts"] = [{"name": "cluster", "mountPath": _FOLDER, "readOnly": True}]
+        pod["volumes"] = [{"name": "cluster", "configMap": {"name": cluster.name + _CLUSTER}}]
     labels = _labels(cluster, "controller")
     return _object(cluster, "apps/v1", "Deployment") | {
         "spec": {
@@ -86,14 +96,14 @@ def _controller(cluster: KubernetesCluster) -> Manifest:
             "selector": {"matchLabels": labels},
             "template": {
                 "metadata": {"labels": labels},
-                "spec": _pod([container]),
+                "spec": pod,
             },
         }
     }
 
 
 def _island(cluster: KubernetesCluster, number: int) -> Manifest:
-    hosts = cluster.topology.hosts
+    hosts = cluster.topology.shapes[number].hosts
     labels = _labels(cluster, f"island-{number}")
     return _object(cluster, "jobset.x-k8s.io/v1alpha2", "JobSet", f"-island-{number}") | {
         "spec": {
@@ -127,9 +137,10 @@ def _host(cluster: KubernetesCluster, island: int, labels: Mapping[str, str]) ->
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
     ]
     amounts = dict(cluster.resources)
-    device = DEVICE_RESOURCES.get(cluster.platform)
+    shape = cluster.topology.shapes[island]
+    device = DEVICE_RESOURCES.get(shape.platform)
     if device is not None:
-        amounts.setdefault(device, str(cluster.topology.devices))
+        amounts.setdefault(device, str(shape.devices))
     if amounts:
         container["resources"] = {"requests": amounts, "limits": amounts}
     spec = _pod([container]) | {

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.cluster.topology import Topology
+from atoll.errors import SettingsError
 
+_GPUS = ("cuda", "gpu", "rocm")
 # Seconds for the controller to say how hosts join.
 _START_SECONDS = 60
 
@@ -26,20 +28,34 @@ class SlurmJob:
     platform: str = ""
     settings: Sequence[str] = ()
     directives: Sequence[str] = ()
+    file: str = ""  # the content of a cluster file, in place of the topology's short form
 
 
 def batch_script(job: SlurmJob) -> str:
-    """The script, for `sbatch`."""
-    hosts = job.topology.host_count
+    """The script, for `sbatch`. Raises SettingsError where the nodes of one job cannot be such hosts."""
+    hosts, shapes = job.topology.host_count, job.topology.shapes
+    gpus = {shape.devices if shape.platform in _GPUS else 0 for shape in shapes}
+    if len(gpus) > 1:
+        text = "; ".join(f"island {number} has {shape}" for number, shape in enumerate(shapes))
+        raise SettingsError(
+            f"all nodes of a Slurm job have the same GPUs, and these islands differ: {text}. Start the cluster with "
+            "`atoll up --engine hosts`, and `atoll host` in a job of its own for each kind of node"
+        )
     directives = [f"--job-name={job.name}", f"--nodes={hosts}", "--ntasks-per-node=1"]
-    if job.platform in ("cuda", "gpu", "rocm"):
-        directives.append(f"--gpus-per-node={job.topology.devices}")
+    if gpus != {0}:
+        directives.append(f"--gpus-per-node={gpus.pop()}")
     platform = ["--platform", job.platform] if job.platform else []
-    up = ["atoll", "up", "--foreground", "--engine", "hosts", "--islands", str(job.topology), *platform, *job.settings]
+    islands = [] if job.file else ["--islands", str(job.topology)]
+    up = shlex.join(["atoll", "up", "--foreground", "--engine", "hosts", *islands, *platform, *job.settings])
+    up += ' --cluster "$folder/cluster.toml"' if job.file else ""
     lines = ["#!/bin/bash", *(f"#SBATCH {each}" for each in (*directives, *job.directives))]
     return "\n".join(lines) + _BODY.format(
-        up=shlex.join(up), hosts=hosts, seconds=_START_SECONDS, command=shlex.join(job.command)
+        up=up, file=_file(job.file), hosts=hosts, seconds=_START_SECONDS, command=shlex.join(job.command)
     )
+
+
+def _file(content: str) -> str:
+    return f'printf %s {shlex.quote(content)} >"$folder/cluster.toml"\n' if content else ""
 
 
 _BODY = """
@@ -55,7 +71,7 @@ finish() {{
   rm -rf "$folder"
 }}
 trap finish EXIT
-
+{file}
 port=$((20000 + SLURM_JOB_ID % 10000))
 {up} --name "slurm-$SLURM_JOB_ID" \\
   --listen "0.0.0.0:$port" --advertise "$(hostname -f)" \\

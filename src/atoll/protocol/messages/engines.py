@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from atoll.cluster.topology import IslandShape
 from atoll.protocol.messages.agents import AgentLost, AgentSays, EngineReport, IslandStarts, TellAgent
 from atoll.protocol.messages.opening import Message, Refused
 from atoll.protocol.messages.operators import DrainRequest, OperationReply
@@ -38,9 +39,13 @@ class IslandEnded(Message, frozen=True, tag=101):
 
 
 class StartIsland(Message, frozen=True, tag=102):
-    """Start the workers of one more island; numbers rise by one."""
+    """Start the workers of one more island, which is to have that shape; numbers rise by one.
+
+    Without a shape: of one that was ended, once there are machines for it again.
+    """
 
     island: int
+    shape: IslandShape | None = None
 
 
 class EndIsland(Message, frozen=True, tag=103):

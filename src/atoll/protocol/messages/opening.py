@@ -33,6 +33,7 @@ class Hello(Message, frozen=True, tag=1):
     label: str = ""
     host: int = -1  # a worker's
     incarnation: int = 0  # of a worker's island: rises with each start
+    platform: str = ""  # whose devices a proxy's session is to have; "": those of the first island
 
 
 class Refused(Message, frozen=True, tag=2):

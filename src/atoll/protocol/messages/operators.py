@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from atoll.cluster.topology import IslandShape
 from atoll.errors import Status
 from atoll.protocol.messages.opening import Message, Refused
 
@@ -50,13 +51,24 @@ class RemapRequest(Message, frozen=True, tag=97):
 
 
 class AddIslandRequest(Message, frozen=True, tag=99):
-    """Start one more island like the others."""
+    """Start one more island: of that shape, else like the one of that number, else like the others.
+
+    It is given up where it is not up within `wait_seconds`; 0: as the cluster's settings say.
+    """
+
+    shape: IslandShape | None = None
+    like: int = -1
+    wait_seconds: float = 0.0
 
 
 class DrainRequest(Message, frozen=True, tag=100):
-    """Move all that is on the island to others, and end its workers."""
+    """Move all that is on the island to others, and end its workers.
+
+    With `returns`, as the engine asks it where a machine leaves, it comes back once there are machines for it again.
+    """
 
     island: int
+    returns: bool = False
 
 
 class OperationReply(Message, frozen=True, tag=98):

@@ -100,7 +100,8 @@ class PythonOptions(msgspec.Struct, frozen=True):
     """How a process is started. `descriptor` is its end of its link to the worker.
 
     `devices[i]` are the client's ids of the devices of the island's host i, in the order in which that host counts
-    them; `rank` is this host. With several hosts, their processes join one JAX program at the address `meeting`.
+    them; `rank` is this host. With several hosts, their processes join one JAX program at the address `meeting`, and
+    reach one another at the `hostname` of each.
     `folder` is the process's own, in a folder of its session; it does not see what is `hidden`, and may use so much
     memory.
     """
@@ -111,6 +112,7 @@ class PythonOptions(msgspec.Struct, frozen=True):
     settings: ClientSettings
     folder: str
     meeting: str
+    hostname: str
     memory_bytes: int
     hidden: tuple[str, ...]
 

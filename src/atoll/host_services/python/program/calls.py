@@ -146,7 +146,7 @@ class Runner:
         try:
             loading.set_result(self._functions.load(message.source, message.again))
         except BaseException as error:
-            status = _failed(f"{message.source.name} cannot be loaded", error)
+            status = _failed(f"{message.source.name} cannot be loaded on {os.uname().nodename}", error)
             loading.set_exception(RuntimeError(status.message))
         with contextlib.suppress(OSError):  # the worker has ended
             self._link.send(m.Loaded(message.function, status))

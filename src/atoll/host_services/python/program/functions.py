@@ -11,11 +11,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
-from jax._src import tree_util
+from jax._src import distributed, tree_util, xla_bridge
+from jax._src.lib import _jax
 from jax.experimental.colocated_python import obj_backend, serialization
 
 from atoll.host_services.python.program.stored_arrays import reading, writing
@@ -41,11 +43,20 @@ def open_functions(options: m.PythonOptions) -> Functions:
             heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
             coordinator_bind_address=options.meeting,
         )
+        _compute_at(options.hostname)
     devices: dict[int, jax.Device] = {}
     for host, ids in enumerate(options.devices):
         here = sorted((each for each in jax.devices() if each.process_index == host), key=lambda each: each.id)
         devices.update(zip(ids, here, strict=True))
     return Functions(devices, options.devices[options.rank])
+
+
+def _compute_at(hostname: str) -> None:
+    """What the processes of the island's hosts say to one another in computations is received at `hostname`."""
+    collectives = _jax.make_gloo_tcp_collectives(distributed_client=distributed.global_state.client, hostname=hostname)
+    xla_bridge.register_backend_factory(
+        "cpu", partial(xla_bridge.make_cpu_client, collectives), priority=0, fail_quietly=False
+    )
 
 
 class Functions:

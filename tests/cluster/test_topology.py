@@ -1,0 +1,58 @@
+"""Topologies: how they are written, and how hosts and devices are numbered."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.cluster.settings import ClusterSettings
+from atoll.cluster.topology import IslandShape, Seat, Topology
+from atoll.errors import SettingsError
+
+
+@pytest.mark.parametrize("text", ["1x1x8", "2x1x4", "1x2x4+1x1x8", "3x2x1+1x1x1+2x4x4"])
+def test_a_topology_is_written_as_it_is_read(text: str) -> None:
+    assert str(Topology.parse(text)) == text
+
+
+@pytest.mark.parametrize("text", ["", "1x1", "1x1x0", "1x1x8+", "1x1xa", "1x1x8,1x1x4", "-1x1x1"])
+def test_what_is_none_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"1x2x4\+1x1x8"):
+        _ = ClusterSettings(text).topology
+
+
+def test_hosts_and_devices_count_through_islands_that_differ() -> None:
+    topology = Topology.parse("1x2x3+2x1x4")
+    assert (topology.islands, topology.host_count) == (3, 4)
+    assert [list(topology.hosts_of(island)) for island in range(3)] == [[0, 1], [2], [3]]
+    assert [topology.island_of(host) for host in range(4)] == [0, 0, 1, 2]
+    assert [topology.number_of(host, 1) for host in range(4)] == [1, 4, 7, 11]
+    more = topology.with_island(IslandShape(2, 2))
+    assert [more.number_of(host, 0) for host in (3, 4, 5)] == [10, 14, 16]
+
+
+@pytest.mark.parametrize("host", [-1, 4, 100])
+def test_a_host_that_is_none_is_of_no_island(host: int) -> None:
+    topology = Topology.parse("1x2x3+2x1x4")
+    assert topology.island_of(host) not in range(topology.islands)
+
+
+@pytest.mark.parametrize(
+    ("seat", "fits"),
+    [
+        (Seat(), True),
+        (Seat(1), True),
+        (Seat(0), False),
+        (Seat(1, 1), True),
+        (Seat(1, 0), False),
+        (Seat(rank=4), True),
+        (Seat(rank=1), False),
+    ],
+)
+def test_a_seat_counts_within_an_island_or_through_the_cluster(seat: Seat, fits: bool) -> None:
+    # Host 4 is host 1 of island 1, after an island of three hosts.
+    assert seat.fits(1, 4, 3) is fits
+
+
+def test_a_mesh_that_an_island_cannot_have_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"an island of 1x8 .* cannot stand in a mesh of 4x4"):
+        _ = ClusterSettings("1x2x8+1x1x8", mesh="4x4").topology

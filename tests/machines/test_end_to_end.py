@@ -1,0 +1,50 @@
+"""The tests of `tests/end_to_end`, as they are, with their children's hosts and client on machines of their own."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.machines.bed import Machines
+from tests.machines.clusters import ROOT, MachineCluster, environment
+from tests.machines.plugin import long, make_machines  # noqa: F401
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), long]
+
+FILES = ("arrays_at_home", "checkpoints", "colocated_python", "data")
+# It writes a module where only the client's machine has it.
+LEFT_OUT = ("tests/end_to_end/test_colocated_python.py::test_modules_on_the_users_path_are_found",)
+# Children that ask for one of these get the cluster that stands, whose island has two hosts.
+ISLANDS = ("1x1x4", "1x2x2")
+
+
+@pytest.fixture
+def shared_folder() -> Iterator[Path]:
+    """Machines have a /tmp of their own, and see all else of this one."""
+    folder = Path(tempfile.mkdtemp(prefix="atoll-shared-", dir="/var/tmp"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_end_to_end_tests_pass_over_two_machines(make_machines: Callable[..., Machines], shared_folder: Path) -> None:  # noqa: F811
+    with MachineCluster(make_machines(4), "1x2x2", Path("/tmp/compiled")) as cluster:
+        for machine in ("m1", "m2"):
+            cluster.host(machine)
+        cluster.is_up()
+        join = cluster.of_clients["ATOLL_JOIN"]
+        given = environment(
+            JAX_PLATFORMS="cpu",
+            XLA_FLAGS="--xla_force_host_platform_device_count=8",
+            **{f"ATOLL_TEST_CLUSTER_{islands.upper()}": join for islands in ISLANDS},
+        )
+        options = ["-q", "-p", "no:cacheprovider", f"--basetemp={shared_folder}/tests"]
+        left_out = [f"--deselect={each}" for each in LEFT_OUT]
+        files = [f"{ROOT}/tests/end_to_end/test_{each}.py" for each in FILES]
+        command = [sys.executable, "-m", "pytest", f"--rootdir={ROOT}", f"--config-file={ROOT}/pyproject.toml"]
+        tests = cluster.start("m3", [*command, *options, *left_out, *files], **given)
+        assert tests.wait(280) == 0, tests.said
