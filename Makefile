@@ -56,7 +56,7 @@ conformance: $(VENV)/.test $(VENV)/.conformance-requirements  ## Run JAX's own t
 	@test -n "$(JAX)" || { echo "say where JAX's sources are: make conformance JAX=<checkout at the installed version's tag>" >&2; exit 2; }
 	$(BIN)/python -m scripts.conformance --jax "$(JAX)" $(ARGS)
 
-soak: $(VENV)/.test  ## Ten minutes of random work while processes are killed: make soak ARGS="--minutes 2"
+soak: $(VENV)/.test  ## Random work while processes are killed, ten minutes; also machines and links (as root): make soak ARGS="--machines 3 --minutes 20"
 	$(BIN)/python -m scripts.soak $(ARGS)
 
 protos: $(VENV)/.dev  ## Write the protocol's Python modules anew from the .proto files

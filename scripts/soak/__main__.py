@@ -1,95 +1,49 @@
-"""A cluster under load while its processes are killed.
+"""A cluster under load while its processes are killed, and with `--machines` its machines and links are struck.
 
-Clients run random programs and transfers over 2x2x2 and check every result; meanwhile, every few seconds, a worker, a
-proxy or a client is killed, or a worker stopped. In the end nothing may be wrong, hang, or be left behind.
+Clients run random programs and transfers and check every result; meanwhile, every few seconds, somebody is struck. In
+the end nothing may be wrong, hang, or be left behind.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
+import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from atoll.cluster.processes.client_folders import in_use
+from atoll.cluster.settings import check_known
+from scripts.soak.ground import Ground, report
+from scripts.soak.machines import ManyMachines
+from scripts.soak.one_machine import OneMachine
 from scripts.soak.users import SoakError, Users
 
 SETTLE_SECONDS = 60.0
 # Nobody is struck in the last seconds: what was struck then would not be seen to come back.
 LAST_SECONDS = 5.0
-SHARED = Path("/dev/shm")
 console = Console(soft_wrap=True)
 
 
-def atoll(environment: Mapping[str, str], *arguments: str) -> str:
-    """Runs the command; its output. Raises SoakError where it fails."""
-    command = [sys.executable, "-m", "atoll.operate.command", *arguments]
-    ended = subprocess.run(command, env=dict(environment), capture_output=True, text=True, timeout=180)
-    if ended.returncode:
-        raise SoakError(f"atoll {' '.join(arguments)} failed: {ended.stderr}")
-    return ended.stdout
+def strike(ground: Ground, users: Users, rng: random.Random) -> str:
+    """Strikes somebody: where a victim was out of reach, another. Returns the kind."""
+    kinds, weights = list(ground.kinds), list(ground.kinds.values())
+    while not ground.strike(kind := rng.choices(kinds, weights)[0], users, rng):
+        pass
+    return kind
 
 
-def report(environment: Mapping[str, str]) -> dict[str, Any]:
-    status: dict[str, Any] = json.loads(atoll(environment, "status", "--json"))
-    return status
-
-
-class Killer:
-    """Picks a victim now and then."""
-
-    def __init__(self, rng: random.Random, environment: Mapping[str, str], users: Users) -> None:
-        self.rng = rng
-        self.environment = environment
-        self.users = users
-        self.killed: Counter[str] = Counter()
-
-    def strike(self) -> None:
-        """Strikes somebody: where a victim was out of reach, another."""
-        kinds = ["worker killed", "worker stopped", "proxy killed", "client killed"]
-        while not self._hit(kind := self.rng.choices(kinds, [6, 1, 3, 3])[0]):
-            pass
-        self.killed[kind] += 1
-
-    def _hit(self, kind: str) -> bool:
-        """Whether there was somebody of that kind to hit."""
-        if kind.startswith("worker"):
-            hosts = [host for island in report(self.environment)["islands"] for host in island["hosts"]]
-            victim = self.rng.choice([host for host in hosts if host["state"] == "ready"] or hosts)
-            try:
-                os.kill(victim["pid"], signal.SIGKILL if kind == "worker killed" else signal.SIGSTOP)
-            except ProcessLookupError:
-                return False
-            return True
-        user = self.rng.choice(self.users.alive)
-        proxy = user.proxy()
-        if proxy is None or user.doomed:
-            return False
-        user.doomed = kind
-        if kind == "proxy killed":
-            proxy.kill()
-        else:
-            user.process.kill()
-        return True
-
-
-def settle(environment: Mapping[str, str]) -> dict[str, Any]:
+def settle(ground: Ground) -> dict[str, Any]:
     """The report once all is quiet: no session, nothing in flight, no byte in use. Raises SoakError if it never is."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
-        status = report(environment)
+        status = report(ground)
         devices = [device for island in status["islands"] for host in island["hosts"] for device in host["devices"]]
         held = [device for device in devices if device["used_bytes"]]
         busy = [i for i in status["islands"] if i["state"] != "ready" or i["in_flight"] or i["waiting"]]
@@ -100,61 +54,66 @@ def settle(environment: Mapping[str, str]) -> dict[str, Any]:
         time.sleep(0.5)
 
 
-def main(
-    minutes: Annotated[float, typer.Option(help="How long.")] = 10.0,
-    clients: Annotated[int, typer.Option(help="How many at a time.")] = 3,
-    every: Annotated[float, typer.Option(help="Seconds between two strikes, on average.")] = 5.0,
-    islands: Annotated[str, typer.Option(help="The cluster.")] = "2x2x2",
-    seed: Annotated[int, typer.Option(help="Of all that is random; 0: of the clock.")] = 0,
-) -> None:
-    """Run it; exits with 1 and says why where anything went wrong."""
-    seed = seed or int(time.time())
+def run(ground: Ground, minutes: float, clients: int, every: float, seed: int, logs: Path) -> None:
+    """Raises SoakError where anything goes wrong."""
     rng = random.Random(seed)
-    runtime = Path(tempfile.mkdtemp(prefix="soak-"))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("ATOLL_", "JAX_"))}
-    environment |= {"XDG_RUNTIME_DIR": str(runtime), "TMPDIR": str(runtime), "JAX_PLATFORMS": "atoll"}
-    environment |= {"ATOLL_CACHE_DIR": str(runtime / "programs")}
-    console.print(f"seed {seed}, {minutes:g} minutes, {clients} clients on {islands}")
-    shared_before = set(SHARED.glob("atoll-*"))
-    users = None
+    ground.begin()
+    users = Users(clients, minutes * 60, seed, ground.start_user, logs)
+    struck: Counter[str] = Counter()
     try:
-        address = atoll(environment, "up", "--islands", islands, "--device-memory", "512MiB").strip()
-        environment["ATOLL_ADDRESS"] = address
-        users = Users(clients, minutes * 60, seed, environment, runtime)
-        killer = Killer(rng, environment, users)
         end = time.monotonic() + minutes * 60
         users.watch(min(20.0, minutes * 20))
         while time.monotonic() < end:
             if users.alive and time.monotonic() < end - LAST_SECONDS:
-                killer.strike()
+                struck[strike(ground, users, rng)] += 1
             users.watch(rng.expovariate(1 / every))
         while users.alive:
             users.watch(1.0)
-        status = settle(environment)
-        atoll(environment, "down")
-        left = [str(path) for path in runtime.rglob("*") if path.is_socket()]
-        left += [str(path) for path in SHARED.glob("atoll-*") if path not in shared_before and not in_use(path)]
-        if left:
-            raise SoakError(f"left behind: {left}")
-        steps = users.steps()
-        done = ", ".join(f"{count} {name}" for name, count in sorted(steps.items()))
-        console.print(f"no wrong result, no hang, nothing left: {done}")
-        console.print(f"killed: {dict(killer.killed)}; restarts: {[i['restarts'] for i in status['islands']]}")
-        if not sum(killer.killed.values()):
-            raise SoakError("nothing was killed: this proves nothing")
+        status = settle(ground)
+        left = ground.end()
+    finally:
+        users.kill()
+    if left:
+        raise SoakError(f"left behind: {left}")
+    done = ", ".join(f"{count} {name}" for name, count in sorted(users.steps().items()))
+    console.print(f"no wrong result, no hang, nothing left: {done}")
+    console.print(f"struck: {dict(struck)}; restarts: {[i['restarts'] for i in status['islands']]}")
+    if isinstance(ground, ManyMachines) and ground.back:
+        middle, most = statistics.median(ground.back), max(ground.back)
+        console.print(f"all islands were ready again after {middle:.1f} s (median), {most:.1f} s at most")
+    if not sum(struck.values()):
+        raise SoakError("nothing was struck: this proves nothing")
+
+
+def main(
+    minutes: Annotated[float, typer.Option(help="How long.")] = 10.0,
+    clients: Annotated[int, typer.Option(help="How many at a time.")] = 3,
+    every: Annotated[float, typer.Option(help="Seconds between two strikes, on average.")] = 5.0,
+    islands: Annotated[str, typer.Option(help="The cluster.")] = "",
+    seed: Annotated[int, typer.Option(help="Of all that is random; 0: of the clock.")] = 0,
+    only: Annotated[str, typer.Option(help="Strikes of this kind and no other, such as 'link cut'.")] = "",
+    machines: Annotated[int, typer.Option(help="Over so many machines, which are namespaces (as root); 0: here.")] = 0,
+) -> None:
+    """Run it; exits with 1 and says why where anything went wrong."""
+    seed = seed or int(time.time())
+    islands = islands or ("2x2x1" if machines else "2x2x2")
+    where = f"{islands} over {machines} machines" if machines else islands
+    console.print(f"seed {seed}, {minutes:g} minutes, {clients} clients on {where}")
+    logs = Path(tempfile.mkdtemp(prefix="soak-users-"))
+    ground: Ground = ManyMachines(machines, islands) if machines else OneMachine(islands)
+    if only:
+        check_known("kind of strike", only, ground.kinds)
+        ground.kinds = {only: 1}
+    try:
+        run(ground, minutes, clients, every, seed, logs)
     except SoakError as error:
-        console.print(f"[bold red]the soak failed[/] (seed {seed}): {error}", markup=True)
-        log = runtime / "atoll" / "default" / "log"
-        if log.exists():
-            console.print(log.read_text(errors="replace")[-6000:], markup=False)
+        console.print(f"[bold red]the soak failed[/] (seed {seed}):", markup=True)
+        console.print(str(error), markup=False)
+        console.print(ground.log(), markup=False)
         raise typer.Exit(1) from None
     finally:
-        if users is not None:
-            users.kill()
-        subprocess.run(
-            [sys.executable, "-m", "atoll.operate.command", "down"], env=environment, capture_output=True, timeout=60
-        )
-        shutil.rmtree(runtime, ignore_errors=True)
+        ground.close()
+        shutil.rmtree(logs, ignore_errors=True)
 
 
 if __name__ == "__main__":

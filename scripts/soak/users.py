@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import os
 import selectors
-import signal
 import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-import psutil
-
 from scripts.soak.client import WRONG
 
 ROOT = Path(__file__).resolve().parents[2]
+# Starts a client: its number, its arguments, and where it writes errors. Returns the process and its machine.
+Start = Callable[[int, Sequence[str], IO[str]], tuple[subprocess.Popen[str], str]]
 SILENCE_SECONDS = 90.0  # an island's restart, and what had to be compiled again
 
 
@@ -32,26 +30,21 @@ class UserProcess:
 
     process: subprocess.Popen[str]
     errors: IO[str]
+    machine: str = ""
     doomed: str = ""
     heard: float = field(default_factory=time.monotonic)
     steps: Counter[str] = field(default_factory=Counter)
 
-    def proxy(self) -> psutil.Process | None:
-        try:
-            for child in psutil.Process(self.process.pid).children():
-                if "atoll.ifrt.main" in child.cmdline():
-                    return child
-        except psutil.Error:
-            pass
-        return None
-
 
 class Users:
-    """Keeps `count` clients at work on the cluster that `environment` names, for `seconds`."""
+    """Keeps `count` clients at work for `seconds`.
 
-    def __init__(self, count: int, seconds: float, seed: int, environment: Mapping[str, str], logs: Path) -> None:
+    `start(number, arguments, errors)` starts one, and returns its process and machine.
+    """
+
+    def __init__(self, count: int, seconds: float, seed: int, start: Start, logs: Path) -> None:
         self._end = time.monotonic() + seconds
-        self._environment = dict(environment)
+        self._start_process = start
         self._logs = logs
         self._seed = seed
         self._selector = selectors.DefaultSelector()
@@ -64,18 +57,8 @@ class Users:
         self._seed += 1
         left = max(1.0, self._end - time.monotonic())
         errors = open(self._logs / f"user-{self._seed}", "w+")  # noqa: SIM115
-        process = subprocess.Popen(
-            [sys.executable, "-m", "scripts.soak.client", str(self._seed), f"{left:.1f}"],
-            cwd=ROOT,
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            bufsize=1,
-            start_new_session=True,
-        )
-        user = UserProcess(process, errors)
+        process, machine = self._start_process(self._seed, (str(self._seed), f"{left:.1f}"), errors)
+        user = UserProcess(process, errors, machine)
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
         self._selector.register(process.stdout, selectors.EVENT_READ, user)
@@ -115,7 +98,7 @@ class Users:
     def kill(self) -> None:
         """Ends all that are left."""
         for user in self.alive:
-            os.killpg(user.process.pid, signal.SIGKILL)
+            user.process.kill()
             user.process.wait()
 
     def steps(self) -> Counter[str]:

@@ -124,12 +124,15 @@ class Cluster:
         for each in ended:
             self.event(e.TimerEnded(self.now, each.timer))
 
-    def tick(self, now: float, silent: tuple[int, ...] = ()) -> None:
-        """A second has passed; all hosts but the silent ones have answered."""
+    def tick(self, now: float, silent: tuple[int, ...] = (), silent_sessions: tuple[int, ...] = ()) -> None:
+        """A second has passed; all hosts and proxies but the silent ones have answered."""
         self.now = now
         for host in list(self.controller.connections.hosts):
             if host not in silent:
                 self.worker(host, m.Pong())
+        for session in list(self.controller.connections.sessions):
+            if session not in silent_sessions:
+                self.proxy(session, m.Pong())
         self.event(e.Tick(now))
 
     def name_of(self, connection: int) -> tuple[str, int]:

@@ -88,7 +88,7 @@ def test_hosts_learn_of_one_another_once_all_are_there():
     cluster.join(1)
     peers = [each.message for each in cluster.flush() if isinstance(each, a.Send)]
     secrets = {host: f"{connection:032}" for host, connection in cluster.controller.connections.hosts.items()}
-    assert peers == [m.Peers(((0, "unix:/data-0", secrets[0]), (1, "unix:/data-1", secrets[1])))] * 2
+    assert peers == [m.Peers(((0, "unix:/data-0", secrets[0]), (1, "unix:/data-1", secrets[1])), 10.0)] * 2
 
 
 def sent(cluster: Cluster) -> list[object]:

@@ -152,3 +152,68 @@ def test_a_released_function_that_then_fails_to_compile_takes_no_other_sessions_
     messages = play.report(0, m.Compiled(name, BROKEN, b"", 0.1, False))
     assert [each for each in messages if isinstance(each, m.DropFunction)] == [m.DropFunction(name)]
     assert play.controller.functions.users == {}
+
+
+# ---- hosts that do not hear each other
+
+
+def test_hosts_of_an_island_that_do_not_hear_each_other_are_both_named_and_nothing_is_quarantined():
+    play = running()
+    for now in range(1, 4):
+        play.tick(float(now))
+    play.worker(1, m.PeerSilent(0, 11.2))
+    play.tick(4.0)
+    (restart,) = [each for each in play.outbox() if isinstance(each, m.RestartIsland)]
+    assert restart.island == 0
+    assert "hosts 0 and 1 of island 0 have not heard each other for 11 s" in restart.reason
+    for host in (0, 1):
+        play.engine(m.WorkerEnded(host, 1000 + host, -9, "killed by SIGKILL"))
+    assert (play.controller.quarantine.refused, play.controller.quarantine.suspects) == ({}, set())
+
+
+def test_a_host_that_the_controller_does_not_hear_either_is_named_alone():
+    play = Play("1x3x1")
+    for now in range(1, 8):
+        play.tick(float(now), silent=(2,) if now > 1 else ())
+        if now > 4:
+            play.worker(0, m.PeerSilent(2, 5.0))
+    assert not [each for each in play.outbox() if isinstance(each, m.RestartIsland)]
+    for now in range(8, 14):
+        play.tick(float(now), silent=(2,))
+    (restart,) = [each for each in play.outbox() if isinstance(each, m.RestartIsland)]
+    assert restart.reason.startswith("host 2 of island 0 has not answered")
+
+
+def test_islands_that_do_not_hear_each_other_are_not_restarted():
+    play = Play("2x1x1")
+    play.tick(1.0)
+    for host, other in ((0, 1), (1, 0), (0, 99)):
+        play.worker(host, m.PeerSilent(other, 11.0))
+    play.tick(2.0)
+    assert not [each for each in play.outbox() if isinstance(each, m.RestartIsland)]
+
+
+# ---- proxies that are silent
+
+
+def test_a_proxy_that_is_silent_loses_its_session_and_others_keep_theirs():
+    play = Play("1x1x1", lease_seconds=3.0)
+    other = play.open().number
+    for now in range(1, 40):
+        play.tick(float(now), silent_sessions=(play.session,) if now > 1 else ())
+    assert list(play.controller.sessions) == [other]
+    (closing,) = [each for each in play.outbox() if isinstance(each, m.Closing)]
+    assert closing.status.message == "nothing was heard of this session's proxy for 18 s"
+    assert [each.reason for each in play.closed if each.reason]
+
+
+def test_a_proxy_that_is_not_heard_is_told_to_trust_the_controller_for_less_and_less():
+    play = Play("1x1x1", lease_seconds=3.0)
+    for now in range(1, 15):
+        play.tick(float(now), silent_sessions=(play.session,) if now > 1 else ())
+    actions = play.flush()
+    proxy = play.controller.connections.sessions[play.session]
+    leases = [each.message.lease for each in actions if isinstance(each, a.Send) and each.connection == proxy]
+    assert leases[0] == 18.0
+    assert leases[-1] <= 18.0 - 11
+    assert leases == sorted(leases, reverse=True)

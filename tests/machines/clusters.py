@@ -99,19 +99,24 @@ class Commands:
     def __init__(self, bed: Machines, environment: dict[str, str]) -> None:
         self.bed = bed
         self._environment = environment
-        self._processes: list[Process] = []
+        self.processes: list[Process] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in reversed(self._processes):
+        for process in reversed(self.processes):
             process.end()
 
     def start(self, machine: str, command: list[str], **more: str) -> Process:
         process = Process(self.bed, machine, command, {**self._environment, **more})
-        self._processes.append(process)
+        self.processes.append(process)
         return process
+
+    def forget(self, process: Process) -> None:
+        """One that has ended, and of which nobody wants to read any more."""
+        process.end()
+        self.processes.remove(process)
 
 
 class MachineCluster(Commands):
@@ -132,6 +137,11 @@ class MachineCluster(Commands):
             shown = self.start("m0", ["cat", f"{folder}/join", f"{folder}/join-hosts"])
             shown.wait()
             self.join, self._host_join = shown.said.split()
+
+    @property
+    def join_string(self) -> str:
+        """That of its clients."""
+        return self._join
 
     def host(self, machine: str, *options: str, **more: str) -> Process:
         secret = {"ATOLL_JOIN": self._host_join}
@@ -169,4 +179,4 @@ class MachineCluster(Commands):
 
     def log(self) -> str:
         """What all processes have said, for a test that fails."""
-        return "\n".join(f"--- {each.machine}: {each.process.args[-5:]}\n{each.said}" for each in self._processes)
+        return "\n".join(f"--- {each.machine}: {each.process.args[-5:]}\n{each.said}" for each in self.processes)

@@ -36,6 +36,7 @@ class FakeCluster:
         self.disconnected: list[int] = []
         self.answers: list[tuple[int, bytes]] = []  # feed, contents
         self.calls: CallTaker | None = None
+        self.awaits: Callable[[], bool] = lambda: False
         self.closed = False
         self._sent: list[Any] = []
         self.session = ClusterSession(

@@ -213,6 +213,7 @@ class Admission:
         peer.lose = self._proxy_lost
 
     def _from_proxy(self, peer: Peer, event: Received) -> None:
+        self._sessions.leases.renew(peer.number, event.seconds)
         self._sessions.handle(peer.number, event.message)
 
     def _proxy_lost(self, peer: Peer, reason: str) -> None:
@@ -252,7 +253,8 @@ class Admission:
             return
         hosts, peers = self._connections.hosts, self._peers
         there = {host: self._resources.hosts[host].data_address for host in hosts}
-        everyone = m.Peers(tuple((host, there[host], peers[hosts[host]].secret) for host in sorted(there)))
+        secrets = tuple((host, there[host], peers[hosts[host]].secret) for host in sorted(there))
+        everyone = m.Peers(secrets, self._leases.seconds)
         for host in hosts:
             self._outbox.to_host(host, everyone)
         self._relays.form()

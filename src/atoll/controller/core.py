@@ -175,6 +175,7 @@ class Controller:
             queries,
             self.migrations,
             self._recovery,
+            settings.lease_seconds,
         )
         self._hosts = Hosts(
             self.resources,
@@ -188,6 +189,7 @@ class Controller:
             self._sessions,
             self.memory,
             settings.device_memory,
+            self._recovery.peer_silent,
             self._relays,
         )
 
@@ -231,6 +233,7 @@ class Controller:
         if not self.resources.is_complete:
             return
         now = event.seconds
+        self._sessions.tick(now)
         self._recovery.tick(now)
         self.migrations.tick(now)
         self._operators.tick(now)

@@ -23,6 +23,7 @@ from atoll.session.connection import CallTaker, OnBroken, OnFeed, Unreached
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.contents import Buffers, FileContents, as_views
 from atoll.transfers.engine import Contents, Piece
+from atoll.transfers.silence import SILENCE_SECONDS
 from atoll.wire.address import Address, parse_address
 from atoll.wire.tls.identity import Identity
 
@@ -32,6 +33,7 @@ _DIRECT_BYTES = 16 * 1024
 _REPORT_SECONDS = 3.0
 _DIALS = 32  # at once
 _RETRY_SECONDS = 0.1
+_LOOK_SECONDS = 1.0
 
 _Send = Callable[[DataChannel], None]
 
@@ -39,7 +41,8 @@ _Send = Callable[[DataChannel], None]
 class Channels:
     """The `DataChannels` of `session` over sockets: one a host.
 
-    `on_broken(status)` is called where a channel breaks whose host the controller does not report lost.
+    `on_broken(status)` is called where a channel breaks whose host the controller does not report lost. During a
+    transfer a host may be silent for `lease` seconds.
     """
 
     def __init__(
@@ -51,8 +54,10 @@ class Channels:
         on_feed: OnFeed,
         on_broken: OnBroken,
         identity: Identity | None = None,
+        lease: float = SILENCE_SECONDS,
     ) -> None:
         self._identity = identity
+        self._lease = lease
         self._loop = loop
         self._session = session
         self._secret = secret
@@ -60,6 +65,8 @@ class Channels:
         self._on_feed = on_feed
         self._on_broken = on_broken
         self.calls: CallTaker | None = None
+        self.awaits: Callable[[], bool] = lambda: False
+        self._looking = loop.call_later(_LOOK_SECONDS, self._look)
         self._open: dict[int, DataChannel] = {}
         self._absent: dict[int, list[tuple[_Send, bool]]] = {}  # by host: what to send, and whether it is small
         self._unexplained: dict[int, asyncio.TimerHandle] = {}  # breaks, by host, until the controller reports its loss
@@ -112,11 +119,23 @@ class Channels:
         """On any thread."""
         try:
             where = _reachable(address, self._controller)
-            return DataChannel.connect(where, self._session, self._secret, self._identity)
+            channel = DataChannel.connect(where, self._session, self._secret, self._identity)
         except ConnectError as error:
             return error
         except (AtollError, OSError) as error:
             return ConnectError(f"the data port at {address} cannot be opened: {error}")
+        if channel.liveness is not None:
+            channel.liveness.patience = self._lease
+            channel.liveness.awaits = lambda: self.awaits()
+        return channel
+
+    def _look(self) -> None:
+        """While contents are awaited, of whichever hosts: a host that cannot send them does not say so."""
+        self._looking = self._loop.call_later(_LOOK_SECONDS, self._look)
+        if self.awaits():
+            for channel in self._open.values():
+                if channel.liveness is not None:
+                    channel.liveness.watch()
 
     def _opened(self, host: int, channel: DataChannel) -> None:
         self._open[host] = channel
@@ -136,6 +155,7 @@ class Channels:
 
     def close(self) -> None:
         self._closed = True
+        self._looking.cancel()
         for channel in self._open.values():
             channel.close()
         self._open.clear()

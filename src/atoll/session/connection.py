@@ -48,6 +48,7 @@ class DataChannels(Protocol):
     """
 
     calls: CallTaker | None
+    awaits: Callable[[], bool]  # whether contents are awaited of any host; on any thread
 
     def connect(
         self, hosts: Sequence[tuple[int, str]], then: Callable[[Unreached], None], patience: float = 0.0

@@ -19,6 +19,7 @@ from atoll.errors import AccessError, ConnectError, refusal
 from atoll.protocol import messages as m
 from atoll.session.channels import Channels
 from atoll.session.connection import DataChannels, OnBroken, OnFeed, Unreached
+from atoll.session.controller_lease import ControllerLease
 from atoll.session.session import ClusterSession
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection, connect
@@ -175,23 +176,32 @@ class _Opening:
             return
         match message:
             case m.Welcome():
-                channels = self._open_channels(message)
+                lease = ControllerLease(self._loop, lambda reason: session.connection_lost(reason))
+                channels = self._open_channels(message, lease)
                 session = ClusterSession(
                     message, self._connection, channels, self._loop.create_future, self._first_handle
                 )
                 self._opened = session
                 self._connection.on_message = session.handle
                 self._connection.on_lost = session.connection_lost
+                session.lease = lease
                 self._answer(session)
             case m.Refused(status=status):
                 self._answer(refusal(status))
             case m.Closing(status=status):
                 self._answer(ConnectError(status.message))
 
-    def _open_channels(self, welcome: m.Welcome) -> Callable[[OnFeed, OnBroken], DataChannels]:
+    def _open_channels(self, welcome: m.Welcome, lease: ControllerLease) -> Callable[[OnFeed, OnBroken], DataChannels]:
         def open_channels(on_feed: OnFeed, on_broken: OnBroken) -> DataChannels:
             return Channels(
-                self._loop, welcome.session, welcome.secret, self._controller, on_feed, on_broken, self._identity
+                self._loop,
+                welcome.session,
+                welcome.secret,
+                self._controller,
+                on_feed,
+                lambda status: on_broken(lease.explain(status)),
+                self._identity,
+                welcome.lease,
             )
 
         return open_channels

@@ -24,6 +24,7 @@ from atoll.session.connection import (
     ReplyFuture,
     Unreached,
 )
+from atoll.session.controller_lease import ControllerLease
 from atoll.session.functions import FunctionTable
 from atoll.session.programs import ProgramCache
 from atoll.session.window import LaunchWindow
@@ -67,6 +68,7 @@ class ClusterSession:
         self.on_hosts_lost: Callable[[], None] = _ignore
         self.on_quiesce: Callable[[], None] = _ignore
         self.on_resume: Callable[[], None] = _ignore
+        self.lease: ControllerLease | None = None
         self._control = control
         self._channels = open_channels(self._on_feed, self._lose)
         self._functions = FunctionTable()
@@ -75,6 +77,7 @@ class ClusterSession:
         self._waits: dict[int, Callable[[Status], None]] = {}
         self._replies: dict[int, ReplyFuture] = {}
         self._feeds: dict[int, OnData] = {}
+        self._channels.awaits = lambda: bool(self._feeds)
         self._quiesced = 0  # by so many: each ends with a `_resume`
         self._resumed: list[ReplyFuture] = []
         self._next_number = 2
@@ -86,6 +89,8 @@ class ClusterSession:
     def close(self) -> None:
         """Ends the session. The cluster frees all that it owned."""
         self._closed = True
+        if self.lease is not None:
+            self.lease.end()
         self._control.close()
         self._channels.close()
 
@@ -361,6 +366,10 @@ class ClusterSession:
     def handle(self, message: Any) -> None:
         """Takes a message of the controller."""
         match message:
+            case m.Ping(lease=lease):
+                self.send(m.Pong())
+                if self.lease is not None:
+                    self.lease.renew(lease)
             case m.CreditReturned(launches=credits):
                 self.window.give_back(credits)
             case m.Awaited(wait=wait, status=status):

@@ -100,21 +100,23 @@ class DataChannel:
         self.is_closed = False
         self.carries_control = False  # messages that nobody sends again
         self.is_local = self._socket.is_unix  # whether it takes sockets
-        self._silence: TimeoutError | None = None
+        self.silence: TimeoutError | None = None  # by which it has ended
         self.liveness = self._watch(self._streams) if self._streams is not None else None
 
     def _watch(self, streams: StreamEngine) -> Liveness:
-        liveness = Liveness(self._socket, streams.sockets, streams.is_busy, self._silent)
+        liveness = Liveness(self._socket, streams.sockets, streams.is_busy, self.fail)
         for engine in self._engines:
             if isinstance(engine, StreamEngine | SocketEngine):
                 engine.liveness = liveness
         self._handlers[Probe] = self._handlers[Alive] = lambda frame, descriptor: liveness.handle(frame)
         return liveness
 
-    def _silent(self, error: TimeoutError) -> None:
-        assert self._streams is not None
-        self._silence = error
-        self._streams.abort(error)
+    def fail(self, error: TimeoutError) -> None:
+        """The peer is silent: all that is under way fails with `error`, and the channel has ended."""
+        self.silence = error
+        if self._streams is not None:
+            self._streams.abort(error)
+        self._socket.shut_down()
 
     @classmethod
     def dial(
@@ -127,9 +129,11 @@ class DataChannel:
         return cls(dial_stream(address, "host", identity, what="a data port", timeout=timeout, one_way=one_way))
 
     @classmethod
-    def connect(cls, address: Address, session: int, secret: str, identity: Identity | None = None) -> DataChannel:
+    def connect(
+        cls, address: Address, session: int, secret: str, identity: Identity | None = None, timeout: float = 10.0
+    ) -> DataChannel:
         """A channel to the data port at `address`, opened for the session. Raises ConnectError, and OSError."""
-        channel = cls.dial(address, identity=identity)
+        channel = cls.dial(address, timeout=timeout, identity=identity)
         name = os.urandom(16).hex() if channel._streams is not None else ""
         try:
             channel.open(session, secret, name)
@@ -235,7 +239,7 @@ class DataChannel:
                 try:
                     send(session, feed, contents, more)
                 except OSError as error:
-                    raise self._silence or error from None
+                    raise self.silence or error from None
                 return
         raise AssertionError("no kind of transfer takes these contents")
 
@@ -281,8 +285,8 @@ class DataChannel:
             except (FrameError, AccessError):
                 raise
             except (EOFError, OSError):
-                if self._silence is not None:
-                    raise self._silence from None
+                if self.silence is not None:
+                    raise self.silence from None
                 return
             try:
                 if isinstance(frame, Passed):

@@ -14,16 +14,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from atoll.cluster.processes.leases import CLIENT_LEASES
 from atoll.errors import AtollError, Code, Status, StatusError
 from atoll.transfers.channel import CONTROL, ChannelStatistics, DataChannel, Open
 from atoll.transfers.engine import Piece, TransferEngine
 from atoll.transfers.host_channels import HostChannels, OnLost
+from atoll.transfers.host_watch import HostWatch, OnSilent
 from atoll.transfers.inbox import Inbox, InboxStatistics
 from atoll.transfers.kinds import KINDS
 from atoll.transfers.listener import Listener
-from atoll.transfers.silence import CLIENT_SILENCE_SECONDS
+from atoll.transfers.silence import SILENCE_SECONDS
 from atoll.transfers.unopened import OPEN_SECONDS
-from atoll.wire.address import Address
+from atoll.wire.address import Address, parse_address
 from atoll.wire.tls.identity import Identity
 
 _log = logging.getLogger(__name__)
@@ -71,8 +73,13 @@ class DataPort:
         self._secrets: dict[int, str] = {}
         self._channels: dict[int, DataChannel] = {}
         self._named: dict[tuple[int, str], DataChannel] = {}  # by session, and the name that the dialer gave
-        self._hosts = HostChannels(lambda host, lost: self.on_lost(host, lost), identity)
-        self.on_lost: OnLost = lambda host, lost: None  # set it before hosts are known
+        self._hosts = HostChannels(lambda *lost: self.on_lost(*lost), identity, lambda host: self._watch.add(host))
+        self._watch = HostWatch(self._hosts, lambda host, seconds: self.on_silent(host, seconds))
+        self._lease = SILENCE_SECONDS
+        # To be set before hosts are known; `neighbours` are always watched.
+        self.neighbours: frozenset[int] = frozenset()
+        self.on_lost: OnLost = lambda host, lost, why: None
+        self.on_silent: OnSilent = lambda host, seconds: None
         # Messages of other hosts, on their connection's thread; FrameError ends it. Set it before hosts are known.
         self.on_control: Callable[[Any], None] = lambda content: None
         self._admitted: frozenset[str] = frozenset()  # secrets of hosts
@@ -107,14 +114,22 @@ class DataPort:
             self.answers.fail(session)
 
     def set_peers(
-        self, hosts: tuple[tuple[int, str], ...], secret: str, admitted: frozenset[str] | None = None
+        self,
+        hosts: tuple[tuple[int, str], ...],
+        secret: str,
+        admitted: frozenset[str] | None = None,
+        lease: float = SILENCE_SECONDS,
     ) -> None:
         """All hosts with their data ports' addresses, and the secret that this one shows them. Does not block.
 
         Hosts that show one of the `admitted` secrets are let in; None: those that have this one's. Channels that others
-        have opened before are closed: they are of earlier incarnations.
+        have opened before are closed: they are of earlier incarnations. A host may be silent for `lease` seconds.
         """
+        self._lease = self._hosts.patience = lease
         self._hosts.set_hosts(hosts, secret)
+        # Of those on this machine the kernel tells.
+        far = frozenset(host for host, address in hosts if not parse_address(address).is_unix)
+        self._watch.set_hosts(far, self.neighbours & far, lease)
         with self._opened:
             self._admitted = frozenset({secret}) if admitted is None else admitted
             stale = [channel for channel, shown in self._from_hosts.items() if shown not in self._admitted]
@@ -136,9 +151,9 @@ class DataPort:
                 self._run_stream(opening, channel)
                 return
             session = opening.session
+            if channel.liveness is not None:
+                channel.liveness.patience = CLIENT_LEASES * self._lease if session else self._lease
             if session:
-                if channel.liveness is not None:
-                    channel.liveness.patience = CLIENT_SILENCE_SECONDS
                 self._keep(session, channel)
             self._name(opening, channel)
 
@@ -252,6 +267,7 @@ class DataPort:
     def close(self) -> None:
         """Accepts no more connections, and closes all channels."""
         self._listener.close()
+        self._watch.close()
         self._hosts.close()
         with self._opened:
             sessions = list(self._channels)

@@ -31,8 +31,6 @@ _BUFFER_BYTES = 1 << 20
 _SMALL_FRAME = 64  # bytes at most of a frame that only has numbers
 _JOINED_BYTES = 64 * 1024
 _BYTES_ACKED = 120  # where `struct tcp_info` has it
-# The kernel does not give up before `transfers.silence` does.
-_GIVE_UP_MS = 120_000
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -51,8 +49,6 @@ class FrameSocket:
         sock = self._socket = self._stream.socket
         # A unix socket: the peer is on this machine, and can be given descriptors.
         self.is_unix = sock.family == socket.AF_UNIX
-        if not self.is_unix:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _GIVE_UP_MS)
         if self.is_unix:
             for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)

@@ -56,6 +56,7 @@ class Liveness:
         self._on_silence = on_silence
         self._monitor = monitor or MONITOR
         self.patience = SILENCE_SECONDS
+        self.awaits: Callable[[], bool] = lambda: False  # whether anything else is awaited of the peer
         self._lock = threading.Lock()
         self._unconfirmed: deque[tuple[int, int]] = deque()
         self._confirmed = 0
@@ -103,10 +104,13 @@ class Liveness:
             self._monitor.watch(self)
 
     def is_under_way(self) -> bool:
-        return not self._closed and (bool(self._unconfirmed) or self._is_busy())
+        return not self._closed and (bool(self._unconfirmed) or self._is_busy() or self.awaits())
 
     def progress(self) -> object:
-        """What came in, and what was acknowledged but for probes: a machine may be up without the peer."""
+        return self.counts()
+
+    def counts(self) -> tuple[int, int]:
+        """Bytes that came in, and that were acknowledged but for probes: a machine may be up without the peer."""
         sockets = self._sockets()
         acknowledged = sum(socket.acknowledged() for socket in sockets) - self._probed
         self._acknowledged = max(self._acknowledged, acknowledged)

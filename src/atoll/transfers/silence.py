@@ -12,10 +12,11 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-# Of a host, as the controller's own lease. A client may be stopped for a while, and go on.
-SILENCE_SECONDS = 10.0
-CLIENT_SILENCE_SECONDS = 60.0
-_PERIOD_SECONDS = 1.0
+from atoll.cluster.processes.leases import LEASE_SECONDS
+
+# Of a host, unless the cluster has another lease.
+SILENCE_SECONDS = LEASE_SECONDS
+PERIOD_SECONDS = 1.0
 
 
 class Watched(Protocol):
@@ -45,8 +46,8 @@ class _State:
 class SilenceMonitor:
     """For any thread. Its thread runs while anything is watched."""
 
-    def __init__(self, period: float = _PERIOD_SECONDS) -> None:
-        self._period = period
+    def __init__(self, period: float = PERIOD_SECONDS) -> None:
+        self.period = period
         self._lock = threading.Lock()
         self._watched: dict[Watched, _State] = {}
         self._runs = False
@@ -63,12 +64,18 @@ class SilenceMonitor:
 
     def _run(self) -> None:
         while True:
-            time.sleep(self._period)
+            before = time.monotonic()
+            time.sleep(self.period)
+            # As long as this machine was suspended, or this process stopped, what peers have sent was not read.
+            away = time.monotonic() - before - self.period
             with self._lock:
                 if not self._watched:
                     self._runs = False
                     return
                 watched = list(self._watched.items())
+                if away > self.period / 2:
+                    for _, state in watched:
+                        state.since += away
             for connection, state in watched:
                 self._look(connection, state, time.monotonic())
 

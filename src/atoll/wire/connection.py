@@ -32,6 +32,7 @@ _log = logging.getLogger(__name__)
 
 _READ_SIZE = 64 * 1024
 MAX_UNSENT = 256 * 1024 * 1024
+_CLOSE_SECONDS = 5.0  # for what is queued to leave: a peer that is silent would be waited for for minutes
 
 
 @dataclass(frozen=True)
@@ -179,13 +180,14 @@ class Connection(asyncio.BufferedProtocol):
         self.on_lost(reason)
 
     def close(self) -> None:
-        """Sends what is queued and closes; `on_lost` is not called."""
+        """Sends what is queued, where the peer takes it soon, and closes; `on_lost` is not called."""
         if self._closed:
             return
         self._flush()
         self._closed = True
         if self._transport is not None:
             self._transport.close()
+            self._loop.call_later(_CLOSE_SECONDS, self._transport.abort)
 
     @property
     def local_host(self) -> str:

@@ -13,6 +13,8 @@ from atoll.wire.address import Address
 NEXT_SECONDS = 3.0
 # TCP_THIN_LINEAR_TIMEOUTS, for six attempts of a connection with little under way; and TCP_RTO_MAX_MS, of Linux 6.15.
 _RETRANSMIT = ((16, 1), (44, 1000))
+# Who is silent is given up by leases. Left alone, the kernel does so after fifteen attempts, which are fifteen seconds.
+_GIVE_UP_SECONDS = 600
 
 
 def dial(address: Address, *, what: str = "a process", timeout: float = 10.0) -> socket.socket:
@@ -106,6 +108,7 @@ def send_without_delay(sock: socket.socket) -> None:
     """
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _GIVE_UP_SECONDS)
         for option, value in _RETRANSMIT:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -67,7 +67,7 @@ class DataPortNetwork:
                     if piece.host == self._host:
                         self._inbox.put(run.session, feed, np.array(np.frombuffer(content, np.uint8)))
                     else:
-                        send_to_host(self._data_port, piece.host, run.session, feed, content)
+                        send_to_host(self._data_port, self._host, piece.host, run.session, feed, content)
             finally:
                 release()
 
@@ -107,9 +107,10 @@ class DataPortNetwork:
         return received
 
 
-def feeds_lost(host: int, receiver: int, lost: list[tuple[int, int]]) -> m.FeedsLost:
+def feeds_lost(host: int, receiver: int, lost: list[tuple[int, int]], why: str) -> m.FeedsLost:
     """What `host` reports of small pieces that may not have reached `receiver`."""
-    text = f"the connection from host {host} to host {receiver} broke, and contents that were on their way are lost"
+    text = f"the connection from host {host} to host {receiver} broke{why and f' ({why})'}, "
+    text += "and contents that were on their way are lost"
     return m.FeedsLost(receiver, tuple(lost), Status(Code.UNAVAILABLE, text))
 
 
@@ -119,9 +120,9 @@ class Port(Protocol):
     def to_host(self, host: int) -> Any: ...
 
 
-def send_to_host(port: Port, host: int, session: int, feed: int, content: Any) -> None:
+def send_to_host(port: Port, sender: int, host: int, session: int, feed: int, content: Any) -> None:
     """Raises UNAVAILABLE where the host cannot be reached: the controller then finds out why."""
     try:
         port.to_host(host).send(session, feed, [content])
     except OSError as error:  # as ConnectError is, too
-        raise StatusError(Code.UNAVAILABLE, f"host {host} cannot be reached: {error}") from error
+        raise StatusError(Code.UNAVAILABLE, f"host {sender} cannot reach host {host}: {error}") from error

@@ -29,6 +29,7 @@ from atoll.host_services.python.sessions import PythonSessions
 from atoll.ir.type_keys import TypeKeys
 from atoll.protocol import messages as m
 from atoll.transfers.data_port import DataPort
+from atoll.transfers.host_watch import neighbours
 from atoll.transfers.inbox import Inbox
 from atoll.transfers.kinds import KINDS, ONE_CLIENT_KINDS
 from atoll.wire.address import Address, check_may_listen, parse_address
@@ -76,9 +77,11 @@ class Worker:
         self._group = HostGroup(options.host, self._handle, links.send, connection.send)
         report = self._group.report
         data_port.on_control = self._group.receive
-        data_port.on_lost = lambda host, lost: report_lost(options.host, host, lost, links, report)
+        data_port.on_lost = lambda host, lost, why: report_lost(options.host, host, lost, why, links, report)
+        data_port.on_silent = lambda host, seconds: connection.send(m.PeerSilent(host, seconds))
+        data_port.neighbours = neighbours_of(options)
         calls = data_port.answers = Calls(data_port.to_proxy, options.host)
-        rank = 0 if options.membership is None else options.membership.rank
+        rank = rank_of(options)
         python = PythonSessions(
             PythonHost(
                 options.host,
@@ -123,13 +126,30 @@ class Worker:
         os._exit(LAPSED_STATUS)
 
 
+def rank_of(options: WorkerOptions) -> int:
+    return 0 if options.membership is None else options.membership.rank
+
+
+def neighbours_of(options: WorkerOptions) -> frozenset[int]:
+    """The hosts of its island that the worker watches."""
+    if options.membership is None:
+        return frozenset()
+    first = options.host - options.membership.rank
+    return neighbours(options.host, range(first, first + options.membership.hosts))
+
+
 def report_lost(
-    host: int, other: int, lost: list[tuple[int, int]], links: HostLinks, report: Callable[..., None]
+    host: int,
+    other: int,
+    lost: list[tuple[int, int]],
+    why: str,
+    links: HostLinks,
+    report: Callable[..., None],
 ) -> None:
     """What may not have reached another host, since the channel to it has broken: feeds, and control messages."""
     feeds = [(session, feed) for session, feed in lost if session]
     if feeds:
-        report(feeds_lost(host, other, feeds))
+        report(feeds_lost(host, other, feeds, why))
     if len(feeds) < len(lost):
         links.lose(other, f"the connection to host {other} broke")
 

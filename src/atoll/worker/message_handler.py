@@ -78,10 +78,10 @@ class MessageHandler:
                 )
             case m.WorkerQuery():
                 self._answers.submit(self._answer, message)
-            case m.Peers(hosts=hosts):
+            case m.Peers(hosts=hosts, lease=lease):
                 secrets = {host: secret for host, _, secret in hosts}
                 addresses = tuple((host, address) for host, address, _ in hosts)
-                self._data_port.set_peers(addresses, secrets.get(self._host, ""), frozenset(secrets.values()))
+                self._data_port.set_peers(addresses, secrets.get(self._host, ""), frozenset(secrets.values()), lease)
             case m.Stop():
                 return False
             case m.Refused(status=status):

@@ -9,6 +9,7 @@ from __future__ import annotations
 LEASE_SECONDS = 10.0
 LAPSED_STATUS = 75  # of a process that has ended because its lease was over (sysexits.h: EX_TEMPFAIL)
 LEAST_LEASE_SECONDS = 3.0  # that a user may choose
+CLIENT_LEASES = 6  # for which a client may be silent, and go on: it may be far away, or be stopped for a while
 PING_SECONDS = 1.0
 _JITTER_SECONDS = 0.2  # that a timer may be late
 
@@ -35,14 +36,17 @@ class Leases:
         """Whether the peer was heard from, and is not forgotten."""
         return peer in self._renewed
 
+    def silence(self, peer: int, now: float) -> float:
+        """Seconds since the peer was heard; 0 for one that is forgotten."""
+        return now - self._renewed.get(peer, now)
+
     def left(self, peer: int, now: float) -> float:
         """How long the peer may trust this one from now on, which tells it once in a period.
 
         That is the whole lease for a peer that has answered lately, and less for one that has not: where this one hears
         nothing of it any more, it ends at most a period after it was given up here.
         """
-        silent = now - self._renewed.get(peer, now)
-        return max(0.0, min(self.seconds, self.seconds + self.period - silent))
+        return max(0.0, min(self.seconds, self.seconds + self.period - self.silence(peer, now)))
 
     def expired(self, now: float) -> list[int]:
         """The peers that have been silent for too long. To be called every `period` seconds."""

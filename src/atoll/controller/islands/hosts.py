@@ -36,6 +36,7 @@ class Hosts:
         feeds: Sessions,
         memory: Ledger,
         device_memory: int,
+        peer_silent: Callable[[int, m.PeerSilent], None],
         relays: Relays,
     ) -> None:
         self._resources = resources
@@ -53,6 +54,7 @@ class Hosts:
             m.Pong: lambda host, message: None,
             m.Enqueued: self._enqueued,
             m.FeedsLost: self._feeds_lost,
+            m.PeerSilent: peer_silent,
             m.FeedsArrived: feeds.feeds_arrived,
             m.Compiled: compilation.compiled,
             m.WorkerAnswer: self._answered,

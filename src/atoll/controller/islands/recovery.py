@@ -24,6 +24,8 @@ from atoll.scheduling.session import Session
 
 # For the other hosts of a gang to end, once it has failed on one of them.
 HALF_FAILED_SECONDS = 5.0
+# A host that is heard answers once a second: one that has not for so long may itself be what is silent.
+_HEARD_SECONDS = 2.5
 # For the loss of a host to be known, where another has lost its link to it: the engine knows better why.
 LINK_SECONDS = 2.0
 
@@ -67,6 +69,7 @@ class Recovery:
         self._hanging: Durations[int] = Durations()  # gangs, by sequence
         self._abandoned: Durations[int] = Durations()  # gangs, by sequence
         self._restarting: Durations[int] = Durations()  # islands
+        self._silent_pairs: dict[tuple[int, int], float] = {}  # hosts that have not heard one another, for how long
         self._running_at_loss: dict[int, set[str]] = {}  # functions, by island, until the engine says how it ended
         self._closed: dict[int, str] = {}  # sessions that are over while gangs of theirs are in flight, by name
 
@@ -100,6 +103,10 @@ class Recovery:
             self._outbox.to_engine(m.RestartIsland(island.number, reason))
             self._lose(island.number, Status(Code.DEADLINE_EXCEEDED, reason))
 
+    def peer_silent(self, host: int, message: m.PeerSilent) -> None:
+        """A host has not heard another for longer than the lease. What that means is decided at the next tick."""
+        self._silent_pairs[min(host, message.host), max(host, message.host)] = message.seconds
+
     def session_closed(self, session: Session) -> None:
         """The session's gangs in flight run on; one that does not end costs its island."""
         if any(gang.ticket.session == session.number for gang in self._launcher.in_flight.values()):
@@ -114,6 +121,7 @@ class Recovery:
                 f"host {host} of island {record.island} has not answered for {self._leases.seconds:.0f} s "
                 f"({record.worker} is stopped, or its machine cannot be reached)",
             )
+        self._restart_divided(now)
         for island, seconds in self._broken_for.update(now, list(self._broken)).items():
             if seconds > LINK_SECONDS:
                 self._restart(island, self._broken[island])
@@ -126,6 +134,19 @@ class Recovery:
                 wait = self._wait_of(island)
                 self.give_up(island, f"it was not up again within {self._start_seconds:.0f} s{wait and f': {wait}'}")
                 self._outbox.to_engine(m.EndIsland(island))
+
+    def _restart_divided(self, now: float) -> None:
+        """Restarts islands with two hosts that are heard here, and that do not hear each other."""
+        pairs, self._silent_pairs = self._silent_pairs, {}
+        for pair, seconds in pairs.items():
+            one, other = (self._resources.hosts.get(host) for host in pair)
+            heard = all(self._leases.silence(host, now) < _HEARD_SECONDS for host in pair)
+            if one is not None and other is not None and one.island == other.island and heard:
+                self._restart(
+                    one.island,
+                    f"hosts {one.number} and {other.number} of island {one.island} have not heard each other for "
+                    f"{seconds:.0f} s ({one.worker}, {other.worker}), though the controller hears both",
+                )
 
     def _restart_half_failed(self, now: float) -> None:
         hanging = {gang.sequence: gang for gang in self._failures.half_failed()}

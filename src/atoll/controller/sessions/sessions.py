@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from atoll.cluster.placement import Slices
+from atoll.cluster.processes.leases import CLIENT_LEASES, Leases
 from atoll.cluster.resources import ResourceManager
 from atoll.controller.connections import Connections
 from atoll.controller.islands.recovery import Recovery
@@ -47,6 +48,7 @@ class Sessions:
         queries: Queries,
         migrations: Migrations,
         recovery: Recovery,
+        lease_seconds: float,
     ) -> None:
         self._sessions = sessions
         self._connections = connections
@@ -58,7 +60,9 @@ class Sessions:
         self._launcher = launcher
         self._migrations = migrations
         self._recovery = recovery
+        self._lease_seconds = lease_seconds
         self._next = 1
+        self.leases = Leases(CLIENT_LEASES * lease_seconds)  # of proxies, by session
         # The most frequent messages have handlers that take them as they are.
         self._handlers: dict[type[Any], Callable[[Session, Any], None]] = {
             m.Launch: launcher.launch,
@@ -75,6 +79,7 @@ class Sessions:
             m.AddSlice: slice_requests.add,
             m.ReleaseSlice: self._release_slice,
             m.Quiesced: self._quiesced,
+            m.Pong: lambda session, message: None,
         }
         self._slice_requests = slice_requests
 
@@ -106,7 +111,16 @@ class Sessions:
         addresses = self._resources.addresses()
         self._outbox.to_session(
             number,
-            m.Welcome(number, secret, virtual, addresses, first.platform, first.platform_version, LAUNCH_WINDOW),
+            m.Welcome(
+                number,
+                secret,
+                virtual,
+                addresses,
+                first.platform,
+                first.platform_version,
+                LAUNCH_WINDOW,
+                self._lease_seconds,
+            ),
         )
         for island, hosts in self._resources.away().items():
             failure = self._resources.islands[island].last_failure
@@ -120,6 +134,7 @@ class Sessions:
         if session is None:
             return
         self._connections.sessions.pop(number, None)
+        self.leases.forget(number)
         self._slices.close(number)
         self._outbox.forget_session(number)
         self._migrations.session_closed(number)
@@ -137,6 +152,16 @@ class Sessions:
         self.close(number)
         if connection is not None:
             self._outbox.close(connection, f"session {number} ends: {status}")
+
+    def tick(self, now: float) -> None:
+        """Once a second: proxies learn that the controller is there, and those that are silent lose their sessions."""
+        for number in self.leases.expired(now):
+            text = f"nothing was heard of this session's proxy for {self.leases.seconds:.0f} s"
+            self.end(number, Status(Code.UNAVAILABLE, text))
+        for number in self._sessions:
+            if not self.leases.has(number):
+                self.leases.renew(number, now)
+            self._outbox.to_session(number, m.Ping(round(self.leases.left(number, now), 1)))
 
     # ---- messages
 

@@ -10,6 +10,7 @@ import fcntl
 import os
 import socket
 import struct
+import time
 from functools import partial
 from pathlib import Path
 
@@ -18,12 +19,16 @@ from jax._src import distributed, xla_bridge
 from jax._src.lib import _jax
 
 from atoll.devices.xla.batch_threads import batch_threads
-from atoll.wire.address import Address
+from atoll.errors import ConnectError
+from atoll.wire.address import Address, parse_address
+from atoll.wire.sockets import dial
 
 JOIN_SECONDS = 100
 _SIOCGIFADDR = 0x8915  # of Linux: the IPv4 address of an interface
 # XLA's own idea of a lost process: a last resort. The engine sees a death, and the controller a silence, long before.
 _HEARTBEAT_SECONDS = 100
+_DIAL_SECONDS = 1.0
+_RETRY_SECONDS = 0.05
 
 
 def join(address: str, rank: int, hosts: int, hostname: str) -> None:
@@ -38,6 +43,8 @@ def join(address: str, rank: int, hosts: int, hostname: str) -> None:
         state.service = _jax.get_distributed_runtime_service(
             address, hosts, heartbeat_timeout=_HEARTBEAT_SECONDS, shutdown_timeout=1
         )
+    else:
+        _await_service(address)
     state.client = _jax.get_distributed_runtime_client(
         address, rank, init_timeout=JOIN_SECONDS, use_compression=False, heartbeat_timeout=_HEARTBEAT_SECONDS
     )
@@ -51,6 +58,18 @@ def join(address: str, rank: int, hosts: int, hostname: str) -> None:
     xla_bridge.register_backend_factory(
         "cpu", partial(xla_bridge.make_cpu_client, collectives), priority=0, fail_quietly=False
     )
+
+
+def _await_service(address: str) -> None:
+    """Waits until the first host can be reached, which XLA's client would notice late: it tries less and less often."""
+    where = parse_address(address)
+    deadline = time.monotonic() + JOIN_SECONDS
+    while not where.is_unix and time.monotonic() < deadline:
+        try:
+            dial(where, what="the first host of the island", timeout=_DIAL_SECONDS).close()
+            return
+        except ConnectError:
+            time.sleep(_RETRY_SECONDS)
 
 
 class KeyValues:

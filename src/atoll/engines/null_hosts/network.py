@@ -78,4 +78,4 @@ class NullNetwork:
         if inbox is not None:
             inbox.put(session, feed, b"")
         else:
-            send_to_host(self._port, host, session, feed, b"\0")
+            send_to_host(self._port, self._host, host, session, feed, b"\0")

@@ -25,6 +25,7 @@ class VirtualConnection:
     ) -> None:
         self.send = send
         self.calls: CallTaker | None = None
+        self.awaits: Callable[[], bool] = lambda: False
         self._session = session
         self._inboxes = inboxes
         self._on_close: Callable[[], None] | None = on_close

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from atoll.cluster.processes.leases import LEASE_SECONDS
 from atoll.cluster.slices import SliceRequest
 from atoll.errors import Status
 from atoll.ir.program import Program
 from atoll.protocol.messages.opening import Message, Refused, VirtualDevice
+from atoll.protocol.messages.workers import Ping, Pong
 
 # ---- proxy -> controller
 
@@ -131,6 +133,7 @@ class Welcome(Message, frozen=True, tag=60):
     platform: str
     platform_version: str
     launch_window: int
+    lease: float = LEASE_SECONDS  # for hosts to be silent
 
 
 class FunctionReady(Message, frozen=True, tag=61):
@@ -211,6 +214,7 @@ FromProxy = (
     | ReleaseSlice
     | Quiesced
     | Query
+    | Pong
 )
 ToProxy = (
     Refused
@@ -226,4 +230,5 @@ ToProxy = (
     | SendSources
     | Migrated
     | Closing
+    | Ping
 )

@@ -81,6 +81,13 @@ class FeedsLost(Message, frozen=True, tag=19):
     status: Status
 
 
+class PeerSilent(Message, frozen=True, tag=52):
+    """This host has heard nothing of `host` for longer than the lease. Said again for as long as that lasts."""
+
+    host: int
+    seconds: float
+
+
 # ---- controller -> worker
 
 
@@ -186,10 +193,12 @@ class Peers(Message, frozen=True, tag=30):
     """All hosts that are there: (host, address of its data port, secret).
 
     A host shows its own secret to the others' data ports. It is drawn anew with each incarnation of its worker, so one
-    that is of an earlier incarnation is not let in, and what it has opened before is closed.
+    that is of an earlier incarnation is not let in, and what it has opened before is closed. Of one that it has not
+    heard for `lease` seconds a host reports `PeerSilent`.
     """
 
     hosts: tuple[tuple[int, str, str], ...]
+    lease: float
 
 
 class FailFeeds(Message, frozen=True, tag=32):
@@ -210,7 +219,9 @@ class Stop(Message, frozen=True, tag=31):
     """End, in good order."""
 
 
-FromWorker = WorkerReady | Compiled | Done | Failed | FeedsArrived | WorkerAnswer | Enqueued | Pong | FeedsLost
+FromWorker = (
+    WorkerReady | Compiled | Done | Failed | FeedsArrived | WorkerAnswer | Enqueued | Pong | FeedsLost | PeerSilent
+)
 ToWorker = (
     Refused
     | Compile

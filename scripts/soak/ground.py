@@ -1,0 +1,74 @@
+"""Where a soak takes place, as the rest of it sees it: a cluster, users of it, and what can be struck."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, Protocol
+
+import psutil
+
+from scripts.soak.users import SoakError, UserProcess, Users
+
+
+class Ground(Protocol):
+    """A cluster that is up from `begin` on."""
+
+    # Kinds of strikes, and how often each is to be chosen.
+    kinds: Mapping[str, int]
+
+    def begin(self) -> None: ...
+
+    def atoll(self, *arguments: str) -> str:
+        """Runs the command; its output. Raises SoakError where it fails."""
+
+    def start_user(self, number: int, arguments: Sequence[str], errors: IO[str]) -> tuple[subprocess.Popen[str], str]:
+        """Starts `scripts.soak.client`. Returns the process and a name of its machine."""
+
+    def pid_of(self, user: UserProcess) -> int:
+        """The pid of the user's Python, as this process knows it."""
+
+    def strike(self, kind: str, users: Users, rng: random.Random) -> bool:
+        """Strikes somebody, and heals what can be healed. False where nobody of that kind was in reach."""
+
+    def end(self) -> list[str]:
+        """Ends the cluster in good order. Returns what is left of it."""
+
+    def log(self) -> str: ...
+
+    def close(self) -> None:
+        """Ends all by force."""
+
+
+def report(ground: Ground) -> dict[str, Any]:
+    status: dict[str, Any] = json.loads(ground.atoll("status", "--json"))
+    return status
+
+
+def proxy_of(ground: Ground, user: UserProcess) -> psutil.Process | None:
+    try:
+        for child in psutil.Process(ground.pid_of(user)).children():
+            if "atoll.ifrt.main" in child.cmdline():
+                return child
+    except (psutil.Error, OSError):
+        pass
+    return None
+
+
+def strike_user(ground: Ground, kind: str, users: Users, rng: random.Random) -> bool:
+    """`kind` is "proxy killed" or "client killed"."""
+    user = rng.choice(users.alive)
+    proxy = proxy_of(ground, user)
+    if proxy is None or user.doomed:
+        return False
+    user.doomed = kind
+    if kind == "proxy killed":
+        proxy.kill()
+    else:
+        user.process.kill()
+    return True
+
+
+__all__ = ["Ground", "SoakError", "proxy_of", "report", "strike_user"]

@@ -1,0 +1,242 @@
+"""A soak on several "machines": an engine `hosts`, machines that reboot, and links that are cut, deaf or slow.
+
+m0 has the controller. Each machine but one has the hosts of two islands, so that most strikes leave an island alone:
+with three machines and islands of two hosts, island 0 is on m1 and m2, and island 1 on m2 and m0.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+import psutil
+
+from atoll.cluster.topology import read_topology
+from scripts.soak.ground import report, strike_user
+from scripts.soak.users import SoakError, UserProcess, Users
+from tests.machines.bed import Machines
+from tests.machines.clusters import PORT, MachineCluster, Process, environment
+
+LEASE = 4.0
+BACK_SECONDS = 60.0  # for all islands to be ready again, once all is healed
+# What has left a machine ends there by itself, within its lease at most.
+END_SECONDS = 30.0
+# How often each is chosen.
+KINDS = {
+    "worker killed": 3,
+    "worker stopped": 1,
+    "worker thawed": 2,
+    "agent killed": 3,
+    "machine rebooted": 3,
+    "link cut": 3,
+    "silent both ways": 4,
+    "silent one way": 4,
+    "1 Mbit/s": 2,
+    "200 ms": 2,
+    "proxy killed": 2,
+    "client killed": 2,
+}
+
+
+class ManyMachines:
+    """See `ground.Ground`."""
+
+    def __init__(self, machines: int, islands: str) -> None:
+        self.kinds: Mapping[str, int] = KINDS
+        self._bed = Machines(machines)
+        self._topology = read_topology(islands)
+        self._islands = islands
+        self._cluster: MachineCluster
+        self._agents: dict[int, tuple[str, Process]] = {}  # by host
+        self._pids: dict[int, int] = {}  # of users, by process
+        self.back: list[float] = []  # seconds
+
+    def begin(self) -> None:
+        options = ("--lease", str(LEASE), "--device-memory", "512MiB")
+        self._cluster = MachineCluster(self._bed, self._islands, None, *options)
+        for host in range(self._topology.host_count):
+            # m1, m2, m2, m0, m0, m1, ...: an island is on two machines that follow one another.
+            turn = host // self._topology.hosts + host % self._topology.hosts + 1
+            self._start_agent(host, self._bed.names[turn % len(self._bed.names)])
+        self._cluster.is_up()
+
+    def _start_agent(self, host: int, machine: str) -> None:
+        agent = self._cluster.host(machine, "--rank", str(host))
+        self._agents[host] = machine, agent
+
+    def atoll(self, *arguments: str) -> str:
+        ended = self._cluster.atoll(*arguments)
+        self._cluster.forget(ended)
+        if ended.process.returncode:
+            raise SoakError(f"atoll {' '.join(arguments)} failed: {ended.said}")
+        return ended.said
+
+    def start_user(self, number: int, arguments: Sequence[str], errors: IO[str]) -> tuple[subprocess.Popen[str], str]:
+        machine = self._bed.names[number % len(self._bed.names)]
+        more = {"JAX_PLATFORMS": "atoll", "ATOLL_ADDRESS": f"m0:{PORT}", "ATOLL_JOIN": self._cluster.join_string}
+        process = self._bed.popen(
+            machine,
+            [sys.executable, "-m", "scripts.soak.client", *arguments],
+            environment(ATOLL_CACHE_DIR="off", **more),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            bufsize=1,
+        )
+        self._pids[process.pid] = self._bed.pid_of(process)
+        return process, machine
+
+    def pid_of(self, user: UserProcess) -> int:
+        return self._pids[user.process.pid]
+
+    # ---- strikes
+
+    def strike(self, kind: str, users: Users, rng: random.Random) -> bool:
+        if kind in ("proxy killed", "client killed"):
+            return strike_user(self, kind, users, rng)
+        struck = time.monotonic()
+        if kind.startswith(("worker", "agent")):
+            if not self._strike_process(kind, users, rng):
+                return False
+        elif kind == "machine rebooted":
+            self._reboot(rng.choice(self._bed.names[1:]), users)
+        else:
+            self._strike_network(kind, users, rng)
+        healed = time.monotonic()
+        print(f"{kind}: healed after {healed - struck:.1f} s", end="", flush=True)
+        self._await_islands(users)
+        self.back.append(time.monotonic() - healed)
+        print(f", all islands ready {self.back[-1]:.1f} s later", flush=True)
+        return True
+
+    def _strike_process(self, kind: str, users: Users, rng: random.Random) -> bool:
+        host, (machine, agent) = rng.choice(sorted(self._agents.items(), key=lambda item: item[0]))
+        try:
+            workers = psutil.Process(agent.pid).children()
+            if kind == "agent killed":
+                agent.signal(signal.SIGKILL)
+                self._start_agent(host, machine)
+            elif not workers:
+                return False
+            elif kind == "worker killed":
+                workers[0].kill()
+            else:
+                workers[0].suspend()
+                if kind == "worker thawed":
+                    users.watch(rng.choice([1.0, LEASE + 1, 2 * LEASE]))
+                    workers[0].resume()
+                else:
+                    users.watch(LEASE + 2)  # for it to be missed
+        except (psutil.Error, ProcessLookupError):
+            return kind == "worker thawed"  # it was ended before it could thaw
+        return True
+
+    def _reboot(self, machine: str, users: Users) -> None:
+        self._doom(users, "machine rebooted", machine)
+        self._bed.reboot(machine)
+        for host, (where, _) in list(self._agents.items()):
+            if where == machine:
+                self._start_agent(host, machine)
+
+    def _strike_network(self, kind: str, users: Users, rng: random.Random) -> None:
+        seconds = rng.choice([1.0, LEASE - 2, LEASE + 1, LEASE + 6, 2 * LEASE + 8])
+        one, other = rng.sample(self._bed.names, 2)
+        try:
+            match kind:
+                case "link cut":
+                    self._doom(users, kind, one)
+                    self._bed.cut(one)
+                case "silent both ways":
+                    self._doom(users, kind, one, other)
+                    self._bed.drop_both(one, other)
+                case "silent one way":
+                    self._doom(users, kind, one, other)
+                    self._bed.drop(one, other)
+                case "1 Mbit/s":
+                    self._doom(users, kind, one)
+                    self._bed.limit(one, "1mbit")
+                case "200 ms":
+                    self._bed.delay(one, 200)
+            print(f"({one}, {other}, {seconds:g} s) ", end="", flush=True)
+            users.watch(seconds)
+        finally:
+            match kind:
+                case "link cut":
+                    self._bed.join(one)
+                case "1 Mbit/s":
+                    self._bed.limit(one, "")
+                case "200 ms":
+                    self._bed.delay(one, 0)
+                case _:
+                    self._bed.heal()
+
+    def _doom(self, users: Users, kind: str, *machines: str) -> None:
+        """Users on these machines may lose their sessions, rightly, and all where m0 is one."""
+        for user in users.alive:
+            if user.machine in machines or "m0" in machines:
+                user.doomed = user.doomed or kind
+
+    def _await_islands(self, users: Users) -> None:
+        deadline = time.monotonic() + BACK_SECONDS
+        while True:
+            users.watch(1.0)
+            status: dict[str, Any] = report(self)
+            if all(island["state"] == "ready" for island in status["islands"]):
+                return
+            if time.monotonic() > deadline:
+                raise SoakError(f"not all islands are ready again: {json.dumps(status)}")
+
+    # ---- the end
+
+    def end(self) -> list[str]:
+        self.atoll("down")
+        left = []
+        if self._cluster.up.wait(END_SECONDS):
+            left.append(f"atoll up ended with status {self._cluster.up.process.returncode}")
+        for host, (machine, agent) in self._agents.items():
+            if agent.wait(END_SECONDS):
+                left.append(f"the agent of host {host} on {machine} ended with status {agent.process.returncode}")
+        for machine in self._bed.names:
+            left += [f"{machine}: {each}" for each in self._left_on(machine)]
+        return left
+
+    def _left_on(self, machine: str) -> list[str]:
+        """Processes but for the machine's own, and files."""
+        first = psutil.Process(self._bed.pid(machine))
+        deadline = time.monotonic() + END_SECONDS
+        while (running := [each for each in _in_namespace(first)]) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        left = [f"process {' '.join(each)}" for each in running]
+        find = "find /tmp /dev/shm ( -type s -o -name atoll-* -path /dev/shm/* -o -name *join* )"
+        listing = self._cluster.start(machine, find.split())
+        listing.wait()
+        return left + listing.said.split()
+
+    def log(self) -> str:
+        return self._cluster.log()[-20_000:]
+
+    def close(self) -> None:
+        if hasattr(self, "_cluster"):
+            self._cluster.__exit__()
+        self._bed.close()
+
+
+def _in_namespace(first: psutil.Process) -> list[list[str]]:
+    """The command lines of what runs on the machine of this first process, without it."""
+    space = os.stat(f"/proc/{first.pid}/ns/pid").st_ino
+    found = []
+    for process in psutil.process_iter():
+        try:
+            inside = os.stat(f"/proc/{process.pid}/ns/pid").st_ino == space
+            if inside and process.pid != first.pid and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.cmdline())
+        except (psutil.Error, OSError):
+            continue
+    return found
