@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from atoll.errors import AccessError, Code, ConnectError, Status, VersionError
@@ -225,3 +226,18 @@ def test_no_process_at_the_address_is_an_error_when_patience_ends(tmp_path):
             await opened(Address(path=str(tmp_path / "nobody.sock")))
 
     asyncio.run(run())
+
+
+def test_a_controller_that_is_silent_from_its_welcome_on_is_missed(tmp_path, monkeypatch):
+    Hosts(monkeypatch, set())
+
+    def welcomes(connection: Connection, hello: m.Hello) -> None:
+        connection.send(msgspec.structs.replace(welcome(hosts=1), lease=0.01))
+
+    async def work(address: Address) -> None:
+        session = await opened(address)
+        while session.lost is None:
+            await asyncio.sleep(0.05)
+        assert "the Atoll controller is gone: nothing was heard of it" in session.lost.message
+
+    play(tmp_path, Controller(welcomes), work)

@@ -31,7 +31,7 @@ class Host:
         self.goes_on = threading.Event()
         self.goes_on.set()
         self.port.on_control = self._take
-        self.port.on_lost = lambda host, lost: self.links.lose(host, "the connection broke")
+        self.port.on_lost = lambda host, lost, why: self.links.lose(host, "the connection broke")
         self.links = HostLinks(self.port, self._lose)
 
     def _take(self, content: Any) -> None:

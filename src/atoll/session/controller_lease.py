@@ -14,7 +14,7 @@ _SILENT_SECONDS = 3.0
 
 
 class ControllerLease:
-    """Calls `on_lapse(reason)` where the lease is not renewed in time. It starts with the first renewal.
+    """Calls `on_lapse(reason)` where the lease is not renewed in time. It starts with the welcome.
 
     Invariant: as with a worker's, a ping says for how long it may be trusted, which is less where the controller hears
     nothing of this side.

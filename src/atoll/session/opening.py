@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from atoll._version import __version__
+from atoll.cluster.processes.leases import CLIENT_LEASES
 from atoll.cluster.security.access import identity_for, token_for
 from atoll.cluster.security.roles import Role
 from atoll.errors import AccessError, ConnectError, refusal
@@ -185,6 +186,7 @@ class _Opening:
                 self._connection.on_message = session.handle
                 self._connection.on_lost = session.connection_lost
                 session.lease = lease
+                lease.renew(CLIENT_LEASES * message.lease)  # until the first ping, which may never come
                 self._answer(session)
             case m.Refused(status=status):
                 self._answer(refusal(status))

@@ -31,7 +31,9 @@ class Port:
     def close_session(self, session: int) -> None:
         """Its contents are dropped by the host."""
 
-    def set_peers(self, hosts: tuple[tuple[int, str], ...], secret: str, admitted: frozenset[str]) -> None:
+    def set_peers(
+        self, hosts: tuple[tuple[int, str], ...], secret: str, admitted: frozenset[str], lease: float
+    ) -> None:
         """All inboxes are known."""
 
 
