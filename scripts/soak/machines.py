@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import psutil
 
-from atoll.cluster.topology import read_topology
+from atoll.cluster.settings import read_topology
 from scripts.soak.ground import report, strike_user
 from scripts.soak.users import SoakError, UserProcess, Users
 from tests.machines.bed import Machines
@@ -63,7 +63,8 @@ class ManyMachines:
         self._cluster = MachineCluster(self._bed, self._islands, None, *options)
         for host in range(self._topology.host_count):
             # m1, m2, m2, m0, m0, m1, ...: an island is on two machines that follow one another.
-            turn = host // self._topology.hosts + host % self._topology.hosts + 1
+            island = self._topology.island_of(host)
+            turn = island + host - self._topology.first_host(island) + 1
             self._start_agent(host, self._bed.names[turn % len(self._bed.names)])
         self._cluster.is_up()
 
