@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import psutil
 
-from atoll.cluster.settings import read_topology
+from atoll.cluster.topology import Topology
 from scripts.soak.ground import report, strike_user
 from scripts.soak.users import SoakError, UserProcess, Users
 from tests.machines.bed import Machines
@@ -51,7 +51,7 @@ class ManyMachines:
     def __init__(self, machines: int, islands: str) -> None:
         self.kinds: Mapping[str, int] = KINDS
         self._bed = Machines(machines)
-        self._topology = read_topology(islands)
+        self._topology = Topology.parse(islands)
         self._islands = islands
         self._cluster: MachineCluster
         self._agents: dict[int, tuple[str, Process]] = {}  # by host
