@@ -22,7 +22,7 @@ from atoll.cluster.topology import Topology
 from scripts.soak.ground import report, strike_user
 from scripts.soak.users import SoakError, UserProcess, Users
 from tests.machines.bed import Machines
-from tests.machines.clusters import PORT, MachineCluster, Process, environment
+from tests.machines.clusters import MachineCluster, Process, environment
 
 LEASE = 4.0
 BACK_SECONDS = 60.0  # for all islands to be ready again, once all is healed
@@ -81,11 +81,10 @@ class ManyMachines:
 
     def start_user(self, number: int, arguments: Sequence[str], errors: IO[str]) -> tuple[subprocess.Popen[str], str]:
         machine = self._bed.names[number % len(self._bed.names)]
-        more = {"JAX_PLATFORMS": "atoll", "ATOLL_ADDRESS": f"m0:{PORT}", "ATOLL_JOIN": self._cluster.join_string}
         process = self._bed.popen(
             machine,
             [sys.executable, "-m", "scripts.soak.client", *arguments],
-            environment(ATOLL_CACHE_DIR="off", **more),
+            environment(ATOLL_CACHE_DIR="off", **self._cluster.of_clients),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
