@@ -93,7 +93,7 @@ class User:
         held = self.rng.choice(self.held)
         on_device, on_host = self.rng.choice(self.functions)
         if np.abs(held.expected).max() < 1 << 20:
-            self.keep(on_device(held.array), on_host(held.expected))
+            self.keep(on_device(held.array), on_host(held.expected))  # type: ignore[no-untyped-call]
 
     def run_program(self) -> None:
         held = self.rng.choice(self.held)

@@ -18,11 +18,11 @@ from typing import IO, Any
 
 import psutil
 
-from atoll.cluster.settings import read_topology
+from atoll.cluster.topology import Topology
 from scripts.soak.ground import report, strike_user
 from scripts.soak.users import SoakError, UserProcess, Users
 from tests.machines.bed import Machines
-from tests.machines.clusters import PORT, MachineCluster, Process, environment
+from tests.machines.clusters import MachineCluster, Process, environment
 
 LEASE = 4.0
 BACK_SECONDS = 60.0  # for all islands to be ready again, once all is healed
@@ -51,7 +51,7 @@ class ManyMachines:
     def __init__(self, machines: int, islands: str) -> None:
         self.kinds: Mapping[str, int] = KINDS
         self._bed = Machines(machines)
-        self._topology = read_topology(islands)
+        self._topology = Topology.parse(islands)
         self._islands = islands
         self._cluster: MachineCluster
         self._agents: dict[int, tuple[str, Process]] = {}  # by host
@@ -81,11 +81,10 @@ class ManyMachines:
 
     def start_user(self, number: int, arguments: Sequence[str], errors: IO[str]) -> tuple[subprocess.Popen[str], str]:
         machine = self._bed.names[number % len(self._bed.names)]
-        more = {"JAX_PLATFORMS": "atoll", "ATOLL_ADDRESS": f"m0:{PORT}", "ATOLL_JOIN": self._cluster.join_string}
         process = self._bed.popen(
             machine,
             [sys.executable, "-m", "scripts.soak.client", *arguments],
-            environment(ATOLL_CACHE_DIR="off", **more),
+            environment(ATOLL_CACHE_DIR="off", **self._cluster.of_clients),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,

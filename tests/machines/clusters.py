@@ -138,11 +138,6 @@ class MachineCluster(Commands):
             shown.wait()
             self.join, self._host_join = shown.said.split()
 
-    @property
-    def join_string(self) -> str:
-        """That of its clients."""
-        return self._join
-
     def host(self, machine: str, *options: str, **more: str) -> Process:
         secret = {"ATOLL_JOIN": self._host_join}
         return self.start(machine, [*ATOLL, "host", "--address", f"m0:{PORT}", *options], **secret, **more)
