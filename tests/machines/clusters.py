@@ -174,4 +174,4 @@ class MachineCluster(Commands):
 
     def log(self) -> str:
         """What all processes have said, for a test that fails."""
-        return "\n".join(f"--- {each.machine}: {each.process.args[-5:]}\n{each.said}" for each in self.processes)
+        return "\n".join(f"--- {each.machine}: {each.process.args!r}\n{each.said}" for each in self.processes)
