@@ -280,3 +280,18 @@ def test_a_host_that_dials_before_the_secret_between_hosts_is_known_is_waited_fo
         assert changed.wait_for(lambda: arrived, SECONDS)
     assert arrived == [(9, 4)]
     channel.close()
+
+
+def test_a_stream_that_is_admitted_before_its_channel_waits_for_it() -> None:
+    data_port = DataPort(Address(host="127.0.0.1"), Inbox(lambda *_: None))
+    data_port.open_session(5, "secret")
+    stream, channel = (DataChannel.dial(data_port.address) for _ in range(2))
+    stream._socket.send(Open(5, "secret", "its name", "receives"))
+    time.sleep(0.2)  # as where both have waited for the session to be known, and the stream's thread is the first
+    channel.open(5, "secret", "its name")
+    streams = data_port.to_proxy(5)._streams
+    assert streams is not None
+    assert not gone(lambda: [] if streams.statistics().streams == 1 else ["no stream"])
+    for each in (stream, channel):
+        each.close()
+    data_port.close()

@@ -189,11 +189,15 @@ class DataPort:
         if opening.channel:
             with self._opened:
                 self._named.setdefault((opening.session, opening.channel), channel)
+                self._opened.notify_all()
 
     def _run_stream(self, opening: Open, stream: DataChannel) -> None:
         """A further connection of a channel, which was opened with the same secret."""
+        name = (opening.session, opening.channel)
         with self._opened:
-            channel = self._named.get((opening.session, opening.channel))
+            # Where both have waited for the secret to be known here, the stream may be the first to go on.
+            self._opened.wait_for(lambda: name in self._named or stream.is_closed, NEWS_SECONDS)
+            channel = self._named.get(name)
         if channel is not None:  # else it has ended
             channel.run_stream(stream, sends=opening.stream == "receives")
 
