@@ -25,8 +25,8 @@ demo: $(VENV)/.demo  ## Train a small GPT on the 8 devices of an embedded cluste
 test: $(VENV)/.test  ## Run the test suite
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-machines: $(VENV)/.test  ## Run the tests on several "machines" (as root): ten minutes
-	ATOLL_TEST_MACHINES=1 $(BIN)/python -m pytest tests/machines $(ARGS)
+machines: $(VENV)/.test  ## Run the tests on several "machines" (as root), which take long
+	ATOLL_TEST_MACHINES=1 $(BIN)/python -m pytest tests/machines tests/end_to_end/test_relays.py tests/operate/test_cluster_file.py $(ARGS)
 
 ray: $(VENV)/.test $(VENV)/.ray  ## Run the tests of clusters on Ray, over several "machines" (as root): ten minutes
 	ATOLL_TEST_RAY=1 $(BIN)/python -m pytest tests/machines/test_ray.py tests/machines/test_demo.py tests/engines/ray $(ARGS)
