@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 # Before anything imports JAX: its backend reads these once.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -40,6 +40,9 @@ for _name in ("ATOLL_ADDRESS", "ATOLL_ISLANDS", "ATOLL_TOKEN", "ATOLL_PLATFORM")
 import psutil  # noqa: E402
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
+
+if TYPE_CHECKING:
+    from tests.cluster_process import User
 
 LEAK_SECONDS = 10.0
 _SHARED_FOLDERS = tuple({Path(tempfile.gettempdir()), Path("/dev/shm")})
@@ -280,3 +283,14 @@ def _script_leaks(runtime: Path) -> list[str]:
     return [f"process {process.pid}: {_command(process)}" for process in processes] + [
         f"folder {path}" for path in runtime.glob("atoll-*")
     ]
+
+
+@pytest.fixture
+def user(short_directory: Path, program_cache: Path) -> Iterator[User]:
+    """A user of the command, in folders of its own; what it leaves running ends with the test."""
+    from tests.cluster_process import User  # which stands on this module
+
+    made = User(short_directory, program_cache)
+    yield made
+    for process in made.processes():
+        process.kill()

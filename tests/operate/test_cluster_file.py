@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -51,14 +50,6 @@ SCRIPT = """
     print(jax.jit(lambda v: v @ v.T)(y).sum() == (x @ x.T).sum())
 """
 PRINTED = "[0, 0, 0, 0, 1, 1, 1]\nTrue\n1\nTrue\n"
-
-
-@pytest.fixture
-def user(short_directory: Path, program_cache: Path) -> Iterator[User]:
-    user = User(short_directory, program_cache)
-    yield user
-    for process in user.processes():
-        process.kill()
 
 
 @pytest.fixture

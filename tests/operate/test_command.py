@@ -59,11 +59,6 @@ OWN_CLIENT = """
 """
 
 
-@pytest.fixture
-def user(short_directory: Path, program_cache: Path) -> User:
-    return User(short_directory, program_cache)
-
-
 @pytest.fixture(scope="module")
 def owner(program_cache: Path) -> Iterator[tuple[User, str]]:
     """A user whose cluster is up, and its address."""

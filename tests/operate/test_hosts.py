@@ -6,21 +6,13 @@ import json
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cluster_process import User, eventually, finish, free_port
-
-
-@pytest.fixture
-def user(short_directory: Path, program_cache: Path) -> Iterator[User]:
-    user = User(short_directory, program_cache)
-    yield user
-    for process in user.processes():
-        process.kill()
 
 
 @pytest.fixture

@@ -19,14 +19,6 @@ from tests.cluster_process import User, finish, first_line, free_port
 RAY = [sys.executable, "-c", "from ray.scripts.scripts import main; main()"]
 
 
-@pytest.fixture
-def user(short_directory: Path, program_cache: Path) -> Iterator[User]:
-    user = User(short_directory, program_cache)
-    yield user
-    for process in user.processes():
-        process.kill()
-
-
 @dataclass(frozen=True)
 class OneNode:
     """A Ray cluster of one node with two processors: where it is, and its folder, which every user can read."""

@@ -14,11 +14,6 @@ from tests.cluster_process import User, finish, free_port
 VERSION = "1.37"
 
 
-@pytest.fixture
-def user(short_directory: Path, program_cache: Path) -> User:
-    return User(short_directory, program_cache)
-
-
 def manifests(user: User, *options: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(user.atoll("kubernetes", "--image", "example.org/a", *options).check().stdout))
 

@@ -7,8 +7,6 @@ import stat
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.cluster_process import COMMAND, User, finish
 
 # Runs as many tasks as it is told, with the number that Slurm gives to each.
@@ -21,11 +19,6 @@ trap 'kill $(jobs -p) 2>/dev/null; wait' TERM
 for ((i = 0; i < tasks; i++)); do SLURM_PROCID=$i "$@" & done
 wait
 """
-
-
-@pytest.fixture
-def user(short_directory: Path, program_cache: Path) -> User:
-    return User(short_directory, program_cache)
 
 
 def executable(path: Path, text: str) -> None:
