@@ -114,6 +114,27 @@ def test_a_blocking_connection_talks_to_it(on_a_loop: Callable[[Main], None]) ->
     on_a_loop(main)
 
 
+def test_who_is_refused_while_it_sends_learns_why_and_nothing_is_raised(on_a_loop: Callable[[Main], None]) -> None:
+    with clock_ahead_by(-48 * 3600):
+        expired = identity(Role.CLIENT)
+
+    async def main() -> None:
+        failed: list[Any] = []
+        lost: list[str] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: failed.append(context))
+        async with serving(identity(Role.CONTROLLER)) as served:
+            connection = await connect(
+                served.address, Note, lost.append, lost.append, name="the controller", identity=expired
+            )
+            while not lost:
+                connection.send(Note("x"))  # once a turn of the loop, so also in that in which the refusal comes
+                await asyncio.sleep(0)
+            assert "certificate has expired" in lost[0]
+        assert not failed
+
+    on_a_loop(main)
+
+
 def test_a_renewed_certificate_is_that_of_new_connections(on_a_loop: Callable[[Main], None]) -> None:
     async def main() -> None:
         authority = Authority.make()

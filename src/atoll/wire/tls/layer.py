@@ -152,7 +152,14 @@ class TlsLayer(asyncio.BufferedProtocol):
     # ---- above: what the protocol calls
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        self._write(data)
+        try:
+            self._write(data)
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            return  # the peer has closed, which the protocol learns next: what is written now is lost either way
+        except ssl.SSLError as error:
+            self._error = error
+            self._transport.abort()
+            return
         self._send(self._outgoing.read())
 
     def get_write_buffer_size(self) -> int:
