@@ -7,7 +7,6 @@ import re
 import pytest
 
 from atoll.cluster.settings import Dispatch
-from atoll.controller.programs.launcher import GANG_WINDOW
 from atoll.errors import OK, Code
 from atoll.ir.program import (
     Call,
@@ -184,23 +183,18 @@ def test_a_program_of_many_nodes_is_one_run_for_each_host_and_then_dispatches():
     play.with_function()
     play.array(10)
     far = on(1)
-    nodes = (
-        Call(1, (0,), (on(0),), (0,)),
-        Call(1, (1,), (on(0),), (0,)),
-        Transfer((2,), (far,)),
-        Transfer((3,), (on(0),)),
-    )
-    play.say(m.RegisterProgram(1, Program("f", (on(0),), nodes, (2, 3, 4))))
+    nodes = (Call(1, (0,), (on(0),), (0,)), Transfer((1,), (far,)), Transfer((2,), (on(0),)))
+    play.say(m.RegisterProgram(1, Program("f", (on(0),), nodes, (1, 2, 3))))
     messages = play.proxy(play.session, m.Launch(1, (10,), (11, 12, 13), ())) or play.sent()
     by_host = {host: [message for (_, to), message in messages if to == host] for host in (0, 1)}
     run, go = by_host[0]
     assert (run.arguments, run.results) == ((10,), (11, 13))
-    assert go == m.Dispatch(play.session, run.sequence, tuple((run.sequence + i, 1) for i in (1, 2, 4)))
+    assert go == m.Dispatch(play.session, run.sequence, tuple((run.sequence + i, 1) for i in (1, 3)))
     there, back = by_host[1]
-    assert there.sequence == run.sequence + 3
-    assert back == m.Dispatch(play.session, there.sequence, ((run.sequence + 5, 1),))
-    assert play.done(*(run.sequence + i for i in (0, 1, 2, 4))) == []
-    assert play.done(there.sequence, run.sequence + 5, host=1) == [m.CreditReturned(1)]
+    assert there.sequence == run.sequence + 2
+    assert back == m.Dispatch(play.session, there.sequence, ((run.sequence + 4, 1),))
+    assert play.done(*(run.sequence + i for i in (0, 1, 3))) == []
+    assert play.done(there.sequence, run.sequence + 4, host=1) == [m.CreditReturned(1)]
 
 
 @pytest.mark.parametrize("program", [5, 99])
@@ -237,7 +231,7 @@ def test_another_sessions_work_gets_in_between_the_nodes_of_a_long_program():
     play.array(10)
     play.say(m.RegisterProgram(1, chain_of(100)))
     (run, go) = play.say(m.Launch(1, (10,), (11,), ()))
-    assert len(go.units) == GANG_WINDOW - 1
+    assert len(go.units) == 2, "of what has never run, three are in flight"
     other = play.open(7, "other.py").number
     play.outbox()
     buffer = HostBuffer(0, (2,), None, None)
@@ -245,7 +239,7 @@ def test_another_sessions_work_gets_in_between_the_nodes_of_a_long_program():
     play.worker(0, m.FeedsArrived(other, (5,)))
     play.proxy(other, m.Launch(1, (), (1,), (5,)))
     play.outbox()
-    messages = play.done(run.sequence, *(sequence for sequence, _ in go.units[: GANG_WINDOW // 2]))
+    messages = play.done(run.sequence, *(sequence for sequence, _ in go.units))
     assert [type(message) for message in messages] == [m.Dispatch, m.Run, m.Dispatch]
     assert len(messages[0].units) == 1, "one was ready before the newcomer came"
     assert messages[1].session == other
@@ -300,17 +294,19 @@ def test_a_long_computation_is_followed_by_one_and_short_ones_by_many():
     play.array(10)
     for i in range(20):
         play.proxy(play.session, m.Launch(1, (10,), (100 + i,), ()))
-    first = runs(play.outbox())
-    assert len(first) > 10
-    now = 0
-    in_flight = list(first)
-    while in_flight:  # each takes 50 ms, and so the controller learns
-        run = in_flight.pop(0)
-        in_flight += runs(play.report(0, m.Done(((run.sequence, now, now + 50_000_000),))))
-        now += 50_000_000
-    for i in range(20):
-        play.proxy(play.session, m.Launch(1, (10,), (200 + i,), ()))
-    assert len(runs(play.outbox())) == 3
+    in_flight = runs(play.outbox())
+    assert len(in_flight) == 3, "nobody knows yet"
+    now, most = 0, {50_000: 0, 50_000_000: 0}
+    for duration in (50_000, 50_000_000):  # which the controller learns
+        for _ in range(20):
+            run = in_flight.pop(0)
+            in_flight += runs(play.report(0, m.Done(((run.sequence, now, now + duration),))))
+            most[duration] = max(most[duration], len(in_flight))
+            now += duration
+            play.proxy(play.session, m.Launch(1, (10,), (200 + now,), ()))
+            in_flight += runs(play.outbox())
+    assert most[50_000] > 10
+    assert len(in_flight) == 2
 
 
 def test_dispatched_in_sequence_a_launch_waits_for_the_one_before_to_be_enqueued():

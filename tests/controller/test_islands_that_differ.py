@@ -14,6 +14,7 @@ from atoll.controller.operators.report import report
 from atoll.errors import Code, StatusError
 from atoll.protocol import messages as m
 from atoll.scheduling.session import Session
+from atoll.scheduling.tickets import NOBODY
 from tests.controller.play import Play, joined
 
 LARGE, SMALL = IslandShape(2, 2, "cpu", (2, 2)), IslandShape(1, 3, "cpu", (), "tpu")
@@ -68,10 +69,10 @@ def test_a_session_has_devices_of_one_platform() -> None:
     assert {each.island for each in opened(play).devices.virtual} == {0}
     (added,) = play.say(m.AddSlice(1, SliceRequest(1, kind="slow")))
     assert "its devices are null, and this session has cpu devices" in added.status.message
-    other = play.controller._sessions.open(99, "secret", 7, "other.py", "null")
+    other = play.controller._sessions.open(99, "secret", 7, "other.py", NOBODY, "null")
     assert {each.island for each in other.devices.virtual} == {1}
     with pytest.raises(StatusError, match="has no tpu devices: its islands have cpu, null devices"):
-        play.controller._sessions.open(100, "secret", 7, "third.py", "tpu")
+        play.controller._sessions.open(100, "secret", 7, "third.py", NOBODY, "tpu")
 
 
 def test_a_new_island_is_like_one_of_the_others_or_of_a_shape_of_its_own() -> None:

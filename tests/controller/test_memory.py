@@ -106,6 +106,10 @@ def test_the_error_of_what_waits_for_memory_in_vain_says_who_holds_it():
     assert play.outbox() == [], "as long as something runs there, it may release memory"
     play.done(first.sequence)
     play.tick(111.0)
+    assert play.outbox() == [], "it is asked now what it has to release"
+    play.tick(112.0, silent_sessions=(play.session,))
+    assert play.outbox() == [], "it has not answered"
+    play.tick(113.0)
     (awaited, _) = play.outbox()
     assert awaited.status.code == Code.RESOURCE_EXHAUSTED
     for part in ("device 0 of host 0", "f needs 8 B", "4 B of 20 B are free", "session 1 (script.py): 16 B"):
@@ -125,8 +129,8 @@ def test_a_launch_that_failed_while_it_waited_for_memory_does_not_wait_any_more(
     assert play.say(m.Launch(1, (10,), (12,), ())) == []
     memory = play.controller.launcher.memory
     assert memory.is_waiting(play.session)
-    (blocked,) = memory._blocked.values()
-    play.controller.launcher.fail(blocked.gang.run.launch, BROKEN)
+    (waiting,) = memory._waiting.values()
+    play.controller.launcher.fail(waiting.gang.run.launch, BROKEN)
     assert not memory.is_waiting(play.session)
 
 
@@ -137,9 +141,7 @@ def test_what_waits_for_memory_that_was_freed_just_now_does_not_fail():
     (first,) = play.say(m.Launch(1, (10,), (11,), ()))
     play.done(first.sequence)
     assert play.say(m.Launch(1, (10,), (12,), ())) == []
-    for now in (100.0, 100.5):
-        play.tick(now)
-    # Nothing was started since: the gang has not been tried again.
+    play.tick(100.0)
     play.proxy(play.session, m.Release((11,)))
     play.tick(102.0)
     (second,) = runs(play.outbox())

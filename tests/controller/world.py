@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping
 from typing import Any
 
 from atoll.cluster.locations import HostDevice
@@ -247,8 +246,8 @@ class World:
         self.controller = self.cluster.controller
         self.memory: int = settings.get("device_memory", 0)  # of each device; 0: without a limit
         self.exhausted: set[str] = set()  # errors for want of memory that the model agrees with
-        self._starving = self.controller.launcher.memory.starving
-        self.controller.launcher.memory.starving = self.starving  # type: ignore[method-assign]
+        self._hopeless = self.controller.launcher.memory.hopeless
+        self.controller.launcher.memory.hopeless = self.hopeless  # type: ignore[method-assign]
         self.down: set[int] = set()  # islands
         self.replies: list[m.OperationReply] = []  # operators
         self.has_lost = False
@@ -273,9 +272,9 @@ class World:
 
         return HostGroup(number, handle, lambda to, content: self.links[number, to].append(content), report)
 
-    def starving(self, now: float, is_idle: Mapping[int, bool]) -> list[tuple[Gang[GangRun], Status]]:
+    def hopeless(self) -> list[tuple[Gang[GangRun], Status]]:
         """What the controller fails for want of memory, checked against what the model says is held."""
-        found = self._starving(now, is_idle)
+        found = self._hopeless()
         for gang, status in found:
             assert not self.fits(gang), f"{status.message}, though it would fit"
             self.exhausted.add(status.message)

@@ -43,6 +43,8 @@ SAMPLES: dict[Any, Any] = {
     float: 0.5,
     bool: True,
     int | None: 0,
+    float | None: 0.5,
+    str | None: "operator",
     dict[str, int]: {"cpu": 4},
     Seat: Seat(1, 0),
     IslandShape | None: IslandShape(2, 4, "cuda", (2, 4), "h100"),

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from atoll.controller.programs.launcher import GANG_WINDOW
 from atoll.errors import SettingsError
 from atoll.ir.program import Call, HostBuffer, HostToDevice, Transfer, single
 from atoll.ir.types import ArraySpec, Sharding, Tiled
@@ -16,6 +15,9 @@ from atoll.scheduling.policy import Policy
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.tickets import Gang, Ticket
 from tests.controller.play import Play, on, runs
+
+# Gangs that have never run: as many fill an island.
+NEW_IN_FLIGHT = 3
 
 
 class LastComeFirstServed(Policy):
@@ -107,11 +109,11 @@ def test_every_policy_in_the_table_serves_all_tickets(name: str) -> None:
 
 def test_an_unknown_policy_is_named_with_those_that_there_are(made: list[LastComeFirstServed]) -> None:
     with pytest.raises(
-        SettingsError, match=r"there is no scheduling policy 'fair'; the known ones are: first-come, lifo"
+        SettingsError, match=r"there is no scheduling policy 'random'; the known ones are: fair, first-come, lifo"
     ):
-        find_policy("fair")
-    with pytest.raises(SettingsError, match="'fair'"):
-        Play("1x1x1", policy="fair")
+        find_policy("random")
+    with pytest.raises(SettingsError, match="'random'"):
+        Play("1x1x1", policy="random")
 
 
 # ---- in the controller
@@ -124,9 +126,9 @@ def order_of_sessions(policy: str) -> list[int]:
     buffer = HostToDevice((HostBuffer(0, (2,), None, None),), (on(0),))
     for session in (play.session, *others):
         play.proxy(session, m.RegisterProgram(2, single("put", (), buffer, feeds=1)))
-        play.worker(0, m.FeedsArrived(session, tuple(range(GANG_WINDOW))))
+        play.worker(0, m.FeedsArrived(session, tuple(range(NEW_IN_FLIGHT))))
     play.flush()
-    for i in range(GANG_WINDOW):
+    for i in range(NEW_IN_FLIGHT):
         play.proxy(play.session, m.Launch(2, (), (100 + i,), (i,)))
     busy = [run.sequence for run in runs(play.outbox())]
     for session in others:
@@ -153,7 +155,7 @@ def test_each_island_charges_the_session_what_its_gang_took_there(made: list[Las
     assert [policy.charged for policy in made] == [[(0, play.session, 3_000)], [(1, play.session, 7_000)]]
 
 
-def test_a_gang_of_several_hosts_is_charged_once_for_the_slowest(made: list[LastComeFirstServed]) -> None:
+def test_a_gang_of_several_hosts_is_charged_once_for_all_of_its_devices(made: list[LastComeFirstServed]) -> None:
     play = Play("1x2x1", policy="lifo")
     play.with_function(devices=(0, 1))
     spec = ArraySpec("float32", (2,), Sharding((0, 1), Tiled((2,), (0, 1))))
@@ -162,16 +164,16 @@ def test_a_gang_of_several_hosts_is_charged_once_for_the_slowest(made: list[Last
     play.report(0, m.Done(((sequence, 1_000, 4_000),)))
     assert made[0].charged == []
     play.report(1, m.Done(((sequence, 70_000, 78_000),)))
-    assert made[0].charged == [(0, play.session, 8_000)]
+    assert made[0].charged == [(0, play.session, 3_000 + 8_000)]
 
 
-def test_a_session_that_has_ended_is_forgotten_and_charged_no_more(made: list[LastComeFirstServed]) -> None:
+def test_a_session_that_has_ended_is_forgotten(made: list[LastComeFirstServed]) -> None:
     play = Play("1x1x1", policy="lifo")
     play.with_call(arguments=0)
     (run,) = runs(play.say(m.Launch(1, (), (11,), ())))
     play.close(play.session)
     play.report(0, m.Done(((run.sequence, 0, 5_000),)))
-    assert (made[0].forgotten, made[0].charged) == ([play.session], [])
+    assert made[0].forgotten == [play.session]
 
 
 def test_islands_that_join_later_have_the_same_policy(made: list[LastComeFirstServed]) -> None:

@@ -14,6 +14,7 @@ import msgspec
 
 from atoll.cluster.mesh import parse_mesh
 from atoll.cluster.processes.leases import LEASE_SECONDS
+from atoll.cluster.tenants import TenantSettings
 from atoll.cluster.topology import IslandShape, Topology, make_topology
 from atoll.errors import SettingsError
 from atoll.quantities import parse_bytes
@@ -21,7 +22,7 @@ from atoll.quantities import parse_bytes
 DEFAULT_ISLANDS = "1x1x8"
 DEFAULT_PLATFORM = "cpu"
 DEFAULT_ENGINE = "local"
-DEFAULT_POLICY = "first-come"
+DEFAULT_POLICY = "fair"
 DEFAULT_RAY_STRATEGY = "STRICT_SPREAD"
 HOSTS_SECONDS = 600.0  # for hosts that others start to come
 RELAY_GROUP = 16
@@ -100,6 +101,8 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     wait_seconds: float = 0.0  # for an island to be up, its hosts' coming included; 0: as long as the engine needs
     bulk_tls: OnOff = OnOff.ON  # of data connections, where control connections are with TLS
     relay_group: int = RELAY_GROUP  # hosts for which one of them relays messages, on islands of as many; 0: none does
+
+    tenants: tuple[TenantSettings, ...] = ()  # who shares it: see `cluster.tenants`; (): one tenant
 
     # Of islands that differ in more than hosts and devices: see `cluster.cluster_file`. (): those of `islands`.
     shapes: tuple[IslandShape, ...] = ()

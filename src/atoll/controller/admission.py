@@ -13,6 +13,7 @@ from atoll.cluster.resources import ResourceManager
 from atoll.cluster.security.roles import is_of_the_cluster, may_say
 from atoll.cluster.security.tokens import Tokens
 from atoll.cluster.settings import ClusterSettings
+from atoll.cluster.tenants import DEFAULT_NAME
 from atoll.controller.connections import Connections, Peer
 from atoll.controller.islands.agents import Agents
 from atoll.controller.islands.hosts import Hosts
@@ -24,6 +25,7 @@ from atoll.errors import Code, Status, StatusError
 from atoll.protocol import messages as m
 from atoll.protocol.actions import Name, ReportReady, SetTimer
 from atoll.protocol.events import ConnectionLost, ConnectionOpened, Received, TimerEnded
+from atoll.scheduling.tenants import Tenants
 
 # For a connection's Hello to come, and a worker's WorkerReady.
 HELLO_SECONDS = 10.0
@@ -38,6 +40,7 @@ class Admission:
         self,
         settings: ClusterSettings,
         tokens: Tokens,
+        tenants: Tenants,
         version: str,
         connections: Connections,
         outbox: Outbox,
@@ -53,6 +56,7 @@ class Admission:
     ) -> None:
         self._max_sessions = settings.max_sessions
         self._tokens = tokens
+        self._tenants = tenants
         self._version = version
         self._connections = connections
         self._peers = connections.peers
@@ -132,7 +136,8 @@ class Admission:
             self._refuse(peer, Code.PERMISSION_DENIED, text)
             return
         if not self._tokens.are_right(hello.role, hello.token):
-            text = "this cluster asks for a token: set ATOLL_TOKEN to the cluster's"
+            whose = "your tenant's" if self._tenants.are_told_apart else "the cluster's"
+            text = f"this cluster asks for a token: set ATOLL_TOKEN to {whose}"
             if self._tokens.host and is_of_the_cluster(hello.role):
                 text = f"a {hello.role} has to bring the token of this cluster's hosts, which its clients have not"
             self._refuse(peer, Code.UNAUTHENTICATED, text)
@@ -146,6 +151,8 @@ class Admission:
             )
             return
         peer.hello = hello
+        if not is_of_the_cluster(hello.role):
+            peer.tenant = self._tenants.by_name[self._tokens.tenant_of(hello.token) or DEFAULT_NAME]
         admit = self._roles.get(hello.role)
         if admit is None:
             text = f"{hello.role!r} is no role: expected {', '.join(self._roles)}"
@@ -180,15 +187,31 @@ class Admission:
         if len(self._connections.sessions) + len(self._waiting) >= self._max_sessions:
             text = f"the cluster is full: {self._max_sessions} sessions are open (atoll status lists them)"
             self._refuse(peer, Code.RESOURCE_EXHAUSTED, text)
-        elif self._resources.is_complete:
+            return
+        assert peer.tenant is not None
+        exceeded = peer.tenant.exceeded("sessions", 1, peer.tenant.sessions, "these are open (atoll status lists them)")
+        if exceeded is not None:
+            self._refuse(peer, Code.RESOURCE_EXHAUSTED, exceeded.message)
+            return
+        peer.tenant.sessions += 1
+        peer.lose = self._proxy_gone
+        if self._resources.is_complete:
             self._open_session(peer)
         else:
             self._waiting.append(peer)
+
+    def _proxy_gone(self, peer: Peer, reason: str = "") -> None:
+        """It waits no more for its session, or will not get one."""
+        assert peer.tenant is not None
+        peer.tenant.sessions -= 1
+        peer.lose = None
 
     def _refuse(self, peer: Peer, code: Code, text: str) -> None:
         self._outbox.send(peer.connection, m.Refused(Status(code, text)))
         if peer in self._waiting:
             self._waiting.remove(peer)
+        if peer.lose == self._proxy_gone:
+            self._proxy_gone(peer)
         self._outbox.close(peer.connection)
 
     def _unexpected(self, peer: Peer, event: Received) -> None:
@@ -201,9 +224,10 @@ class Admission:
 
     def _open_session(self, peer: Peer) -> None:
         assert peer.hello is not None
+        assert peer.tenant is not None
         try:
             session = self._sessions.open(
-                peer.connection, peer.secret, peer.hello.pid, peer.hello.label, peer.hello.platform
+                peer.connection, peer.secret, peer.hello.pid, peer.hello.label, peer.tenant, peer.hello.platform
             )
         except StatusError as error:
             self._refuse(peer, Code(error.status.code), error.status.message)

@@ -8,6 +8,7 @@ from typing import Any
 
 from atoll.protocol import messages as m
 from atoll.protocol.events import Received
+from atoll.scheduling.tenants import Tenant
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +22,7 @@ class Peer:
     number: int = 0  # of its host or session
     lose: Callable[[Peer, str], None] | None = None  # to be called when the connection is lost
     role: str = ""  # that its certificate has, if it has one
+    tenant: Tenant | None = None  # of a client
 
 
 class Connections:

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from atoll._version import __version__
 from atoll.cluster.lifecycle import (
     IslandBack,
@@ -34,8 +32,8 @@ from atoll.controller.islands.agents import Agents
 from atoll.controller.islands.hosts import Hosts
 from atoll.controller.islands.recovery import Recovery
 from atoll.controller.islands.relays import Relays
-from atoll.controller.operators.report import report
 from atoll.controller.operators.requests import Operators
+from atoll.controller.operators.service import OperatorService
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.compilation import Compilation
 from atoll.controller.programs.failures import Failures
@@ -54,6 +52,7 @@ from atoll.scheduling.policies import find_policy
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.session import Session
+from atoll.scheduling.tenants import Tenants
 
 _NOTHING: list[AnyAction] = []
 
@@ -65,8 +64,9 @@ class Controller:
         self, settings: ClusterSettings, token: str = "", version: str = __version__, host_token: str = ""
     ) -> None:
         self.settings: ClusterSettings = settings
-        tokens = Tokens(token, host_token)
-        self.log = EventLog(settings, version, tokens)
+        self.tenants = Tenants(settings.tenants)
+        self.tokens = Tokens(token, host_token, self.tenants.settings)
+        self.log = EventLog(settings, version, self.tokens)
         self.resources = ResourceManager(settings.topology)
         self.sessions: dict[int, Session] = {}
         self.slices = Slices()
@@ -93,7 +93,8 @@ class Controller:
         self._subscribe()
         self._admission = Admission(
             settings,
-            tokens,
+            self.tokens,
+            self.tenants,
             version,
             self.connections,
             self._outbox,
@@ -105,7 +106,9 @@ class Controller:
             self.agents,
             self.leases,
             self._from_engine,
-            self._from_operator,
+            OperatorService(
+                self, self.tenants, self._operators, self._outbox, self.log, self.trace, self._sessions.end
+            ).received,
         )
         self._lifecycle.subscribe(IslandLost, lambda lost: self._admission.introduce_hosts())
         self._handlers: dict[type[Any], Callable[[Any], list[AnyAction] | None]] = {
@@ -246,7 +249,7 @@ class Controller:
         self.agents.dismiss()
         self._outbox.add(End(self._outbox.cause))
 
-    # ---- engine and operators
+    # ---- engine
 
     def _from_engine(self, peer: Peer, event: e.Received) -> None:
         match event.message:
@@ -266,27 +269,6 @@ class Controller:
                 self._operators.island_ended(island)
             case other:
                 raise invalid(f"an engine does not send {type(other).__name__}")
-
-    def _from_operator(self, peer: Peer, event: e.Received) -> None:
-        reply: Any
-        match event.message:
-            case m.StatusRequest():
-                reply = m.StatusReply(msgspec.json.encode(report(self)))
-            case m.DumpRequest():
-                reply = m.DumpReply(self.log.dump())
-            case m.TraceRequest(since=since):
-                reply = m.TraceReply(msgspec.msgpack.encode(self.trace.spans(since)))
-            case m.StopRequest():
-                self._outbox.send(peer.connection, m.StopReply())
-                self._outbox.close(peer.connection)
-                self._outbox.add(End(self._outbox.cause))
-                return
-            case m.RemapRequest() | m.AddIslandRequest() | m.DrainRequest() as request:
-                self._operators.handle(peer.connection, request)
-                return
-            case other:
-                raise invalid(f"an operator does not send {type(other).__name__}")
-        self._outbox.send(peer.connection, reply)
 
     def _drop_program(self, program: RegisteredProgram) -> None:
         self.programs.drop(program)

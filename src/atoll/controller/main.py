@@ -39,12 +39,12 @@ class ControllerShell:
         token: str,
         stop: asyncio.Event,
         host_token: str = "",
-        joiners: Joiners | None = None,
+        has_tls: bool = False,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._clock = self._loop.time
         self._controller = Controller(options.settings, token, host_token=host_token)
-        self._joiners = joiners
+        self.joiners = Joiners(options.directory, self._controller.tokens) if has_tls else None
         self._ready_fd = options.ready_fd
         self._stop = stop
         self._connections: dict[int, Connection] = {}
@@ -80,8 +80,8 @@ class ControllerShell:
             handle(e.ConnectionLost(clock(), number, reason))
 
         def on_made(connection: Connection) -> None:
-            if self._joiners is not None and not connection.peer_role:
-                self._joiners.serve(connection)
+            if self.joiners is not None and not connection.peer_role:
+                self.joiners.serve(connection)
                 return
             self._connections[number] = connection
             handle(e.ConnectionOpened(clock(), number, os.urandom(16).hex(), connection.peer_role))
@@ -149,10 +149,9 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
     host_token = os.environ.get(HOST_TOKEN_VARIABLE, "")
     address = parse_address(options.listen)
     check_may_listen(address, token)
-    joiners = Joiners(options.directory, token, host_token) if address.tls else None
-    shell = ControllerShell(options, token, stop, host_token, joiners)
+    shell = ControllerShell(options, token, stop, host_token, address.tls)
     shell.start()
-    server, _ = await listen(address, shell.accept, joiners.identity if joiners is not None else None)
+    server, _ = await listen(address, shell.accept, shell.joiners.identity if shell.joiners is not None else None)
     spare_collector()
     watch_in_loop(options.parent, stop.set)
     await stop.wait()

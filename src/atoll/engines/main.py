@@ -29,7 +29,9 @@ async def serve(options: EngineOptions, stop: asyncio.Event) -> None:
     try:
         address = parse_address(options.controller_address)
         has_agents = options.settings.engine != DEFAULT_ENGINE
-        start_security(options.directory, address, options.advertise, has_agents)
+        start_security(
+            options.directory, address, options.advertise, has_agents, has_tenants=bool(options.settings.tenants)
+        )
         supervisor = Supervisor(options, make_engine(options), stop)
         await supervisor.start()
         if stop.is_set():

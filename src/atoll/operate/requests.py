@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from atoll._version import __version__
-from atoll.cluster.security.access import joined
+from atoll.cluster.security.access import joined, token_beside
 from atoll.cluster.security.join import JoinString
 from atoll.cluster.security.roles import Role
-from atoll.errors import ConnectError, refusal
+from atoll.errors import AccessError, Code, ConnectError, refusal
 from atoll.protocol import messages as m
 from atoll.protocol.spans import Span
 from atoll.wire.address import Address
@@ -24,7 +24,7 @@ from atoll.wire.connection import connect
 REPLY_SECONDS = 10.0
 OPERATION_SECONDS = 900.0  # longer than the controller tries to move something
 
-Operation = m.RemapRequest | m.AddIslandRequest | m.DrainRequest
+Operation = m.RemapRequest | m.AddIslandRequest | m.DrainRequest | m.SetTenant | m.RemoveTenant | m.EndSessionRequest
 
 
 def request_report(address: Address, token: str, join: JoinString | None = None) -> bytes:
@@ -87,6 +87,7 @@ async def _request(
     if join is not None:
         token = join.token
         identity = await asyncio.to_thread(joined, replace(join, address=address), Role.CLIENT, "the command atoll")
+    token = token or token_beside(address)
     reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def on_message(message: Any) -> None:
@@ -94,6 +95,8 @@ async def _request(
             return
         if isinstance(message, m.Refused):
             reply.set_exception(refusal(message.status, f"the cluster at {address} refuses the connection: "))
+        elif isinstance(message, m.OperationReply) and message.status.code == Code.PERMISSION_DENIED:
+            reply.set_exception(AccessError(message.status.message))
         else:
             reply.set_result(message)
 

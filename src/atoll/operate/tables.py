@@ -135,3 +135,29 @@ def ranges(numbers: list[int]) -> str:
         else:
             runs.append([number])
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def tenants_table(report: dict[str, Any]) -> RenderableType:
+    """The table of `atoll tenants`."""
+    table = Table("tenant", "role", title="Tenants", title_justify="left")
+    for column in ("share", "priority", "sessions", "memory in use", "in flight", "limits"):
+        table.add_column(column, justify="left" if column == "limits" else "right")
+    for each in report["tenants"]:
+        table.add_row(
+            each["name"],
+            each["role"],
+            f"{each['share']:g}",
+            str(each["priority"]),
+            str(each["open_sessions"]),
+            human_bytes(each["bytes"]),
+            str(each["in_flight"]),
+            ", ".join(_limits(each)) or "none",
+        )
+    return table
+
+
+def _limits(tenant: dict[str, Any]) -> list[str]:
+    memory = {"memory": "on each device", "total_memory": "in all"}
+    found = [f"{human_bytes(tenant[name])} {where}" for name, where in memory.items() if tenant[name]]
+    counts = ("devices", "sessions", "launches", "uploads", "compiles")
+    return found + [f"{tenant[name]} {name}" for name in counts if tenant[name]]

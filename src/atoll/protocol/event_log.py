@@ -11,10 +11,12 @@ from typing import Any
 
 import msgspec
 
+from atoll.cluster.security.roles import is_of_the_cluster
 from atoll.cluster.security.tokens import Tokens
 from atoll.cluster.settings import ClusterSettings
+from atoll.cluster.tenants import DEFAULT_NAME, token_hash
 from atoll.protocol import messages as m
-from atoll.protocol.events import AnyEvent
+from atoll.protocol.events import AnyEvent, Received
 
 MOST_EVENTS = 50_000
 # Of encoded events. A dump has them in base64, and must fit into one message.
@@ -24,6 +26,7 @@ MOST_BYTES = 32 * 1024 * 1024
 RIGHT_TOKEN = "right"
 _WRONG_TOKEN = "wrong"
 _NO_TOKENS = Tokens()
+_WITH_SECRETS = (m.Hello, m.SetTenant)
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -51,7 +54,17 @@ class EventLog:
     """Keeps the last events, encoded: they share nothing with what the controller does to the messages in them."""
 
     def __init__(self, settings: ClusterSettings, version: str, tokens: Tokens = _NO_TOKENS) -> None:
-        self._header = Header(version, settings, bool(tokens.client), has_host_token=bool(tokens.host))
+        # A log replays with the tokens that stand in it for the real ones: nobody gets in with these, nor their hashes.
+        tenants = tuple(
+            msgspec.structs.replace(each, token_hash=token_hash(_token_of(each.name)) if each.token_hash else "")
+            for each in settings.tenants
+        )
+        self._header = Header(
+            version,
+            msgspec.structs.replace(settings, tenants=tenants),
+            bool(tokens.client),
+            has_host_token=bool(tokens.host),
+        )
         self._tokens = tokens
         self._new: list[bytes] = []  # since `trim`
         self._events: deque[bytes] = deque()
@@ -61,6 +74,8 @@ class EventLog:
 
     def record(self, event: AnyEvent) -> None:
         """Keeps the event. This is on the path of every message: what can wait is done in `trim`."""
+        if event.__class__ is Received and event.message.__class__ in _WITH_SECRETS:
+            event = msgspec.structs.replace(event, message=self._without_secrets(event.message))
         self._new.append(self._encode(event))
 
     def trim(self) -> None:
@@ -86,15 +101,29 @@ class EventLog:
         self.trim()
         return {"events": len(self._events), "bytes": self._bytes, "missing": self._count - len(self._events)}
 
+    def _without_secrets(self, message: Any) -> Any:
+        if isinstance(message, m.Hello):
+            return msgspec.structs.replace(message, token=self._shown(message))
+        return msgspec.structs.replace(
+            message, token_hash=token_hash(_token_of(message.name)) if message.token_hash else ""
+        )
+
+    def _shown(self, hello: m.Hello) -> str:
+        """What stands for its token."""
+        if not self._tokens.are_right(hello.role, hello.token):
+            return _WRONG_TOKEN
+        tenant = None if is_of_the_cluster(hello.role) else self._tokens.tenant_of(hello.token)
+        return RIGHT_TOKEN if tenant in (None, DEFAULT_NAME) else _token_of(str(tenant))
+
     def _line(self, number: int, encoded: bytes) -> Line:
         event: Any = _decode(encoded)
         message = getattr(event, "message", None)
-        if type(message) is m.Hello:
-            is_right = self._tokens.are_right(message.role, message.token)
-            hello = msgspec.structs.replace(message, token=RIGHT_TOKEN if is_right else _WRONG_TOKEN)
-            encoded = self._encode(msgspec.structs.replace(event, message=hello))
         kind = "" if message is None else type(message).__name__
         return Line(number, event.seconds, type(event).__name__, encoded, getattr(event, "connection", 0), kind)
+
+
+def _token_of(tenant: str) -> str:
+    return f"{RIGHT_TOKEN}:{tenant}"
 
 
 _decode = msgspec.msgpack.Decoder(AnyEvent).decode

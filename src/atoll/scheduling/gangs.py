@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from atoll.cluster.locations import MemoryRequirement
 from atoll.scheduling.tickets import UNKNOWN_NS, Late
+
+# Three of these keep an island busy for as long as it is to be: see `scheduler.BUSY_NS`.
+_NEW_NS = 2_700_000
+_FIRST_RUNS = 2
 
 
 class MadeValue(NamedTuple):
@@ -60,6 +64,10 @@ class GangSpec:
     segments: int = 1  # of each of its hosts' plans
     late: Late | None = None
     runs: int = 0  # from which it has learnt
+    device_count: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.device_count = sum(map(len, self.devices.values()))
 
     @property
     def weight(self) -> int:
@@ -68,12 +76,20 @@ class GangSpec:
 
     @property
     def spans_devices(self) -> bool:
-        return sum(map(len, self.devices.values())) > 1
+        return self.device_count > 1
+
+    @property
+    def expected(self) -> int:
+        """What the next gang counts. What has never run counts much: it must not get far ahead before it is known."""
+        return self.estimate if self.runs or self.incoming or self.late else max(self.estimate, _NEW_NS)
 
     def learn(self, nanoseconds: int) -> None:
         """A run took so long."""
         if self.incoming or self.late:
             return
         self.runs += 1
-        # Slow to forget: the first run often takes longer, and one that was disturbed should not count for much.
+        if self.runs <= _FIRST_RUNS:  # the first often takes longer
+            self.estimate = nanoseconds
+            return
+        # Slow to forget: one that was disturbed should not count for much.
         self.estimate += (nanoseconds - self.estimate) // 4

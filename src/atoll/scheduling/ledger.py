@@ -23,6 +23,7 @@ class Block:
 
     requirement: MemoryRequirement
     users: int = 1
+    owner: Ledger | None = None  # that of the tenant who has it, where those are counted
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +42,7 @@ class _Part:
     memory: _Memory
     nbytes: int
     device: HostDevice
+    devices: int
 
 
 class Ledger:
@@ -52,6 +54,7 @@ class Ledger:
         # By identity: to hash thousands of devices takes as long as to count them. The requirement keeps its identity.
         self._known: dict[int, tuple[MemoryRequirement, tuple[_Part, ...]]] = {}
         self._version = 0
+        self.total = 0  # bytes in use on all devices
 
     # ---- devices
 
@@ -84,9 +87,11 @@ class Ledger:
 
     # ---- memory
 
-    def lacking(self, *requirements: MemoryRequirement) -> HostDevice | None:
-        """A device on which there is not enough free memory now for all of these."""
-        if not self.capacity:
+    def lacking(self, *requirements: MemoryRequirement, limit: int | None = None) -> HostDevice | None:
+        """A device on which there is not enough free memory now for all of these; with `limit`, on which more than that
+        would be in use.
+        """
+        if not self.capacity and limit is None:
             return None
         parts = [self._parts(each) for each in requirements]
         if len(parts) > 1:
@@ -96,24 +101,38 @@ class Ledger:
             for part in each:
                 memory = part.memory
                 nbytes = sums[memory] = sums.get(memory, 0) + part.nbytes
-                if memory.capacity is not None and nbytes > memory.capacity - memory.used:
+                most = memory.capacity if limit is None else limit
+                if most is not None and nbytes > most - memory.used:
                     return part.device
         return None
 
-    def take(self, requirement: MemoryRequirement) -> Block:
+    def take(self, requirement: MemoryRequirement, owner: Ledger | None = None) -> Block:
+        """Memory for one user; it is counted as the `owner`'s, too."""
+        self._count(requirement)
+        if owner is not None:
+            owner._count(requirement)
+        return Block(requirement, owner=owner)
+
+    def _count(self, requirement: MemoryRequirement) -> None:
         for part in self._parts(requirement):
             memory = part.memory
             memory.used += part.nbytes
             memory.peak = max(memory.peak, memory.used)
-        return Block(requirement)
+            self.total += part.nbytes * part.devices
+
+    def _uncount(self, requirement: MemoryRequirement) -> None:
+        for part in self._parts(requirement):
+            part.memory.used -= part.nbytes
+            self.total -= part.nbytes * part.devices
 
     def release(self, block: Block) -> bool:
         """One user of the block needs it no more; True where that was the last."""
         block.users -= 1
         if block.users:
             return False
-        for part in self._parts(block.requirement):
-            part.memory.used -= part.nbytes
+        self._uncount(block.requirement)
+        if block.owner is not None:
+            block.owner._uncount(block.requirement)
         return True
 
     def _parts(self, requirement: MemoryRequirement) -> tuple[_Part, ...]:
@@ -129,7 +148,7 @@ class Ledger:
             by_size.setdefault(nbytes, []).append(device)
         sizes = {nbytes: self._cells.of(devices, _Memory) for nbytes, devices in by_size.items()}
         parts = tuple(
-            _Part(cell.count, nbytes, next(device for device in by_size[nbytes] if device in cell.keys))
+            _Part(cell.count, nbytes, next(device for device in by_size[nbytes] if device in cell.keys), len(cell.keys))
             for nbytes, cells in sizes.items()
             for cell in cells
         )

@@ -3,7 +3,8 @@
 A policy decides fairness; it cannot break the order. Sessions' own lines, the commit order over all islands, and the
 bounds of what is in flight are the scheduler's, whatever a policy returns.
 
-A new policy is one file in `atoll.scheduling.policies`, and one line in the table there. `first_come` is the example.
+A new policy is one file in `atoll.scheduling.policies`, and one line in the table there. `first_come` is the simplest
+example, `fair` the default.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class Policy(Protocol):
     All methods are pure: no I/O, clock, or randomness, no iteration over unordered sets, so that the event log replays;
     and they return at once, since they are on the path of each gang. They raise nothing.
 
-    To subclass it is to inherit `charge` and `forget`, which do nothing here.
+    To subclass it is to inherit `commit`, `charge` and `forget`, which do nothing here.
     """
 
     def add(self, ticket: Ticket[Any]) -> None:
@@ -38,15 +39,21 @@ class Policy(Protocol):
         that was added, sooner or later: one that keeps a ticket back keeps back its session on all of its islands.
         """
 
-    def charge(self, gang: Gang[Any], nanoseconds: int) -> None:
-        """The gang has ended on all of its hosts here, and took so long, as measured on the slowest of them.
+    def commit(self, gang: Gang[Any]) -> None:
+        """The gang is committed, by this policy or by that of another island of its ticket.
 
-        Called once for each gang that ran. Time is a host's: what ran at once on several of its devices shares it.
-        `gang.ticket.session` is who pays; `gang.hosts` are the hosts that it kept.
+        It is expected to keep `gang.devices` devices busy for `gang.estimate` nanoseconds.
+        """
+
+    def charge(self, gang: Gang[Any], nanoseconds: int) -> None:
+        """The gang has ended on all of its hosts here, and took so much: nanoseconds, summed over devices.
+
+        Called once for each gang that was committed, with 0 where it did not run. `gang.ticket.session` is who pays, of
+        the tenant `gang.ticket.tenant`.
         """
 
     def forget(self, session: int) -> None:
-        """The session has ended: nothing more of it is added or charged, and what is kept of it must go.
+        """The session has ended: nothing more of it is added, committed or charged, and what is kept of it must go.
 
         Its tickets that were added and not taken are dropped ones from now on.
         """

@@ -1,9 +1,21 @@
-"""Memory for gangs, in commit order: which get it, which wait for it, and which fail since it is never free."""
+"""Memory for tickets, in commit order: which get it, which wait for it, and which fail since it is never free.
+
+A ticket takes the memory of all its gangs at once, when it is to be committed. One that gets none waits, and with it
+the rest of its session, but nobody else: others go on with what is free. So that what needs much is not passed for
+ever, a waiting ticket that others have passed with `CLAIM_NS` of device time *claims* the device that it lacks: what is
+freed there is kept for it, and those of its priority or a lower one who need memory there wait, too, for as long as
+anything is in flight that may free some.
+
+A wait ends as soon as there is memory. It ends with an error where it would not: where a gang needs more than there is;
+and where nothing is in flight on the island nor in line there for others, and all sessions that hold memory of the
+device have answered since, and so have sent what they had to release. A quota of memory is waited for in the same way,
+and nobody counts but the tenant's own sessions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -13,23 +25,45 @@ from atoll.errors import Code, Status
 from atoll.protocol import messages as m
 from atoll.quantities import human_bytes
 from atoll.scheduling.buffer_directory import Entry
-from atoll.scheduling.durations import Durations
 from atoll.scheduling.ledger import Block, Ledger
 from atoll.scheduling.scheduler import Scheduler
-from atoll.scheduling.session import GangRun, Session
-from atoll.scheduling.tickets import Gang
+from atoll.scheduling.session import GangRun, Inherited, Session
+from atoll.scheduling.tenants import Tenant
+from atoll.scheduling.tickets import Gang, Ticket
 
-# Seconds that clients have to release something, where nothing that runs on the island could free memory.
-PATIENCE_SECONDS = 1.0
+# Device time of others that may pass a ticket which waits for memory.
+CLAIM_NS = 100_000_000
 _NAMED_HOLDERS = 5
 
 
-class _Blocked(NamedTuple):
-    """A gang that waits for memory: a device that lacks it, and how much the gang needs there."""
+@dataclass(slots=True, eq=False)
+class _Need:
+    """What a gang takes: fresh memory for buffers, and that of donated inputs for others."""
 
+    gang: Gang[GangRun]
+    fresh: list[tuple[Entry, MemoryRequirement]]
+    inherited: list[Inherited]
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A ticket that waits for memory: the gang and the device that lack it, and how much the gang needs there.
+
+    With a `quota`, what is lacking is its tenant's.
+    """
+
+    ticket: Ticket[GangRun]
     gang: Gang[GangRun]
     device: HostDevice
     nbytes: int
+    quota: str = ""
+    passed_ns: int = 0  # by others
+    is_offered: bool = False  # it is ready again
+    asked: dict[int, int] = field(default_factory=dict)  # by session: the ping that is to be answered
+
+    @property
+    def claims(self) -> bool:
+        return not self.quota and self.passed_ns >= CLAIM_NS
 
 
 class Reservations:
@@ -42,50 +76,107 @@ class Reservations:
         self._sessions = sessions
         self._scheduler = scheduler
         self._resources = resources
-        self._blocked: dict[int, _Blocked] = {}  # by island
-        self._waiting: Durations[int] = Durations()  # gangs, by sequence
+        self._waiting: dict[Ticket[GangRun], _Waiting] = {}  # in the order in which they began to
 
     # ---- taking
 
-    def reserve(self, gang: Gang[GangRun]) -> bool:
-        """Takes what the gang needs on its island; False where it has to wait until memory is free.
+    def reserve(self, ticket: Ticket[GangRun]) -> bool:
+        """Takes what the ticket's gangs need on their islands; False where it has to wait until memory is free.
 
-        A gang that can never fit waits, too, until `starving` names it.
+        One that can never fit waits, too, until `hopeless` names it.
         """
+        needs = [self._need(gang) for gang in ticket.gangs]
+        if self.ledger.capacity or ticket.tenant.memory is not None:
+            for need in needs:
+                lacking = self._lacking(ticket, need)
+                if lacking is not None:
+                    before = self._waiting.get(ticket)
+                    if before is not None:
+                        lacking.passed_ns, lacking.asked = before.passed_ns, before.asked
+                    self._waiting[ticket] = lacking
+                    return False
+        if self._waiting:
+            self._waiting.pop(ticket, None)
+            self._passed(ticket)
+        for need in needs:
+            self._take(need, ticket.tenant.memory)
+        ticket.tenant.running += len(needs)
+        return True
+
+    def _need(self, gang: Gang[GangRun]) -> _Need:
         spec, entries = gang.run.spec, gang.run.launch.entries
         reusable = self._consumed(gang) if spec.consumes else {}
-        fresh: list[tuple[Entry, MemoryRequirement]] = []
-        inherited: list[tuple[Entry, Entry, Block]] = []
+        need = _Need(gang, [], [])
         for value, requirement, views in spec.makes:
             if views or not requirement:
                 continue
             donors = reusable.get(requirement) if reusable else None  # to hash it would take long
             if donors:
-                inherited.append((entries[value], *donors.pop()))
+                need.inherited.append((entries[value], *donors.pop()))
             else:
-                fresh.append((entries[value], requirement))
-        if self.ledger.capacity:
-            wanted = [spec.scratch, *(requirement for _, requirement in fresh)]
-            lacking = self.ledger.lacking(*wanted)
-            if lacking is not None:
-                self._blocked[gang.island] = _Blocked(gang, lacking, dict(total(wanted))[lacking])
-                return False
-        held = gang.run.blocks
-        for entry, requirement in fresh:
-            block = self.ledger.take(requirement)
+                need.fresh.append((entries[value], requirement))
+        return need
+
+    def _lacking(self, ticket: Ticket[GangRun], need: _Need) -> _Waiting | None:
+        gang = need.gang
+        wanted = [gang.run.spec.scratch, *(requirement for _, requirement in need.fresh)]
+        device = self.ledger.lacking(*wanted)
+        quota = ""
+        if device is None and self._waiting and not self._scheduler.is_idle(gang.island):
+            device = self._claimed(ticket, wanted)
+        if device is None and ticket.tenant.memory is not None:
+            device, quota = self._over_quota(ticket.tenant, ticket.tenant.memory, wanted)
+        return None if device is None else _Waiting(ticket, gang, device, dict(total(wanted))[device], quota)
+
+    def _claimed(self, ticket: Ticket[GangRun], wanted: list[MemoryRequirement]) -> HostDevice | None:
+        """A device that the ticket needs and that is kept for another."""
+        claims = {
+            each.device
+            for each in self._waiting.values()
+            if each.claims
+            and each.ticket.session != ticket.session
+            and each.ticket.tenant.settings.priority >= ticket.tenant.settings.priority
+            and not each.ticket.dropped
+        }
+        return next((device for device, _ in total(wanted) if device in claims), None) if claims else None
+
+    def _over_quota(
+        self, tenant: Tenant, memory: Ledger, wanted: list[MemoryRequirement]
+    ) -> tuple[HostDevice | None, str]:
+        settings = tenant.settings
+        if settings.memory:
+            device = memory.lacking(*wanted, limit=settings.memory)
+            if device is not None:
+                return device, "memory"
+        if settings.total_memory:
+            sizes = total(wanted)
+            if sizes and memory.total + sum(nbytes for _, nbytes in sizes) > settings.total_memory:
+                return sizes[0][0], "total_memory"
+        return None, ""
+
+    def _passed(self, ticket: Ticket[GangRun]) -> None:
+        """The ticket goes before those that wait."""
+        for waiting in self._waiting.values():
+            if waiting.ticket.session != ticket.session:
+                island = waiting.gang.island
+                waiting.passed_ns += sum(gang.estimate for gang in ticket.gangs if gang.island == island)
+
+    def _take(self, need: _Need, owner: Ledger | None) -> None:
+        run = need.gang.run
+        for entry, requirement in need.fresh:
+            block = self.ledger.take(requirement, owner)
             block.users += 1  # the gang is one until it has ended, even if the client releases it before
             entry.blocks += (block,)
-            held.append(block)
-        for entry, donor, block in inherited:
+            run.blocks.append(block)
+        for entry, donor, block in need.inherited:
             donor.blocks = tuple(other for other in donor.blocks if other is not block)
             entry.blocks += (block,)
-        for value, _, views in spec.makes:
+        run.inherited = need.inherited
+        for value, _, views in run.spec.makes:
             for view in views:
-                _share(entries[view], entries[value], spec.hosts)
-        if spec.scratch:
-            held.append(self.ledger.take(spec.scratch))
-        self._blocked.pop(gang.island, None)
-        return True
+                _share(run.launch.entries[view], run.launch.entries[value], run.spec.hosts)
+        if run.spec.scratch:
+            run.blocks.append(self.ledger.take(run.spec.scratch, owner))
 
     def _consumed(self, gang: Gang[GangRun]) -> dict[MemoryRequirement, list[tuple[Entry, Block]]]:
         """The blocks of donated inputs: an output of the same size is written to one of them."""
@@ -105,6 +196,8 @@ class Reservations:
 
     def ended(self, gang: Gang[GangRun]) -> None:
         """Its own memory goes, and what only it and those before it needed."""
+        gang.ticket.tenant.running -= 1
+        gang.run.inherited = ()
         blocks, gang.run.blocks = gang.run.blocks, []
         for value in gang.run.spec.drops:
             entry = gang.run.launch.entries[value]
@@ -112,46 +205,121 @@ class Reservations:
             entry.blocks = tuple(block for block in entry.blocks if block not in dropped)
             blocks += dropped
         self._release(blocks)
-        self._scheduler.unblock(gang.island)
+        if self._waiting:
+            self._retry(gang.island)
+
+    def dropped(self, ticket: Ticket[GangRun]) -> None:
+        """What the ticket had taken goes, as far as its gangs have not started; it waits no more."""
+        self._waiting.pop(ticket, None)
+        if not ticket.committed:
+            return
+        for gang in ticket.gangs:
+            run = gang.run
+            if run.started:
+                continue
+            ticket.tenant.running -= 1
+            for entry, donor, block in run.inherited:
+                if block in entry.blocks:
+                    entry.blocks = tuple(other for other in entry.blocks if other is not block)
+                    donor.blocks += (block,)
+            blocks, run.blocks, run.inherited = run.blocks, [], ()
+            self._release(blocks)
 
     def _release(self, blocks: Iterable[Block]) -> None:
         for block in blocks:
-            if self.ledger.release(block):
-                self._scheduler.unblock(self._resources.topology.island_of(block.requirement[0][0][0]))
+            if self.ledger.release(block) and self._waiting:
+                self._retry(self._resources.topology.island_of(block.requirement[0][0][0]))
+
+    def _retry(self, island: int) -> None:
+        """Memory may have become free there: those who wait are ready again, if it is enough for them."""
+        for waiting in list(self._waiting.values()):
+            if waiting.gang.island == island:
+                self._offer(waiting)
+
+    def _offer(self, waiting: _Waiting) -> None:
+        if not waiting.is_offered and (waiting.quota or waiting.nbytes <= self.ledger.free(waiting.device)):
+            waiting.is_offered = True
+            self._scheduler.retry(waiting.ticket)
 
     # ---- waiting
 
     def is_waiting(self, session: int) -> bool:
         """Whether something of the session waits for memory."""
-        tickets = (each.gang.ticket for each in self._blocked.values())
-        return any(ticket.session == session and not ticket.dropped for ticket in tickets)
+        return any(ticket.session == session and not ticket.dropped for ticket in self._waiting)
 
-    def starving(self, now: float, is_idle: Mapping[int, bool]) -> list[tuple[Gang[GangRun], Status]]:
-        """Gangs that get no memory however long they wait, each with the error for it.
-
-        Those are gangs that need more than there is, and gangs that nothing in flight on their island (`is_idle`) can
-        help, once all clients had a while to release something.
-        """
+    def hopeless(self) -> list[tuple[Gang[GangRun], Status]]:
+        """Gangs that get no memory however long they wait, each with the error for it. To be asked now and then."""
         found = []
-        waiting = self._waiting.update(now, [each.gang.sequence for each in self._blocked.values()])
-        for island, (gang, device, nbytes) in list(self._blocked.items()):
-            if not gang.ticket.dropped and nbytes <= self.ledger.free(device):
-                continue  # memory was freed just now: the gang is tried again
-            never = nbytes > self.ledger.capacity.get(device, nbytes)
-            if gang.ticket.dropped or never or (is_idle[island] and waiting[gang.sequence] >= PATIENCE_SECONDS):
-                del self._blocked[island]
-                if not gang.ticket.dropped:
-                    found.append((gang, self._exhausted(gang, device, nbytes)))
+        for ticket, waiting in list(self._waiting.items()):
+            if ticket.dropped:
+                del self._waiting[ticket]
+            elif self._is_hopeless(waiting):
+                del self._waiting[ticket]
+                found.append((waiting.gang, self._exhausted(waiting)))
+            else:
+                self._offer(waiting)  # a quota was raised, or a claim counts no more
         return found
 
-    def _exhausted(self, gang: Gang[GangRun], device: HostDevice, nbytes: int) -> Status:
-        capacity = self.ledger.capacity[device]
-        free = max(0, self.ledger.free(device))
-        holders, largest = self._holders(gang.ticket.session, device)
+    def _is_hopeless(self, waiting: _Waiting) -> bool:
+        if not waiting.quota and waiting.nbytes > self.ledger.capacity.get(waiting.device, waiting.nbytes):
+            return True
+        if not waiting.quota and waiting.nbytes <= self.ledger.free(waiting.device):
+            return False  # it was freed just now, or is kept for another
+        if self._may_be_helped(waiting):
+            waiting.asked.clear()
+            return False
+        holders = [session for session in self._sessions.values() if self._may_release(session, waiting)]
+        if any(session.number not in waiting.asked for session in holders):
+            waiting.asked = {session.number: session.pings for session in holders}
+            return False
+        return all(session.pongs >= waiting.asked[session.number] for session in holders)
+
+    def _may_be_helped(self, waiting: _Waiting) -> bool:
+        """Whether something runs, or is about to, that may free memory."""
+        tenant = waiting.ticket.tenant
+        if waiting.quota:
+            if tenant.running:
+                return True
+        # Who waits elsewhere may hold what is wanted here, and go on.
+        elif not all(self._scheduler.is_idle(each.gang.island) for each in self._waiting.values()):
+            return True
+        stuck = {ticket.session for ticket in self._waiting}
+        return any(
+            ticket.session not in stuck and (not waiting.quota or ticket.tenant is tenant)
+            for ticket in self._scheduler.tickets(waiting.gang.island)
+        )
+
+    def _may_release(self, session: Session, waiting: _Waiting) -> bool:
+        if waiting.quota:
+            return session.tenant is waiting.ticket.tenant
+        return session.number == waiting.ticket.session or self._held(session, waiting.device)
+
+    def _held(self, session: Session, device: HostDevice) -> bool:
+        return any(
+            where == device
+            for entry in session.directory.entries.values()
+            for block in entry.blocks
+            for where, _ in block.requirement
+        )
+
+    def _exhausted(self, waiting: _Waiting) -> Status:
+        gang, device, nbytes = waiting.gang, waiting.device, waiting.nbytes
         text = (
             f"out of memory on device {device[1]} of host {device[0]}: {gang.run.launch.program.name} needs "
-            f"{human_bytes(nbytes)}, and {human_bytes(free)} of {human_bytes(capacity)} are free"
+            f"{human_bytes(nbytes)}, and "
         )
+        tenant = gang.ticket.tenant
+        if waiting.quota and tenant.memory is not None:
+            limit = int(getattr(tenant.settings, waiting.quota))
+            where, used = "", tenant.memory.total
+            if waiting.quota == "memory":
+                where, used = " of each device", tenant.memory.used.get(device, 0)
+            quota = f"its quota `{waiting.quota}`, {human_bytes(limit)}{where}"
+            text += f"tenant {tenant.name} has {human_bytes(used)} of {quota}"
+        else:
+            capacity = self.ledger.capacity[device]
+            text += f"{human_bytes(max(0, self.ledger.free(device)))} of {human_bytes(capacity)} are free"
+        holders, largest = self._holders(gang.ticket.session, device)
         if largest:
             text += "; the rest is held by " + ", ".join(largest)
         report = m.MemoryReport(f"device {device[1]} of host {device[0]}", tuple(holders))

@@ -2,10 +2,10 @@
 
 Each node of a launch is a ticket, with one gang on each of the node's islands. A session's tickets wait in lines, one
 an island; one that is at the head of all of its lines, and lacks nothing, is *ready*. When an island has room, its
-policy (`scheduling.policy`) picks a ready ticket, and that is *committed*: at this moment its gangs get their positions
-in the order of all of its islands, whether these have room now or later. So all islands start their gangs in one total
-order, that of commitment, and what a gang awaits from another island stands earlier in it: no two gangs can wait for
-each other.
+policy (`scheduling.policy`) picks a ready ticket, and that is *committed*, if there is memory for it: at this moment
+its gangs get their positions in the order of all of its islands, whether these have room now or later. So all islands
+start their gangs in one total order, that of commitment, and what a gang awaits from another island stands earlier in
+it: no two gangs can wait for each other.
 
 Bounded, host by host: an island starts gangs while those in flight on each of their hosts keep it busy for less than
 `BUSY_NS`, at most `window` of them; one whose hosts have no room blocks what comes after it.
@@ -24,14 +24,17 @@ from dataclasses import astuple, dataclass, field, replace
 from typing import Generic
 
 from atoll.scheduling.cells import Cell, Cells
-from atoll.scheduling.policies.first_come import FirstComeFirstServed
+from atoll.scheduling.policies.fair import FairShares
 from atoll.scheduling.policy import Policy
 from atoll.scheduling.tickets import Gang, Payload, Ticket
 
 # Work in flight on a host, by what its gangs took before.
 BUSY_NS = 8_000_000
-# However long gangs take: one runs, one is enqueued behind it, and one is on its way.
+# One runs, one is enqueued behind it, and one is on its way. Of gangs that take so long that their ends are known long
+# before the next one ends, one waits behind the one that runs: that is all that a newcomer has to wait for.
 _LEAST_IN_FLIGHT = 3
+_LEAST_OF_LONG = 2
+LONG_NS = 8_000_000
 # Sets of hosts whose loads are remembered.
 _MOST_KNOWN = 1024
 
@@ -55,6 +58,11 @@ class _Load:
     busy_ns: int = 0
     full: bool = False
 
+    @property
+    def least(self) -> int:
+        """So many are in flight however long they take."""
+        return _LEAST_OF_LONG if self.busy_ns >= _LEAST_OF_LONG * LONG_NS else _LEAST_IN_FLIGHT
+
 
 @dataclass(slots=True)
 class _Island(Generic[Payload]):
@@ -69,7 +77,6 @@ class _Island(Generic[Payload]):
     committed: deque[Gang[Payload]] = field(default_factory=deque)
     paused: bool = False
     excluded: set[int] = field(default_factory=set)  # sessions that may not start anything here
-    blocked: bool = False
     draining: bool = False  # until nothing is in flight: for an exclusive gang
     in_flight: int = 0
     busy_ns: int = 0
@@ -87,11 +94,12 @@ class Scheduler(Generic[Payload]):
         self,
         islands: int,
         window: int,
-        policy: Callable[[], Policy] = FirstComeFirstServed,
+        policy: Callable[[], Policy] = FairShares,
         busy_ns: int = BUSY_NS,
         hosts: Sequence[int] = (),
     ) -> None:
         self.window = window
+        self._reserve: Callable[[Ticket[Payload]], bool] = lambda ticket: True
         self._busy_ns = busy_ns
         self._policy = policy
         self._islands: list[_Island[Payload]] = [_Island(policy(), window, count) for count in hosts or [1] * islands]
@@ -107,6 +115,10 @@ class Scheduler(Generic[Payload]):
         self._policy = policy
         for island in self._islands:
             island.policy = policy()
+
+    def use_memory(self, reserve: Callable[[Ticket[Payload]], bool]) -> None:
+        """Asks for memory before it commits a ticket. One that gets none is not committed until `retry`."""
+        self._reserve = reserve
 
     def add_island(self, hosts: int = 1) -> None:
         """There is one more, with the next number."""
@@ -144,9 +156,9 @@ class Scheduler(Generic[Payload]):
         self._offer(ticket)
 
     def next(self, island: int) -> Gang[Payload] | None:
-        """The next gang to start there, or None while the island is full, paused, or blocked, or no ticket is ready."""
+        """The next gang to start there, or None while the island is full or paused, or no ticket is ready."""
         state = self._islands[island]
-        while not state.draining and not state.paused and not state.blocked:
+        while not state.draining and not state.paused:
             if not state.committed:
                 if state.full_hosts == state.hosts:
                     return None
@@ -158,6 +170,7 @@ class Scheduler(Generic[Payload]):
             gang = state.committed[0]
             if gang.ticket.dropped:
                 state.committed.popleft()
+                state.policy.charge(gang, 0)
                 continue
             cells = self._loads(state, gang)
             for cell in cells:
@@ -180,7 +193,7 @@ class Scheduler(Generic[Payload]):
                 load.in_flight += gang.weight
                 load.busy_ns += gang.estimate
                 load.full = load.in_flight >= state.window or (
-                    load.busy_ns >= self._busy_ns and load.in_flight >= _LEAST_IN_FLIGHT
+                    load.busy_ns >= self._busy_ns and load.in_flight >= load.least
                 )
                 state.full_hosts += len(cell.keys) * load.full
             return gang
@@ -197,17 +210,18 @@ class Scheduler(Generic[Payload]):
         return cells
 
     def finished(self, gang: Gang[Payload], nanoseconds: int = 0) -> None:
-        """A gang that `next` gave has left its island. Its session is charged the time that it took of the devices."""
+        """A gang that `next` gave has left its island. Its session is charged the time that it took of the devices,
+        summed over these.
+        """
         state = self._islands[gang.island]
-        if nanoseconds and gang.weight:
-            state.policy.charge(gang, nanoseconds)
+        state.policy.charge(gang, nanoseconds)
         state.in_flight -= gang.weight
         state.busy_ns -= gang.estimate
         for cell in self._loads(state, gang):
             load = cell.count
             load.in_flight -= gang.weight
             load.busy_ns -= gang.estimate
-            has_room = load.in_flight < _LEAST_IN_FLIGHT or (
+            has_room = load.in_flight < load.least or (
                 load.in_flight <= state.window // 2 and load.busy_ns <= self._busy_ns // 2
             )
             if load.full and has_room:
@@ -218,31 +232,13 @@ class Scheduler(Generic[Payload]):
             state.draining = False
             self.touched.add(gang.island)
 
-    def block(self, gang: Gang[Payload]) -> None:
-        """The gang that `next` has just given cannot start: it stays at the head of its island's order.
+    def retry(self, ticket: Ticket[Payload]) -> None:
+        """What the ticket lacked when it was to be committed may be there now."""
+        self._offer(ticket)
 
-        Its island starts nothing until `unblock`.
-        """
-        state = self._islands[gang.island]
-        state.committed.appendleft(gang)
-        state.in_flight -= gang.weight
-        state.busy_ns -= gang.estimate
-        state.started -= 1
-        state.blocked = True
-        state.draining = False
-        for cell in self._loads(state, gang):
-            load = cell.count
-            load.in_flight -= gang.weight
-            load.busy_ns -= gang.estimate
-            state.full_hosts -= len(cell.keys) * load.full
-            load.full = False
-
-    def unblock(self, island: int) -> None:
-        """The reason why a gang was blocked may be over: its island tries it again."""
-        state = self._islands[island]
-        if state.blocked:
-            state.blocked = False
-            self.touched.add(island)
+    def is_idle(self, island: int) -> bool:
+        """Whether nothing is in flight there."""
+        return not self._islands[island].in_flight
 
     def drop(self, ticket: Ticket[Payload]) -> None:
         """The ticket's gangs will not run, where they have not started yet."""
@@ -275,7 +271,6 @@ class Scheduler(Generic[Payload]):
             del self._aside[ticket.number]
             ticket.is_aside = False
         for gang in ticket.gangs:
-            self.unblock(gang.island)  # it may have been the blocked one
             self._held.get(gang.island, {}).pop(ticket, None)
 
     def pause(self, island: int) -> None:
@@ -329,9 +324,16 @@ class Scheduler(Generic[Payload]):
     def _commit(self, ticket: Ticket[Payload]) -> None:
         if ticket.committed or ticket.dropped or self._is_held(ticket):
             return
+        for gang in ticket.gangs:
+            if gang.learnt is not None:
+                gang.estimate = gang.learnt.expected
+        if not self._reserve(ticket):
+            return
         ticket.committed = True
         for gang in ticket.gangs:
-            self._islands[gang.island].committed.append(gang)
+            state = self._islands[gang.island]
+            state.committed.append(gang)
+            state.policy.commit(gang)
             self.touched.add(gang.island)
         self._leave_lines(ticket)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from atoll.cluster.virtual_devices import SessionDevices
@@ -14,7 +15,8 @@ from atoll.scheduling.feeds import Feeds
 from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.ledger import Block
 from atoll.scheduling.programs import RegisteredProgram
-from atoll.scheduling.tickets import Promise, Ticket
+from atoll.scheduling.tenants import Tenant
+from atoll.scheduling.tickets import NOBODY, Promise, Ticket
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +45,10 @@ class Launch:
         self.handles = self.arguments + self.results
 
 
+# A buffer that is written to the memory of a donated one: (the buffer, the donor, its block).
+Inherited = tuple[Entry, Entry, Block]
+
+
 @dataclass(slots=True, eq=False)
 class GangRun:
     """One execution of a program's gang: the payload of the scheduler's `Gang`."""
@@ -53,7 +59,9 @@ class GangRun:
     started: bool = False
     failure: Status | None = None  # on some of several hosts
     duration: int = 0  # in nanoseconds, of the slowest host
+    device_ns: int = 0  # that it kept its devices busy, summed over these
     blocks: list[Block] = field(default_factory=list)  # that it holds while it runs
+    inherited: Sequence[Inherited] = ()  # until it has ended
 
 
 @dataclass
@@ -66,6 +74,9 @@ class Session:
     secret: str
     devices: SessionDevices
     platform: str = ""  # of the devices
+    tenant: Tenant = NOBODY
+    pings: int = 0  # that its proxy was sent
+    pongs: int = 0  # that it has answered
     directory: Directory = field(default_factory=Directory)
     programs: dict[int, RegisteredProgram | Status] = field(default_factory=dict)  # or why it cannot be lowered
     functions: dict[int, str] = field(default_factory=dict)

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
+
+from atoll.cluster.tenants import DEFAULT_TENANT
+from atoll.scheduling.tenants import Tenant
 
 # What a gang is about: the scheduler never looks at it.
 Payload = TypeVar("Payload")
 
 # What a gang counts that has not run yet: enough to keep a few of them in flight, whatever they turn out to be.
 UNKNOWN_NS = 200_000
+
+# Whose tickets are that nobody in particular enqueues: in virtual time, and in tests.
+NOBODY = Tenant(DEFAULT_TENANT)
 
 
 @dataclass(slots=True, eq=False)
@@ -22,12 +28,21 @@ class Ticket(Generic[Payload]):
     number: int
     session: int
     missing: int = 0
+    tenant: Tenant = NOBODY
     gangs: tuple[Gang[Payload], ...] = ()
     behind: int = 0  # in how many lines it is not at the head
     committed: bool = False
     dropped: bool = False
     is_aside: bool = False  # it is in no line yet: see `scheduling.promises`
     promise: Promise[Payload] | None = None
+
+
+class Learnt(Protocol):
+    """Knows of gangs that do the same how long they took."""
+
+    @property
+    def expected(self) -> int:
+        """Nanoseconds that the next one is expected to keep its devices busy."""
 
 
 class Late(enum.Enum):
@@ -60,8 +75,9 @@ class Promise(Generic[Payload]):
 class Gang(Generic[Payload]):
     """A node's part on one island: what its hosts start together.
 
-    `estimate` is the time it keeps them busy, in nanoseconds; `weight` is how much of the window it takes; with
-    `exclusive`, nothing else is in flight meanwhile. `hosts` are those of the island that it runs on.
+    `estimate` is the time that it keeps each of `devices` devices busy, in nanoseconds: when it is committed, it
+    becomes what `learnt` expects then. `weight` is how much of the window it takes; with `exclusive`, nothing else is
+    in flight meanwhile. `hosts` are those of the island that it runs on.
     """
 
     sequence: int
@@ -72,3 +88,5 @@ class Gang(Generic[Payload]):
     exclusive: bool = False
     weight: int = 1
     hosts: tuple[int, ...] = (0,)
+    devices: int = 1
+    learnt: Learnt | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
+from pathlib import Path
 
 from atoll.cluster.security.enrollment import Renewal, enroll
 from atoll.cluster.security.join import JoinString, join_of_environment
@@ -34,8 +35,23 @@ def token_for(address: Address, role: Role) -> str:
     join = join_of_environment() if address.tls else None
     if join is not None:
         return join.token
-    token = os.environ.get(TOKEN_VARIABLE, "")
+    token = os.environ.get(TOKEN_VARIABLE, "") or (token_beside(address) if role is Role.CLIENT else "")
     return token if role is Role.CLIENT else os.environ.get(HOST_TOKEN_VARIABLE, token)
+
+
+def token_file(directory: str | Path) -> Path:
+    """With the cluster's own token, where it has one that nobody chose: for its user's own programs and commands."""
+    return Path(directory) / "token"
+
+
+def token_beside(address: Address) -> str:
+    """The cluster's own token, from its folder, which is its user's alone; "" where it has none there."""
+    if not address.is_unix:
+        return ""
+    try:
+        return token_file(Path(address.path).parent).read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def identity_for(address: Address, role: Role, name: str, patience: float = 0.0) -> Identity | None:

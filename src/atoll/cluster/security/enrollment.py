@@ -71,13 +71,19 @@ ToJoiner = AuthorityIs | Enrolled | NotEnrolled
 
 
 class Desk:
-    """Where joiners get their certificates: in the controller. `tokens` are what each role has to bring."""
+    """Where joiners get their certificates: in the controller. `tokens` are what each role has to bring.
+
+    `is_tenants(token)`: a tenant of the cluster has it, and is a client by that.
+    """
 
     clock = staticmethod(time.time)
 
-    def __init__(self, authority: Any, tokens: Mapping[Role, str]) -> None:
+    def __init__(
+        self, authority: Any, tokens: Mapping[Role, str], is_tenants: Callable[[str], bool] = lambda token: False
+    ) -> None:
         self._authority = authority  # an `authority.Authority`, which few processes import
         self._tokens = {role: token.encode() for role, token in tokens.items()}
+        self._is_tenants = is_tenants
 
     def answer(self, message: FromJoiner) -> ToJoiner:
         if isinstance(message, AskAuthority):
@@ -85,10 +91,9 @@ class Desk:
         if message.role not in JOINING:
             return NotEnrolled(f"nobody joins as {message.role!r}: expected {' or '.join(JOINING)}")
         role = Role(message.role)
-        token = message.token.encode()
-        if not token or not hmac.compare_digest(token, self._tokens[role]):
+        if not self._is_right(role, message.token):
             (other,) = (each for each in JOINING if each is not role)
-            if token and hmac.compare_digest(token, self._tokens[other]):
+            if self._is_right(other, message.token):
                 return NotEnrolled(
                     f"this join string is for a {other}, and a {role} was asked for: hosts join by the string of "
                     "`atoll up --host-join-file`, clients by that of `--join-file`"
@@ -98,6 +103,12 @@ class Desk:
             return Enrolled(self._authority.sign(message.request, role, message.name))
         except AccessError as error:
             return NotEnrolled(str(error))
+
+    def _is_right(self, role: Role, token: str) -> bool:
+        if not token:
+            return False
+        is_of_cluster = hmac.compare_digest(token.encode(), self._tokens[role])
+        return is_of_cluster or (role is Role.CLIENT and self._is_tenants(token))
 
 
 # ---- the joiner

@@ -12,6 +12,7 @@ from typing import Any
 from atoll.cluster.security.enrollment import ENROLL_SECONDS, Desk, FromJoiner, Renewal
 from atoll.cluster.security.roles import Role
 from atoll.cluster.security.start import load_authority
+from atoll.cluster.security.tokens import Tokens
 from atoll.wire.connection import Connection
 from atoll.wire.tls.identity import Identity
 
@@ -24,9 +25,13 @@ class Joiners:
     Raises AccessError where `directory` has no authority.
     """
 
-    def __init__(self, directory: str, token: str, host_token: str) -> None:
+    def __init__(self, directory: str, tokens: Tokens) -> None:
         authority = load_authority(directory)
-        self._desk = Desk(authority, {Role.CLIENT: token, Role.HOST: host_token})
+        self._desk = Desk(
+            authority,
+            {Role.CLIENT: tokens.client, Role.HOST: tokens.host},
+            lambda token: tokens.tenant_of(token) is not None,
+        )
         self.identity = Identity(authority.certificate_for(Role.CONTROLLER, _NAME))
         Renewal(self.identity, lambda: authority.certificate_for(Role.CONTROLLER, _NAME))
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.cluster.security.access import HOST_TOKEN_VARIABLE, TOKEN_VARIABLE
+from atoll.cluster.security.access import HOST_TOKEN_VARIABLE, TOKEN_VARIABLE, token_file
 from atoll.cluster.security.join import JOIN_VARIABLE, JoinString
 from atoll.errors import SettingsError
 from atoll.wire.address import Address, parse_address
@@ -41,15 +41,21 @@ def host_join_file(directory: str | Path) -> Path:
     return Path(directory) / "join-hosts"
 
 
-def start_security(directory: str, listen: Address, advertise: str = "", has_agents: bool = False) -> None:
+def start_security(
+    directory: str, listen: Address, advertise: str = "", has_agents: bool = False, has_tenants: bool = False
+) -> None:
     """Tells the processes that this one starts how they prove themselves, and makes an authority where they need one.
 
     `advertise` is the address that others know the controller by; "": where it listens, or what this machine is reached
     by where that is everywhere. Without TLS, host agents bring the token that the user has chosen for hosts, or for
-    all. Raises AccessError, SettingsError, AddressError, OSError.
+    all. With tenants, clients always bring a token. Raises AccessError, SettingsError, AddressError, OSError.
     """
     os.environ.pop(JOIN_VARIABLE, None)  # of another cluster
     given = os.environ.pop(AUTHORITY_VARIABLE, "") if listen.tls else ""
+    if has_tenants and not os.environ.get(TOKEN_VARIABLE):
+        token = os.environ[TOKEN_VARIABLE] = secrets.token_urlsafe(32)
+        with open(os.open(token_file(directory), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as out:
+            out.write(token)
     if not given and (not has_agents or listen.tls):
         os.environ.pop(HOST_TOKEN_VARIABLE, None)
         if not listen.is_unix or os.environ.get(TOKEN_VARIABLE):

@@ -17,6 +17,7 @@ from atoll.scheduling.functions import FunctionRegistry
 from atoll.scheduling.ledger import Ledger
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun, Session
+from atoll.scheduling.tenants import Tenant, Tenants, without_tokens
 
 
 class Reported(Protocol):
@@ -36,10 +37,15 @@ class Reported(Protocol):
     def agents(self) -> Agents: ...
     @property
     def functions(self) -> FunctionRegistry: ...
+    @property
+    def tenants(self) -> Tenants: ...
 
 
-def report(controller: Reported) -> dict[str, Any]:
-    """Islands with their hosts and devices, sessions with what they own, and counts of what was compiled."""
+def report(controller: Reported, viewer: Tenant | None = None) -> dict[str, Any]:
+    """Islands with their hosts and devices, tenants, sessions with what they own, and counts of what was compiled.
+
+    With a `viewer`, of tenants and sessions its own alone.
+    """
     resources = controller.resources
     used, peak = controller.memory.used, controller.memory.peak
     islands = []
@@ -88,6 +94,7 @@ def report(controller: Reported) -> dict[str, Any]:
             "id": session.number,
             "pid": session.pid,
             "label": session.label,
+            "tenant": session.tenant.name,
             "arrays": len(session.directory.entries),
             "bytes": session.directory.nbytes,
             "programs": len(session.programs),
@@ -111,6 +118,7 @@ def report(controller: Reported) -> dict[str, Any]:
             },
         }
         for session in controller.sessions.values()
+        if viewer in (None, session.tenant)
     ]
     functions = controller.functions
     return {
@@ -120,9 +128,26 @@ def report(controller: Reported) -> dict[str, Any]:
         "islands": islands,
         "machines": [msgspec.structs.asdict(each) for each in controller.agents.report.machines],
         "sessions": sessions,
+        "tenants": [
+            _tenant(tenant, controller.sessions)
+            for tenant in controller.tenants.by_name.values()
+            if viewer in (None, tenant)
+        ],
         "functions": {
             "compiled": functions.compiled,
             "cached": functions.cached,
             "seconds": round(functions.seconds, 3),
         },
+    }
+
+
+def _tenant(tenant: Tenant, sessions: Mapping[int, Session]) -> dict[str, Any]:
+    """What it is set to, and what it has. A quota of 0 is none."""
+    own = [session for session in sessions.values() if session.tenant is tenant]
+    settings: dict[str, Any] = msgspec.to_builtins(without_tokens(tenant.settings))
+    del settings["token_hash"]
+    return settings | {
+        "open_sessions": tenant.sessions,
+        "bytes": sum(session.directory.nbytes for session in own),
+        "in_flight": sum(session.in_flight for session in own),
     }

@@ -13,6 +13,7 @@ from atoll.controller.outbox import Outbox
 from atoll.controller.programs.buffers import Buffers
 from atoll.errors import Code, Status
 from atoll.protocol import messages as m
+from atoll.scheduling.device_clocks import DeviceClocks
 from atoll.scheduling.feeds import Key
 from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.programs import RegisteredProgram
@@ -59,6 +60,7 @@ class Endings:
         self._on_program_idle = on_program_idle
         self._sequential = sequential
         self._last_end: dict[int, int] = {}  # by host: when its last run ended, by its own clock
+        self._clocks = DeviceClocks()
 
     # ---- gangs
 
@@ -89,6 +91,7 @@ class Endings:
                     last_ends[host] = ended
                     duration = max(duration, ended - max(dispatched, last_end))
             run.duration = duration
+            run.device_ns += self._clocks.busy(hosts, run.spec.devices, times)
         left.difference_update(hosts)
         if not left:
             self._all_ended(gang)
@@ -132,10 +135,9 @@ class Endings:
         self.in_flight.pop(gang.sequence, None)
         if self._sequential is not None:
             self._sequential.ended(gang)
-        self._memory.ended(gang)
         launch = gang.run.launch
-        # A session that has ended pays no more: its policy has forgotten it.
-        self._scheduler.finished(gang, gang.run.duration if launch.session in self._sessions else 0)
+        self._scheduler.finished(gang, gang.run.device_ns)
+        self._memory.ended(gang)
         promise = gang.ticket.promise
         if promise is not None and all(other.run.started and not other.run.hosts_left for other in gang.ticket.gangs):
             self._promises.keep(promise)
@@ -154,6 +156,7 @@ class Endings:
         """The island's hosts have started anew, and so have their clocks."""
         for host in self._resources.hosts_of(island):
             self._last_end.pop(host, None)
+            self._clocks.forget(host)
 
     # ---- launches
 
@@ -191,6 +194,7 @@ class Endings:
         gangs = [gang for ticket in launch.tickets for gang in ticket.gangs]
         for ticket in launch.tickets:
             self._scheduler.drop(ticket)
+            self._memory.dropped(ticket)
         unstarted = [gang for gang in gangs if not gang.run.started]
         for gang in gangs:
             self._fail_incoming(gang, status)
@@ -218,6 +222,7 @@ class Endings:
             self._sequential.forget(session.number)
         ended = Status(Code.CANCELLED, f"session {session.number} has ended")
         for ticket in self._scheduler.drop_session(session.number):
+            self._memory.dropped(ticket)
             for gang in ticket.gangs:
                 if gang.run.started:
                     self._fail_incoming(gang, ended)  # from the parts that will not start

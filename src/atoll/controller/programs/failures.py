@@ -75,7 +75,7 @@ class Failures:
     def tick(self, now: float) -> None:
         """Once a second: finds what has failed by itself, or waited in vain."""
         self._settle(now)
-        self._fail_starving(now)
+        self._fail_hopeless()
 
     def _settle(self, now: float) -> None:
         """Gangs that failed on hosts of an island that is still there a while later have failed by themselves."""
@@ -91,8 +91,7 @@ class Failures:
                 if not gang.run.hosts_left:
                     self._launcher.finish(gang)
 
-    def _fail_starving(self, now: float) -> None:
+    def _fail_hopeless(self) -> None:
         """What has waited for memory in vain fails; the error names who holds it."""
-        idle = {n: self._scheduler.statistics(n).in_flight == 0 for n in self._resources.islands}
-        for gang, status in self._launcher.memory.starving(now, idle):
+        for gang, status in self._launcher.memory.hopeless():
             self._launcher.fail(gang.run.launch, status)

@@ -21,7 +21,7 @@ from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.dispatch_units import Unit
 from atoll.scheduling.gangs import GangSpec
-from atoll.scheduling.policies.first_come import FirstComeFirstServed
+from atoll.scheduling.policies.fair import FairShares
 from atoll.scheduling.policy import Policy
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.promises import Promises
@@ -51,7 +51,7 @@ class Launcher:
         on_program_idle: Callable[[RegisteredProgram], None],
         quarantine: Quarantine,
         sequential: bool = False,
-        policy: Callable[[], Policy] = FirstComeFirstServed,
+        policy: Callable[[], Policy] = FairShares,
     ) -> None:
         topology = resources.topology
         self.scheduler = Scheduler[GangRun](
@@ -62,6 +62,7 @@ class Launcher:
         self._outbox = outbox
         self._quarantine = quarantine
         self.memory = Reservations(sessions, self.scheduler, resources)
+        self.scheduler.use_memory(self.memory.reserve)
         self._next_sequence = 1
         self._next_own = m.OWN_NUMBERS
         self._sequential = SequentialDispatch(self.scheduler) if sequential else None
@@ -172,7 +173,7 @@ class Launcher:
 
     def _make_ticket(self, session: Session, launch: Launch, unit: tuple[GangSpec, ...]) -> None:
         """A dispatch unit of the launch gets its ticket. Notes what it waits for, and the buffers that it needs."""
-        ticket: Ticket[GangRun] = Ticket(self._next_sequence, session.number)
+        ticket: Ticket[GangRun] = Ticket(self._next_sequence, session.number, tenant=session.tenant)
         launch.tickets.append(ticket)
         handles, entries = launch.handles, session.directory.entries
         gangs = []
@@ -192,7 +193,20 @@ class Launcher:
             if spec.late is Late.PYTHON:
                 session.python_gangs.add(sequence)
             run = GangRun(launch, spec, set(spec.hosts))
-            gangs.append(Gang(sequence, spec.island, ticket, run, spec.estimate, exclusive, spec.weight, spec.hosts))
+            gangs.append(
+                Gang(
+                    sequence,
+                    spec.island,
+                    ticket,
+                    run,
+                    0,
+                    exclusive,
+                    spec.weight,
+                    spec.hosts,
+                    spec.device_count,
+                    spec,
+                )
+            )
         ticket.gangs = tuple(gangs)
         launch.pending += len(gangs)
         launch.program.waiting += len(gangs)
@@ -234,9 +248,6 @@ class Launcher:
         if problem is not None or session is None:
             self.scheduler.finished(gang)
             self.fail(launch, problem or Status(Code.CANCELLED))
-            return
-        if not self.memory.reserve(gang):
-            self.scheduler.block(gang)
             return
         if self.memory.ledger.capacity:
             self._outbox.flush_frees()

@@ -27,7 +27,6 @@ from atoll.controller.outbox import Outbox
 from atoll.controller.programs.compilation import Compilation
 from atoll.controller.programs.launcher import Launcher
 from atoll.controller.programs.registry import ProgramRegistry
-from atoll.controller.sessions.migration_rules import Changes, check_changes, check_memory, is_affected
 from atoll.controller.sessions.queries import Queries
 from atoll.errors import OK, Code, Status, StatusError
 from atoll.ir import program as ir
@@ -36,6 +35,7 @@ from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.durations import Durations
 from atoll.scheduling.functions import DeviceAssignment, function_name, hosts_of
+from atoll.scheduling.migration_rules import Changes, check_changes, check_memory, is_affected
 from atoll.scheduling.programs import RegisteredProgram, device_groups
 from atoll.scheduling.session import Session
 

@@ -24,6 +24,7 @@ from atoll.errors import Code, Status, StatusError, invalid
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.session import Session
+from atoll.scheduling.tenants import Tenant
 
 # Launches that a session may have in the system; its proxy stops reading from its client beyond.
 LAUNCH_WINDOW = 512
@@ -79,14 +80,16 @@ class Sessions:
             m.AddSlice: slice_requests.add,
             m.ReleaseSlice: self._release_slice,
             m.Quiesced: self._quiesced,
-            m.Pong: lambda session, message: None,
+            m.Pong: self._answered,
         }
         self._slice_requests = slice_requests
 
     # ---- opening and closing
 
-    def open(self, connection: int, secret: str, pid: int, label: str, platform: str = "") -> Session:
-        """A session on this connection, with devices of one platform: JAX lowers a program for the one of its client.
+    def open(self, connection: int, secret: str, pid: int, label: str, tenant: Tenant, platform: str = "") -> Session:
+        """A session of that tenant on this connection, which counts among those that the tenant has.
+
+        Its devices are of one platform: JAX lowers a program for the one of its client.
 
         Raises NOT_FOUND where the cluster is to have none of that platform, UNAVAILABLE where no island can take it.
         """
@@ -100,7 +103,7 @@ class Sessions:
                 "Its operator can start an island with `atoll add-island`",
             )
         devices = self._slices.open(self._next, virtual, locations)
-        session = Session(self._next, pid, label, secret, devices, platform)
+        session = Session(self._next, pid, label, secret, devices, platform, tenant)
         self._next += 1
         number = session.number
         self._sessions[number] = session
@@ -133,6 +136,7 @@ class Sessions:
         session = self._sessions.pop(number, None)
         if session is None:
             return
+        session.tenant.sessions -= 1
         self._connections.sessions.pop(number, None)
         self.leases.forget(number)
         self._slices.close(number)
@@ -158,9 +162,10 @@ class Sessions:
         for number in self.leases.expired(now):
             text = f"nothing was heard of this session's proxy for {self.leases.seconds:.0f} s"
             self.end(number, Status(Code.UNAVAILABLE, text))
-        for number in self._sessions:
+        for number, session in self._sessions.items():
             if not self.leases.has(number):
                 self.leases.renew(number, now)
+            session.pings += 1
             self._outbox.to_session(number, m.Ping(round(self.leases.left(number, now), 1)))
 
     # ---- messages
@@ -225,6 +230,9 @@ class Sessions:
 
     def _release_slice(self, session: Session, message: m.ReleaseSlice) -> None:
         self._slice_requests.release(session, message.slice)
+
+    def _answered(self, session: Session, message: m.Pong) -> None:
+        session.pongs = min(session.pongs + 1, session.pings)
 
     def _quiesced(self, session: Session, message: m.Quiesced) -> None:
         self._migrations.quiesced(session, message.migration)

@@ -13,7 +13,7 @@ import typer
 
 from atoll._version import __version__
 from atoll.errors import AtollError
-from atoll.operate.command import clusters, hosts, manifests, operators, scripts
+from atoll.operate.command import clusters, hosts, manifests, operators, scripts, tenants
 from atoll.operate.command.terminal import fail
 
 # Each command imports what it needs when it runs: all imports here would double the time of `atoll --help`.
@@ -80,6 +80,8 @@ app.command()(clusters.status)
 app.command()(operators.remap)
 app.command("add-island")(operators.add_island)
 app.command()(operators.drain)
+app.command("end-session")(operators.end_session)
+app.add_typer(tenants.app)
 app.command()(operators.dump)
 app.command()(operators.trace)
 app.command()(clusters.down)

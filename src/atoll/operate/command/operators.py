@@ -155,6 +155,22 @@ def _target(text: str) -> tuple[int, tuple[int, ...]]:
     return int(island), tuple(devices)
 
 
+def end_session(
+    session: Annotated[int, typer.Argument(help="The session, by its number in `atoll status`.")],
+    address: ClusterAddress = "",
+    name: ClusterName = "",
+    join: ClusterJoin = "",
+) -> None:
+    """End a session: its program gets an error, and all that it has on the cluster goes.
+
+    A tenant that is no operator may end its own. Which cluster: as for `atoll status`.
+    """
+    from atoll.operate.clusters import find, operate
+    from atoll.protocol.messages import EndSessionRequest
+
+    print(operate(find(address, name, join), token(), EndSessionRequest(session)))
+
+
 def dump(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A file; standard output if not given.")] = None,
     address: ClusterAddress = "",

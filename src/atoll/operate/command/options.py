@@ -26,6 +26,7 @@ from atoll.cluster.settings import (
     Dispatch,
     OnOff,
 )
+from atoll.cluster.tenants import TENANTS_VARIABLE, read_tenants
 from atoll.errors import AtollError
 from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
 from atoll.quantities import parse_bytes
@@ -148,6 +149,12 @@ EmbeddedIslands = Annotated[
 ]
 
 
+_TENANTS_HELP = (
+    "A file in TOML with the tenants who share the cluster: their tokens, shares, priorities, quotas and roles; see "
+    'the page "Sharing". ATOLL_TENANTS if not given, else there is one tenant.'
+)
+
+
 @dataclass(frozen=True)
 class ClusterOptions:
     """What a cluster is to have, in the words of `ClusterSettings`; None where the user did not say."""
@@ -159,6 +166,7 @@ class ClusterOptions:
     ] = None
     dispatch: Annotated[Dispatch | None, typer.Option(help=_DISPATCH_HELP)] = None
     policy: Annotated[str | None, typer.Option(help=_POLICY_HELP, callback=_check_policy, metavar="NAME")] = None
+    tenants_file: Annotated[Path | None, typer.Option("--tenants", help=_TENANTS_HELP, metavar="FILE")] = None
     mesh: Annotated[str | None, typer.Option("--topology", help=_TOPOLOGY_HELP, metavar="MESH")] = None
     engine: Annotated[str | None, typer.Option(help=_ENGINE_HELP, callback=_check_engine)] = None
     lease_seconds: Annotated[float | None, typer.Option("--lease", help=_LEASE_HELP, metavar="SECONDS")] = None
@@ -236,6 +244,9 @@ def settings_of(islands: str | None, cluster: ClusterOptions) -> ClusterSettings
     """The cluster of these options, and of the environment where one is None. Raises ClusterError."""
     said, settings = given(islands, cluster), ClusterSettings.from_environment()
     file = said.pop("cluster_file", None) or os.environ.get(FILE_VARIABLE, "")
+    tenants = said.pop("tenants_file", None) or os.environ.get(TENANTS_VARIABLE, "")
+    if tenants:
+        said["tenants"] = read_tenants(tenants)
     if file and islands is None:
         return read_cluster_file(file, settings, said)
     return msgspec.structs.replace(settings, **said)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from atoll.cluster.topology import IslandShape
 from atoll.errors import Status
 from atoll.protocol.messages.opening import Message, Refused
@@ -71,6 +73,33 @@ class DrainRequest(Message, frozen=True, tag=100):
     returns: bool = False
 
 
+class SetTenant(Message, frozen=True, tag=140):
+    """Change a tenant, or add one that `is_new`; None and "" leave as it is what they stand for.
+
+    `limits` are quotas by their names in `cluster.tenants.TenantSettings`. The token itself is never sent.
+    """
+
+    name: str
+    is_new: bool = False
+    token_hash: str = ""
+    share: float | None = None
+    priority: int | None = None
+    role: str | None = None
+    limits: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+class RemoveTenant(Message, frozen=True, tag=141):
+    """It is a tenant no more, and its sessions end."""
+
+    name: str
+
+
+class EndSessionRequest(Message, frozen=True, tag=142):
+    """End a session: its client gets an error."""
+
+    session: int
+
+
 class OperationReply(Message, frozen=True, tag=98):
     """The answer to a request of an operator, when it is done or refused: a sentence."""
 
@@ -82,5 +111,16 @@ class StopReply(Message, frozen=True, tag=83):
     """The answer to StopRequest."""
 
 
-FromOperator = RemapRequest | AddIslandRequest | DrainRequest | StatusRequest | DumpRequest | TraceRequest | StopRequest
+FromOperator = (
+    RemapRequest
+    | AddIslandRequest
+    | DrainRequest
+    | StatusRequest
+    | DumpRequest
+    | TraceRequest
+    | StopRequest
+    | SetTenant
+    | RemoveTenant
+    | EndSessionRequest
+)
 ToOperator = Refused | StatusReply | DumpReply | TraceReply | OperationReply | StopReply

@@ -10,6 +10,7 @@ from atoll.scheduling.policy import Policy
 
 # Where each is: what makes the policy of an island, called without arguments. Imported when chosen.
 POLICIES = {
+    "fair": "atoll.scheduling.policies.fair:FairShares",
     "first-come": "atoll.scheduling.policies.first_come:FirstComeFirstServed",
 }
 

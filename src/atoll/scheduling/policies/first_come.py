@@ -1,4 +1,4 @@
-"""First come, first served: the default, and the example of a policy.
+"""First come, first served: the simplest policy.
 
 A session's next ticket becomes ready when the one before it is committed, so sessions with many launches in line
 alternate, node by node.

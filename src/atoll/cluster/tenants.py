@@ -1,0 +1,186 @@
+"""Who shares a cluster: its tenants, from a file in TOML.
+
+    [tenant.research]
+    token = "/etc/atoll/research.token"
+    share = 3
+
+    [tenant.operations]
+    token = "..."
+    role = "operator"
+    priority = 1
+
+A tenant is known by its token: the key has it, or the path of a file with it (one that begins with /, ~ or a dot). What
+is kept of a token is its hash. Without a file there is one tenant, `default`, which may do everything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import tomllib
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from atoll.errors import SettingsError
+from atoll.quantities import parse_bytes
+
+TENANTS_VARIABLE = "ATOLL_TENANTS"
+DEFAULT_NAME = "default"
+MOST_TENANTS = 4096
+MOST_SHARE = 1_000_000.0
+MOST_PRIORITY = 1_000_000
+# A token is guessed offline by who has read its hash: let it be none that a person would think of.
+LEAST_TOKEN = 16
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_HASH_PREFIX = b"atoll tenant token\0"
+
+_Share = Annotated[float, msgspec.Meta(gt=0, le=MOST_SHARE)]
+_Priority = Annotated[int, msgspec.Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)]
+_Limit = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class TenantRole(StrEnum):
+    """What a tenant may do: see `cluster.security.permissions`."""
+
+    USER = "user"
+    OPERATOR = "operator"
+
+
+class TenantSettings(msgspec.Struct, frozen=True):
+    """A tenant. A limit of 0 is none; each says what the tenant may have at a time, all its sessions together."""
+
+    name: str
+    token_hash: str = ""  # "": nobody can prove to be this tenant
+    share: _Share = 1.0  # of device time, relative to the others' of its priority
+    priority: _Priority = 0  # a higher one goes before everything of a lower one that is not committed
+    role: TenantRole = TenantRole.USER
+    memory: _Limit = 0  # bytes on each device
+    total_memory: _Limit = 0  # bytes on all devices
+    devices: _Limit = 0  # in the slices of its sessions
+    sessions: _Limit = 0
+    launches: _Limit = 0  # in flight
+    uploads: _Limit = 0  # buffers that no launch has used yet
+    compiles: _Limit = 0  # functions that are being compiled
+
+
+# The tenant of a cluster without a file of tenants, and of who has started one.
+DEFAULT_TENANT = TenantSettings(DEFAULT_NAME, role=TenantRole.OPERATOR)
+
+
+def token_hash(token: str) -> str:
+    """What is kept of a token."""
+    return hashlib.sha256(_HASH_PREFIX + token.encode()).hexdigest()
+
+
+def whose(tenants: Iterable[TenantSettings], token: str) -> str | None:
+    """The name of the tenant with that token."""
+    if not token:
+        return None
+    found, said = None, token_hash(token)
+    for tenant in tenants:
+        if tenant.token_hash and hmac.compare_digest(tenant.token_hash, said):
+            found = tenant.name
+    return found
+
+
+def check_tenant_name(name: str) -> str:
+    """Raises SettingsError for what is none."""
+    if not _NAME.fullmatch(name):
+        raise SettingsError(f"{name[:100]!r} is no name of a tenant: letters, digits, '_', '-' and '.', 64 at most")
+    return name
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    token: str = ""
+    share: _Share = 1.0
+    priority: _Priority = 0
+    role: TenantRole = TenantRole.USER
+    memory: int | str = 0
+    total_memory: int | str = 0
+    devices: _Limit = 0
+    sessions: _Limit = 0
+    launches: _Limit = 0
+    uploads: _Limit = 0
+    compiles: _Limit = 0
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    tenant: Annotated[dict[str, _Entry], msgspec.Meta(min_length=1, max_length=MOST_TENANTS)]
+
+
+def read_tenants(path: str | Path) -> tuple[TenantSettings, ...]:
+    """The tenants of a file, `default` among them. Raises SettingsError that names the file, and the key."""
+    path = Path(path).expanduser()
+    try:
+        file = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _File)
+    except OSError as error:
+        raise SettingsError(f"cannot read the file of tenants {path}: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"{path} is no TOML: {error}") from None
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{path}: {error}") from None
+    tenants = [_tenant(name, entry, path) for name, entry in file.tenant.items()]
+    hashes: dict[str, str] = {}
+    for tenant in tenants:
+        other = hashes.setdefault(tenant.token_hash, tenant.name) if tenant.token_hash else tenant.name
+        if other != tenant.name:
+            raise SettingsError(f"{path}: the tenants {other} and {tenant.name} have the same token")
+    if all(tenant.name != DEFAULT_NAME for tenant in tenants):
+        tenants.insert(0, DEFAULT_TENANT)
+    return tuple(tenants)
+
+
+def _tenant(name: str, entry: _Entry, path: Path) -> TenantSettings:
+    where = f"{path}: tenant.{name}"
+    try:
+        check_tenant_name(name)
+        memory, total = (
+            each if isinstance(each, int) else parse_bytes(each) for each in (entry.memory, entry.total_memory)
+        )
+        if min(memory, total) < 0:
+            raise SettingsError("an amount of memory is not negative")
+    except (SettingsError, ValueError) as error:
+        raise SettingsError(f"{where}: {error}") from None
+    if name == DEFAULT_NAME:
+        if entry.token:
+            raise SettingsError(f"{where}: its token is the cluster's own (ATOLL_TOKEN, or the join string's)")
+        hashed = ""
+    else:
+        hashed = token_hash(read_token(entry.token, path.parent, where))
+    role = TenantRole.OPERATOR if name == DEFAULT_NAME else entry.role
+    return TenantSettings(
+        name,
+        hashed,
+        entry.share,
+        entry.priority,
+        role,
+        memory,
+        total,
+        entry.devices,
+        entry.sessions,
+        entry.launches,
+        entry.uploads,
+        entry.compiles,
+    )
+
+
+def read_token(text: str, base: Path, where: str) -> str:
+    """The token that `text` is, or that the file has which it names. Raises SettingsError; its text has no token."""
+    if text.startswith(("/", "~", ".")):
+        file = base / Path(text).expanduser()
+        try:
+            text = file.read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise SettingsError(f"{where}.token: cannot read {file}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise SettingsError(f"{where}.token: there is no token in {file}") from None
+    if len(text) < LEAST_TOKEN:
+        raise SettingsError(
+            f"{where}.token: a token has {LEAST_TOKEN} characters or more: `openssl rand -hex 32` makes one"
+        )
+    return text

@@ -1,0 +1,142 @@
+"""What commands ask of a cluster: who may, and what each is shown. What changes the cluster is in `requests`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from atoll.cluster.tenants import TenantSettings
+from atoll.controller.connections import Peer
+from atoll.controller.operators.report import Reported, report
+from atoll.controller.operators.requests import Operators
+from atoll.controller.outbox import Outbox
+from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
+from atoll.protocol import messages as m
+from atoll.protocol.actions import End
+from atoll.protocol.event_log import EventLog
+from atoll.protocol.events import Received
+from atoll.protocol.permissions import Peer as Kind
+from atoll.protocol.permissions import Scope, scope_of
+from atoll.scheduling.tenants import Tenant, Tenants
+from atoll.scheduling.trace import Trace
+
+
+class OperatorService:
+    """Answers each message of an operator's connection with one reply.
+
+    A tenant that is no operator sees and moves what is its own, and nothing else. `end_session(number, status)` ends
+    one.
+    """
+
+    def __init__(
+        self,
+        controller: Reported,
+        tenants: Tenants,
+        operators: Operators,
+        outbox: Outbox,
+        log: EventLog,
+        trace: Trace,
+        end_session: Callable[[int, Status], None],
+    ) -> None:
+        self._controller = controller
+        self._tenants = tenants
+        self._operators = operators
+        self._outbox = outbox
+        self._log = log
+        self._trace = trace
+        self._end_session = end_session
+
+    def received(self, peer: Peer, event: Received) -> None:
+        tenant, message = peer.tenant, event.message
+        assert tenant is not None
+        kind = Kind.OPERATOR if tenant.is_operator else Kind.USER
+        scope = scope_of(kind, type(message))
+        try:
+            if scope is None or isinstance(message, m.FromProxy):
+                raise self._refusal(tenant, message)
+            self._handle(peer, message, None if scope is Scope.ALL else tenant)
+        except StatusError as error:
+            self._outbox.send(peer.connection, m.OperationReply(error.status, ""))
+
+    def _refusal(self, tenant: Tenant, message: Any) -> StatusError:
+        if scope_of(Kind.OPERATOR, type(message)) is Scope.ALL:
+            text = f"tenant {tenant.name} is a user of this cluster; that is for its operators"
+            return StatusError(Code.PERMISSION_DENIED, text)
+        return invalid(f"an operator does not send {type(message).__name__}")
+
+    def _handle(self, peer: Peer, message: Any, viewer: Tenant | None) -> None:
+        """`viewer`: it is to be about this tenant's own alone."""
+        reply: Any
+        match message:
+            case m.StatusRequest():
+                reply = m.StatusReply(msgspec.json.encode(report(self._controller, viewer)))
+            case m.DumpRequest():
+                reply = m.DumpReply(self._log.dump())
+            case m.TraceRequest(since=since):
+                reply = m.TraceReply(msgspec.msgpack.encode(self._spans(since, viewer)))
+            case m.StopRequest():
+                self._outbox.send(peer.connection, m.StopReply())
+                self._outbox.close(peer.connection)
+                self._outbox.add(End(self._outbox.cause))
+                return
+            case m.SetTenant():
+                reply = m.OperationReply(OK, self._set_tenant(message))
+            case m.RemoveTenant(name=name):
+                reply = m.OperationReply(OK, self._remove_tenant(name))
+            case m.EndSessionRequest(session=number):
+                self._check_owner(number, viewer)
+                who = peer.tenant.name if peer.tenant is not None else ""
+                self._end_session(number, Status(Code.CANCELLED, f"it was ended by the tenant {who}"))
+                reply = m.OperationReply(OK, f"session {number} has ended")
+            case _:
+                if isinstance(message, m.RemapRequest):
+                    self._check_owner(message.session, viewer)
+                self._operators.handle(peer.connection, message)
+                return
+        self._outbox.send(peer.connection, reply)
+
+    def _check_owner(self, number: int, viewer: Tenant | None) -> None:
+        """Raises NOT_FOUND for another's session as for none: a user learns nothing of others'."""
+        session = self._controller.sessions.get(number)
+        if session is None or viewer not in (None, session.tenant):
+            raise not_found(f"session {number} does not exist (atoll status lists them)")
+
+    def _spans(self, since: int, viewer: Tenant | None) -> list[Any]:
+        spans = self._trace.spans(since)
+        if viewer is None:
+            return spans
+        own = {session.number for session in self._controller.sessions.values() if session.tenant is viewer}
+        return [span for span in spans if span.session in own]
+
+    # ---- tenants
+
+    def _set_tenant(self, message: m.SetTenant) -> str:
+        if not self._tenants.are_told_apart:
+            raise StatusError(
+                Code.FAILED_PRECONDITION,
+                "this cluster was started without tenants: `atoll up --tenants FILE` starts one that has them",
+            )
+        known = self._tenants.by_name.get(message.name)
+        if message.is_new or known is None:
+            current = TenantSettings(message.name, message.token_hash)
+        else:
+            current = known.settings
+        said = {name: value for name in ("share", "priority", "role") if (value := getattr(message, name)) is not None}
+        if message.token_hash:
+            said["token_hash"] = message.token_hash
+        try:
+            changed = msgspec.structs.asdict(current) | said | message.limits
+            settings = msgspec.convert(changed, TenantSettings)
+        except msgspec.ValidationError as error:
+            raise invalid(f"tenant {message.name}: {error}") from None
+        self._tenants.put(settings, message.is_new)
+        return f"tenant {settings.name}: share {settings.share:g}, priority {settings.priority}, {settings.role}"
+
+    def _remove_tenant(self, name: str) -> str:
+        tenant = self._tenants.remove(name)
+        ended = [session.number for session in self._controller.sessions.values() if session.tenant is tenant]
+        for number in ended:
+            self._end_session(number, Status(Code.CANCELLED, f"the tenant {name} was removed"))
+        return f"tenant {name} is none any more" + (f"; {len(ended)} of its sessions ended" if ended else "")

@@ -1,0 +1,155 @@
+"""Who shares a cluster, and how much of it each may have: looked at and changed while programs run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from atoll.operate.command.options import ClusterAddress, ClusterJoin, ClusterName, token
+
+app = typer.Typer(name="tenants", invoke_without_command=True, rich_markup_mode="markdown")
+_TABLE_WIDTH = 120
+
+
+def _amount(text: str) -> int:
+    from atoll.quantities import parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+Tenant = Annotated[str, typer.Argument(help="The tenant, by its name.", metavar="NAME")]
+Share = Annotated[
+    float | None, typer.Option(help="Of device time, relative to the shares of others of the same priority.")
+]
+Priority = Annotated[
+    int | None, typer.Option(help="What a higher one wants goes before everything of a lower one that has not begun.")
+]
+Role = Annotated[str | None, typer.Option(help="user, or operator: who may do everything.", metavar="ROLE")]
+Memory = Annotated[
+    int | None,
+    typer.Option(help="The most on each device, such as 8GiB; 0: no limit.", parser=_amount, metavar="AMOUNT"),
+]
+TotalMemory = Annotated[
+    int | None, typer.Option(help="The most on all devices together.", parser=_amount, metavar="AMOUNT")
+]
+Count = Annotated[int | None, typer.Option(min=0, help="The most at a time; 0: no limit.", metavar="N")]
+
+
+@app.callback()
+def tenants(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as JSON, for programs.")] = False,
+    address: ClusterAddress = "",
+    name: ClusterName = "",
+    join: ClusterJoin = "",
+) -> None:
+    """List the tenants of a cluster, with what they may have and what they have; change them.
+
+    An operator sees all, a user its own. Which cluster: as for `atoll status`.
+    """
+    from rich.console import Console
+
+    from atoll.operate.clusters import find, report_of
+    from atoll.operate.tables import tenants_table
+
+    if context.invoked_subcommand is not None:
+        return
+    report = report_of(find(address, name, join), token())
+    if as_json:
+        print(json.dumps(report["tenants"], indent=1))
+    else:
+        Console(width=None if sys.stdout.isatty() else _TABLE_WIDTH, highlight=False).print(tenants_table(report))
+
+
+@app.command("set")
+def set_tenant(
+    tenant: Tenant,
+    share: Share = None,
+    priority: Priority = None,
+    role: Role = None,
+    memory: Memory = None,
+    total_memory: TotalMemory = None,
+    devices: Count = None,
+    sessions: Count = None,
+    launches: Count = None,
+    uploads: Count = None,
+    compiles: Count = None,
+    address: ClusterAddress = "",
+    name: ClusterName = "",
+    join: ClusterJoin = "",
+) -> None:
+    """Change a tenant, while programs run: what has not begun counts by the new values at once."""
+    limits = _given(
+        memory=memory,
+        total_memory=total_memory,
+        devices=devices,
+        sessions=sessions,
+        launches=launches,
+        uploads=uploads,
+        compiles=compiles,
+    )
+    if not limits and share is None and priority is None and role is None:
+        raise typer.BadParameter("nothing is to be changed: give --share, --priority, --role, or a limit")
+    _say(tenant, address, name, join, share=share, priority=priority, role=role, limits=limits)
+
+
+@app.command("add")
+def add_tenant(
+    tenant: Tenant,
+    token_file: Annotated[
+        Path, typer.Option(help="The file with the tenant's token. The cluster keeps a hash of it.", metavar="FILE")
+    ],
+    share: Share = None,
+    priority: Priority = None,
+    role: Role = None,
+    memory: Memory = None,
+    sessions: Count = None,
+    address: ClusterAddress = "",
+    name: ClusterName = "",
+    join: ClusterJoin = "",
+) -> None:
+    """Let one more tenant use the cluster, from now until it ends or the tenant is removed."""
+    from atoll.cluster.tenants import check_tenant_name, read_token, token_hash
+
+    check_tenant_name(tenant)
+    hashed = token_hash(read_token(str(token_file.absolute()), Path(), f"tenant.{tenant}"))
+    limits = _given(memory=memory, sessions=sessions)
+    _say(
+        tenant,
+        address,
+        name,
+        join,
+        share=share,
+        priority=priority,
+        role=role,
+        limits=limits,
+        token_hash=hashed,
+        is_new=True,
+    )
+
+
+@app.command("remove")
+def remove_tenant(tenant: Tenant, address: ClusterAddress = "", name: ClusterName = "", join: ClusterJoin = "") -> None:
+    """Let a tenant use the cluster no more: its sessions end."""
+    from atoll.operate.clusters import find, operate
+    from atoll.protocol.messages import RemoveTenant
+
+    print(operate(find(address, name, join), token(), RemoveTenant(tenant)))
+
+
+def _given(**limits: int | None) -> dict[str, int]:
+    return {name: value for name, value in limits.items() if value is not None}
+
+
+def _say(tenant: str, address: str, name: str, join: str, **said: Any) -> None:
+    from atoll.operate.clusters import find, operate
+    from atoll.protocol.messages import SetTenant
+
+    print(operate(find(address, name, join), token(), SetTenant(tenant, **said)))

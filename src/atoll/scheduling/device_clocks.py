@@ -1,0 +1,53 @@
+"""For how long gangs keep devices busy: each device runs one after another, in the order in which they were started.
+
+A gang has a device from its dispatch, or from the end of the one before it there, to its own end, by the host's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class _Host:
+    """When the last gang ended on its devices: on all of `devices` at once, and on others as `ends` has it."""
+
+    devices: tuple[int, ...] = ()
+    end: int = 0
+    ends: dict[int, int] = field(default_factory=dict)  # by ordinal
+
+
+class DeviceClocks:
+    """The devices of all hosts. Pure: times are those that hosts report, in nanoseconds."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[int, _Host] = {}
+
+    def busy(self, hosts: tuple[int, ...], devices: Mapping[int, tuple[int, ...]], times: tuple[int, ...]) -> int:
+        """A gang has ended on these hosts, where it had these devices: how long it had them, summed over all.
+
+        `times` has for each host its dispatch and its end.
+        """
+        known, position, found = self._hosts, 0, 0
+        for number in hosts:
+            started, ended = times[position], times[position + 1]
+            position += 2
+            its = devices[number]
+            host = known.get(number)
+            if host is None:
+                host = known[number] = _Host(its)
+            if its == host.devices:  # as the one before: so it is for nearly all
+                if ended > host.end:
+                    found += (ended - max(started, host.end)) * len(its)
+                    host.end = ended
+                continue
+            host.ends.update(dict.fromkeys(host.devices, host.end))
+            for device in its:
+                found += max(0, ended - max(started, host.ends.get(device, 0)))
+            host.devices, host.end = its, max(ended, max((host.ends.get(device, 0) for device in its), default=0))
+        return found
+
+    def forget(self, host: int) -> None:
+        """It has started anew, and so has its clock."""
+        self._hosts.pop(host, None)

@@ -1,0 +1,163 @@
+"""Fair shares: who gets how much of the devices, by a model of islands in virtual time."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from atoll.cluster.tenants import TenantSettings
+from atoll.scheduling.scheduler import Scheduler
+from atoll.scheduling.tenants import Tenant
+from atoll.scheduling.tickets import Gang, Ticket
+
+US, MS, SECOND = 1_000, 1_000_000, 1_000_000_000
+
+
+@dataclass(eq=False)
+class Client:
+    """It has as much in line as it may, of gangs that take so long; from `begins` on, but for its `pauses`."""
+
+    session: int
+    tenant: Tenant
+    takes: int
+    islands: tuple[int, ...] = (0,)
+    begins: int = 0
+    pauses: tuple[tuple[int, int], ...] = ()
+    in_line: int = 0
+    got: list[tuple[int, int]] = field(default_factory=list)  # (when a gang ended, for how long it ran)
+
+    def wants(self, now: int) -> bool:
+        return now >= self.begins and not any(start <= now < end for start, end in self.pauses)
+
+    def device_time(self, start: int, end: int) -> int:
+        return sum(took for ended, took in self.got if start < ended <= end)
+
+
+class Island:
+    """Runs its gangs one after another."""
+
+    def __init__(self) -> None:
+        self.free_at = 0
+
+
+def tenant(name: str, share: float = 1.0, priority: int = 0) -> Tenant:
+    return Tenant(TenantSettings(name, share=share, priority=priority))
+
+
+def play(clients: list[Client], until: int, islands: int = 1, most: int = 64) -> None:
+    """All clients keep `most` tickets in line, while they want something."""
+    rng = random.Random(0)
+    scheduler = Scheduler[Client](islands, 24)
+    places = [Island() for _ in range(islands)]
+    ends: list[tuple[int, int, Gang[Client], int]] = []
+    now = number = 0
+    while now < until:
+        for client in clients:
+            while client.wants(now) and client.in_line < most:
+                number += 1
+                client.in_line += 1
+                ticket = Ticket[Client](number, client.session, tenant=client.tenant)
+                ticket.gangs = tuple(
+                    Gang(10 * number + island, island, ticket, client, client.takes) for island in client.islands
+                )
+                scheduler.enqueue(ticket)
+        scheduler.touched.clear()
+        for island, place in enumerate(places):
+            while (gang := scheduler.next(island)) is not None:
+                took = int(gang.run.takes * rng.uniform(0.9, 1.1))
+                place.free_at = max(place.free_at, now) + took
+                heapq.heappush(ends, (place.free_at, gang.sequence, gang, took))
+        events = [ends[0][0]] if ends else []
+        events += [client.begins for client in clients if client.begins > now]
+        events += [at for client in clients for pause in client.pauses for at in pause if at > now]
+        now = min(events, default=until)
+        while ends and ends[0][0] <= now:
+            _, _, gang, took = heapq.heappop(ends)
+            scheduler.finished(gang, took)
+            gang.run.got.append((now, took))
+            gang.run.in_line -= gang is gang.ticket.gangs[-1]
+
+
+def shares(clients: list[Client], start: int, end: int) -> list[float]:
+    times = [client.device_time(start, end) for client in clients]
+    return [time / sum(times) for time in times]
+
+
+@pytest.mark.parametrize("weights", [(1, 1, 1, 1), (1, 2, 4, 8)])
+@pytest.mark.parametrize("takes", [(330 * US,) * 4, (2400 * US,) * 4, (300 * US, 30 * MS, 300 * US, 30 * MS)])
+def test_device_time_goes_by_the_shares_of_tenants(weights, takes):
+    clients = [
+        Client(number, tenant(str(number), weight), each)
+        for number, (weight, each) in enumerate(zip(weights, takes, strict=True), 1)
+    ]
+    play(clients, 10 * SECOND)
+    found = shares(clients, 0, 10 * SECOND)
+    assert found == pytest.approx([weight / sum(weights) for weight in weights], rel=0.02)
+
+
+def test_sessions_of_a_tenant_share_what_it_gets():
+    one, two = tenant("one"), tenant("two", share=2)
+    clients = [Client(1, one, MS), Client(2, one, 3 * MS), Client(3, two, MS)]
+    play(clients, 5 * SECOND)
+    assert shares(clients, 0, 5 * SECOND) == pytest.approx([1 / 6, 1 / 6, 2 / 3], rel=0.02)
+
+
+def test_gangs_on_two_islands_are_charged_on_each():
+    clients = [
+        Client(1, tenant("both", 3), MS, islands=(0, 1)),
+        Client(2, tenant("first"), MS, islands=(0,)),
+        Client(3, tenant("second"), MS, islands=(1,)),
+    ]
+    play(clients, 5 * SECOND, islands=2)
+    assert clients[0].device_time(0, 5 * SECOND) / (10 * SECOND) == pytest.approx(0.75, rel=0.02)
+    assert clients[1].device_time(0, 5 * SECOND) == pytest.approx(clients[2].device_time(0, 5 * SECOND), rel=0.02)
+
+
+def test_many_with_random_shares():
+    rng = random.Random(1)
+    weights = [rng.uniform(0.5, 8) for _ in range(64)]
+    clients = [Client(number, tenant(str(number), weight), MS) for number, weight in enumerate(weights)]
+    play(clients, 60 * SECOND)
+    assert shares(clients, 0, 60 * SECOND) == pytest.approx([weight / sum(weights) for weight in weights], rel=0.03)
+
+
+def test_others_use_what_one_leaves_and_it_has_its_share_again_at_once_when_it_is_back():
+    clients = [Client(number, tenant(str(number)), MS) for number in range(1, 5)]
+    clients[0].pauses = ((2 * SECOND, 4 * SECOND),)
+    play(clients, 6 * SECOND, most=16)
+    away = shares(clients, 2 * SECOND + 50 * MS, 4 * SECOND)
+    assert away == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3], rel=0.02, abs=0.005)
+    assert sum(client.device_time(2 * SECOND, 4 * SECOND) for client in clients) == pytest.approx(2 * SECOND, rel=0.01)
+    back = shares(clients, 4 * SECOND + 50 * MS, 4 * SECOND + 450 * MS)
+    assert back == pytest.approx([0.25] * 4, rel=0.05), "it has saved up nothing, and owes nothing"
+
+
+def test_a_newcomer_has_its_share_at_once():
+    clients = [Client(1, tenant("old"), MS), Client(2, tenant("new"), MS, begins=3 * SECOND)]
+    play(clients, 4 * SECOND)
+    assert shares(clients, 3 * SECOND + 50 * MS, 4 * SECOND) == pytest.approx([0.5, 0.5], rel=0.02)
+
+
+@pytest.mark.parametrize("others", [1, 256])
+def test_a_higher_priority_waits_for_what_runs_and_one_more_however_many_others_wait(others):
+    low = [Client(number, tenant(f"low {number}"), 200 * MS) for number in range(others)]
+    begins = [3 * SECOND + i * 790 * MS for i in range(20)]
+    high = [Client(1000 + i, tenant("high", priority=1), MS, begins=at) for i, at in enumerate(begins)]
+    for client, at in zip(high, begins, strict=True):
+        client.pauses = ((at + 1, 1 << 62),)
+    play([*low, *high], 22 * SECOND, most=1 if others > 1 else 4)
+    waits = sorted(client.got[0][0] - client.begins - client.got[0][1] for client in high)
+    assert waits[-1] <= 1.1 * 2 * 220 * MS  # gangs take up to 220 ms here
+
+
+def test_a_changed_share_and_a_changed_priority_count_at_once():
+    one, two = tenant("one"), tenant("two")
+    clients = [Client(1, one, MS), Client(2, two, MS)]
+    play(clients, SECOND)
+    one.settings = TenantSettings("one", share=3.0)
+    again = [Client(1, one, MS), Client(2, two, MS)]
+    play(again, SECOND)
+    assert shares(again, 0, SECOND) == pytest.approx([0.75, 0.25], rel=0.03)
