@@ -67,12 +67,17 @@ class Cluster:
         self._timers.extend(action for action in actions if isinstance(action, a.SetTimer))
         return actions
 
-    def connect(self, role: str, pid: int = 1, label: str = "", host: int = -1) -> int:
-        """A connection that has said Hello."""
+    def connect(self, role: str, pid: int = 1, label: str = "", host: int = -1, token: str | None = None) -> int:
+        """A connection that has said Hello, with the cluster's own token unless told otherwise."""
         number = self._next
         self._next += 1
         self.event(e.ConnectionOpened(self.now, number, f"{number:032}"))
-        self.receive(number, m.Hello(m.PROTOCOL, role, self.token, pid, "test", label, host, incarnation=pid))
+        self.receive(
+            number,
+            m.Hello(
+                m.PROTOCOL, role, self.token if token is None else token, pid, "test", label, host, incarnation=pid
+            ),
+        )
         return number
 
     def receive(self, connection: int, message: Any) -> None:
@@ -86,10 +91,10 @@ class Cluster:
         hello = ready(self.controller.resources.topology, host, address or f"unix:/data-{host}")
         self.receive(connection, msgspec.structs.replace(hello, max_in_flight=max_in_flight))
 
-    def open(self, pid: int = 42, label: str = "script.py") -> Session:
+    def open(self, pid: int = 42, label: str = "script.py", token: str | None = None) -> Session:
         """A session opens."""
         before = set(self.controller.sessions)
-        connection = self.connect("proxy", pid, label)
+        connection = self.connect("proxy", pid, label, token=token)
         (number,) = set(self.controller.sessions) - before
         self._names[connection] = ("session", number)
         self._sessions[number] = connection
@@ -152,6 +157,12 @@ class Cluster:
         return [
             (self.name_of(each.connection), each.message) for each in sends if not isinstance(each.message, _BACKGROUND)
         ]
+
+    def ask(self, connection: int, message: Any) -> list[Any]:
+        """What is sent to a connection when it says that."""
+        self.flush()
+        self.receive(connection, message)
+        return [each.message for each in self.flush() if isinstance(each, a.Send) and each.connection == connection]
 
     def outbox(self) -> list[Any]:
         """All messages since the last time."""

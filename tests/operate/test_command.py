@@ -236,15 +236,15 @@ def test_a_file_that_cannot_be_written_is_named_in_one_line(owner: tuple[User, s
 
 @pytest.mark.parametrize("command", ["up", "run", "proxy"])
 def test_a_policy_that_does_not_exist_is_named_with_those_that_do(user: User, command: str) -> None:
-    ended = user.atoll(command, "--policy", "fair", *(["true"] if command == "run" else []))
+    ended = user.atoll(command, "--policy", "random", *(["true"] if command == "run" else []))
     assert ended.returncode == 2
     assert "'--policy': " in ended.stderr
     assert "first-come" in ended.stderr
 
 
 def test_a_policy_of_the_environment_that_does_not_exist_starts_no_cluster(user: User) -> None:
-    error = user.atoll("up", ATOLL_POLICY="fair").error
-    assert "there is no scheduling policy 'fair'; the known ones are: first-come" in error
+    error = user.atoll("up", ATOLL_POLICY="random").error
+    assert "there is no scheduling policy 'random'; the known ones are: fair, first-come" in error
     assert user.leftovers() == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
@@ -61,3 +62,12 @@ def test_what_is_gone_was_others_unless_one_still_has_it(host: Host, monkeypatch
     host.functions.programs.close(BOB)
     host.functions.drop("b")
     assert host.functions.programs.others(ALICE) == Others({"recipe"}, set())
+
+
+def test_a_program_that_does_not_have_the_hash_it_came_under_is_not_compiled(host: Host) -> None:
+    source = NullProgram("step", 0.0, (), ()).source()
+    for number, (content, is_right) in enumerate(((hashlib.sha256(source).hexdigest(), True), ("0" * 64, False))):
+        host.inbox.put(ALICE, number, source)
+        host.functions.compile(Compile(f"name {number}", ALICE, number, (((0, 0),),), content))
+        assert host.compiled[-1].status.ok is is_right
+    assert "does not have the hash it states" in host.compiled[-1].status.message

@@ -116,15 +116,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 def read_tenants(path: str | Path) -> tuple[TenantSettings, ...]:
     """The tenants of a file, `default` among them. Raises SettingsError that names the file, and the key."""
     path = Path(path).expanduser()
-    try:
-        file = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _File)
-    except OSError as error:
-        raise SettingsError(f"cannot read the file of tenants {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SettingsError(f"{path} is no TOML: {error}") from None
-    except msgspec.ValidationError as error:
-        raise SettingsError(f"{path}: {error}") from None
-    tenants = [_tenant(name, entry, path) for name, entry in file.tenant.items()]
+    tenants = [_tenant(name, entry, path) for name, entry in _read(path).tenant.items()]
     hashes: dict[str, str] = {}
     for tenant in tenants:
         other = hashes.setdefault(tenant.token_hash, tenant.name) if tenant.token_hash else tenant.name
@@ -133,6 +125,24 @@ def read_tenants(path: str | Path) -> tuple[TenantSettings, ...]:
     if all(tenant.name != DEFAULT_NAME for tenant in tenants):
         tenants.insert(0, DEFAULT_TENANT)
     return tuple(tenants)
+
+
+def read_tenant_tokens(path: str | Path) -> dict[str, str]:
+    """The token of each tenant of a file but `default`, for its join string. Raises SettingsError."""
+    path = Path(path).expanduser()
+    entries = {name: entry for name, entry in _read(path).tenant.items() if name != DEFAULT_NAME}
+    return {name: read_token(entry.token, path.parent, f"{path}: tenant.{name}") for name, entry in entries.items()}
+
+
+def _read(path: Path) -> _File:
+    try:
+        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _File)
+    except OSError as error:
+        raise SettingsError(f"cannot read the file of tenants {path}: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"{path} is no TOML: {error}") from None
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{path}: {error}") from None
 
 
 def _tenant(name: str, entry: _Entry, path: Path) -> TenantSettings:

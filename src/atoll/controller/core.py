@@ -171,7 +171,7 @@ class Controller:
             self._outbox,
             self.resources,
             self.slices,
-            SliceRequests(self.resources, self.slices, self.memory.free, self._outbox),
+            SliceRequests(self.sessions, self.resources, self.slices, self.memory.free, self._outbox),
             self._compilation,
             self.programs,
             self.launcher,

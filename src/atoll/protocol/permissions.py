@@ -91,3 +91,7 @@ def table() -> str:
     entries += [(message.__name__, message) for message in sorted(PERMISSIONS, key=lambda each: each.__name__)]
     rows += [(text, *(str(scope_of(peer, message) or "-") for peer in Peer)) for text, message in entries]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+
+
+if __name__ == "__main__":
+    print(table(), end="")

@@ -1,7 +1,7 @@
 """Compiled functions: which sessions use which, and the name that workers know it by.
 
-A name is made of the program's and options' hash and of the devices, so the same program is compiled once an island,
-whichever session sends it. The controller never looks inside.
+A name is made of the program's and options' hash, of the devices and the tenant, so the same program is compiled once
+an island, whichever session of a tenant sends it. The controller never looks inside; workers check the hash.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def hosts_of(locations: DeviceAssignment) -> set[int]:
     return {location.host for partitions in locations for location in partitions}
 
 
-def function_name(content: str, locations: DeviceAssignment) -> str:
-    """The workers' name for a function on these physical devices."""
+def function_name(content: str, locations: DeviceAssignment, tenant: str = "") -> str:
+    """The workers' name for a tenant's function on these physical devices: tenants share none, nor its fate."""
     places = [[(location.host, location.ordinal) for location in partitions] for partitions in locations]
-    return hashlib.sha256(f"{content} {places}".encode()).hexdigest()[:32]
+    return hashlib.sha256(f"{content} {places} {tenant}".encode()).hexdigest()[:32]

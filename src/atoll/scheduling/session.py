@@ -91,6 +91,7 @@ class Session:
     # By island: why it was lost, until the proxy knows that what it has sent there is lost.
     unseen: dict[int, Status] = field(default_factory=dict)
     in_flight: int = 0
+    credits: int = 0  # of its window, that these have taken
     launches: int = 0
     python_gangs: set[int] = field(default_factory=set)  # those that call Python and have not started, by sequence
     # Functions that are released once all such gangs up to a sequence number have started: (the number, the function).

@@ -18,6 +18,7 @@ class Tenant:
 
     settings: TenantSettings
     sessions: int = 0  # open, or waiting for the cluster to be complete
+    launches: int = 0  # in flight
     running: int = 0  # gangs that have their memory and have not ended
     memory: Ledger | None = None  # what of all memory its sessions have, where tenants are told apart
 

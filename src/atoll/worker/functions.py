@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from atoll.devices.device import DeviceBackend, LoadedFunction
-from atoll.errors import OK, Status, StatusError, not_found
+from atoll.errors import OK, Status, StatusError, invalid, not_found
 from atoll.host_services.calls.callbacks import Callbacks
 from atoll.host_services.calls.calls import Calls
 from atoll.host_services.calls.client_errors import status_of
@@ -176,18 +177,23 @@ class Functions:
         """What to compile: as the first session sent it, or another that waits for the same, if the first has ended."""
         while True:
             try:
-                content, done = self._inbox.take(message.session, message.feed)
+                return self._source_of(message)
             except StatusError:
                 with self._lock:
                     waiting = self._compiling[message.function]
                     if not waiting:
                         raise
                     message = waiting.pop(0)
-                continue
-            try:
-                return msgspec.msgpack.decode(content, type=FunctionSource)
-            finally:
-                done()
+
+    def _source_of(self, message: Compile) -> FunctionSource:
+        """Raises StatusError where it is not there, or is not what its sender said that it is."""
+        content, done = self._inbox.take(message.session, message.feed)
+        try:
+            if message.content and hashlib.sha256(content).hexdigest() != message.content:
+                raise invalid(f"the program that session {message.session} has sent does not have the hash it states")
+            return msgspec.msgpack.decode(content, type=FunctionSource)
+        finally:
+            done()
 
     def _callbacks(self, source: FunctionSource, devices: int) -> Callbacks | None:
         if not source.callbacks or self._calls is None:

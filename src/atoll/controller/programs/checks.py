@@ -21,6 +21,9 @@ def launch_problem(
     """Why a launch cannot be, as far as that is known now; None where it can."""
     if isinstance(program, Status):
         return program
+    exceeded = session.tenant.exceeded("launches", 1, session.tenant.launches, "these are in flight")
+    if exceeded is not None:
+        return exceeded
     if program is None:
         return Status(Code.NOT_FOUND, f"program {message.program} does not exist in this session")
     if (len(message.arguments), len(message.results), len(message.feeds)) != (

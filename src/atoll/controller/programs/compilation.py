@@ -16,6 +16,7 @@ from atoll.scheduling.functions import FunctionRegistry, Registration, function_
 from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun, Session
+from atoll.scheduling.tenants import Tenant
 
 
 class Compilation:
@@ -55,7 +56,8 @@ class Compilation:
             given_up = self._resources.islands[islands.pop()].given_up
             if given_up is not None:
                 given_up.raise_if_error()
-            name = function_name(message.content, locations)
+            name = function_name(message.content, locations, session.tenant.name)
+            self._check_quota(session.tenant)
             self._quarantine.refused.get(name, OK).raise_if_error()
         except StatusError as error:
             self._outbox.to_session(session.number, m.FunctionReady(message.function, error.status, b""))
@@ -65,6 +67,13 @@ class Compilation:
         self.functions.acquire(name)
         self.functions.locations[name] = locations
         self._compile(session, message.function, name, message.feed)
+
+    def _check_quota(self, tenant: Tenant) -> None:
+        if tenant.settings.compiles:
+            waiting = (each for some in self.functions.waiting.values() for each in some)
+            compiling = {(each.session, each.function) for each in waiting}
+            own = sum(self._sessions[session].tenant is tenant for session, _ in compiling if session in self._sessions)
+            (tenant.exceeded("compiles", 1, own, "these are being compiled") or OK).raise_if_error()
 
     def again(self, session: Session, message: m.CompileAgain) -> None:
         """Compiles a function anew: its island was restarted with nothing compiled, or the session migrates."""
@@ -79,7 +88,8 @@ class Compilation:
         base = self._resources.topology.first_host(locations[0][0].island)
         assignment = tuple(tuple((s.host - base, s.ordinal) for s in partitions) for partitions in locations)
         self.functions.expect(Registration(session.number, function, name, set(hosts)))
-        compile_ = m.Compile(name, session.number, feed, assignment, again)
+        content = session.function_requests[function].content
+        compile_ = m.Compile(name, session.number, feed, assignment, content, again)
         for host in sorted(hosts):
             if session.feeds.claim((host, feed)):
                 self._outbox.to_host(host, compile_)

@@ -16,7 +16,7 @@ from atoll.controller.outbox import Outbox
 from atoll.controller.programs.buffers import Buffers
 from atoll.controller.programs.checks import gang_problem, launch_problem
 from atoll.controller.programs.endings import Endings
-from atoll.errors import Code, Status
+from atoll.errors import Code, Status, invalid
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.dispatch_units import Unit
@@ -34,6 +34,9 @@ from atoll.scheduling.tickets import Gang, Late, Ticket
 
 # Until an island's hosts have said how many runs may be in flight on them.
 GANG_WINDOW = 24
+# Launches that a session may have in the system; its proxy stops reading from its client beyond.
+LAUNCH_WINDOW = 512
+_MOST_CREDITS = 2 * LAUNCH_WINDOW
 
 
 class Launcher:
@@ -93,12 +96,21 @@ class Launcher:
 
     # ---- events
 
+    def launch_within_window(self, session: Session, message: m.Launch) -> None:
+        """As `launch`, for a client whose proxy is to keep to its window. Raises INVALID_ARGUMENT where it does not."""
+        before = session.credits
+        # It may be ahead by what is on its way; a launch that is larger than the window goes alone.
+        if message.credits < 1 or (before > LAUNCH_WINDOW and before + message.credits > _MOST_CREDITS):
+            raise invalid(f"this session has {before} of {LAUNCH_WINDOW} launches in flight, and launches more")
+        self.launch(session, message)
+
     def launch(self, session: Session, message: m.Launch) -> None:
         """A client launches a program. What cannot run gives results that stand for the reason.
 
         Raises INVALID_ARGUMENT where the results cannot be named so.
         """
         session.directory.check_new(message.results)
+        session.credits += message.credits
         program = session.programs.get(message.program)
         problem = launch_problem(session, program, message, self._quarantine, self._resources)
         if problem is not None or not isinstance(program, RegisteredProgram):
@@ -107,10 +119,12 @@ class Launcher:
                 session.directory.add(handle, Entry((), 0, ready=True, error=problem))
             if isinstance(program, RegisteredProgram):
                 self._endings.refuse_feeds(session, program.gangs, message.feeds)
+            session.credits -= message.credits
             self._outbox.return_credits(session.number, message.credits)
             return
         session.launches += 1
         session.in_flight += 1
+        session.tenant.launches += 1
         launch = self._new_launch(session, program, message)
         may_join = (
             self._sequential is None and not self._quarantine.suspects and not self._is_contended(session, program)

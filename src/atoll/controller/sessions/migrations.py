@@ -202,7 +202,7 @@ class Migrations:
             if function not in session.functions:
                 continue
             locations: DeviceAssignment = tuple(tuple(after[device] for device in row) for row in request.assignment)
-            name = function_name(request.content, locations)
+            name = function_name(request.content, locations, session.tenant.name)
             if name == session.functions[function]:
                 continue
             self._compilation.functions.acquire(name)

@@ -15,7 +15,7 @@ from atoll.controller.connections import Connections
 from atoll.controller.islands.recovery import Recovery
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.compilation import Compilation
-from atoll.controller.programs.launcher import Launcher
+from atoll.controller.programs.launcher import LAUNCH_WINDOW, Launcher
 from atoll.controller.programs.registry import ProgramRegistry
 from atoll.controller.sessions.migrations import Migrations
 from atoll.controller.sessions.queries import Queries
@@ -26,8 +26,6 @@ from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.session import Session
 from atoll.scheduling.tenants import Tenant
 
-# Launches that a session may have in the system; its proxy stops reading from its client beyond.
-LAUNCH_WINDOW = 512
 # Feeds that a session may have uploaded ahead of the launches that use them.
 MAX_EARLY_FEEDS = 65536
 
@@ -66,7 +64,7 @@ class Sessions:
         self.leases = Leases(CLIENT_LEASES * lease_seconds)  # of proxies, by session
         # The most frequent messages have handlers that take them as they are.
         self._handlers: dict[type[Any], Callable[[Session, Any], None]] = {
-            m.Launch: launcher.launch,
+            m.Launch: launcher.launch_within_window,
             m.Release: self._release,
             m.Await: self._await,
             m.RegisterProgram: self._register_program,
@@ -121,7 +119,7 @@ class Sessions:
                 addresses,
                 first.platform,
                 first.platform_version,
-                LAUNCH_WINDOW,
+                min(LAUNCH_WINDOW, session.tenant.settings.launches or LAUNCH_WINDOW),
                 self._lease_seconds,
             ),
         )
@@ -199,6 +197,12 @@ class Sessions:
         if len(session.feeds.early) > MAX_EARLY_FEEDS:
             text = f"this session has {MAX_EARLY_FEEDS} buffers uploaded that it does not use"
             self.end(number, Status(Code.RESOURCE_EXHAUSTED, text))
+        elif session.tenant.settings.uploads and session.feeds.early:
+            own = (each for each in self._sessions.values() if each.tenant is session.tenant)
+            uploads = sum(len(each.feeds.early) for each in own)
+            exceeded = session.tenant.exceeded("uploads", 0, uploads, f"{uploads} buffers that no launch has used yet")
+            if exceeded is not None:
+                self.end(number, exceeded)
 
     def _release(self, session: Session, message: m.Release) -> None:
         self._launcher.release(session, message.handles, message.delete)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from atoll.cluster.locations import DeviceLocation, HostDevice
 from atoll.cluster.placement import IslandDevices, Slices
@@ -18,8 +18,14 @@ class SliceRequests:
     """Handles what sessions ask of the resource manager. `free_bytes` is of a physical device."""
 
     def __init__(
-        self, resources: ResourceManager, slices: Slices, free_bytes: Callable[[HostDevice], int], outbox: Outbox
+        self,
+        sessions: Mapping[int, Session],
+        resources: ResourceManager,
+        slices: Slices,
+        free_bytes: Callable[[HostDevice], int],
+        outbox: Outbox,
     ) -> None:
+        self._sessions = sessions
         self._resources = resources
         self._slices = slices
         self._free_bytes = free_bytes
@@ -28,6 +34,7 @@ class SliceRequests:
     def add(self, session: Session, message: m.AddSlice) -> None:
         try:
             check(message.slice_request)
+            self._check_quota(session, message.slice_request.count)
             choice = self._slices.choose(
                 session.number, message.slice_request, self._islands(session.platform), self._free
             )
@@ -41,6 +48,12 @@ class SliceRequests:
         self._outbox.to_session(
             session.number, m.SliceAdded(message.request, OK, made.number, made.devices, made.shape, hosts)
         )
+
+    def _check_quota(self, session: Session, count: int) -> None:
+        tenant = session.tenant
+        own = (each for each in self._sessions.values() if each.tenant is tenant)
+        has = sum(len(each.devices) for other in own for each in other.devices.slices.values())
+        (tenant.exceeded("devices", count, has, f"its slices have {has}") or OK).raise_if_error()
 
     def release(self, session: Session, number: int) -> None:
         if number in session.devices.slices:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
+from atoll.cluster.tenants import DEFAULT_NAME as DEFAULT_TENANT_NAME
 from atoll.errors import AtollError
 from atoll.operate.command.options import (
     ClusterAddress,
@@ -17,6 +19,7 @@ from atoll.operate.command.options import (
     ClusterName,
     ClusterOptions,
     Islands,
+    tenant_tokens,
     token,
     up_settings,
     with_cluster_options,
@@ -29,13 +32,15 @@ if TYPE_CHECKING:
     from atoll.operate.standing import StandingCluster
     from atoll.operate.standing_on_ray import StandingOnRay
 
+_TENANT = "{tenant}"  # in a join file's name
 _TABLE_WIDTH = 140  # where there is no terminal to ask
 
 JoinFile = Annotated[
     Path | None,
     typer.Option(
         "--join-file",
-        help="Write here, for you alone to read, the string by which clients elsewhere join: ATOLL_JOIN or --join.",
+        help="Write here, for you alone to read, the string by which clients elsewhere join: ATOLL_JOIN or --join. "
+        "With --tenants, a name with {tenant} in it stands for one file for each tenant.",
     ),
 ]
 HostJoinFile = Annotated[
@@ -128,7 +133,8 @@ def up(
         for role, file in wanted.items() if secured else ():
             join = standing.join_string(role)
             if file is not None:
-                _write_join(join, file, standing)
+                tokens = tenant_tokens(cluster) if role is Role.CLIENT else {}
+                _write_join(join, file, standing, tokens)
         if settings.engine == "hosts":
             how = f"--join {host_join_file or standing_host_join(standing.directory)}"
             if not secured:
@@ -179,9 +185,16 @@ def _check_join_files(files: list[Path], *, secured: bool) -> None:
             raise typer.BadParameter(f"cannot write {file}: there is no folder {file.absolute().parent}")
 
 
-def _write_join(join: JoinString, file: Path, standing: StandingCluster | StandingOnRay) -> None:
+def _write_join(
+    join: JoinString, file: Path, standing: StandingCluster | StandingOnRay, tenants: dict[str, str]
+) -> None:
+    """With {tenant} in its name, a file for each of `tenants`, which are their tokens by name, and for `default`."""
     try:
-        join.save(file)
+        if _TENANT not in file.name:
+            join.save(file)
+            return
+        for tenant, secret in {DEFAULT_TENANT_NAME: join.token, **tenants}.items():
+            replace(join, token=secret).save(file.with_name(file.name.replace(_TENANT, tenant)))
     except OSError as error:
         standing.end()
         fail(f"cannot write {file}: {error.strerror}")

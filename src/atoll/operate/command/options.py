@@ -26,7 +26,7 @@ from atoll.cluster.settings import (
     Dispatch,
     OnOff,
 )
-from atoll.cluster.tenants import TENANTS_VARIABLE, read_tenants
+from atoll.cluster.tenants import TENANTS_VARIABLE, read_tenant_tokens, read_tenants
 from atoll.errors import AtollError
 from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
 from atoll.quantities import parse_bytes
@@ -250,6 +250,12 @@ def settings_of(islands: str | None, cluster: ClusterOptions) -> ClusterSettings
     if file and islands is None:
         return read_cluster_file(file, settings, said)
     return msgspec.structs.replace(settings, **said)
+
+
+def tenant_tokens(cluster: ClusterOptions) -> dict[str, str]:
+    """Of the file of tenants of these options, or of the environment. Raises SettingsError."""
+    file = cluster.tenants_file or os.environ.get(TENANTS_VARIABLE, "")
+    return read_tenant_tokens(file) if file else {}
 
 
 def up_settings(islands: str | None, cluster: ClusterOptions) -> ClusterSettings:

@@ -102,6 +102,7 @@ class Compile(Message, frozen=True, tag=20):
     feed: int
     # [replica][partition] of (host of the island, ordinal)
     assignment: tuple[tuple[tuple[int, int], ...], ...]
+    content: str = ""  # its hash: what arrives with another one is not compiled under this name
     again: bool = False
 
 

@@ -1,0 +1,253 @@
+"""Tenants at the controller: whose a session is, what a user may see and say, and quotas."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from atoll.cluster.slices import SliceRequest
+from atoll.cluster.tenants import TenantRole, TenantSettings, token_hash
+from atoll.controller.programs.launcher import LAUNCH_WINDOW
+from atoll.errors import Code
+from atoll.protocol import actions as a
+from atoll.protocol import messages as m
+from atoll.protocol.permissions import Peer, scope_of
+from tests.controller.play import Play, runs
+from tests.protocol.test_messages import sample_message
+
+ALICE = TenantSettings("alice", token_hash("alice"), share=2.0)
+BOB = TenantSettings("bob", token_hash("bob"))
+ROOT = TenantSettings("root", token_hash("root"), role=TenantRole.OPERATOR)
+MESSAGES = int(os.environ.get("ATOLL_TEST_MESSAGES", "10000"))
+
+
+def shared(topology: str = "1x1x2", **changes: Any) -> Play:
+    """A cluster with tenants, of which bob's settings are changed; `play.session` is one of `default`."""
+    settings = {name: changes.pop(name) for name in ("device_memory",) if name in changes}
+    tenants = (ALICE, msgspec.structs.replace(BOB, **changes), ROOT)
+    return Play(topology, token="cluster", tenants=tenants, **settings)
+
+
+def status(play: Play, token: str) -> dict[str, Any]:
+    (reply,) = play.ask(play.connect("operator", token=token), m.StatusRequest())
+    return dict(msgspec.json.decode(reply.content))
+
+
+def refusal(play: Play, connection: int, message: Any) -> Code:
+    (reply,) = play.ask(connection, message)
+    assert isinstance(reply, m.OperationReply)
+    return Code(reply.status.code)
+
+
+# ---- whose
+
+
+def test_a_session_is_that_of_the_tenant_whose_token_it_brings():
+    play = shared()
+    assert play.controller.sessions[play.session].tenant.name == "default"
+    assert [play.open(token=token).tenant.name for token in ("alice", "bob", "alice")] == ["alice", "bob", "alice"]
+    assert {each["name"]: each["open_sessions"] for each in status(play, "root")["tenants"]} == {
+        "default": 1, "alice": 2, "bob": 1, "root": 0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("token", ["", "nobody", token_hash("alice")])
+@pytest.mark.parametrize("role", ["proxy", "operator", "worker", "engine"])
+def test_nobody_gets_in_without_a_token(token, role):
+    play = shared()
+    play.flush()
+    connection = play.connect(role, token=token)
+    (refused, *_) = [each.message for each in play.flush() if isinstance(each, a.Send)]
+    assert refused.status.code == Code.UNAUTHENTICATED
+    assert connection in {each.connection for each in play.closed}
+
+
+@pytest.mark.parametrize("token", ["alice", "root"])
+@pytest.mark.parametrize("role", ["worker", "engine"])
+def test_a_tenants_token_joins_no_worker_and_is_no_engine(token, role):
+    play = shared()
+    connection = play.connect(role, token=token)
+    assert connection in {each.connection for each in [*play.flush(), *play.closed] if isinstance(each, a.Close)}
+
+
+# ---- what a user may
+
+
+def test_a_user_sees_its_own_and_an_operator_all():
+    play = shared()
+    alice, bob = play.open(token="alice"), play.open(token="bob")
+    assert [each["id"] for each in status(play, "alice")["sessions"]] == [alice.number]
+    assert [each["name"] for each in status(play, "alice")["tenants"]] == ["alice"]
+    assert {each["id"] for each in status(play, "root")["sessions"]} == {play.session, alice.number, bob.number}
+    assert "token_hash" not in str(status(play, "root"))
+
+
+def test_a_user_ends_its_own_session_and_no_other():
+    play = shared()
+    alice, bob = play.open(token="alice").number, play.open(token="bob").number
+    connection = play.connect("operator", token="alice")
+    assert refusal(play, connection, m.EndSessionRequest(bob)) == Code.NOT_FOUND
+    assert refusal(play, connection, m.EndSessionRequest(alice)) == Code.OK
+    assert refusal(play, connection, m.RemapRequest(bob, 1, 0)) == Code.NOT_FOUND
+    assert set(play.controller.sessions) == {play.session, bob}
+
+
+def test_an_operator_changes_tenants_while_they_run():
+    play = shared()
+    bob, root = play.open(token="bob"), play.connect("operator", token="root")
+    assert refusal(play, root, m.SetTenant("bob", share=8.0, limits={"sessions": 1})) == Code.OK
+    assert (bob.tenant.settings.share, bob.tenant.settings.sessions) == (8.0, 1)
+    assert refusal(play, root, m.SetTenant("bob", share=-1.0)) == Code.INVALID_ARGUMENT
+    assert refusal(play, root, m.SetTenant("carol", share=1.0)) == Code.NOT_FOUND
+    assert refusal(play, root, m.SetTenant("carol", True, token_hash("carol"))) == Code.OK
+    carol = play.open(token="carol")
+    assert carol.tenant.name == "carol"
+    assert refusal(play, root, m.RemoveTenant("carol")) == Code.OK
+    assert carol.number not in play.controller.sessions
+    assert refusal(play, root, m.SetTenant("default", role="user")) == Code.INVALID_ARGUMENT
+
+
+def test_a_cluster_without_tenants_has_none_to_change():
+    play = Play()
+    assert refusal(play, play.connect("operator"), m.SetTenant("default", share=2.0)) == Code.FAILED_PRECONDITION
+
+
+def test_whatever_who_may_not_says_is_refused_and_does_nothing():
+    play = shared()
+    rng = random.Random(0)
+    bob = play.open(token="bob")
+    user = play.connect("operator", token="alice")
+    allowed = {message for message in get_args(m.FromOperator) if scope_of(Peer.USER, message) is not None}
+    wrong = [sample_message(each) for each in get_args(m.ToController) if each not in {*allowed, m.Hello}]
+    before = (status(play, "root"), set(play.controller.connections.peers))
+    play.flush()
+    for _ in range(MESSAGES):
+        play.receive(user, rng.choice(wrong))
+        for action in play.flush():
+            assert isinstance(action, a.Send), action
+            assert action.connection == user
+            assert action.message.status.code in (Code.PERMISSION_DENIED, Code.INVALID_ARGUMENT)
+    after = (status(play, "root"), set(play.controller.connections.peers))
+    assert after[0] == before[0]
+    assert bob.number in play.controller.sessions
+
+
+def test_a_proxy_that_says_what_proxies_do_not_loses_its_session_and_nobody_else():
+    play = shared()
+    own = set(get_args(m.FromProxy))
+    for kind in get_args(m.ToController):
+        if kind in own:
+            continue
+        alice = play.open(token="alice")
+        play.flush()
+        play.proxy(alice.number, sample_message(kind))
+        sent = {play.name_of(each.connection)[0] for each in play.flush() if isinstance(each, a.Send)}
+        assert sent <= {"session", "host"}  # it is told, and hosts close its store
+        assert set(play.controller.sessions) == {play.session}
+
+
+# ---- quotas
+
+
+def test_a_tenant_has_no_more_sessions_than_its_quota():
+    play = shared(sessions=1)
+    bob = play.open(token="bob")
+    play.connect("proxy", token="bob")
+    (refused, *_) = [each.message for each in play.flush() if isinstance(each, a.Send) and
+                     isinstance(each.message, m.Refused)]  # fmt: skip
+    assert "tenant bob has reached its quota `sessions` of 1" in refused.status.message
+    play.open(token="alice")
+    play.close(bob.number)
+    assert play.open(token="bob").tenant.sessions == 1
+
+
+def test_a_tenant_at_its_quota_of_memory_waits_and_fails_alone():
+    play = shared(device_memory=100, memory=20)
+    play.session = bob = play.open(token="bob").number
+    play.with_call()
+    play.array(10)
+    (first,) = runs(play.say(m.Launch(1, (10,), (11,), ())))
+    assert runs(play.say(m.Launch(1, (10,), (12,), ()))) == []
+    play.session = alice = play.open(token="alice").number
+    play.with_call()
+    play.array(10)
+    assert len([runs(play.say(m.Launch(1, (10,), (handle,), ()))) for handle in (11, 12)]) == 2
+    play.proxy(bob, m.Await(5, (12,)))
+    play.worker(0, m.Done(((first.sequence, 0, 1),)))
+    play.outbox()
+    answers = []
+    for now in (100.0, 101.0, 102.0):
+        play.tick(now)
+        answers += [message for message in play.outbox() if isinstance(message, m.Awaited)]
+    (awaited,) = answers
+    assert awaited.status.code == Code.RESOURCE_EXHAUSTED
+    assert "tenant bob has 16 B of its quota `memory`, 20 B of each device" in awaited.status.message
+    assert alice in play.controller.sessions
+
+
+def test_a_quota_that_is_raised_lets_go_on_what_waits_for_it():
+    play = shared(device_memory=100, memory=20)
+    play.session = play.open(token="bob").number
+    play.with_call()
+    play.array(10)
+    (first,) = runs(play.say(m.Launch(1, (10,), (11,), ())))
+    assert runs(play.say(m.Launch(1, (10,), (12,), ()))) == []
+    play.ask(play.connect("operator", token="root"), m.SetTenant("bob", limits={"memory": 0}))
+    play.tick(100.0)
+    assert len(runs(play.outbox())) == 1
+    assert first.results == (11,)
+
+
+def test_slices_have_no_more_devices_than_the_quota():
+    play = shared("1x1x4", devices=3)
+    play.session = play.open(token="bob").number
+    play.outbox()
+    (added,) = play.say(m.AddSlice(1, SliceRequest(2)))
+    assert added.status.code == Code.OK
+    (refused,) = play.say(m.AddSlice(2, SliceRequest(2)))
+    assert "tenant bob has reached its quota `devices` of 3: its slices have 2" in refused.status.message
+
+
+def test_more_launches_than_the_quota_are_errors():
+    play = shared(launches=2)
+    play.session = play.open(token="bob").number
+    play.with_call()
+    play.array(10)
+    for handle in (11, 12, 13):
+        play.proxy(play.session, m.Launch(1, (10,), (handle,), ()))
+    started = runs(play.outbox())
+    assert [run.results for run in started] == [(11,), (12,)]
+    (awaited,) = play.say(m.Await(5, (13,)))
+    assert "its quota `launches` of 2" in awaited.status.message
+    play.done(*(run.sequence for run in started))
+    assert len(runs(play.say(m.Launch(1, (10,), (14,), ())))) == 1
+
+
+def test_who_does_not_keep_to_its_window_loses_its_session():
+    play = Play()
+    play.with_call()
+    play.array(10)
+    for number in range(2 * LAUNCH_WINDOW + 2):
+        play.proxy(play.session, m.Launch(1, (10,), (100 + number,), ()))
+    (closing,) = [message for message in play.outbox() if isinstance(message, m.Closing)]
+    assert "launches in flight, and launches more" in closing.status.message
+
+
+def test_a_launch_that_takes_no_credit_ends_its_session():
+    play = Play()
+    play.with_call()
+    play.array(10)
+    assert any(isinstance(message, m.Closing) for message in play.say(m.Launch(1, (10,), (11,), (), credits=0)))
+
+
+def test_tenants_share_no_function():
+    play = shared()
+    names = set()
+    for token in ("alice", "bob", "alice"):
+        play.session = play.open(token=token).number
+        names.add(play.with_function())
+    assert len(names) == 2
