@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import psutil
 
-from atoll.cluster.settings import NULL_PLATFORM, ClusterSettings, Dispatch
+from atoll.cluster.settings import DEFAULT_POLICY, NULL_PLATFORM, ClusterSettings, Dispatch
+from atoll.cluster.tenants import TenantSettings
 from atoll.engines.options import EngineOptions
 from atoll.engines.start import EngineProcess
 from atoll.session.bare import BareClient
@@ -25,10 +26,23 @@ _MOST_SESSIONS = 512
 class Cluster:
     """Starts a cluster; it ends with this process. Raises ClusterError where it does not start."""
 
-    def __init__(self, islands: str, platform: str, dispatch: Dispatch = Dispatch.PARALLEL) -> None:
+    def __init__(
+        self,
+        islands: str,
+        platform: str,
+        dispatch: Dispatch = Dispatch.PARALLEL,
+        tenants: tuple[TenantSettings, ...] = (),
+        policy: str = DEFAULT_POLICY,
+    ) -> None:
         folder = tempfile.mkdtemp(prefix="atoll-bench-")
         settings = ClusterSettings(
-            islands, platform, dispatch=dispatch, lease_seconds=_LEASE_SECONDS, max_sessions=_MOST_SESSIONS
+            islands,
+            platform,
+            dispatch=dispatch,
+            policy=policy,
+            lease_seconds=_LEASE_SECONDS,
+            max_sessions=_MOST_SESSIONS,
+            tenants=tenants,
         )
         options = EngineOptions(settings, folder, parent=os.getpid())
         self.address = options.controller_address
@@ -43,16 +57,22 @@ class Cluster:
 class NullCluster(Cluster):
     """One of null devices, and its clients in this process."""
 
-    def __init__(self, islands: str, dispatch: Dispatch = Dispatch.PARALLEL) -> None:
-        super().__init__(islands, NULL_PLATFORM, dispatch)
+    def __init__(
+        self,
+        islands: str,
+        dispatch: Dispatch = Dispatch.PARALLEL,
+        tenants: tuple[TenantSettings, ...] = (),
+        policy: str = DEFAULT_POLICY,
+    ) -> None:
+        super().__init__(islands, NULL_PLATFORM, dispatch, tenants, policy)
         self._loop = asyncio.new_event_loop()
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Runs it to its end on the loop of the clients."""
         return self._loop.run_until_complete(work)
 
-    def client(self, label: str = "bare client") -> BareClient:
-        return self.run(BareClient.open(self.address, label))
+    def client(self, label: str = "bare client", token: str = "") -> BareClient:
+        return self.run(BareClient.open(self.address, label, token))
 
     def processor_seconds(self) -> Mapping[str, float]:
         """What the controller, and the processes of the null hosts, have taken so far."""

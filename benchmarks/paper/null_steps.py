@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from atoll.devices.null.program import NullProgram
 from atoll.session.bare import BareClient, call, program, sharded
@@ -21,9 +22,11 @@ class Steps:
         self._credits = 1 + nodes // _NODES_OF_CREDIT
 
     @classmethod
-    async def prepare(cls, client: BareClient, seconds: float, nodes: int = 1) -> Steps:
-        """Each computation takes so long on all devices together."""
-        everywhere = client.devices
+    async def prepare(
+        cls, client: BareClient, seconds: float, nodes: int = 1, devices: Sequence[int] | None = None
+    ) -> Steps:
+        """Each computation takes so long on all of these devices together; on all there are, if none are given."""
+        everywhere = client.devices if devices is None else devices
         scalar, spec = ("uint8", (4,)), sharded(everywhere)
         first = await client.compile(NullProgram("first", 0.0, (), (scalar,)), everywhere)
         step = await client.compile(NullProgram("step", seconds, (scalar,), (scalar,)), everywhere)
@@ -43,6 +46,19 @@ class Steps:
         """So many calls after `fill` others, each of the result of the one before; seconds for them."""
         (began, _), (ended, _) = await self.progress(calls, fill)
         return ended - began
+
+    async def run_for(self, seconds: float) -> None:
+        """Calls, for so long, as fast as the session's window allows."""
+        client, loop = self._client, asyncio.get_running_loop()
+        (x,) = await self.begin()
+        until = loop.time() + seconds
+        while loop.time() < until:
+            (y,) = await client.launch(self._program, (x,), 1, self._credits)
+            client.release((x,))
+            x = y
+            await asyncio.sleep(0)  # for what arrives meanwhile
+        await client.wait((x,))
+        client.release((x,))
 
     async def progress(self, calls: int, fill: int = 0, parts: int = 1) -> list[tuple[float, float]]:
         """As `run`: (when, how many of the calls had ended), at the beginning and after each of so many parts.

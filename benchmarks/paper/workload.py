@@ -19,6 +19,9 @@ import numpy as np
 from jax import NamedSharding, P
 from jax.sharding import Mesh
 
+from atoll.cluster.tenants import TenantSettings
+from atoll.operate.requests import request_report
+from atoll.wire.address import parse_address
 from benchmarks.harness.benchmark import Round
 from benchmarks.harness.child import read_line
 from benchmarks.harness.statistics import Progress, rate_in_common_window
@@ -114,15 +117,34 @@ class Run:
 class Clients:
     """So many processes with a loop each, on the devices of one cluster."""
 
-    def __init__(self, count: int, milliseconds: float, islands: str) -> None:
+    def __init__(
+        self,
+        count: int,
+        milliseconds: float | Sequence[float],
+        islands: str,
+        tenants: tuple[TenantSettings, ...] = (),
+        tokens: Sequence[str] = (),
+    ) -> None:
+        """Computations take so long, those of each client if several times are given; as the tenants of `tokens`."""
         from benchmarks.paper.cluster import Cluster
 
-        self._cluster = Cluster(islands, "cpu")
-        environment = {**os.environ, "JAX_PLATFORMS": "atoll", "ATOLL_ADDRESS": self._cluster.address}
-        command = [sys.executable, "-m", "benchmarks.paper.workload", str(milliseconds)]
+        self._cluster = Cluster(islands, "cpu", tenants=tenants)
+        self.address = self._cluster.address
+        times = [milliseconds] * count if isinstance(milliseconds, float) else milliseconds
         self._processes = [
-            subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
-            for _ in range(count)
+            subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.paper.workload", str(time)],
+                env={
+                    **os.environ,
+                    "JAX_PLATFORMS": "atoll",
+                    "ATOLL_ADDRESS": self.address,
+                    "ATOLL_TOKEN": tokens[number] if tokens else "",
+                },
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+            )
+            for number, time in enumerate(times)
         ]
         for process in self._processes:
             _answer(process)  # it has compiled
@@ -133,6 +155,12 @@ class Clients:
             assert process.stdin is not None
             process.stdin.write(f"{seconds}\n".encode())
         return rate_in_common_window([json.loads(_answer(process)) for process in self._processes])
+
+    def sessions(self) -> list[int]:
+        """Their numbers, in the order of the clients."""
+        report = json.loads(request_report(parse_address(self.address), ""))
+        known = {each["pid"]: each["id"] for each in report["sessions"]}
+        return [known[process.pid] for process in self._processes]
 
 
 def _answer(process: subprocess.Popen[bytes]) -> bytes:

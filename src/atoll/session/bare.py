@@ -50,9 +50,14 @@ class BareClient:
         ]
 
     @classmethod
-    async def open(cls, address: str, label: str = "bare client") -> BareClient:
+    async def open(cls, address: str, label: str = "bare client", token: str = "") -> BareClient:
         """Opens a session with the cluster at `address`. Raises ConnectError."""
-        return cls(await open_session(parse_address(address), "", label, os.getpid(), _PATIENCE_SECONDS))
+        return cls(await open_session(parse_address(address), token, label, os.getpid(), _PATIENCE_SECONDS))
+
+    @property
+    def session(self) -> int:
+        """Its number, as the cluster's report has it."""
+        return self._session.welcome.session
 
     def close(self) -> None:
         self._session.close()

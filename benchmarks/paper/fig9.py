@@ -1,0 +1,122 @@
+"""Figure 9: clients with shares on the same devices, which get device time in proportion to these."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+
+from benchmarks.harness.benchmark import Benchmark, Metric, Round, Settings
+from benchmarks.harness.record import BenchmarkRecord, Claim
+from benchmarks.paper.figure import Figure, Options, at_most, median
+
+_WEIGHTS = {"1:1:1:1": (1.0, 1.0, 1.0, 1.0), "1:2:4:8": (1.0, 2.0, 4.0, 8.0)}
+_MIXED = (0.3, 30.0, 0.3, 30.0)
+_TIMES = {"0.33 ms": (0.33,) * 4, "2.4 ms": (2.4,) * 4, "0.3 and 30 ms": _MIXED}
+_MANY = 64
+
+
+def _weights(point: Mapping[str, object]) -> tuple[float, ...]:
+    shares = str(point["shares"])
+    if shares in _WEIGHTS:
+        return _WEIGHTS[shares]
+    rng = random.Random(1)
+    return tuple(round(rng.uniform(1, 8), 2) for _ in range(_MANY))
+
+
+def _points(options: Options) -> list[Benchmark]:
+    prepare = "benchmarks.paper.fig9:prepare_null" if options.null else "benchmarks.paper.fig9:prepare"
+    times = list(_TIMES)[:2] if options.quick else list(_TIMES)
+    chosen: list[tuple[str, str, int]] = [(shares, each, 1) for each in times for shares in _WEIGHTS]
+    if options.null:
+        chosen += [("1:2:4:8", "0.33 ms", 2), ("64 random ones", "0.33 ms", 1)]
+    return [
+        Benchmark(
+            key="fig9",
+            title=f"shares {shares}, {each}" + (f", {islands} islands" if islands > 1 else ""),
+            prepare=prepare,
+            metrics=(Metric("deviation", "furthest from its share", "%"),),
+            contestants=("Atoll",),
+            point={"shares": shares, "milliseconds": each, "islands": islands},
+        )
+        for shares, each, islands in chosen
+    ]
+
+
+def prepare_null(settings: Settings) -> Round:
+    """Each client keeps its session's window full; with two islands it computes on both at once, in turn."""
+    from benchmarks.paper.cluster import NullCluster
+    from benchmarks.paper.null_steps import Steps
+    from benchmarks.paper.shares import deviation, tenants, token_of
+
+    point = dict(settings.point)
+    weights = _weights(point)
+    times = _TIMES[str(point["milliseconds"])]
+    cluster = NullCluster(f"{point['islands']}x1x1", tenants=tenants(weights))
+    clients = [cluster.client(f"client {number}", token_of(number)) for number in range(len(weights))]
+    loops = [
+        cluster.run(Steps.prepare(client, times[number % len(times)] / 1e3, devices=devices))
+        for number, client in enumerate(clients)
+        for devices in client.islands
+    ]
+    seconds = settings.size(full=10, quick=3)
+
+    async def all_clients() -> None:
+        await asyncio.gather(*(loop.run_for(seconds) for loop in loops))
+
+    def measure() -> dict[str, float]:
+        cluster.run(all_clients())
+        return {"deviation": deviation(cluster.address, [client.session for client in clients], weights)}
+
+    return measure
+
+
+def prepare(settings: Settings) -> Round:
+    """A process for each client, with JAX, on four devices."""
+    from benchmarks.paper.shares import deviation, tenants, token_of
+    from benchmarks.paper.workload import Clients
+
+    point = dict(settings.point)
+    weights = _weights(point)
+    clients = Clients(
+        len(weights),
+        _TIMES[str(point["milliseconds"])],
+        "1x1x4",
+        tenants(weights),
+        [token_of(number) for number in range(len(weights))],
+    )
+    seconds = settings.size(full=10, quick=3)
+
+    def measure() -> dict[str, float]:
+        clients.rate(seconds)
+        return {"deviation": deviation(clients.address, clients.sessions(), weights)}
+
+    return measure
+
+
+def _claims(points: Sequence[BenchmarkRecord], options: Options) -> list[Claim]:
+    return [
+        at_most(
+            f"{point.title}: furthest from its share, %",
+            median(point, "Atoll", "deviation"),
+            3.0 if "random" in str(point.point["shares"]) else 2.0,
+        )
+        for point in points
+    ]
+
+
+FIGURE = Figure(
+    key="fig9",
+    title="Shares of the same devices",
+    explanation=(
+        "Tenants with shares of 1:1:1:1 and of 1:2:4:8, a client each, which have work all the time; how far the one "
+        "that is furthest from its share of the devices' time is from it, from when the last has begun to when the "
+        "first has ended, as the hosts have measured it. Computations of equal length, and of 0.3 ms beside 30 ms. "
+        "Real devices: four of one host. Null devices: also over two islands at once, and 64 clients with random "
+        "shares."
+    ),
+    paper="Traces show four clients that interleave at the grain of a millisecond, in proportion to their shares.",
+    axes=None,
+    points=_points,
+    claims=_claims,
+)

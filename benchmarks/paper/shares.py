@@ -1,0 +1,47 @@
+"""Tenants with shares on one cluster, and what part of the devices' time each of them got."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from atoll.cluster.tenants import TenantSettings, token_hash
+from atoll.operate.requests import request_trace
+from atoll.protocol.spans import Span
+from atoll.wire.address import parse_address
+
+
+def token_of(tenant: int) -> str:
+    return f"token of tenant {tenant}"
+
+
+def tenants(weights: Sequence[float]) -> tuple[TenantSettings, ...]:
+    """One for each weight, with the token that `token_of` gives."""
+    return tuple(
+        TenantSettings(f"tenant-{number}", token_hash(token_of(number)), share=weight)
+        for number, weight in enumerate(weights)
+    )
+
+
+def deviation(address: str, sessions: Sequence[int], weights: Sequence[float]) -> float:
+    """How far who is furthest from its share of the devices' time is from it, in percent of that share.
+
+    From when the last session has begun until the first has ended, as the hosts have measured it, over all islands.
+    """
+    spans = [span for span in request_trace(parse_address(address), "") if span.session in sessions]
+    got: dict[int, float] = defaultdict(float)
+    for host in {span.host for span in spans}:
+        here = [span for span in spans if span.host == host]
+        begin = max(min(span.started for span in here if span.session == session) for session in sessions)
+        end = min(max(span.ended for span in here if span.session == session) for session in sessions)
+        for span in here:
+            got[span.session] += _within(span, begin, end) * len(span.devices)
+    whole, all_weights = sum(got.values()), sum(weights)
+    return max(
+        100 * abs(got[session] / whole / (weight / all_weights) - 1)
+        for session, weight in zip(sessions, weights, strict=True)
+    )
+
+
+def _within(span: Span, begin: int, end: int) -> int:
+    return max(0, min(span.ended, end) - max(span.started, begin))
