@@ -98,9 +98,8 @@ def test_requests_are_held_back_until_the_session_is_open():
         (lambda call, cluster: call.on_half_close(), [(0, "")]),
         (lambda call, cluster: call.on_closed(), []),
         (lambda call, cluster: call.on_message(b"\xff"), [(3, "INVALID")]),
-        (lambda call, cluster: cluster.session.handle(m.Closing(LOST)), [(15, "it burnt")]),
     ],
-    ids=["half close", "closed", "no request", "lost"],
+    ids=["half close", "closed", "no request"],
 )
 def test_a_session_ends_once_with_its_stream(end, finished):
     async def work() -> None:
@@ -109,6 +108,22 @@ def test_a_session_ends_once_with_its_stream(end, finished):
         end(call, cluster)
         call.on_closed()
         assert [code for code, _ in call.finished] == [code for code, _ in finished]
+        assert (cluster.closed, ends) == (True, ["end"])
+
+    play(work())
+
+
+def test_a_client_whose_session_is_lost_reads_why_whatever_it_asks_until_it_leaves():
+    async def work() -> None:
+        cluster, call, ends = FakeCluster(), FakeCall(), list[str]()
+        await stream(service(cluster.session, ends), call)
+        before = len(call.sent)
+        cluster.session.handle(m.Closing(LOST))
+        for _ in range(2):
+            call.ask()
+        assert [each.meta.status.message for each in call.sent[before:]] == ["it burnt", "it burnt"]
+        assert (call.finished, ends) == ([], [])
+        call.on_half_close()
         assert (cluster.closed, ends) == (True, ["end"])
 
     play(work())

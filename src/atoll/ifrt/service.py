@@ -13,7 +13,7 @@ from typing import Any
 from atoll.errors import OK, AccessError, AtollError, Code, Status, StatusError, not_found
 from atoll.ifrt.buffer_service import BufferService
 from atoll.ifrt.host_buffers import HostBuffers
-from atoll.ifrt.requests import handle_request
+from atoll.ifrt.requests import handle_request, refuse_request
 from atoll.ifrt.session import IfrtSession
 from atoll.ifrt.unary import unary
 from atoll.protocol.ifrt import session_pb2, transport_pb2
@@ -32,6 +32,8 @@ MIN_PROTOCOL, MAX_PROTOCOL = 16, 25
 MAX_SERDES = 6
 # How long a client that may not open a session has for the request that is answered so.
 _REFUSAL_SECONDS = 5.0
+# How long requests that are under way have when their cluster is lost.
+_LOST_SECONDS = 2.0
 
 
 class Service:
@@ -141,7 +143,7 @@ class Service:
         call.on_message = on_message
         call.on_half_close = lambda: end(OK)
         call.on_closed = lambda: self._end(session)
-        cluster.on_lost = end
+        cluster.on_lost = lambda status: _answer_all(call, session, status, lambda: end(status))
         self._sessions[session.number] = session
         session.start()
 
@@ -163,6 +165,24 @@ class Service:
         if session is None:
             raise not_found("no such session")
         return session.buffers
+
+
+def _answer_all(call: Call, session: IfrtSession, status: Status, end: Callable[[], None]) -> None:
+    """The session's cluster is lost: whatever its client asks from now on is answered with the reason.
+
+    The stream stays, since jaxlib's client would tell its user nothing but that it has ended. What was asked before
+    gets its answer from the loss itself, within `_LOST_SECONDS`; else the stream ends after all.
+    """
+
+    def on_message(data: bytes | memoryview) -> None:
+        try:
+            refuse_request(session, data, status)
+        except StatusError:
+            end()
+
+    call.on_message = on_message
+    call.resume()
+    asyncio.get_running_loop().call_later(_LOST_SECONDS, lambda: end() if session.is_working else None)
 
 
 def _refuse(call: Call, status: Status) -> None:

@@ -78,6 +78,11 @@ class IfrtSession:
         self.buffers.close()
         self.cluster.close()
 
+    @property
+    def is_working(self) -> bool:
+        """Whether something beside the requests is not done."""
+        return bool(self._tasks)
+
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs `work` beside the requests; it ends with the session."""
         task = self._loop.create_task(work)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from atoll.errors import Code, StatusError, status_of
+from atoll.errors import Code, Status, StatusError, status_of
 from atoll.ifrt.pending_request import Handler, PendingRequest
 from atoll.ifrt.requests import (
     array_lifetimes,
@@ -37,9 +38,8 @@ def handle_request(session: IfrtSession, data: bytes | memoryview) -> None:
 
     Raises INVALID_ARGUMENT for bytes that are none: the stream then ends.
     """
-    request = codec.parse(session_pb2.Request, data if isinstance(data, bytes) else bytes(data))
+    request, pending = _pending(session, data)
     kind = request.WhichOneof("kind")
-    pending = PendingRequest(session, request.meta.op_id, request.meta.user_context_id)
     try:
         handler = HANDLERS.get(kind)
         if handler is None:
@@ -51,3 +51,13 @@ def handle_request(session: IfrtSession, data: bytes | memoryview) -> None:
     except Exception as error:
         _log.exception("handling %s failed", kind)
         pending.fail(status_of(error))
+
+
+def refuse_request(session: IfrtSession, data: bytes | memoryview, status: Status) -> None:
+    """Answers a request with an error, whatever it asks. Raises as `handle_request`."""
+    _pending(session, data)[1].fail(status)
+
+
+def _pending(session: IfrtSession, data: bytes | memoryview) -> tuple[Any, PendingRequest]:
+    request = codec.parse(session_pb2.Request, data if isinstance(data, bytes) else bytes(data))
+    return request, PendingRequest(session, request.meta.op_id, request.meta.user_context_id)
