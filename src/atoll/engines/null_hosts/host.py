@@ -21,6 +21,7 @@ from atoll.worker.functions import Functions
 from atoll.worker.host_group import HostGroup
 from atoll.worker.message_handler import MessageHandler
 from atoll.worker.plan_executor import PlanExecutor
+from atoll.worker.relay import SendToHost
 from atoll.worker.step_runner import StepRunner
 
 
@@ -85,7 +86,7 @@ class NullHost:
         renew: Callable[[float], None],
         call_soon: Callable[[Callable[[], None]], None],
         readers: Pool,
-        send: Callable[[int, bytes], None],
+        send: SendToHost,
     ) -> None:
         self.group = HostGroup(host, self._handle, send, report)
         report = self.group.report

@@ -122,7 +122,7 @@ class NullIsland:
                     raise
                 await asyncio.sleep(0.02)
 
-    def _send(self, host: int, content: bytes) -> None:
+    def _send(self, host: int, content: bytes, in_pieces: bool = False) -> None:
         """Between hosts of a group, which are all here: the bytes arrive at once, as those of feeds between neighbours
         do.
         """
