@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from atoll.cluster.resources import ResourceManager
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.buffers import Buffers
-from atoll.controller.programs.checks import gang_problem, launch_problem
 from atoll.controller.programs.endings import Endings
-from atoll.controller.programs.large_plans import LargePlans
 from atoll.errors import Code, Status, invalid
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
+from atoll.scheduling.checks import gang_problem, launch_problem
 from atoll.scheduling.dispatch_units import Unit
 from atoll.scheduling.gangs import GangSpec
+from atoll.scheduling.large_plans import LargePlans
 from atoll.scheduling.policies.fair import FairShares
 from atoll.scheduling.policy import Policy
 from atoll.scheduling.programs import RegisteredProgram

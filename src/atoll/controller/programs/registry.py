@@ -8,11 +8,11 @@ from atoll.cluster.lifecycle import IslandLost
 from atoll.cluster.locations import Placement
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.compilation import Compilation
-from atoll.controller.programs.large_plans import LargePlans
 from atoll.errors import StatusError
 from atoll.ir.plan import Plan
 from atoll.ir.program import Program
 from atoll.protocol import messages as m
+from atoll.scheduling.large_plans import LargePlans
 from atoll.scheduling.programs import RegisteredProgram, device_groups, register
 from atoll.scheduling.session import Session
 
