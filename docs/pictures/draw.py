@@ -131,7 +131,7 @@ LAUNCH: Picture = (
             235,
             400,
             "3  check",
-            ("arguments, memory, lost islands", "controller/programs/launcher.py", "controller/programs/checks.py"),
+            ("arguments, memory, lost islands", "controller/programs/launcher.py", "scheduling/checks.py"),
             ORANGE,
         ),
         Box(

@@ -60,6 +60,15 @@ def test_sessions_with_long_programs_alternate_node_by_node():
     assert started(scheduler) == [1, 4, 2, 5, 3, 6]
 
 
+def test_a_launch_that_was_ready_may_come_to_lack_something():
+    ready = launch(1)
+    scheduler = scheduler_with(ready, launch(2, session=2))
+    scheduler.lacks(ready)
+    assert started(scheduler) == [2]
+    scheduler.arrived(ready)
+    assert started(scheduler) == [1]
+
+
 def test_a_launch_that_waits_blocks_its_own_session_and_no_other():
     waiting = launch(1, missing=1)
     scheduler = scheduler_with(waiting, launch(2), launch(3, session=2))

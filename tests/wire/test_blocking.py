@@ -11,6 +11,7 @@ import pytest
 
 from atoll.errors import FrameError
 from atoll.wire.blocking import BlockingConnection
+from atoll.wire.framing import encode, piece_header
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -40,6 +41,19 @@ def test_messages_of_several_threads_arrive_whole_and_each_threads_in_order() ->
     ends[1].close()
 
 
+def test_a_message_in_pieces_is_received_behind_those_that_overtake_it() -> None:
+    mine, theirs = socket.socketpair()
+    connection = BlockingConnection(theirs, Note, name="the worker")
+    body = msgspec.msgpack.encode(Note("large"))
+    mine.sendall(
+        piece_header(3, False) + body[:3] + encode(Note("small")) + piece_header(len(body) - 3, True) + body[3:]
+    )
+    received = connection.receive()
+    assert [next(received), next(received)] == [Note("small"), Note("large")]
+    connection.close()
+    mine.close()
+
+
 def test_a_peer_that_sends_no_message_is_named() -> None:
     mine, theirs = socket.socketpair()
     connection = BlockingConnection(theirs, Note, name="the worker")
@@ -47,7 +61,7 @@ def test_a_peer_that_sends_no_message_is_named() -> None:
     mine.sendall(struct.pack("<I", len(body)) + body + b"\xff\xff\xff\xff")
     received = connection.receive()
     assert next(received) == Note("first")
-    with pytest.raises(FrameError, match="the worker sent what we do not understand: a frame of 4294967295 bytes"):
+    with pytest.raises(FrameError, match="the worker sent what we do not understand: a piece of 1073741823 bytes"):
         next(received)
     connection.close()
     mine.close()

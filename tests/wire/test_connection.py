@@ -48,6 +48,9 @@ class FakeTransport:
     def get_write_buffer_size(self) -> int:
         return self.unread
 
+    def set_write_buffer_limits(self, high: int) -> None:
+        self.high = high
+
     def get_extra_info(self, name: str) -> None:
         return None
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.errors import ConnectError, FrameError
-from atoll.wire.framing import MAX_FRAME, FrameDecoder, frame_header, frame_length
+from atoll.wire.framing import MAX_FRAME, MAX_PIECE, FrameDecoder, frame_header, frame_length, piece_header
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -42,7 +42,7 @@ def decoded(data: bytes, cuts: list[int]) -> tuple[list[Any], str]:
         for start, stop in itertools.pairwise(positions):
             buffer[: stop - start] = data[start:stop]
             messages.extend(decoder.feed(memoryview(buffer)[: stop - start]))
-            assert decoder.pending_bytes <= LIMIT + 4
+            assert decoder.pending_bytes <= 2 * LIMIT + 4, "a frame, and a message in pieces"
     except FrameError as error:
         return messages, str(error)
     return messages, ""
@@ -51,6 +51,41 @@ def decoded(data: bytes, cuts: list[int]) -> tuple[list[Any], str]:
 @given(MESSAGES, st.lists(st.integers(0, 700), max_size=12))
 def test_any_division_of_frames_gives_the_same_messages(messages: list[Any], cuts: list[int]) -> None:
     assert decoded(b"".join(map(frame, messages)), cuts) == (messages, "")
+
+
+def in_pieces(message: Any, sizes: list[int], between: list[Any]) -> bytes:
+    """The frames of a message in pieces of these sizes, and the rest, each but the last with another behind it."""
+    body = msgspec.msgpack.encode(message)
+    data, others = b"", iter(between)
+    for size in [*sizes, len(body)]:
+        piece, body = body[:size], body[size:]
+        data += piece_header(len(piece), not body) + piece
+        if not body:
+            break
+        other = next(others, None)
+        data += b"" if other is None else frame(other)
+    return data
+
+
+@given(MESSAGES, st.lists(st.integers(1, 60), max_size=10), st.lists(st.integers(0, 700), max_size=12))
+def test_messages_between_the_pieces_of_another_overtake_it(
+    between: list[Any], sizes: list[int], cuts: list[int]
+) -> None:
+    large = Note("x" * 400)
+    data = in_pieces(large, sizes, between) + frame(Count(7))
+    overtook = between[: len(sizes)]
+    assert decoded(data, cuts) == ([*overtook, large, Count(7)], "")
+
+
+def test_of_a_message_whose_last_piece_never_comes_no_more_than_the_limit_is_kept() -> None:
+    decoder = FrameDecoder(Note, LIMIT)
+    piece = piece_header(100, False) + bytes(100)
+    for _ in range(LIMIT // 100):
+        assert list(decoder.feed(memoryview(piece))) == []
+    assert decoder.pending_bytes == LIMIT
+    with pytest.raises(FrameError, match="in pieces is over the limit"):
+        list(decoder.feed(memoryview(piece)))
+    assert decoder.pending_bytes <= LIMIT + len(piece)
 
 
 def test_frames_that_come_byte_by_byte_are_the_same_messages() -> None:
@@ -62,6 +97,16 @@ def test_frames_that_come_byte_by_byte_are_the_same_messages() -> None:
 NO_MESSAGES = {
     "too long": (struct.pack("<I", LIMIT + 1), f"over the limit of {LIMIT}"),
     "all ones": (b"\xff\xff\xff\xff", "over the limit"),
+    "a piece that is too long": (
+        piece_header(MAX_PIECE + 1, False),
+        f"a piece of {MAX_PIECE + 1} bytes is over the limit",
+    ),
+    "a piece without bytes": (piece_header(0, False), "a piece of a message has no bytes"),
+    "pieces that come to too much": (
+        (piece_header(600, False) + bytes(600)) * 2,
+        f"a message in pieces is over the limit of {LIMIT} bytes",
+    ),
+    "pieces of no message": (piece_header(1, False) + b"\xc1" + piece_header(1, True) + b"\xc1", "no message"),
     "empty": (struct.pack("<I", 0), "no message"),
     "no msgpack": (struct.pack("<I", 3) + b"\xc1\xc1\xc1", "no message"),
     "an unknown tag": (frame([3, "x"]), "no message"),

@@ -9,7 +9,9 @@ import msgspec
 import pytest
 
 from atoll.errors import Code, FrameError, Status
+from atoll.ir import plan as p
 from atoll.protocol import messages as m
+from atoll.wire.pieces import PIECE_BYTES, PieceBuffer
 from atoll.worker.host_group import HostGroup
 
 BROKEN = Status(Code.INTERNAL, "division by zero")
@@ -26,6 +28,7 @@ class Group:
         self.handled: dict[int, list[Any]] = {host: [] for host in range(3)}
         self.reports: list[tuple[int, Any]] = []
         self.links: deque[tuple[int, bytes]] = deque()
+        self.in_pieces: list[bytes] = []  # of these
         self.hosts = {host: self._host(host) for host in range(3)}
 
     def _host(self, host: int) -> HostGroup:
@@ -36,7 +39,12 @@ class Group:
         def report(*messages: Any) -> None:
             self.reports.extend((host, message) for message in messages)
 
-        return HostGroup(host, handle, lambda to, content: self.links.append((to, content)), report)
+        def send(to: int, content: bytes, in_pieces: bool = False) -> None:
+            self.links.append((to, content))
+            if in_pieces:
+                self.in_pieces.append(content)
+
+        return HostGroup(host, handle, send, report)
 
     def join(self, *hosts: int) -> None:
         for host in hosts:
@@ -134,6 +142,41 @@ def test_what_the_controller_started_before_there_was_a_group_is_not_gathered(gr
 def test_all_else_is_said_to_the_controller_directly(group: Group):
     group.hosts[2].report(m.Pong())
     assert group.reported() == [(2, m.Pong())]
+
+
+def test_a_large_message_reaches_the_hosts_in_pieces_and_the_relay_whole(group: Group):
+    plan = m.RegisterPlan(7, p.Plan("x" * 3 * PIECE_BYTES, (), (), ()), True)
+    group.hosts[0].take(m.Forward((0, 1), msgspec.msgpack.encode(plan), (), True))
+    assert group.handled[0] == [plan]
+    ((to, content),) = group.links
+    assert (to, group.in_pieces) == (1, [content])
+    group.links.clear()
+    halves = content[: len(content) // 2], content[len(content) // 2 :]
+    group.hosts[1].receive(msgspec.msgpack.encode(m.Piece(halves[0], False)))
+    group.forward(run(1), 1)
+    group.settle()
+    assert group.handled[1] == [run(1)], "it overtakes"
+    group.hosts[1].receive(msgspec.msgpack.encode(m.Piece(halves[1], True)))
+    assert group.handled[1] == [run(1), plan]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "reason"),
+    [
+        ([m.Piece(b"", False)], "no bytes"),
+        ([m.Piece(b"\x93nonsense", True)], "no message"),
+        ([m.Piece(bytes(600), False)] * 2, "over the limit of 1000 bytes"),
+    ],
+)
+def test_pieces_of_no_message_are_refused(
+    group: Group, pieces: list[m.Piece], reason: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(group.hosts[1], "_pieces", PieceBuffer(1000))
+    *before, last = pieces
+    for piece in before:
+        group.hosts[1].receive(msgspec.msgpack.encode(piece))
+    with pytest.raises(FrameError, match=reason):
+        group.hosts[1].receive(msgspec.msgpack.encode(last))
 
 
 def test_what_is_no_message_is_refused(group: Group):

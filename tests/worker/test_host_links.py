@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from atoll.protocol import messages as m
 from atoll.transfers.data_port import DataPort
 from atoll.transfers.inbox import Inbox
 from atoll.wire.address import Address
+from atoll.wire.pieces import PIECE_BYTES
 from atoll.worker import host_links
 from atoll.worker.host_links import HostLinks
 
@@ -79,13 +83,36 @@ def test_messages_of_all_sizes_arrive_in_order(hosts: list[Host]):
     assert hosts[0].lost == []
 
 
+def test_a_small_message_overtakes_a_large_one_in_pieces(hosts: list[Host]):
+    hosts[0].links.send(1, b"first")
+    hosts[1].until(lambda: hosts[1].came)
+    hosts[1].goes_on.clear()
+    large = bytes(48 << 20)
+    hosts[0].links.send(1, b"before")
+    hosts[0].links.send(1, large, True)
+    time.sleep(0.3)  # until no more of it fits into the sockets
+    hosts[0].links.send(1, b"small")
+    hosts[1].goes_on.set()
+    hosts[1].until(lambda: b"small" in hosts[1].came)
+    came = list(hosts[1].came)
+    assert came[1] == b"before"
+    pieces = [msgspec.msgpack.decode(each, type=m.Piece) for each in came[2 : came.index(b"small")]]
+    assert sum(len(each.content) for each in pieces) < 8 << 20
+    hosts[1].until(lambda: len(hosts[1].came) == len(large) // PIECE_BYTES + 3)
+    pieces = [msgspec.msgpack.decode(each, type=m.Piece) for each in hosts[1].came[2:] if each != b"small"]
+    assert b"".join(each.content for each in pieces) == large
+    assert [each.is_last for each in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert hosts[0].lost == []
+
+
+@pytest.mark.parametrize("in_pieces", [False, True])
 def test_a_host_that_does_not_read_keeps_nobody_waiting_and_is_lost_at_last(
-    hosts: list[Host], monkeypatch: pytest.MonkeyPatch
+    hosts: list[Host], monkeypatch: pytest.MonkeyPatch, in_pieces: bool
 ):
     monkeypatch.setattr(host_links, "MAX_UNSENT", 4 << 20)
     hosts[1].goes_on.clear()
     for _ in range(100):
-        hosts[0].links.send(1, bytes(1 << 17))
+        hosts[0].links.send(1, bytes(1 << 17), in_pieces)
     hosts[0].until(lambda: hosts[0].lost)
     ((host, text),) = hosts[0].lost
     assert host == 1

@@ -141,7 +141,7 @@ class Controller:
             self.resources, self.sessions, self._outbox, self.quarantine, self.scheduler, _location
         )
         self.functions = self._compilation.functions
-        self.programs = ProgramRegistry(self._compilation, self._outbox)
+        self.programs = ProgramRegistry(self._compilation, self._outbox, self.launcher.large_plans)
 
     def _make_sessions(self, settings: ClusterSettings) -> None:
         """Sessions, and the hosts that they run on."""
@@ -203,6 +203,7 @@ class Controller:
         subscribe(IslandLost, self._recovery.island_lost)
         subscribe(IslandLost, self.migrations.island_lost)
         subscribe(IslandLost, self._relays.island_lost)
+        subscribe(IslandLost, self.programs.island_lost)
         subscribe(IslandBack, self._recovery.island_back)
         subscribe(IslandBack, self._operators.island_back)
         subscribe(IslandGivenUp, self._recovery.island_given_up)

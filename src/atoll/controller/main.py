@@ -22,7 +22,8 @@ from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.wire.address import check_may_listen, parse_address
-from atoll.wire.connection import Connection, encode, listen
+from atoll.wire.connection import Connection, listen
+from atoll.wire.framing import encode
 
 _log = logging.getLogger(__name__)
 
@@ -118,7 +119,10 @@ class ControllerShell:
         message = action.message
         if message is not self._encoded[0]:  # many hosts in a row get the same
             self._encoded = message, encode(message)
-        connection.send_encoded(self._encoded[1])
+        if action.in_pieces:
+            connection.send_in_pieces(self._encoded[1])
+        else:
+            connection.send_encoded(self._encoded[1])
 
     def _close(self, action: a.Close) -> None:
         if action.reason:

@@ -67,6 +67,16 @@ class Outbox:
             else:
                 self.to_host(some[0], message)
 
+    def to_hosts_in_pieces(self, hosts: tuple[int, ...], message: Any) -> None:
+        """The same, for a large message: what is sent to these hosts later may overtake it."""
+        for relay, some in self._relays.partition(hosts):
+            connection = self._hosts.get(some[0])
+            if relay >= 0:
+                self._forward(relay, some, message, in_pieces=True)
+            elif connection is not None:
+                self._last[some[0]] = len(self._actions)
+                self._actions.append(Send(self.cause, connection, message, in_pieces=True))
+
     def dispatch(self, hosts: tuple[int, ...], session: int, run: int, sequence: int, segments: int) -> None:
         """The hosts may start the next segments of a run: one message for many dispatches in a row."""
         units = ((sequence, segments),)
@@ -88,9 +98,9 @@ class Outbox:
             else:
                 self.to_host(some[0], message)
 
-    def _forward(self, relay: int, hosts: tuple[int, ...], message: Any) -> None:
+    def _forward(self, relay: int, hosts: tuple[int, ...], message: Any, in_pieces: bool = False) -> None:
         self._last[relay] = len(self._actions)
-        self._actions.append(Forwarded(self.cause, relay, hosts, message))
+        self._actions.append(Forwarded(self.cause, relay, hosts, message, in_pieces))
         self._has_forwarded = True
 
     # ---- others

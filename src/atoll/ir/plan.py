@@ -11,7 +11,7 @@ import msgspec
 from atoll.ir.types import Box, Shape
 
 
-class LocalArray(msgspec.Struct, frozen=True, array_like=True):
+class LocalArray(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The part of a logical buffer that one host holds.
 
     `devices` are ordinals among the host's devices; `positions[i]` is the index of local shard i in the whole
@@ -27,7 +27,7 @@ class LocalArray(msgspec.Struct, frozen=True, array_like=True):
     layout: tuple[int, ...] | None = None
 
 
-class Execute(msgspec.Struct, frozen=True, array_like=True, tag="exec"):
+class Execute(msgspec.Struct, frozen=True, array_like=True, tag="exec", gc=False):
     """Enqueues a compiled function; its outputs become values `first_output`, `first_output` + 1, ..."""
 
     function: str
@@ -38,7 +38,7 @@ class Execute(msgspec.Struct, frozen=True, array_like=True, tag="exec"):
     completion: bool
 
 
-class Python(msgspec.Struct, frozen=True, array_like=True, tag="python"):
+class Python(msgspec.Struct, frozen=True, array_like=True, tag="python", gc=False):
     """Calls a function of colocated Python, in the order of `stream`; its outputs are there once it has returned.
 
     `arguments` are (position, value), and `results` (position, value, array), of those that have shards on this host.
@@ -52,7 +52,7 @@ class Python(msgspec.Struct, frozen=True, array_like=True, tag="python"):
     completion: int
 
 
-class HostPiece(msgspec.Struct, frozen=True, array_like=True):
+class HostPiece(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Local shard `shard` is `box` of the feed's buffer (None: all of it)."""
 
     shard: int
@@ -62,7 +62,7 @@ class HostPiece(msgspec.Struct, frozen=True, array_like=True):
     box: Box | None
 
 
-class Put(msgspec.Struct, frozen=True, array_like=True, tag="put"):
+class Put(msgspec.Struct, frozen=True, array_like=True, tag="put", gc=False):
     """Makes the local shards of an array out of bytes that have arrived at the data port."""
 
     output: int
@@ -70,7 +70,7 @@ class Put(msgspec.Struct, frozen=True, array_like=True, tag="put"):
     pieces: tuple[HostPiece, ...]
 
 
-class Get(msgspec.Struct, frozen=True, array_like=True, tag="get"):
+class Get(msgspec.Struct, frozen=True, array_like=True, tag="get", gc=False):
     """Delivers an array to the client's proxy: local shard `shards[i]` is `boxes[i]` of the whole `shape`.
 
     Value `completion` is ready once that is done.
@@ -85,7 +85,7 @@ class Get(msgspec.Struct, frozen=True, array_like=True, tag="get"):
     boxes: tuple[Box, ...]
 
 
-class Move(msgspec.Struct, frozen=True, array_like=True, tag="move"):
+class Move(msgspec.Struct, frozen=True, array_like=True, tag="move", gc=False):
     """Copies shard by shard to other devices or memories of this host."""
 
     inputs: tuple[int, ...]
@@ -94,7 +94,7 @@ class Move(msgspec.Struct, frozen=True, array_like=True, tag="move"):
     donate: bool
 
 
-class SendPiece(msgspec.Struct, frozen=True, array_like=True):
+class SendPiece(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`box` (in the shard's own coordinates) of local shard `shard` goes to `host` as `feed`."""
 
     shard: int
@@ -103,14 +103,14 @@ class SendPiece(msgspec.Struct, frozen=True, array_like=True):
     feed: int
 
 
-class Send(msgspec.Struct, frozen=True, array_like=True, tag="send"):
+class Send(msgspec.Struct, frozen=True, array_like=True, tag="send", gc=False):
     """Hands parts of an array to other hosts (or to this one), once the array is ready."""
 
     input: int
     pieces: tuple[SendPiece, ...]
 
 
-class ReceivePiece(msgspec.Struct, frozen=True, array_like=True):
+class ReceivePiece(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`feed` holds `box` (in the shard's own coordinates) of local shard `shard`."""
 
     shard: int
@@ -118,7 +118,7 @@ class ReceivePiece(msgspec.Struct, frozen=True, array_like=True):
     feed: int
 
 
-class Receive(msgspec.Struct, frozen=True, array_like=True, tag="receive"):
+class Receive(msgspec.Struct, frozen=True, array_like=True, tag="receive", gc=False):
     """Puts an array together out of the pieces that its senders sent."""
 
     output: int
@@ -126,14 +126,14 @@ class Receive(msgspec.Struct, frozen=True, array_like=True, tag="receive"):
     pieces: tuple[ReceivePiece, ...]
 
 
-class Take(msgspec.Struct, frozen=True, array_like=True):
+class Take(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The next local shard of the output is local shard `shard` of input `input`."""
 
     input: int
     shard: int
 
 
-class Select(msgspec.Struct, frozen=True, array_like=True, tag="select"):
+class Select(msgspec.Struct, frozen=True, array_like=True, tag="select", gc=False):
     """Makes one array out of shards that are already here, without copying."""
 
     inputs: tuple[int, ...]
@@ -182,7 +182,7 @@ def consumes(step: Step) -> tuple[int, ...]:
     return ()
 
 
-class Segment(msgspec.Struct, frozen=True, array_like=True):
+class Segment(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A host's part in one gang of the program: what it does once that gang is dispatched.
 
     `gang` is the gang's index among the program's. `awaited` are the feeds that its steps take from this host's data
@@ -197,7 +197,7 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     collective: bool = False  # it computes something together with other hosts of the island
 
 
-class Plan(msgspec.Struct, frozen=True, array_like=True):
+class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One host's part of a program: its segments, in the order of the program's gangs.
 
     `arguments` and `results` are values; a run brings one handle for each.

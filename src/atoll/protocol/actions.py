@@ -14,10 +14,14 @@ class Action(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Send(Action, frozen=True, tag=1):
-    """Send a message. One for a connection that is gone is dropped."""
+    """Send a message. One for a connection that is gone is dropped.
+
+    With `in_pieces`, it is large, and what is sent later may overtake it.
+    """
 
     connection: int
     message: Any
+    in_pieces: bool = False
 
 
 class Close(Action, frozen=True, tag=2):

@@ -24,13 +24,14 @@ _encode = msgspec.msgpack.Encoder().encode
 class Forwarded:
     """A message for hosts of one group, until it leaves."""
 
-    __slots__ = ("cause", "hosts", "message", "relay")
+    __slots__ = ("cause", "hosts", "in_pieces", "message", "relay")
 
-    def __init__(self, cause: int, relay: int, hosts: tuple[int, ...], message: Any) -> None:
+    def __init__(self, cause: int, relay: int, hosts: tuple[int, ...], message: Any, in_pieces: bool = False) -> None:
         self.cause = cause
         self.relay = relay
         self.hosts = hosts
         self.message = message
+        self.in_pieces = in_pieces
 
 
 def is_only_for(action: AnyAction | Forwarded, host: int, connection: int) -> bool:
@@ -91,7 +92,8 @@ def sealed(actions: Iterable[AnyAction | Forwarded], connections: Mapping[int, i
             content, units = _encode(message), _units_of(message)
         connection = connections.get(each.relay)
         if connection is not None:  # else its island is about to be lost
-            found.append(Send(each.cause, connection, m.Forward(each.hosts, content, units)))
+            forward = m.Forward(each.hosts, content, units, each.in_pieces)
+            found.append(Send(each.cause, connection, forward, each.in_pieces))
     return found
 
 

@@ -39,7 +39,8 @@ class DeviceClocks:
                 host = known[number] = _Host(its)
             if its == host.devices:  # as the one before: so it is for nearly all
                 if ended > host.end:
-                    found += (ended - max(started, host.end)) * len(its)
+                    began = started if started > host.end else host.end
+                    found += (ended - began) * len(its)
                     host.end = ended
                 continue
             host.ends.update(dict.fromkeys(host.devices, host.end))

@@ -21,6 +21,8 @@ from atoll.scheduling.tickets import UNKNOWN_NS, Late
 # A worker ends over a control frame of 64 MiB. A launch's message has a number of up to 9 bytes for each feed.
 MAX_PLAN_BYTES = 48 << 20
 _FEED_BYTES = 9
+# Plans from here on go to their hosts in pieces, and launches wait until they are there.
+LARGE_PLAN_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class RegisteredProgram:
     # Gangs that have not started still need the plans, also of a program that its session has released.
     waiting: int = 0
     released: bool = False
+    is_large: bool = False  # some plan of it is: all are sent in pieces
 
     _by_plan: dict[tuple[int, ...], list[tuple[HostPlan, tuple[int, ...]]]] = field(default_factory=dict)
 
@@ -101,14 +104,16 @@ def register(
     Raises INVALID_ARGUMENT or UNIMPLEMENTED where the program cannot run.
     """
     lowered = lower(program, placement, functions)
-    largest = max((len(msgspec.msgpack.encode(plan)) for plan in lowered.plans.values()), default=0)
-    if max(largest, lowered.feeds * _FEED_BYTES) > MAX_PLAN_BYTES:
-        raise invalid(f"program {program.name!r} is too large for one message to a host: make it of several")
     count = len(program.arguments)
     position_of = {value: count + i for i, value in enumerate(lowered.results)}
     if len(position_of) != len(lowered.results) or any(value < count for value in position_of):
         raise invalid(f"program {program.name!r} returns a value twice, or an argument")
     position_of.update((value, value) for value in range(count))
+    plans = _host_plans(lowered.plans, position_of)
+    distinct = {id(each): each.plan for each in plans.values()}
+    largest = max((len(msgspec.msgpack.encode(plan)) for plan in distinct.values()), default=0)
+    if max(largest, lowered.feeds * _FEED_BYTES) > MAX_PLAN_BYTES:
+        raise invalid(f"program {program.name!r} is too large for one message to a host: make it of several")
     segments_of: list[dict[int, p.Segment]] = [{} for _ in lowered.gangs]
     for host, plan in lowered.plans.items():
         for segment in plan.segments:
@@ -130,7 +135,7 @@ def register(
         program.feeds,
         lowered.feeds,
         gangs,
-        _host_plans(lowered.plans, position_of),
+        plans,
         tuple(
             ProgramValue(made.hosts, made.nbytes, position_of.get(value, count - 1) - count)
             for value, made in enumerate(lowered.values[count:], start=count)
@@ -141,6 +146,7 @@ def register(
         tuple(sorted({gang.island for gang in lowered.gangs})),
         UnitBuilder(gangs),
         any(gang.late for node in gangs for gang in node),
+        is_large=largest >= LARGE_PLAN_BYTES,
     )
 
 

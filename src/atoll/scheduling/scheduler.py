@@ -155,6 +155,10 @@ class Scheduler(Generic[Payload]):
         ticket.missing -= 1
         self._offer(ticket)
 
+    def lacks(self, ticket: Ticket[Payload]) -> None:
+        """The ticket waits for one thing more than it did, unless its gangs have their places in the order."""
+        ticket.missing += 1
+
     def next(self, island: int) -> Gang[Payload] | None:
         """The next gang to start there, or None while the island is full or paused, or no ticket is ready."""
         state = self._islands[island]
@@ -322,7 +326,7 @@ class Scheduler(Generic[Payload]):
         return False
 
     def _commit(self, ticket: Ticket[Payload]) -> None:
-        if ticket.committed or ticket.dropped or self._is_held(ticket):
+        if ticket.committed or ticket.dropped or ticket.missing > 0 or self._is_held(ticket):
             return
         for gang in ticket.gangs:
             if gang.learnt is not None:

@@ -4,7 +4,9 @@ The frames are those of `wire.framing`. Sending never blocks and never awaits: m
 the event loop leave in one write, which is worth a factor of four at high rates. Reading uses one preallocated buffer
 (a fresh one per read costs more than parsing).
 
-Invariant: messages arrive whole, once, and in the order in which they were sent.
+Invariant: messages arrive whole, once, and in the order in which they were sent. A large message that is sent in pieces
+(`send_in_pieces`) arrives after all that was sent before it; what is sent after it may arrive before it, and does where
+the peer is slow: pieces leave one at a time, behind whatever else there is, and only while little is on its way.
 """
 
 from __future__ import annotations
@@ -17,12 +19,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
-
 from atoll.errors import AccessError, AddressError, AtollError, ConnectError
 from atoll.wire.address import Address
-from atoll.wire.framing import FrameDecoder, frame_header
-from atoll.wire.sockets import NEXT_SECONDS, bind, send_without_delay
+from atoll.wire.framing import HEADER_BYTES, FrameDecoder, encode, piece_header
+from atoll.wire.pieces import PIECE_BYTES, PieceQueue
+from atoll.wire.sockets import NEXT_SECONDS, bind, keep_little_unsent, send_without_delay
 from atoll.wire.tls.errors import explained
 from atoll.wire.tls.identity import HANDSHAKE_SECONDS, Identity, name_of, role_of
 from atoll.wire.tls.layer import TlsLayer
@@ -46,17 +47,9 @@ class ConnectionStatistics:
     unsent_bytes: int
 
 
-_encode = msgspec.msgpack.Encoder().encode
-
 # How a handshake begins, and how an alert: no first message of Atoll's is as long as they would say.
 _TLS_RECORDS = frozenset(bytes((kind, 3, version)) for kind in (0x15, 0x16) for version in (1, 3))
 _INSECURE = "one of the two was told to do without (--insecure, ATOLL_INSECURE), and the other was not"
-
-
-def encode(message: Any) -> bytes:
-    """The frame of a message."""
-    body = _encode(message)
-    return frame_header(len(body)) + body
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -90,6 +83,8 @@ class Connection(asyncio.BufferedProtocol):
         self._read_view = memoryview(self._read_buffer)
         self._outgoing = bytearray()
         self._flush_scheduled = False
+        self._large = PieceQueue()
+        self._is_full = False  # of what the peer has not taken
         self._closed = False
         self._messages_in = self._messages_out = self._bytes_in = self._bytes_out = 0
 
@@ -110,15 +105,51 @@ class Connection(asyncio.BufferedProtocol):
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
 
+    def send_in_pieces(self, frame: bytes) -> None:
+        """As `send_encoded`, for what may be overtaken: nothing that is sent from now on relies on its being there.
+
+        Who needs to know when it is there has the peer answer.
+        """
+        if self._closed or len(frame) <= PIECE_BYTES:
+            self.send_encoded(frame)
+            return
+        self._large.put(memoryview(frame)[HEADER_BYTES:])
+        self._messages_out += 1
+        self._flush_soon()
+
     def _flush(self) -> None:
         self._flush_scheduled = False
-        if self._transport is None or self._closed or not self._outgoing:
+        if self._transport is None or self._closed:
             return
-        data, self._outgoing = self._outgoing, bytearray()
-        self._bytes_out += len(data)
-        self._transport.write(data)
-        if self._transport.get_write_buffer_size() > MAX_UNSENT:
+        if self._outgoing:
+            data, self._outgoing = self._outgoing, bytearray()
+            self._bytes_out += len(data)
+            self._transport.write(data)
+        if self._large.nbytes and not self._is_full:
+            self._send_piece(self._transport)
+        if self._transport.get_write_buffer_size() + self._large.nbytes > MAX_UNSENT:
             self._lose(f"{self.name} does not read: {MAX_UNSENT >> 20} MiB are waiting for it")
+
+    def _send_piece(self, transport: asyncio.Transport) -> None:
+        """One a turn of the loop, which has other things to do."""
+        piece, is_last = self._large.take()
+        header = piece_header(len(piece), is_last)
+        self._bytes_out += len(header) + len(piece)
+        transport.write(header + piece)
+        if self._large.nbytes:
+            self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def pause_writing(self) -> None:
+        self._is_full = True
+
+    def resume_writing(self) -> None:
+        self._is_full = False
+        self._flush_soon()
 
     # ---- receiving (called by asyncio)
 
@@ -128,12 +159,13 @@ class Connection(asyncio.BufferedProtocol):
         sock = transport.get_extra_info("socket")
         if sock is not None:
             send_without_delay(sock)
+            keep_little_unsent(sock)
+        transport.set_write_buffer_limits(PIECE_BYTES)  # type: ignore[attr-defined]
         certificate = transport.get_extra_info("peercert")
         self.peer_role, self.peer_name = role_of(certificate), name_of(certificate)
         if self._on_made is not None:
             self._on_made(self)
-        if self._outgoing:
-            self._flush()
+        self._flush()
 
     def expect(self, message_type: Any, on_message: Callable[[Any], None]) -> None:
         """The peer's messages are of this type from now on; before the first of them."""
@@ -175,14 +207,19 @@ class Connection(asyncio.BufferedProtocol):
         if self._closed:
             return
         self._closed = True
+        self._large.clear()
         if self._transport is not None:
             self._transport.abort()
         self.on_lost(reason)
 
     def close(self) -> None:
-        """Sends what is queued, where the peer takes it soon, and closes; `on_lost` is not called."""
+        """Sends what is queued, where the peer takes it soon, and closes; `on_lost` is not called.
+
+        What is sent in pieces, and has not left by now, does not leave any more.
+        """
         if self._closed:
             return
+        self._large.clear()
         self._flush()
         self._closed = True
         if self._transport is not None:
@@ -214,7 +251,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._closed
 
     def statistics(self) -> ConnectionStatistics:
-        unsent = len(self._outgoing)
+        unsent = len(self._outgoing) + self._large.nbytes
         if self._transport is not None and not self._closed:
             unsent += self._transport.get_write_buffer_size()
         return ConnectionStatistics(self._messages_in, self._messages_out, self._bytes_in, self._bytes_out, unsent)

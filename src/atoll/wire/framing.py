@@ -1,8 +1,9 @@
 """Frames of the control plane: a 4-byte little-endian length, then one msgpack message. No I/O.
 
-A message is an array-like, tagged msgspec struct. `FrameDecoder` turns the bytes of a connection into messages,
-however they are cut. The data plane, which reads the bytes that follow a frame straight into their own memory, shares
-the header and its limits.
+A message is an array-like, tagged msgspec struct. A large one may come in pieces (`wire.pieces`), each in a frame of
+its own between those of other messages: the two highest bits of a length say so. `FrameDecoder` turns the bytes of a
+connection into messages, however they are cut. The data plane, which reads the bytes that follow a frame straight into
+their own memory, shares the header and its limits, and has no pieces.
 
 Invariant: any division of the same bytes into parts gives the same messages, in the same order, and the same error at
 the same place.
@@ -17,13 +18,29 @@ from typing import Any
 import msgspec
 
 from atoll.errors import FrameError
+from atoll.wire.pieces import PieceBuffer
 
 _LENGTH = struct.Struct("<I")
 HEADER_BYTES = _LENGTH.size
 MAX_FRAME = 64 * 1024 * 1024
+MAX_PIECE = 64 * 1024
+_PIECE, _LAST = 1 << 31, 1 << 30  # of a length: it is that of a piece, of the last one
+
+_encode = msgspec.msgpack.Encoder().encode
 
 # The header of a frame of so many bytes.
 frame_header: Callable[[int], bytes] = _LENGTH.pack
+
+
+def encode(message: Any) -> bytes:
+    """The frame of a message."""
+    body = _encode(message)
+    return frame_header(len(body)) + body
+
+
+def piece_header(length: int, is_last: bool) -> bytes:
+    """The header of the frame of a piece of so many bytes."""
+    return frame_header(length | _PIECE | (_LAST if is_last else 0))
 
 
 def frame_length(header: bytes, limit: int = MAX_FRAME) -> int:
@@ -37,14 +54,15 @@ def frame_length(header: bytes, limit: int = MAX_FRAME) -> int:
 class FrameDecoder:
     """Turns bytes into messages of `message_type` (a msgspec struct or a union of them).
 
-    Not for several threads. Frames of more than `limit` bytes are an error, found before any of their bytes is kept:
-    so it holds at most one frame.
+    Not for several threads. Frames of more than `limit` bytes are an error, found before any of their bytes is kept,
+    and so are messages in pieces that come to more: so it holds at most one of each.
     """
 
     def __init__(self, message_type: Any, limit: int = MAX_FRAME) -> None:
         self._decode = msgspec.msgpack.Decoder(message_type).decode
         self._limit = limit
         self._pending = bytearray()  # the start of a frame whose rest has not arrived
+        self._pieces = PieceBuffer(limit)
 
     def feed(self, data: memoryview) -> Iterator[Any]:
         """The messages that `data` completes, in order. It may be overwritten once the iterator has ended.
@@ -61,13 +79,20 @@ class FrameDecoder:
         try:
             while end - position >= HEADER_BYTES:
                 (length,) = unpack(data, position)
-                if length > limit:
-                    raise FrameError(f"a frame of {length} bytes is over the limit of {limit}")
+                is_piece = length > limit
+                if is_piece:
+                    length, is_last = self._piece_length(length)
                 stop = position + HEADER_BYTES + length
                 if stop > end:
                     break
                 try:
-                    message = decode(data[position + HEADER_BYTES : stop])
+                    if not is_piece:
+                        message = decode(data[position + HEADER_BYTES : stop])
+                    elif (whole := self._pieces.add(data[position + HEADER_BYTES : stop], is_last)) is not None:
+                        message = decode(whole)
+                    else:
+                        position = stop
+                        continue
                 except msgspec.MsgspecError as error:
                     raise FrameError(f"a frame that is no message: {error}") from None
                 position = stop
@@ -80,7 +105,17 @@ class FrameDecoder:
         elif position < end:
             self._pending = bytearray(data[position:])
 
+    def _piece_length(self, length: int) -> tuple[int, bool]:
+        """Of a length over the limit: that of the piece, and whether it is the last. Raises FrameError."""
+        if not length & _PIECE:
+            raise FrameError(f"a frame of {length} bytes is over the limit of {self._limit}")
+        is_last = bool(length & _LAST)
+        length &= _LAST - 1
+        if length > MAX_PIECE:
+            raise FrameError(f"a piece of {length} bytes is over the limit of {MAX_PIECE}")
+        return length, is_last
+
     @property
     def pending_bytes(self) -> int:
-        """Bytes of a frame whose rest has not arrived."""
-        return len(self._pending)
+        """Bytes of a frame, and of a message in pieces, whose rest has not arrived."""
+        return len(self._pending) + self._pieces.nbytes

@@ -13,6 +13,7 @@ from atoll.wire.address import Address
 NEXT_SECONDS = 3.0
 # TCP_THIN_LINEAR_TIMEOUTS, for six attempts of a connection with little under way; and TCP_RTO_MAX_MS, of Linux 6.15.
 _RETRANSMIT = ((16, 1), (44, 1000))
+_UNSENT_BYTES = 64 * 1024
 # Who is silent is given up by leases. Left alone, the kernel does so after fifteen attempts, which are fifteen seconds.
 _GIVE_UP_SECONDS = 600
 
@@ -112,3 +113,13 @@ def send_without_delay(sock: socket.socket) -> None:
         for option, value in _RETRANSMIT:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def keep_little_unsent(sock: socket.socket) -> None:
+    """The kernel takes no more than it sends soon, so that little is ahead of what is urgent (TCP_NOTSENT_LOWAT).
+
+    By itself it takes some MiB on a slow link. What is on its way is as much as ever.
+    """
+    if sock.family != socket.AF_UNIX:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)

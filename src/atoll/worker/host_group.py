@@ -1,7 +1,8 @@
 """A host's place in its group: what it gets by way of the group's relay, and what it reports that way.
 
-Invariant: a host does what the controller says in the order in which the controller said it, whichever way it came.
-There is one way at a time: directly until `JoinGroup`, by the relay from then on.
+Invariant: a host does what the controller says in the order in which the controller said it, whichever way it came,
+but for what came in pieces, which may be overtaken. There is one way at a time: directly until `JoinGroup`, by the
+relay from then on.
 """
 
 from __future__ import annotations
@@ -14,24 +15,34 @@ import msgspec
 
 from atoll.errors import FrameError
 from atoll.protocol import messages as m
-from atoll.worker.relay import Relay
+from atoll.wire.framing import MAX_FRAME
+from atoll.wire.pieces import PieceBuffer
+from atoll.worker.relay import Relay, SendToHost
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(m.InGroup).decode
 
 
+def decoded(content: Any) -> m.InGroup:
+    """What a host of the group has sent. Raises FrameError for what is no message."""
+    try:
+        message: m.InGroup = _decode(content)
+    except msgspec.MsgspecError as error:
+        raise FrameError(f"a host of the group sent what is no message: {error}") from None
+    return message
+
+
 class HostGroup:
     """For any thread. `handle(message)` takes what is for this host, and tells whether more may come.
 
-    `send(host, content)` sends to another host of the group, in order and without waiting for it; `to_controller` sends
-    messages to the controller.
+    `send` sends to another host of the group; `to_controller` sends messages to the controller.
     """
 
     def __init__(
         self,
         host: int,
         handle: Callable[[Any], bool],
-        send: Callable[[int, bytes], None],
+        send: SendToHost,
         to_controller: Callable[..., None],
     ) -> None:
         self._host = host
@@ -41,7 +52,9 @@ class HostGroup:
         self._relay_host: int | None = None
         self._lock = threading.Lock()  # of what has come before the group was joined; held while it is handled
         self._early: list[Any] | None = []
+        self._has_joined = False  # and has handled what came before
         self._relay = Relay(self._send, to_controller)
+        self._pieces = PieceBuffer(MAX_FRAME)  # from the relay, by its link's thread
 
     # ---- what comes
 
@@ -58,15 +71,21 @@ class HostGroup:
         return self._handle(message)
 
     def receive(self, content: Any) -> None:
-        """Encoded, from a host of the group. Raises FrameError for what is no message."""
-        try:
-            message = _decode(content)
-        except msgspec.MsgspecError as error:
-            raise FrameError(f"a host of the group sent what is no message: {error}") from None
+        """Encoded, from a host of the group. Raises FrameError for what is no message, and for too large a one."""
+        self.receive_message(decoded(content))
+
+    def receive_message(self, message: m.InGroup) -> None:
+        """The same, decoded. Raises FrameError for too large a message in pieces."""
         if type(message) is m.MemberDone:
             self._relay.ended(message.host, message.runs)
         elif type(message) is m.MemberFailed:
             self._relay.failed(message)
+        elif type(message) is m.Piece:
+            whole = self._pieces.add(message.content, message.is_last)
+            if whole is not None:
+                self.receive(whole)
+        elif self._has_joined:
+            self._handle(message)
         else:
             with self._lock:
                 if self._early is not None:
@@ -80,6 +99,7 @@ class HostGroup:
             early, self._early = self._early or [], None
             for each in early:
                 self._handle(each)
+            self._has_joined = True
 
     # ---- what is sent
 
@@ -104,8 +124,10 @@ class HostGroup:
             else:
                 self._to_controller(message)
 
-    def _send(self, host: int, content: bytes) -> None:
+    def _send(self, host: int, content: bytes, in_pieces: bool = False) -> None:
         if host == self._host:
             self.receive(content)
+        elif in_pieces:
+            self._send_to(host, content, True)
         else:
             self._send_to(host, content)

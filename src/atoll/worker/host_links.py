@@ -1,19 +1,28 @@
 """Messages between the hosts of a group, over their data ports: already connected, admitted and, on TCP, encrypted.
 
-Invariant: what is sent to a host arrives in order, or the loss of the link is reported, once.
+Invariant: what is sent to a host arrives in order, or the loss of the link is reported, once. What is sent in pieces
+arrives after what was sent before it; what is sent later may arrive before it.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+
+from atoll.protocol import messages as m
 from atoll.transfers.channel import CONTROL, DataChannel
+from atoll.wire.pieces import PIECE_BYTES, PieceQueue
 
 # As that of a control connection.
 MAX_UNSENT = 256 << 20
+_POLL_SECONDS = 1e-3  # while the socket has no room for a piece
+
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class Port(Protocol):
@@ -33,13 +42,13 @@ class HostLinks:
         self._lock = threading.Lock()
         self._links: dict[int, _Link] = {}
 
-    def send(self, host: int, content: bytes) -> None:
-        """Does not wait for the host."""
+    def send(self, host: int, content: bytes, in_pieces: bool = False) -> None:
+        """Does not wait for the host. With `in_pieces`, what is sent later may overtake it."""
         with self._lock:
             link = self._links.get(host)
             if link is None:
                 link = self._links[host] = _Link(self._port, host, self._on_lost)
-        link.send(content)
+        link.send(content, in_pieces and len(content) > PIECE_BYTES)
 
     def lose(self, host: int, text: str) -> None:
         """What was sent to the host may not have arrived there."""
@@ -50,7 +59,11 @@ class HostLinks:
 
 
 class _Link:
-    """To one host. What cannot be sent at once is sent by a thread, which ends when nothing is left."""
+    """To one host. What cannot be sent at once is sent by a thread, which ends when nothing is left.
+
+    Pieces are sent while nothing else waits, and the socket has room for more than them: what comes next is then sent
+    at once, past them.
+    """
 
     def __init__(self, port: Port, host: int, on_lost: Callable[[int, str], None]) -> None:
         self._port = port
@@ -59,42 +72,61 @@ class _Link:
         self._lock = threading.Lock()
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
+        self._large = PieceQueue()
+        self._has_thread = False
         self._is_lost = False
 
-    def send(self, content: bytes) -> None:
+    def send(self, content: bytes, in_pieces: bool) -> None:
         with self._lock:
             if self._is_lost:
                 return
-            if not self._unsent and self._port.host_takes_at_once(self._host, len(content)):
+            problem = ""
+            if in_pieces:
+                self._large.put(memoryview(content))
+            elif not self._unsent and self._port.host_takes_at_once(self._host, len(content)):
                 problem = self._send(content)
-                if not problem:
-                    return
             else:
-                problem = ""
                 self._unsent.append(content)
                 self._unsent_bytes += len(content)
-                if self._unsent_bytes > MAX_UNSENT:
-                    problem = f"host {self._host} does not read: {MAX_UNSENT >> 20} MiB are waiting for it"
-                elif len(self._unsent) == 1:
-                    name = f"atoll-link-{self._host}"
-                    threading.Thread(target=self._send_rest, name=name, daemon=True).start()
+            if self._unsent_bytes + self._large.nbytes > MAX_UNSENT:
+                problem = f"host {self._host} does not read: {MAX_UNSENT >> 20} MiB are waiting for it"
+            elif not problem and not self._has_thread and (self._unsent or self._large.nbytes):
+                self._has_thread = True
+                name = f"atoll-link-{self._host}"
+                threading.Thread(target=self._send_rest, name=name, daemon=True).start()
         if problem:
             self.lose(problem)
 
     def _send_rest(self) -> None:
         while True:
             with self._lock:
-                if self._is_lost or not self._unsent:
+                if self._is_lost or not (self._unsent or self._large.nbytes):
+                    self._has_thread = False
                     return
-                content = self._unsent[0]  # it stays there meanwhile: what comes now is behind it
-            problem = self._send(content)
+                content = self._unsent[0] if self._unsent else b""  # it stays there: what comes now is behind it
+            problem = self._send(content) if content else self._send_piece()
             if problem:
                 self.lose(problem)
                 return
             with self._lock:
-                if self._unsent:
+                if self._unsent and content:
                     self._unsent.popleft()
                     self._unsent_bytes -= len(content)
+
+    def _send_piece(self) -> str:
+        """The next piece, where the socket still has room; else waits a little. As `_send`."""
+        if not self._port.host_takes_at_once(self._host, 1):
+            try:
+                self._port.to_host(self._host)
+            except Exception as error:
+                return f"host {self._host} cannot be reached: {error}"
+            time.sleep(_POLL_SECONDS)
+            return ""
+        with self._lock:
+            if self._is_lost or self._unsent:
+                return ""
+            piece, is_last = self._large.take()
+        return self._send(_encode(m.Piece(bytes(piece), is_last)))
 
     def _send(self, content: bytes) -> str:
         """Why it cannot be sent, or ""."""
@@ -110,5 +142,6 @@ class _Link:
         with self._lock:
             was_lost, self._is_lost = self._is_lost, True
             self._unsent.clear()
+            self._large.clear()
         if not was_lost:
             self._on_lost(self._host, text)

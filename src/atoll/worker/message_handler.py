@@ -18,6 +18,9 @@ from atoll.worker.functions import Functions
 
 _log = logging.getLogger(__name__)
 
+# What is for the plan executor alone.
+_EXECUTED = frozenset((m.Run, m.Dispatch, m.DropRun, m.Free, m.RegisterPlan, m.DropPlan))
+
 
 class MessageHandler:
     """`execute` takes what is for the plan executor; `renew(seconds)` renews the worker's lease at each Ping."""
@@ -45,9 +48,10 @@ class MessageHandler:
 
     def handle(self, message: Any) -> bool:
         """Takes one message, in order; False where it was the last. Does not block."""
+        if type(message) in _EXECUTED:  # nearly all
+            self._execute(message)
+            return True
         match message:
-            case m.Run() | m.Dispatch() | m.DropRun() | m.Free() | m.RegisterPlan() | m.DropPlan():
-                self._execute(message)
             case m.OpenStore():
                 self._execute(message)
                 self._functions.python.begin(message.session)

@@ -82,6 +82,8 @@ class PlanExecutor:
                 self._do_in_order(self._steps.session_of(message.function), message)
             elif type(message) is m.RegisterPlan:
                 self._plans[message.plan] = message.definition
+                if message.acknowledge:
+                    self._report(m.PlanRegistered(message.plan))
             elif type(message) is m.DropPlan:
                 self._plans.pop(message.plan, None)
             elif type(message) is Outcome:
@@ -114,7 +116,8 @@ class PlanExecutor:
 
     def _add_unit(self, plan_run: PlanRun, sequence: int, segments: int) -> None:
         first, plan_run.segments = plan_run.segments, plan_run.segments + segments
-        collective = any(segment.collective for segment in plan_run.plan.segments[first : plan_run.segments])
+        dispatched = plan_run.plan.segments[first : plan_run.segments]
+        collective = dispatched[0].collective if segments == 1 else any(each.collective for each in dispatched)
         unit = DispatchUnit(plan_run, first, plan_run.segments, sequence, collective)
         self._do_in_order(plan_run.run.session, unit)
 
@@ -145,9 +148,9 @@ class PlanExecutor:
 
     def _do(self, item: _Item) -> bool:
         """True where it is done; False where it has to wait."""
+        if type(item) is DispatchUnit:
+            return self._advance(item)
         match item:
-            case DispatchUnit():
-                return self._advance(item)
             case m.Free(session=session, handles=handles, delete=delete):
                 store = self._stores.get(session)
                 if store is not None:

@@ -8,8 +8,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from atoll.protocol import messages as m
+
+
+class SendToHost(Protocol):
+    """Sends an encoded message to a host of the group, after what was sent to it before, without waiting for it.
+
+    With `in_pieces`, what is sent later may overtake it.
+    """
+
+    def __call__(self, host: int, content: bytes, in_pieces: bool = False, /) -> None: ...
 
 
 @dataclass(slots=True)
@@ -28,13 +38,13 @@ class _Unit:
 
 
 class Relay:
-    """For any thread. `send(host, content)` sends to a host of the group, in order; `report` to the controller.
+    """For any thread. `send` sends to a host of the group; `report` to the controller.
 
     What has ended is reported once all hosts of the group that run it have said so, or a second later: then the
     controller learns which are missing.
     """
 
-    def __init__(self, send: Callable[[int, bytes], None], report: Callable[..., None]) -> None:
+    def __init__(self, send: SendToHost, report: Callable[..., None]) -> None:
         self._send = send
         self._report = report
         self._lock = threading.Lock()
@@ -48,7 +58,7 @@ class Relay:
                     self._units[sequence] = _Unit(len(message.hosts))
         content = message.content
         for host in message.hosts:
-            self._send(host, content)
+            self._send(host, content, message.in_pieces)
 
     def ended(self, host: int, runs: tuple[tuple[int, int, int], ...]) -> None:
         """Units have ended on a host of the group."""

@@ -72,6 +72,17 @@ def test_what_waits_for_work_that_not_all_have_begun_is_known_with_it(clock: Han
     assert second.at == 6.0
 
 
+def test_parts_that_wait_for_the_same_are_over_once_each_of_them_is_there(clock: HandClock) -> None:
+    first = Work(clock, 1.0, parts=2)
+    both = Work(clock, 1.0, parts=2)
+    both.join((first,))
+    first.join(())
+    both.join((first,))
+    assert first.at is None
+    first.join(())
+    assert (first.at, both.at) == (1.0, 2.0)
+
+
 def test_callbacks_run_at_the_end_whenever_they_were_added(clock: HandClock) -> None:
     called: list[str] = []
     work = Work(clock, 2.0, parts=2)

@@ -57,6 +57,7 @@ class Hosts:
             m.PeerSilent: peer_silent,
             m.FeedsArrived: feeds.feeds_arrived,
             m.Compiled: compilation.compiled,
+            m.PlanRegistered: programs.plan_registered,
             m.WorkerAnswer: self._answered,
             **relays.handlers,
         }

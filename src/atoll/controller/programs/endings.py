@@ -86,10 +86,13 @@ class Endings:
             # Gangs that run at once on several devices of a host share its time, as their ends are reported.
             last_ends, duration = self._last_end, run.duration
             for host, dispatched, ended in zip(hosts, times[::2], times[1::2], strict=True):
-                last_end = last_ends.get(host, 0)
-                if ended > last_end:
+                began = last_ends.get(host, 0)
+                if ended > began:
                     last_ends[host] = ended
-                    duration = max(duration, ended - max(dispatched, last_end))
+                    if dispatched > began:
+                        began = dispatched
+                    if ended - began > duration:  # by hand: two calls a host would be most of it
+                        duration = ended - began
             run.duration = duration
             run.device_ns += self._clocks.busy(hosts, run.spec.devices, times)
         left.difference_update(hosts)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from atoll.cluster.resources import ResourceManager
-from atoll.controller.programs.checks import gang_problem
 from atoll.controller.programs.launcher import Launcher
 from atoll.errors import Status
+from atoll.scheduling.checks import gang_problem
 from atoll.scheduling.durations import Durations
 from atoll.scheduling.session import GangRun, Session
 from atoll.scheduling.tickets import Gang, Late

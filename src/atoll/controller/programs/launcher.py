@@ -14,13 +14,14 @@ from collections.abc import Callable, Sequence
 from atoll.cluster.resources import ResourceManager
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.buffers import Buffers
-from atoll.controller.programs.checks import gang_problem, launch_problem
 from atoll.controller.programs.endings import Endings
 from atoll.errors import Code, Status, invalid
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
+from atoll.scheduling.checks import gang_problem, launch_problem
 from atoll.scheduling.dispatch_units import Unit
 from atoll.scheduling.gangs import GangSpec
+from atoll.scheduling.large_plans import LargePlans
 from atoll.scheduling.policies.fair import FairShares
 from atoll.scheduling.policy import Policy
 from atoll.scheduling.programs import RegisteredProgram
@@ -69,6 +70,7 @@ class Launcher:
         self._next_sequence = 1
         self._next_own = m.OWN_NUMBERS
         self._sequential = SequentialDispatch(self.scheduler) if sequential else None
+        self.large_plans = LargePlans(resources, self.scheduler)
         self._promises = Promises(self.scheduler, self._join_lines)
         self._buffers = Buffers(self.memory, outbox)
         self._endings = Endings(
@@ -222,6 +224,8 @@ class Launcher:
                 )
             )
         ticket.gangs = tuple(gangs)
+        if launch.program.is_large:
+            self.large_plans.hold(launch.program.number, ticket)
         launch.pending += len(gangs)
         launch.program.waiting += len(gangs)
 

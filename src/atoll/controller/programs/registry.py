@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from atoll.cluster.lifecycle import IslandLost
 from atoll.cluster.locations import Placement
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.compilation import Compilation
@@ -11,17 +12,21 @@ from atoll.errors import StatusError
 from atoll.ir.plan import Plan
 from atoll.ir.program import Program
 from atoll.protocol import messages as m
+from atoll.scheduling.large_plans import LargePlans
 from atoll.scheduling.programs import RegisteredProgram, device_groups, register
 from atoll.scheduling.session import Session
 
 
 class ProgramRegistry:
-    """Registers and releases programs. Invariant: a plan that a launch in line needs is at its host."""
+    """Registers and releases programs. Invariant: a plan that a gang needs is at its host when the gang is committed,
+    or comes there before it.
+    """
 
-    def __init__(self, compilation: Compilation, outbox: Outbox) -> None:
+    def __init__(self, compilation: Compilation, outbox: Outbox, large: LargePlans) -> None:
         self.plans: dict[int, dict[int, Plan]] = {}  # by number and host
         self._compilation = compilation
         self._outbox = outbox
+        self._large = large
         self._next_plan = 1
 
     def register(self, session: Session, number: int, definition: Program) -> None:
@@ -47,8 +52,11 @@ class ProgramRegistry:
         program = register(definition, number, locations, functions, registry.scratch_of, registry.calls_client)
         self._next_plan += 1
         self.plans[number] = {host: each.plan for host, each in program.plans.items()}
-        for host, plan in self.plans[number].items():
-            self._outbox.to_host(host, m.RegisterPlan(number, plan))
+        hosts = tuple(program.plans)
+        if program.is_large:
+            self._large.sent(number, hosts)
+        for each, some in program.by_plan(hosts):
+            self._send(some, number, each.plan)
         for name in program.functions:
             registry.acquire(name)
         return program
@@ -58,7 +66,8 @@ class ProgramRegistry:
         program.released = True
         if program.waiting:
             return
-        for host in self.plans.pop(program.number):
+        hosts = set(self.plans.pop(program.number)) - self._large.dropped(program.number)
+        for host in sorted(hosts):
             self._outbox.to_host(host, m.DropPlan(program.number))
         for name in program.functions:
             self._compilation.drop_reference(name)
@@ -72,4 +81,22 @@ class ProgramRegistry:
         """The host's worker starts with nothing: it gets its plans."""
         for number, plans in self.plans.items():
             if host in plans:
-                self._outbox.to_host(host, m.RegisterPlan(number, plans[host]))
+                if number in self._large:
+                    self._large.sent(number, (host,))
+                self._send((host,), number, plans[host])
+
+    def island_lost(self, lost: IslandLost) -> None:
+        """Launches in line that need the island wait for it, and for their plans to be there again."""
+        self._large.lost(lost.island, self.plans)
+
+    def plan_registered(self, host: int, message: m.PlanRegistered) -> None:
+        """The host has a large plan now; where nobody needs that any more, the host drops it."""
+        if self._large.arrived(host, message.plan) and message.plan not in self.plans:
+            self._outbox.to_host(host, m.DropPlan(message.plan))
+            self._large.dropped(message.plan)
+
+    def _send(self, hosts: tuple[int, ...], number: int, plan: Plan) -> None:
+        if number in self._large:
+            self._outbox.to_hosts_in_pieces(hosts, m.RegisterPlan(number, plan, acknowledge=True))
+        else:
+            self._outbox.to_hosts(hosts, m.RegisterPlan(number, plan))

@@ -64,6 +64,8 @@ class NullBackend:
         self.collectives = collectives
         self.model = model
         self.lines: list[Moment] = [Moment(clock, 0.0)] * devices
+        self._latest = self.lines[0]  # what was begun last, on these devices: their lines do not say so yet
+        self._latest_on: tuple[int, ...] = ()
         self._last_run = (-1, 0)  # the dispatch unit that began one last, and how many it began before
 
     def describe(self) -> tuple[DeviceInfo, ...]:
@@ -92,10 +94,14 @@ class NullBackend:
 
     def begin(self, ordinals: tuple[int, ...], work: Work, after: Sequence[Moment]) -> None:
         """Work on these devices, after what they do now and after these."""
-        lines = {id(line): line for line in (self.lines[ordinal] for ordinal in ordinals)}
-        for ordinal in ordinals:
-            self.lines[ordinal] = work
-        work.join((*lines.values(), *after))
+        if ordinals == self._latest_on:  # nearly always
+            before, self._latest = self._latest, work
+            work.join((before, *after))
+            return
+        for ordinal in self._latest_on:
+            self.lines[ordinal] = self._latest
+        self._latest, self._latest_on = work, ordinals
+        work.join((*[self.lines[ordinal] for ordinal in ordinals], *after))
 
     def run_key(self, sequence: int) -> tuple[int, int]:
         """Names a run: a dispatch unit may have several, which each host begins one after the other."""

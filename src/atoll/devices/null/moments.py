@@ -63,7 +63,7 @@ class Moment:
 class Work(Moment):
     """The end of something that takes `seconds` from when all its `parts` have joined and may begin."""
 
-    __slots__ = ("_begin", "_parts", "_seconds", "_unknown")
+    __slots__ = ("_after", "_begin", "_parts", "_seconds", "_unknown")
 
     def __init__(self, clock: Clock, seconds: float, parts: int = 1) -> None:
         super().__init__(clock)
@@ -71,11 +71,15 @@ class Work(Moment):
         self._parts = parts
         self._begin = 0.0
         self._unknown = 0
+        self._after: set[Moment] = set()  # which its parts wait for: mostly the same for all of them
 
     def join(self, after: Iterable[Moment]) -> None:
         """A part is there; it may begin once these are over."""
         self._begin = max(self._begin, self._clock.now())
         for moment in after:
+            if moment in self._after:
+                continue
+            self._after.add(moment)
             if moment.at is not None:
                 self._begin = max(self._begin, moment.at)
             else:
@@ -92,6 +96,7 @@ class Work(Moment):
 
     def _settle_if_known(self) -> None:
         if not self._parts and not self._unknown:
+            self._after.clear()  # or every piece of work that ever was would live on
             self.settle(self._begin + self._seconds)
 
 

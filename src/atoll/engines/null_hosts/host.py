@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import Executor as Pool
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from atoll.devices.null.arrays import NullArray
@@ -21,6 +22,7 @@ from atoll.worker.functions import Functions
 from atoll.worker.host_group import HostGroup
 from atoll.worker.message_handler import MessageHandler
 from atoll.worker.plan_executor import PlanExecutor
+from atoll.worker.relay import SendToHost
 from atoll.worker.step_runner import StepRunner
 
 
@@ -44,13 +46,18 @@ class ClockWatcher:
         self._report = report
 
     def watch(self, device: int, sequence: int, started: int, completions: Sequence[Completion]) -> None:
+        if len(completions) == 1 and isinstance(completions[0], RunCompletion):  # nearly always
+            token = completions[0].token
+            assert isinstance(token, NullToken)
+            token.moment.when_over(partial(self._report_done, sequence, started))
+            return
         left = len(completions)
 
         def over() -> None:
             nonlocal left
             left -= 1
             if not left:
-                self._report(m.Done(((sequence, started, int(1e9 * self._clock.now())),)))
+                self._report_done(sequence, started)
 
         for completion in completions:
             if isinstance(completion, RunCompletion):
@@ -62,6 +69,9 @@ class ClockWatcher:
             else:
                 assert isinstance(completion, ReadCompletion)
                 completion.when_done(lambda: self._clock.call_at(0.0, over))
+
+    def _report_done(self, sequence: int, started: int) -> None:
+        self._report(m.Done(((sequence, started, int(1e9 * self._clock.now())),)))
 
 
 class NullHost:
@@ -85,7 +95,7 @@ class NullHost:
         renew: Callable[[float], None],
         call_soon: Callable[[Callable[[], None]], None],
         readers: Pool,
-        send: Callable[[int, bytes], None],
+        send: SendToHost,
     ) -> None:
         self.group = HostGroup(host, self._handle, send, report)
         report = self.group.report
@@ -105,6 +115,7 @@ class NullHost:
             lambda: call_soon(self._resume_parked),
             lambda: int(1e9 * clock.now()),
         )
+        self._endings = self._executor.endings
         recorder = Recorder(self.backend.begin_profile, functions.programs.others, None, host)
         self._handler = MessageHandler(
             self.backend, functions, self.port, self._executor.handle, renew, report, recorder, host
@@ -116,9 +127,10 @@ class NullHost:
 
     def _handle(self, message: Any) -> bool:
         goes_on = self._handler.handle(message)
-        self._executor.endings.report_completed()
+        if self._endings.completed:
+            self._endings.report_completed()
         return goes_on
 
     def _resume_parked(self) -> None:
         self._executor.resume_parked()
-        self._executor.endings.report_completed()
+        self._endings.report_completed()

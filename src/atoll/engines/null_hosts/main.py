@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import resource
@@ -18,8 +19,8 @@ from atoll.cluster.processes.process import read_options, run_loop, spare_collec
 from atoll.cluster.security.access import identity_for, token_for
 from atoll.cluster.security.roles import Role
 from atoll.devices.null.backend import Collectives
+from atoll.devices.null.fine_clock import FineClock
 from atoll.devices.null.model import chosen_model
-from atoll.engines.null_hosts.clock import FineClock
 from atoll.engines.null_hosts.host import NullHost
 from atoll.errors import AccessError, ConnectError
 from atoll.protocol import messages as m
@@ -29,6 +30,7 @@ from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.connection import Connection, connect
 from atoll.wire.tls.identity import Identity
 from atoll.worker.executor_thread import READ_THREADS
+from atoll.worker.host_group import decoded
 from atoll.worker.main import CONNECT_SECONDS, advertised, introduction
 from atoll.worker.options import IslandOptions
 
@@ -36,6 +38,8 @@ _log = logging.getLogger(__name__)
 
 # Each host has threads that wait on sockets; they need little.
 _STACK_BYTES = 256 * 1024
+# Objects, until the garbage collector looks: a gang of hundreds of hosts has thousands, none of them garbage.
+_COLLECT_AFTER = 50_000
 
 
 class NullIsland:
@@ -57,6 +61,8 @@ class NullIsland:
         self._lease = Lease(self._lapsed)
         self._model = chosen_model()
         self._identity: Identity | None = None
+        self._sent = b""  # between hosts, the last
+        self._message: m.InGroup = m.MemberDone(0, ())
 
     async def start(self) -> None:
         options = self._options
@@ -122,11 +128,13 @@ class NullIsland:
                     raise
                 await asyncio.sleep(0.02)
 
-    def _send(self, host: int, content: bytes) -> None:
+    def _send(self, host: int, content: bytes, in_pieces: bool = False) -> None:
         """Between hosts of a group, which are all here: the bytes arrive at once, as those of feeds between neighbours
-        do.
+        do, and what many get is decoded once.
         """
-        self._hosts[host].group.receive(content)
+        if content != self._sent:
+            self._sent, self._message = content, decoded(content)
+        self._hosts[host].group.receive_message(self._message)
 
     def _call_soon(self, call: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(call)
@@ -149,6 +157,7 @@ class NullIsland:
 async def serve(options: IslandOptions, stop: asyncio.Event) -> None:
     await NullIsland(options, stop).start()
     spare_collector()
+    gc.set_threshold(_COLLECT_AFTER)
     await stop.wait()
 
 

@@ -86,7 +86,7 @@ class HostProcess:
             lambda lease: None,
             lambda call: self._do(costs.message, call),
             AtOnce(),
-            lambda host, content: None,  # no groups are made here
+            lambda host, content, in_pieces=False: None,  # no groups are made here
         )
         inboxes[number] = neighbours[number]
 

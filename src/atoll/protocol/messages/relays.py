@@ -22,11 +22,15 @@ class JoinGroup(Message, frozen=True, tag=36):
 
 
 class Forward(Message, frozen=True, tag=37):
-    """To a relay: an encoded message for these hosts of its group. `units` are the dispatch units that it starts."""
+    """To a relay: an encoded message for these hosts of its group. `units` are the dispatch units that it starts.
+
+    With `in_pieces`, what is forwarded later may overtake it.
+    """
 
     hosts: tuple[int, ...]
     content: bytes
     units: tuple[int, ...] = ()
+    in_pieces: bool = False
 
 
 # ---- relay -> controller
@@ -69,6 +73,16 @@ class MemberFailed(Message, frozen=True, tag=51):
     host: int
     sequence: int
     status: Status
+
+
+# ---- relay -> host of its group
+
+
+class Piece(Message, frozen=True, tag=54):
+    """A part of an encoded message, which what is sent later may overtake; pieces of two messages do not mix."""
+
+    content: bytes
+    is_last: bool
 
 
 FromRelay = Gathered | LinkLost | MemberFailed

@@ -88,6 +88,12 @@ class PeerSilent(Message, frozen=True, tag=52):
     seconds: float
 
 
+class PlanRegistered(Message, frozen=True, tag=53):
+    """The answer to a RegisterPlan that asks for it."""
+
+    plan: int
+
+
 # ---- controller -> worker
 
 
@@ -111,10 +117,11 @@ class DropFunction(Message, frozen=True, tag=21):
 
 
 class RegisterPlan(Message, frozen=True, tag=22):
-    """Remember a plan under this number."""
+    """Remember a plan under this number. With `acknowledge`, what is sent later may overtake it: it is answered."""
 
     plan: int
     definition: Plan
+    acknowledge: bool = False
 
 
 class DropPlan(Message, frozen=True, tag=23):
@@ -221,7 +228,17 @@ class Stop(Message, frozen=True, tag=31):
 
 
 FromWorker = (
-    WorkerReady | Compiled | Done | Failed | FeedsArrived | WorkerAnswer | Enqueued | Pong | FeedsLost | PeerSilent
+    WorkerReady
+    | Compiled
+    | Done
+    | Failed
+    | FeedsArrived
+    | WorkerAnswer
+    | Enqueued
+    | Pong
+    | FeedsLost
+    | PeerSilent
+    | PlanRegistered
 )
 ToWorker = (
     Refused

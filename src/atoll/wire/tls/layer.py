@@ -78,6 +78,14 @@ class TlsLayer(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         return False
 
+    def pause_writing(self) -> None:
+        if self.protocol is not None:
+            self.protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self.protocol is not None:
+            self.protocol.resume_writing()
+
     def connection_lost(self, error: Exception | None) -> None:
         if self._on_secured is not None:
             self._fail(error or ConnectionResetError())
@@ -164,6 +172,9 @@ class TlsLayer(asyncio.BufferedProtocol):
 
     def get_write_buffer_size(self) -> int:
         return self._transport.get_write_buffer_size()
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        self._transport.set_write_buffer_limits(high)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self._tls.getpeercert() if name == "peercert" else self._transport.get_extra_info(name, default)
