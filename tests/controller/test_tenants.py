@@ -251,3 +251,35 @@ def test_tenants_share_no_function():
         play.session = play.open(token=token).number
         names.add(play.with_function())
     assert len(names) == 2
+
+
+# ---- devices of one's own
+
+
+def test_an_exclusive_slice_is_on_devices_that_nobody_has_and_nobody_gets_them():
+    play = Play("1x1x4")
+    play.with_function(devices=(0,))  # this session has something on device 0
+    other = play.open().number
+    play.outbox()
+
+    def added(session: int, request: int, wanted: SliceRequest) -> m.SliceAdded:
+        play.proxy(session, m.AddSlice(request, wanted))
+        (answer,) = [message for message in play.outbox() if isinstance(message, m.SliceAdded)]
+        return answer
+
+    assert (
+        "no devices there are free of other sessions" in added(other, 1, SliceRequest(4, exclusive=True)).status.message
+    )
+    mine = added(other, 2, SliceRequest(2, exclusive=True))
+    assert mine.status.code == Code.OK
+    taken = {play.controller.sessions[other].devices.locations[device] for device in mine.devices}
+    assert not any(location.ordinal == 0 for location in taken)
+    # Whoever was there before is refused, and whoever comes does not see them.
+    play.proxy(play.session, m.RegisterFunction(9, "content", 909, ((min(each.ordinal for each in taken),),)))
+    (not_ready,) = [message for message in play.outbox() if isinstance(message, m.FunctionReady)]
+    assert f"of session {other}, which has it for itself" in not_ready.status.message
+    assert len(play.open().devices.virtual) == 2
+    play.outbox()
+    assert added(play.session, 3, SliceRequest(3)).status.code == Code.RESOURCE_EXHAUSTED
+    play.proxy(other, m.ReleaseSlice(mine.slice))
+    assert added(play.session, 4, SliceRequest(3)).status.code == Code.OK

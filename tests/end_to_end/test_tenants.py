@@ -170,3 +170,30 @@ def test_an_operator_ends_a_session_and_its_client_reads_why(
     assert "has ended" in request_operation(address, token_of("service"), m.EndSessionRequest(number))
     with pytest.raises(RemoteError, match="it was ended by the tenant service"):
         client.call(double)
+
+
+def slice_of_my_own() -> tuple[list[int], float]:
+    import jax
+    import jax.numpy as jnp
+
+    import atoll
+
+    mine = atoll.make_virtual_device_set().add_slice(devices=1, exclusive=True)
+    x = jax.device_put(jnp.arange(4.0), mine.devices[0])
+    return [device.id for device in jax.devices()], float((x * 2).sum())
+
+
+def devices_and_sum() -> tuple[int, float]:
+    import jax
+    import jax.numpy as jnp
+
+    return len(jax.devices()), float(jnp.arange(5.0).sum())
+
+
+def test_others_do_not_get_the_devices_of_an_exclusive_slice(
+    start_python: StartPython, start_cluster: StartCluster
+) -> None:
+    cluster = start_cluster(islands="1x1x4")
+    owner, other = (start_python(ATOLL_ADDRESS=cluster.address) for _ in range(2))
+    assert owner.call(slice_of_my_own)[1] == 12.0
+    assert other.call(devices_and_sum) == (3, 10.0)

@@ -106,6 +106,7 @@ class VirtualDeviceSet:
         same_island_as: Slice | Iterable[Slice] = (),
         other_island_than: Slice | Iterable[Slice] = (),
         memory_per_device: int | str = 0,
+        exclusive: bool = False,
     ) -> Slice:
         """Asks for devices of one island.
 
@@ -120,6 +121,7 @@ class VirtualDeviceSet:
             file names those of an island.
           same_island_as, other_island_than: slices of this program.
           memory_per_device: that has to be free on each now, in bytes or as text such as "8GiB".
+          exclusive: devices that no other session has anything on, nor gets while the slice lives.
 
         Returns the slice at once. Nothing on its devices is moved or waited for.
 
@@ -149,6 +151,7 @@ class VirtualDeviceSet:
             _numbers(other_island_than),
             memory,
             "tpu" if tpu_devices is not None else "gpu" if gpu_devices is not None else "",
+            exclusive,
         )
         made = Slice(submit(self._client, MAGIC + msgspec.msgpack.encode(slice_request)))
         self._slices = [*self.slices, made]

@@ -10,6 +10,7 @@ Pure: islands and requests in, choices out; the caller carries them out.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ from atoll.quantities import human_bytes
 GPUS = ("gpu", "cuda", "rocm")
 # Beside CPUs, which play the others in tests: where there are none of these, devices have no types.
 _ACCELERATORS = ("tpu", "gpu")
+
+# By whether the slice is to be exclusive.
+_WHY_NOT = ("no free virtual devices can be there", "no devices there are free of other sessions")
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class Choice:
     locations: tuple[DeviceLocation, ...]
     shape: Shape
     meshed: bool
+    exclusive: bool = False
 
 
 class Slices:
@@ -71,10 +76,31 @@ class Slices:
         self, session: int, virtual: tuple[VirtualDevice, ...], locations: Mapping[int, DeviceLocation]
     ) -> SessionDevices:
         devices = self.sessions[session] = SessionDevices(virtual, dict(locations), dict(locations))
+        devices.closed = lambda location: self.closed(session, location)
         return devices
 
     def close(self, session: int) -> None:
         self.sessions.pop(session, None)
+
+    def closed(self, session: int, location: DeviceLocation) -> str:
+        """Why the session may have nothing there: the device is in another's exclusive slice."""
+        for other, devices in self.sessions.items():
+            for each in devices.slices.values() if other != session else ():
+                if each.exclusive and any(devices.locations[device] == location for device in each.devices):
+                    return (
+                        f"device {location.ordinal} of host {location.host} is in slice {each.number} of session "
+                        f"{other}, which has it for itself"
+                    )
+        return ""
+
+    def _has_others(self, session: int, location: DeviceLocation) -> bool:
+        """Whether another session has something there: a slice, or what was made for the device."""
+        return any(
+            devices.locations[device] == location
+            for other, devices in self.sessions.items()
+            if other != session
+            for device in {*devices.used, *devices.sliced}
+        )
 
     def load(self) -> Counter[DeviceLocation]:
         """How many slices are on each physical device."""
@@ -88,7 +114,7 @@ class Slices:
     def add(self, session: int, choice: Choice) -> Slice:
         """Makes the slice that was chosen."""
         devices = self.sessions[session]
-        made = Slice(devices.next_slice, choice.devices, choice.shape, choice.meshed)
+        made = Slice(devices.next_slice, choice.devices, choice.shape, choice.meshed, choice.exclusive)
         devices.next_slice += 1
         devices.slices[made.number] = made
         devices.relocate(dict(zip(choice.devices, choice.locations, strict=True)))
@@ -128,7 +154,11 @@ class Slices:
                     else f"it has {len(island.locations)} devices"
                 )
             roomy = {
-                location for location in island.locations if free_bytes(location) >= slice_request.memory_per_device
+                location
+                for location in island.locations
+                if free_bytes(location) >= slice_request.memory_per_device
+                and not devices.closed(location)
+                and not (slice_request.exclusive and self._has_others(session, location))
             }
             for length, points in candidates:
                 locations = tuple(island.locations[i] for i in points)
@@ -147,10 +177,10 @@ class Slices:
                     key = (*_rank(load, locations), island.number, *taken)
                     if scattered is None or key < scattered[0]:
                         scattered = key, Choice(taken, locations, shape, False)
-            reasons.append(f"{island}: {reason or 'no free virtual devices can be there'}")
+            reasons.append(f"{island}: {reason or _WHY_NOT[slice_request.exclusive]}")
         found = best or scattered
         if found is not None:
-            return found[1]
+            return dataclasses.replace(found[1], exclusive=slice_request.exclusive)
         raise StatusError(
             Code.RESOURCE_EXHAUSTED,
             f"there is no room for {slice_request}: {'; '.join(reasons)}. "
@@ -206,6 +236,7 @@ class Slices:
         ranked = (
             (_rank(load, [island.locations[i] for i in points]), length, points)
             for length, points in _candidates(island, slice_request, load)
+            if not any(devices.closed(island.locations[i]) for i in points)
         )
         best = min(ranked, default=None)
         if best is None:

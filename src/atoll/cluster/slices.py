@@ -34,11 +34,13 @@ class SliceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     other_island_than: _Slices = ()
     memory_per_device: Annotated[int, msgspec.Meta(ge=0, le=1 << 60)] = 0
     accelerator: Annotated[str, msgspec.Meta(max_length=100)] = ""  # the `kind` where the cluster has accelerators
+    exclusive: bool = False  # no other session gets its devices while it lives
 
     def __str__(self) -> str:
         """Such as "a 2x2 mesh of cpu devices with 1024 bytes free on each"."""
         devices = f"{self.kind} device" if self.kind else "device"
         devices += "s" if self.count > 1 else ""
+        devices = f"exclusive {devices}" if self.exclusive else devices
         text = f"a {'x'.join(map(str, self.shape))} mesh of {devices}" if self.shape else f"{self.count} {devices}"
         return text + (f" with {self.memory_per_device} bytes free on each" if self.memory_per_device else "")
 

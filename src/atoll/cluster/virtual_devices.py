@@ -6,13 +6,13 @@ physical devices, always; those of different slices may share one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from atoll.cluster.devices import VirtualDevice
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.mesh import Shape
-from atoll.errors import invalid, not_found
+from atoll.errors import Code, StatusError, invalid, not_found
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Slice:
     devices: tuple[int, ...]
     shape: Shape
     meshed: bool
+    exclusive: bool = False  # nobody else's sessions get its devices
 
 
 @dataclass
@@ -39,6 +40,8 @@ class SessionDevices:
     used: set[int] = field(default_factory=set)
     next_slice: int = 1
     shares: bool = False  # some of them are on one physical device
+    # Why the session may have nothing at a location: another's exclusive slice is there. "" where it may.
+    closed: Callable[[DeviceLocation], str] = lambda location: ""
 
     def relocate(self, changes: Mapping[int, DeviceLocation]) -> None:
         """These devices are at other locations from now on."""
@@ -48,12 +51,22 @@ class SessionDevices:
     def use(self, name: str, groups: Iterable[tuple[int, ...]]) -> None:
         """Something is made on these devices, or for them: each group holds the parts of one array or function.
 
-        Raises INVALID_ARGUMENT where two of a group are on one physical device.
+        Raises INVALID_ARGUMENT where two of a group are on one physical device, FAILED_PRECONDITION where one is in
+        another session's exclusive slice.
         """
         for group in groups:
+            self.check_open(name, group)
             if self.shares:
                 check_apart(name, self.locations, group)
             self.used.update(device for device in group if device in self.locations)
+
+    def check_open(self, name: str, group: Iterable[int]) -> None:
+        """Raises FAILED_PRECONDITION where another session has one of these devices for itself."""
+        for device in group:
+            location = self.locations.get(device)
+            reason = self.closed(location) if location is not None else ""
+            if reason:
+                raise StatusError(Code.FAILED_PRECONDITION, f"{name!r} cannot be on virtual device {device}: {reason}")
 
     def scattered(self, group: Sequence[int]) -> str:
         """Why no function can run on these devices together: they are not on one island."""

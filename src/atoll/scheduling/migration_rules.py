@@ -37,6 +37,9 @@ def check_changes(session: Session, wanted: Changes, resources: ResourceManager)
             state = resources.islands[island].state
             reason = "has just come back" if state is IslandState.READY else f"is {state}"
             raise StatusError(Code.FAILED_PRECONDITION, f"island {island} {reason}")
+    reasons = {session.devices.closed(location) for location in changes.values()} - {""}
+    if reasons:
+        raise StatusError(Code.FAILED_PRECONDITION, min(reasons))
     after = {**locations, **changes}
     for definition in session.definitions.values():
         for group in device_groups(definition):

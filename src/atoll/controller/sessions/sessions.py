@@ -100,6 +100,10 @@ class Sessions:
                 f"the cluster has no {what} for a new session: {self._resources.states_text()}. "
                 "Its operator can start an island with `atoll add-island`",
             )
+        open_ones = tuple(each for each in virtual if not self._slices.closed(self._next, locations[each.id]))
+        if not open_ones:
+            raise StatusError(Code.UNAVAILABLE, "all devices of the cluster are in exclusive slices of other sessions")
+        virtual, locations = open_ones, {each.id: locations[each.id] for each in open_ones}
         devices = self._slices.open(self._next, virtual, locations)
         session = Session(self._next, pid, label, secret, devices, platform, tenant)
         self._next += 1
