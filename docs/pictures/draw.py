@@ -218,11 +218,16 @@ def rooms_picture() -> Picture:
 
     words = {
         "client": "in the user's process: plug-in, connect, slices, programs",
-        "operate": "the command `atoll`; engines",
+        "operate": "the command `atoll`",
+        "engines": "start, watch and end hosts",
+        "web": "the page, metrics over HTTP",
         "ifrt": "jaxlib's protocol: the front end",
         "session": "what any front end needs",
         "controller": "all decisions of a cluster",
         "worker": "one a host: plans, stores, devices",
+        "devices": "XLA's and null devices",
+        "host_services": "calls into Python, profiles",
+        "telemetry": "report, model, time line, metrics",
         "scheduling": "order, policies, ledger of memory",
         "transfers": "the data plane",
         "protocol": "messages",

@@ -10,11 +10,11 @@ import pytest
 from atoll.cluster.lifecycle import IslandState
 from atoll.cluster.slices import SliceRequest
 from atoll.cluster.topology import IslandShape
-from atoll.controller.operators.report import report
 from atoll.errors import Code, StatusError
 from atoll.protocol import messages as m
 from atoll.scheduling.session import Session
 from atoll.scheduling.tickets import NOBODY
+from atoll.telemetry.report import report
 from tests.controller.play import Play, joined
 
 LARGE, SMALL = IslandShape(2, 2, "cpu", (2, 2)), IslandShape(1, 3, "cpu", (), "tpu")

@@ -9,9 +9,9 @@ import pytest
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.slices import SliceRequest
 from atoll.cluster.virtual_devices import Slice
-from atoll.controller.operators.report import report
 from atoll.errors import OK, Code
 from atoll.protocol import messages as m
+from atoll.telemetry.report import report
 from tests.controller.play import Play
 
 

@@ -91,3 +91,28 @@ def test_ends_that_a_host_reports_out_of_order_make_a_trace_that_runs_forward():
     first, second = (spans[sequence] for sequence in sequences)
     assert (first.devices, first.started, first.ended) == ((0,), 0, 9_000)
     assert (second.devices, second.started, second.ended) == ((1,), 1_000, 4_000)
+
+
+def test_what_is_new_is_found_by_its_position():
+    trace = Trace()
+    for sequence in range(3):
+        trace.record(span(sequence, 0, 10, 0))
+    spans, position = trace.after(0, 10)
+    assert ([each.sequence for each in spans], position) == ([0, 1, 2], 3)
+    assert trace.after(position, 10) == ([], 3)
+    trace.record(span(3, 0, 10, 0))
+    assert [each.sequence for each in trace.after(position, 10)[0]] == [3]
+
+
+def test_of_much_that_is_new_the_newest_is_given():
+    trace = Trace(most=4)
+    for sequence in range(8):
+        trace.record(span(sequence, 0, 10, 0))
+    assert [each.sequence for each in trace.after(0, 2)[0]] == [6, 7]
+    assert [each.sequence for each in trace.after(0, 100)[0]] == [4, 5, 6, 7]
+
+
+def test_a_position_of_another_controller_is_none():
+    trace = Trace()
+    trace.record(span(1, 0, 10, 0))
+    assert trace.after(99, 10) == (trace.spans(), 1)

@@ -90,6 +90,8 @@ class SessionDevices:
 
     def elsewhere(self) -> dict[int, DeviceLocation]:
         """The devices in no slice that are not at their initial locations."""
+        if self.locations == self.initial_locations:  # as almost always, and found at once: reports ask each session
+            return {}
         sliced = self.sliced
         return {
             device.id: self.locations[device.id]

@@ -53,6 +53,8 @@ from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.session import Session
 from atoll.scheduling.tenants import Tenants
+from atoll.telemetry.history import History
+from atoll.telemetry.load import LoadRecord
 
 _NOTHING: list[AnyAction] = []
 
@@ -75,6 +77,8 @@ class Controller:
         self.connections = Connections()
         self._outbox = Outbox(self.connections)
         self.agents = Agents(self.connections, self._outbox)
+        self.load = LoadRecord()
+        self.history = History(lambda: self._outbox.seconds)
         self._lifecycle = Lifecycle(self.resources.islands)
         self._make_programs(settings)
         self._make_sessions(settings)
@@ -89,6 +93,7 @@ class Controller:
             self._outbox,
             settings.start_seconds,
             self.agents.wait_of,
+            self.history,
         )
         self._subscribe()
         self._admission = Admission(
@@ -179,6 +184,7 @@ class Controller:
             self.migrations,
             self._recovery,
             settings.lease_seconds,
+            self.history,
         )
         self._hosts = Hosts(
             self.resources,
@@ -198,6 +204,7 @@ class Controller:
 
     def _subscribe(self) -> None:
         """Who learns of an island's life, in which order."""
+        self.history.subscribe(self._lifecycle)
         subscribe = self._lifecycle.subscribe
         subscribe(IslandReady, self._operators.island_ready)
         subscribe(IslandLost, self._recovery.island_lost)
@@ -218,7 +225,9 @@ class Controller:
         May raise for a message that no correct peer sends: its connection is to be treated as lost.
         """
         self.log.record(event)
-        self._outbox.cause += 1
+        outbox = self._outbox
+        outbox.cause += 1
+        outbox.seconds = event.seconds
         return self._handlers[type(event)](event) or _NOTHING
 
     def _flush(self, event: e.Flush) -> list[AnyAction]:
@@ -234,6 +243,7 @@ class Controller:
         pings = {seconds: m.Ping(seconds) for seconds in left.values()}
         for host in sorted(left, key=lambda host: left[host]):  # those who get the same in a row: it is encoded once
             self._outbox.to_host(host, pings[left[host]])
+        self.load.record(event.load)
         if not self.resources.is_complete:
             return
         now = event.seconds

@@ -21,6 +21,7 @@ from atoll.errors import AtollError
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
+from atoll.telemetry.load import LoadMeter
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.connection import Connection, listen
 from atoll.wire.framing import encode
@@ -52,6 +53,8 @@ class ControllerShell:
         self._next = 1
         self._flush_scheduled = False
         self._encoded: tuple[Any, bytes] = (None, b"")  # the last message that was sent, and its frame
+        self._load = LoadMeter(self._connections, self._clock)
+        self._turn = 0.0  # when the first event of this turn came
         self._does: dict[type[Any], Callable[[Any], None]] = {
             a.Send: self._send,
             a.Close: self._close,
@@ -77,7 +80,9 @@ class ControllerShell:
             handle(received(clock(), number, message))
 
         def on_lost(reason: str) -> None:
-            self._connections.pop(number, None)
+            connection = self._connections.pop(number, None)
+            if connection is not None:
+                self._load.closed(connection)
             handle(e.ConnectionLost(clock(), number, reason))
 
         def on_made(connection: Connection) -> None:
@@ -96,11 +101,12 @@ class ControllerShell:
 
     def _tick(self) -> None:
         self._loop.call_later(PING_SECONDS, self._tick)  # first: whatever goes wrong now, workers are pinged again
-        self._handle(e.Tick(self._clock()))
+        self._handle(e.Tick(self._clock(), self._load.measure(PING_SECONDS)))
 
     def _handle(self, event: e.AnyEvent) -> None:
         if not self._flush_scheduled:
             self._flush_scheduled = True
+            self._turn = event.seconds
             self._loop.call_soon(self._flush)
         self._controller.handle(event)
 
@@ -108,8 +114,10 @@ class ControllerShell:
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        does = self._does
-        for action in self._controller.handle(e.Flush(self._clock())):
+        does, load, now = self._does, self._load, self._clock()
+        if now - self._turn > load.longest:
+            load.longest = now - self._turn
+        for action in self._controller.handle(e.Flush(now)):
             does[type(action)](action)
 
     def _send(self, action: a.Send) -> None:
@@ -129,6 +137,7 @@ class ControllerShell:
             _log.warning("%s", action.reason)
         connection = self._connections.pop(action.connection, None)
         if connection is not None:
+            self._load.closed(connection)
             connection.close()
 
     def _name(self, action: a.Name) -> None:

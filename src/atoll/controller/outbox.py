@@ -19,13 +19,14 @@ from atoll.scheduling.frees import Frees
 
 
 class Outbox:
-    """Actions that leave at the next flush. `cause` is the number of the event that is being handled.
+    """Actions that leave at the next flush. `cause` is the number of the event that is handled, `seconds` its time.
 
     What is for somebody who has no connection is dropped.
     """
 
     def __init__(self, connections: Connections) -> None:
         self.cause = 0
+        self.seconds = 0.0
         self._connections = connections
         self._hosts = connections.hosts
         self._sessions = connections.sessions

@@ -88,7 +88,7 @@ def other_clusters(target: Target) -> list[ClusterRecord]:
 
 
 def report_of(target: Target, token: str) -> dict[str, Any]:
-    """What the cluster has and does; see `atoll.controller.operators.report`. Raises ConnectError and its kin."""
+    """What the cluster has and does; see `atoll.telemetry.report`. Raises ConnectError and its kin."""
     with explained():
         report: dict[str, Any] = msgspec.json.decode(request_report(target.address, token, target.join))
         return report

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import deque
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,7 +20,7 @@ from atoll.errors import AccessError, Code, ConnectError, refusal
 from atoll.protocol import messages as m
 from atoll.protocol.spans import Span
 from atoll.wire.address import Address
-from atoll.wire.connection import connect
+from atoll.wire.connection import Connection, connect
 
 REPLY_SECONDS = 10.0
 OPERATION_SECONDS = 900.0  # longer than the controller tries to move something
@@ -83,36 +84,79 @@ def _run(request: Coroutine[Any, Any, Any]) -> Any:
 async def _request(
     address: Address, token: str, join: JoinString | None, request: m.Message, seconds: float = REPLY_SECONDS
 ) -> Any:
-    identity = None
-    if join is not None:
-        token = join.token
-        identity = await asyncio.to_thread(joined, replace(join, address=address), Role.CLIENT, "the command atoll")
-    token = token or token_beside(address)
-    reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-    def on_message(message: Any) -> None:
-        if reply.done():
-            return
-        if isinstance(message, m.Refused):
-            reply.set_exception(refusal(message.status, f"the cluster at {address} refuses the connection: "))
-        elif isinstance(message, m.OperationReply) and message.status.code == Code.PERMISSION_DENIED:
-            reply.set_exception(AccessError(message.status.message))
-        else:
-            reply.set_result(message)
-
-    def on_lost(reason: str) -> None:
-        if not reply.done():
-            reply.set_exception(ConnectError(f"no reply from {address}: {reason}"))
-
-    connection = await connect(
-        address, m.ToOperator, on_message, on_lost, name="the Atoll controller", identity=identity
-    )
-    connection.send(m.Hello(m.PROTOCOL, "operator", token, os.getpid(), __version__, "atoll"))
-    connection.send(request)
+    connection = await OperatorConnection.open(address, token, join)
     try:
-        async with asyncio.timeout(seconds):
-            return await reply
-    except TimeoutError:
-        raise ConnectError(f"the controller at {address} did not reply within {seconds:.0f} s") from None
+        return await connection.ask(request, seconds)
     finally:
         connection.close()
+
+
+class OperatorConnection:
+    """A connection to a controller, for one request after another: each has one reply, and they come in order."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._replies: deque[asyncio.Future[Any]] = deque()
+        self._lost: ConnectError | None = None
+        self._connection: Connection
+
+    @classmethod
+    async def open(cls, address: Address, token: str, join: JoinString | None = None) -> OperatorConnection:
+        """Raises ConnectError and its kin. With a join string by TLS, with the token of that."""
+        self = cls(address)
+        identity = None
+        if join is not None:
+            token = join.token
+            identity = await asyncio.to_thread(joined, replace(join, address=address), Role.CLIENT, "the command atoll")
+        token = token or token_beside(address)
+        self._connection = await connect(
+            address, m.ToOperator, self._on_message, self._on_lost, name="the Atoll controller", identity=identity
+        )
+        self._connection.send(m.Hello(m.PROTOCOL, "operator", token, os.getpid(), __version__, "atoll"))
+        return self
+
+    def _on_message(self, message: Any) -> None:
+        if isinstance(message, m.Refused):
+            self._fail(refusal(message.status, f"the cluster at {self._address} refuses the connection: "))
+        elif self._replies:
+            reply = self._replies.popleft()
+            if reply.done():  # nobody waits for it any more
+                return
+            if isinstance(message, m.OperationReply) and message.status.code == Code.PERMISSION_DENIED:
+                reply.set_exception(AccessError(message.status.message))
+            else:
+                reply.set_result(message)
+
+    def _on_lost(self, reason: str) -> None:
+        self._fail(ConnectError(f"no reply from {self._address}: {reason}"))
+
+    def _fail(self, error: ConnectError) -> None:
+        self._lost = self._lost or error
+        replies, self._replies = self._replies, deque()
+        for reply in replies:
+            if not reply.done():
+                reply.set_exception(self._lost)
+
+    async def ask(self, request: m.Message, seconds: float = REPLY_SECONDS) -> Any:
+        """The reply. Raises ConnectError and its kin, also where it does not come within `seconds`."""
+        if self._lost is not None:
+            raise self._lost
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._replies.append(reply)
+        self._connection.send(request)
+        try:
+            async with asyncio.timeout(seconds):
+                return await reply
+        except TimeoutError:
+            # Replies have no names: one that comes now would be taken for that of the next request.
+            self._fail(ConnectError(f"the controller at {self._address} did not reply within {seconds:.0f} s"))
+            self.close()
+            assert self._lost is not None
+            raise self._lost from None
+
+    @property
+    def is_lost(self) -> bool:
+        return self._lost is not None
+
+    def close(self) -> None:
+        self._connection.close()

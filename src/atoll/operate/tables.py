@@ -2,127 +2,126 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from atoll.quantities import human_bytes
+from atoll.telemetry.snapshot import Host, Island, Machine, Session, Snapshot, Tenant
 
 _STATE_STYLES = {"ready": "green", "lost": "bold red"} | dict.fromkeys(("starting", "restarting", "draining"), "yellow")
 
 
-def status_tables(report: dict[str, Any], address: str, name: str = "") -> RenderableType:
-    """The tables for the report of the cluster at `address`; see `atoll.controller.operators.report`.
+def status_tables(snapshot: Snapshot, address: str, name: str = "") -> RenderableType:
+    """The tables for the cluster at `address`.
 
     Memory is that of a host's fullest device; work in flight is in gangs, and the time that they are expected to take.
     """
-    machines = report["machines"]
-    devices = sum(len(host["devices"]) for island in report["islands"] for host in island["hosts"])
     heading = Text.assemble(
         ("cluster ", "bold"),
         f"{name} at {address}" if name else address,
-        f"  ({report['topology']}, {devices} devices, atoll {report['version']})",
+        f"  ({snapshot.topology}, {snapshot.devices} devices, atoll {snapshot.version})",
     )
-    parts: list[RenderableType] = [heading, _islands(report["islands"])]
-    for island in report["islands"]:
-        if island["waits_for"]:
-            parts.append(Text.assemble((f"island {island['id']} ", "bold"), island["waits_for"]))
-        if island["last_failure"] and island["state"] != "drained":
-            text = f"{island['id']}: {island['last_failure']}"
+    parts: list[RenderableType] = [heading, _islands(snapshot.islands)]
+    for island in snapshot.islands:
+        if island.waits_for:
+            parts.append(Text.assemble((f"island {island.id} ", "bold"), island.waits_for))
+        if island.last_failure and island.state != "drained":
+            text = f"{island.id}: {island.last_failure}"
             parts.append(Text.assemble(("last failure of island ", "bold"), text))
-    if machines:
-        parts.append(_machines(machines))
-    parts.append(_sessions(report["sessions"]) if report["sessions"] else Text("no sessions are open"))
-    if any(session["slices"] or session["moved"] for session in report["sessions"]):
-        parts.append(_slices(report["sessions"]))
-    functions = report["functions"]
+    if snapshot.machines:
+        parts.append(_machines(snapshot.machines))
+    parts.append(_sessions(snapshot.sessions) if snapshot.sessions else Text("no sessions are open"))
+    if any(session.slices or session.moved for session in snapshot.sessions):
+        parts.append(_slices(snapshot.sessions))
+    functions = snapshot.functions
     parts.append(
         Text(
-            f"compiled functions: {functions['compiled']} compiled in {functions['seconds']:.1f} s, "
-            f"{functions['cached']} found in the cache"
+            f"compiled functions: {functions.compiled} compiled in {functions.seconds:.1f} s, "
+            f"{functions.cached} found in the cache"
         )
     )
     return Group(*parts)
 
 
-def _islands(islands: list[dict[str, Any]]) -> Table:
+def _islands(islands: Iterable[Island]) -> Table:
     table = Table("island", "state", "host", "worker", "devices", "kind", title="Islands", title_justify="left")
     for column in ("memory in use", "in flight", "waiting", "gangs started", "restarts"):
         table.add_column(column, justify="right")
     for island in islands:
-        flying = f"{island['in_flight']} ({island['busy_ms']:.1f} ms)"
-        gangs = (flying, str(island["waiting"]), str(island["started"]), str(island["restarts"]))
-        first = (str(island["id"]), _state(island["state"]))
-        for number, host in enumerate(island["hosts"]):
+        flying = f"{island.in_flight} ({island.busy_ms:.1f} ms)"
+        gangs = (flying, str(island.waiting), str(island.started), str(island.restarts))
+        first = (str(island.id), state_text(island.state))
+        for number, host in enumerate(island.hosts):
             if number == 0:
                 table.add_row(*first, *_host(host), *gangs)
             else:
                 table.add_row("", "", *_host(host))
-        if not island["hosts"]:
+        if not island.hosts:
             table.add_row(*first, "-", "", "", "", "", *gangs)
     return table
 
 
-def _host(host: dict[str, Any]) -> tuple[str | Text, ...]:
-    devices = host["devices"]
-    where = f" on {host['machine']}" if host["machine"] else ""
-    worker = Text.assemble(f"pid {host['pid']}{where} ", _state(host["state"]))
-    kinds = ", ".join(sorted({device["kind"] for device in devices}))
-    used = max(device["used_bytes"] for device in devices)
-    capacity = min(device["memory_bytes"] for device in devices)
+def _host(host: Host) -> tuple[str | Text, ...]:
+    devices = host.devices
+    where = f" on {host.machine}" if host.machine else ""
+    worker = Text.assemble(f"pid {host.pid}{where} ", state_text(host.state))
+    kinds = ", ".join(sorted({device.kind for device in devices}))
+    used = max(device.used_bytes for device in devices)
+    capacity = min(device.memory_bytes for device in devices)
     memory = human_bytes(used) + (f" of {human_bytes(capacity)}" if capacity else "")
-    return str(host["id"]), worker, ranges([device["id"] for device in devices]), kinds, memory
+    return str(host.id), worker, ranges([device.id for device in devices]), kinds, memory
 
 
-def _machines(machines: list[dict[str, Any]]) -> Table:
+def _machines(machines: Iterable[Machine]) -> Table:
     table = Table("machine", "address", "group", "accelerators", "memory", "does", title="Machines")
     table.title_justify = "left"
     for each in machines:
-        accelerators = ", ".join(f"{count} {platform}" for platform, count in sorted(each["devices"].items()))
-        memory = human_bytes(each["memory_bytes"])
-        table.add_row(each["name"], each["address"], each["group"], accelerators, memory, each["state"])
+        accelerators = ", ".join(f"{count} {platform}" for platform, count in sorted(each.devices.items()))
+        memory = human_bytes(each.memory_bytes)
+        table.add_row(each.name, each.address, each.group, accelerators, memory, each.state)
     return table
 
 
-def _sessions(sessions: list[dict[str, Any]]) -> Table:
+def _sessions(sessions: Iterable[Session]) -> Table:
     table = Table("session", "program", "pid", title="Sessions", title_justify="left")
     for column in ("arrays", "memory", "functions", "launches", "in flight"):
         table.add_column(column, justify="right")
     for each in sessions:
-        counts = (each["functions"], each["launches"], each["in_flight"])
+        counts = (each.functions, each.launches, each.in_flight)
         table.add_row(
-            str(each["id"]),
-            Text(each["label"]),
-            str(each["pid"]),
-            str(each["arrays"]),
-            human_bytes(each["bytes"]),
+            str(each.id),
+            Text(each.label),
+            str(each.pid),
+            str(each.arrays),
+            human_bytes(each.bytes),
             *map(str, counts),
         )
     return table
 
 
-def _slices(sessions: list[dict[str, Any]]) -> Table:
+def _slices(sessions: Iterable[Session]) -> Table:
     table = Table("session", "slice", "shape", "virtual devices", "island", "physical devices", title="Slices")
     table.title_justify = "left"
     for session in sessions:
-        for each in session["slices"]:
+        for each in session.slices:
             table.add_row(
-                str(session["id"]),
-                str(each["id"]),
-                "x".join(map(str, each["shape"])),
-                ", ".join(map(str, each["virtual"])),
-                str(each["island"]),
-                ", ".join(map(str, each["physical"])),
+                str(session.id),
+                str(each.id),
+                "x".join(map(str, each.shape)),
+                ", ".join(map(str, each.virtual)),
+                str(each.island),
+                ", ".join(map(str, each.physical)),
             )
-        if session["moved"]:
-            virtual, physical = zip(*session["moved"].items(), strict=True)
-            table.add_row(str(session["id"]), "none", "", ", ".join(virtual), "", ", ".join(map(str, physical)))
+        if session.moved:
+            virtual, physical = zip(*session.moved.items(), strict=True)
+            table.add_row(str(session.id), "none", "", ", ".join(virtual), "", ", ".join(map(str, physical)))
     return table
 
 
-def _state(state: str) -> Text:
+def state_text(state: str) -> Text:
     return Text(state, _STATE_STYLES.get(state, ""))
 
 
@@ -137,27 +136,27 @@ def ranges(numbers: list[int]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def tenants_table(report: dict[str, Any]) -> RenderableType:
+def tenants_table(snapshot: Snapshot) -> RenderableType:
     """The table of `atoll tenants`."""
     table = Table("tenant", "role", title="Tenants", title_justify="left")
     for column in ("share", "priority", "sessions", "memory in use", "in flight", "limits"):
         table.add_column(column, justify="left" if column == "limits" else "right")
-    for each in report["tenants"]:
+    for each in snapshot.tenants:
         table.add_row(
-            each["name"],
-            each["role"],
-            f"{each['share']:g}",
-            str(each["priority"]),
-            str(each["open_sessions"]),
-            human_bytes(each["bytes"]),
-            str(each["in_flight"]),
+            each.name,
+            each.role,
+            f"{each.share:g}",
+            str(each.priority),
+            str(each.open_sessions),
+            human_bytes(each.bytes),
+            str(each.in_flight),
             ", ".join(_limits(each)) or "none",
         )
     return table
 
 
-def _limits(tenant: dict[str, Any]) -> list[str]:
-    memory = {"memory": "on each device", "total_memory": "in all"}
-    found = [f"{human_bytes(tenant[name])} {where}" for name, where in memory.items() if tenant[name]]
+def _limits(tenant: Tenant) -> list[str]:
+    memory = {"on each device": tenant.memory, "in all": tenant.total_memory}
+    found = [f"{human_bytes(limit)} {where}" for where, limit in memory.items() if limit]
     counts = ("devices", "sessions", "launches", "uploads", "compiles")
-    return found + [f"{tenant[name]} {name}" for name in counts if tenant[name]]
+    return found + [f"{getattr(tenant, name)} {name}" for name in counts if getattr(tenant, name)]

@@ -56,8 +56,26 @@ class TimerEnded(Event, frozen=True, tag=6):
     timer: int
 
 
+class Load(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How busy the controller's process is; counts are since it began.
+
+    `lag` is how late its event loop was at most, in seconds, since the measurement before.
+    """
+
+    lag: float = 0.0
+    cpu_seconds: float = 0.0
+    connections: int = 0
+    messages_in: int = 0
+    messages_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    unsent_bytes: int = 0
+
+
 class Tick(Event, frozen=True, tag=7):
-    """Comes once every `PING_SECONDS`."""
+    """Comes once every `PING_SECONDS`. `load` is for reports alone; None where nobody measures it."""
+
+    load: Load | None = None
 
 
 class StopAsked(Event, frozen=True, tag=8):

@@ -65,6 +65,9 @@ for _message, _peers in _BY_OPERATORS.items():
 # What each command asks, for the table.
 COMMANDS: dict[str, type[Any]] = {
     "atoll status": m.StatusRequest,
+    "atoll top": m.StatusRequest,
+    "atoll web": m.StatusRequest,
+    "atoll metrics": m.StatusRequest,
     "atoll tenants": m.StatusRequest,
     "atoll trace": m.TraceRequest,
     "atoll remap": m.RemapRequest,

@@ -243,6 +243,11 @@ class Reservations:
 
     # ---- waiting
 
+    def lacking(self, ticket: Ticket[GangRun]) -> tuple[HostDevice, int, str] | None:
+        """Where the ticket waits for memory: a device, the bytes that it needs there, and the quota that lacks them."""
+        waiting = self._waiting.get(ticket)
+        return None if waiting is None else (waiting.device, waiting.nbytes, waiting.quota)
+
     def is_waiting(self, session: int) -> bool:
         """Whether something of the session waits for memory."""
         return any(ticket.session == session and not ticket.dropped for ticket in self._waiting)

@@ -27,6 +27,7 @@ from atoll.scheduling.cells import Cell, Cells
 from atoll.scheduling.policies.fair import FairShares
 from atoll.scheduling.policy import Policy
 from atoll.scheduling.tickets import Gang, Payload, Ticket
+from atoll.scheduling.waits import Hindrances, Wait, waits_of
 
 # Work in flight on a host, by what its gangs took before.
 BUSY_NS = 8_000_000
@@ -369,6 +370,12 @@ class Scheduler(Generic[Payload]):
         """Whether sessions other than this one have tickets in line there."""
         lines = self._islands[island].lines
         return len(lines) > 1 or (len(lines) == 1 and session not in lines)
+
+    def waits(self, island: int) -> list[Wait]:
+        """Who waits for the island, and for what."""
+        state = self._islands[island]
+        hindrances = Hindrances(state.paused, state.draining, frozenset(state.excluded))
+        return waits_of(island, state.lines, state.committed, self._aside.values(), hindrances)
 
     def statistics(self, island: int) -> SchedulerStatistics:
         state = self._islands[island]

@@ -15,6 +15,7 @@ from atoll.scheduling.feeds import Feeds
 from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.ledger import Block
 from atoll.scheduling.programs import RegisteredProgram
+from atoll.scheduling.tallies import Tally
 from atoll.scheduling.tenants import Tenant
 from atoll.scheduling.tickets import NOBODY, Promise, Ticket
 
@@ -39,10 +40,17 @@ class Launch:
     error: Status | None = None
     credits: int = 1  # of its session's window
     promise: Promise[GangRun] | None = None  # of its results
+    seconds: float = 0.0  # when it came, by the controller's clock
     handles: tuple[int, ...] = field(init=False)  # of arguments and results
 
     def __post_init__(self) -> None:
         self.handles = self.arguments + self.results
+
+    def moved_by(self, spec: GangSpec) -> int:
+        """The bytes that a gang of it moves: of what it makes, or else of what it reads."""
+        made = [self.entries[each.value].nbytes for each in spec.makes]
+        read = (self.entries[each].nbytes for each in spec.handles if each < len(self.arguments))
+        return sum(made) or sum(read)
 
 
 # A buffer that is written to the memory of a donated one: (the buffer, the donor, its block).
@@ -62,6 +70,7 @@ class GangRun:
     device_ns: int = 0  # that it kept its devices busy, summed over these
     blocks: list[Block] = field(default_factory=list)  # that it holds while it runs
     inherited: Sequence[Inherited] = ()  # until it has ended
+    tally: Tally | None = None  # where it counts, from its start on
 
 
 @dataclass

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -55,6 +56,7 @@ class Trace:
     def __init__(self, most: int = MOST_SPANS) -> None:
         self._ends: deque[_GangEnds | Span] = deque()
         self._count = 0
+        self._recorded = 0  # entries, also of those that are not kept any more
         self._most = most
 
     def record_gang(
@@ -77,6 +79,7 @@ class Trace:
 
     def _added(self, count: int) -> None:
         self._count += count
+        self._recorded += 1
         while self._count > self._most:
             oldest = self._ends.popleft()
             self._count -= len(oldest.hosts) if isinstance(oldest, _GangEnds) else 1
@@ -85,6 +88,20 @@ class Trace:
         """Those that ended at `since` or later, host by host in the order of their ends."""
         spans = [span for each in self._ends for span in (each.spans() if isinstance(each, _GangEnds) else (each,))]
         return [span for span in _without_queueing(spans) if span.ended >= since]
+
+    def after(self, position: int, most: int) -> tuple[list[Span], int]:
+        """The newest `most` spans of what was recorded after `position`, in that order, and the position now.
+
+        As they were reported, from dispatch to end: what it costs is what is new, and not what is kept. Begin with a
+        position of 0, or of a controller that was another one.
+        """
+        new = self._recorded - position if position <= self._recorded else self._recorded
+        found: list[Span] = []
+        for each in islice(reversed(self._ends), new):
+            if len(found) >= most:
+                break
+            found.extend(each.spans() if isinstance(each, _GangEnds) else (each,))
+        return found[::-1], self._recorded
 
 
 def _without_queueing(spans: Iterable[Span]) -> Iterable[Span]:

@@ -29,6 +29,7 @@ from atoll.protocol import messages as m
 from atoll.scheduling.durations import Durations
 from atoll.scheduling.migration_rules import Changes
 from atoll.scheduling.session import Session
+from atoll.telemetry.history import History
 
 # For the workers of an island that was drained to end.
 END_SECONDS = 30.0
@@ -73,8 +74,10 @@ class Operators:
         outbox: Outbox,
         start_seconds: float,
         wait_of: Callable[[int], str],
+        history: History,
     ) -> None:
         self._wait_of = wait_of
+        self._history = history
         self._sessions = sessions
         self._resources = resources
         self._lifecycle = lifecycle
@@ -324,4 +327,5 @@ class Operators:
             self._lifecycle.begin_return(message.island)
 
     def _reply(self, operator: int, status: Status, text: str = "") -> None:
+        self._history.operation(status, text)
         self._outbox.send(operator, m.OperationReply(status, text))

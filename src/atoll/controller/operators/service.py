@@ -9,7 +9,6 @@ import msgspec
 
 from atoll.cluster.tenants import TenantSettings
 from atoll.controller.connections import Peer
-from atoll.controller.operators.report import Reported, report
 from atoll.controller.operators.requests import Operators
 from atoll.controller.outbox import Outbox
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
@@ -19,8 +18,10 @@ from atoll.protocol.event_log import EventLog
 from atoll.protocol.events import Received
 from atoll.protocol.permissions import Peer as Kind
 from atoll.protocol.permissions import Scope, scope_of
+from atoll.protocol.spans import Span
 from atoll.scheduling.tenants import Tenant, Tenants
 from atoll.scheduling.trace import Trace
+from atoll.telemetry.report import Reported, report
 
 
 class OperatorService:
@@ -56,7 +57,7 @@ class OperatorService:
         try:
             if scope is None or isinstance(message, m.FromProxy):
                 raise self._refusal(tenant, message)
-            self._handle(peer, message, None if scope is Scope.ALL else tenant)
+            self._handle(peer, message, None if scope is Scope.ALL else tenant, event.seconds)
         except StatusError as error:
             self._outbox.send(peer.connection, m.OperationReply(error.status, ""))
 
@@ -66,30 +67,33 @@ class OperatorService:
             return StatusError(Code.PERMISSION_DENIED, text)
         return invalid(f"an operator does not send {type(message).__name__}")
 
-    def _handle(self, peer: Peer, message: Any, viewer: Tenant | None) -> None:
+    def _handle(self, peer: Peer, message: Any, viewer: Tenant | None, now: float) -> None:
         """`viewer`: it is to be about this tenant's own alone."""
         reply: Any
         match message:
             case m.StatusRequest():
-                reply = m.StatusReply(msgspec.json.encode(report(self._controller, viewer)))
+                reply = m.StatusReply(msgspec.json.encode(report(self._controller, viewer, now)))
             case m.DumpRequest():
                 reply = m.DumpReply(self._log.dump())
+            case m.TraceRequest(after=after, most=most) if after >= 0:
+                new, position = self._trace.after(after, most)
+                reply = m.TraceReply(msgspec.msgpack.encode(self._own(new, viewer)), position)
             case m.TraceRequest(since=since):
-                reply = m.TraceReply(msgspec.msgpack.encode(self._spans(since, viewer)))
+                reply = m.TraceReply(msgspec.msgpack.encode(self._own(self._trace.spans(since), viewer)))
             case m.StopRequest():
                 self._outbox.send(peer.connection, m.StopReply())
                 self._outbox.close(peer.connection)
                 self._outbox.add(End(self._outbox.cause))
                 return
             case m.SetTenant():
-                reply = m.OperationReply(OK, self._set_tenant(message))
+                reply = self._done(self._set_tenant(message))
             case m.RemoveTenant(name=name):
-                reply = m.OperationReply(OK, self._remove_tenant(name))
+                reply = self._done(self._remove_tenant(name))
             case m.EndSessionRequest(session=number):
                 self._check_owner(number, viewer)
                 who = peer.tenant.name if peer.tenant is not None else ""
                 self._end_session(number, Status(Code.CANCELLED, f"it was ended by the tenant {who}"))
-                reply = m.OperationReply(OK, f"session {number} has ended")
+                reply = self._done(f"session {number} has ended")
             case _:
                 if isinstance(message, m.RemapRequest):
                     self._check_owner(message.session, viewer)
@@ -97,14 +101,17 @@ class OperatorService:
                 return
         self._outbox.send(peer.connection, reply)
 
+    def _done(self, text: str) -> m.OperationReply:
+        self._controller.history.operation(OK, text)
+        return m.OperationReply(OK, text)
+
     def _check_owner(self, number: int, viewer: Tenant | None) -> None:
         """Raises NOT_FOUND for another's session as for none: a user learns nothing of others'."""
         session = self._controller.sessions.get(number)
         if session is None or viewer not in (None, session.tenant):
             raise not_found(f"session {number} does not exist (atoll status lists them)")
 
-    def _spans(self, since: int, viewer: Tenant | None) -> list[Any]:
-        spans = self._trace.spans(since)
+    def _own(self, spans: list[Span], viewer: Tenant | None) -> list[Span]:
         if viewer is None:
             return spans
         own = {session.number for session in self._controller.sessions.values() if session.tenant is viewer}

@@ -23,6 +23,7 @@ from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.sequential import SequentialDispatch
 from atoll.scheduling.session import GangRun, Launch, Session
+from atoll.scheduling.tallies import TRANSFERS
 from atoll.scheduling.tickets import Gang, Late
 from atoll.scheduling.trace import Trace
 
@@ -138,8 +139,13 @@ class Endings:
         self.in_flight.pop(gang.sequence, None)
         if self._sequential is not None:
             self._sequential.ended(gang)
-        launch = gang.run.launch
-        self._scheduler.finished(gang, gang.run.device_ns)
+        run = gang.run
+        launch, tally = run.launch, run.tally
+        if tally is not None:
+            tally.ended(run.duration, run.device_ns, launch.error is None)
+            if run.spec.kind in TRANSFERS and launch.error is None:
+                tally.move(run.spec.kind, launch.moved_by(run.spec))
+        self._scheduler.finished(gang, run.device_ns)
         self._memory.ended(gang)
         promise = gang.ticket.promise
         if promise is not None and all(other.run.started and not other.run.hosts_left for other in gang.ticket.gangs):

@@ -31,6 +31,7 @@ from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.sequential import SequentialDispatch
 from atoll.scheduling.session import GangRun, Launch, Session
+from atoll.scheduling.tallies import Tallies
 from atoll.scheduling.tickets import Gang, Late, Ticket
 
 # Until an island's hosts have said how many runs may be in flight on them.
@@ -87,6 +88,7 @@ class Launcher:
         )
         self.trace = self._endings.trace
         self.in_flight = self._endings.in_flight
+        self.tallies = Tallies()
         # For the other parts of the controller, at no cost for what is on the path of each gang.
         self.run_failed = self._endings.run_failed
         self.runs_ended = self._endings.runs_ended
@@ -181,6 +183,7 @@ class Launcher:
             feeds,
             entries,
             credits=message.credits,
+            seconds=self._outbox.seconds,
         )
 
     def _is_contended(self, session: Session, program: RegisteredProgram) -> bool:
@@ -270,6 +273,8 @@ class Launcher:
         if self.memory.ledger.capacity:
             self._outbox.flush_frees()
         run.started = True
+        tally = run.tally = self.tallies[gang.island, session.tenant.name]
+        tally.waited.observe(self._outbox.seconds - launch.seconds)
         self.in_flight[gang.sequence] = gang
         self._dispatch(launch, run.spec.hosts, gang.sequence, run.spec.segments)
         if self._sequential is not None:

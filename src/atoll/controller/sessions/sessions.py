@@ -20,11 +20,12 @@ from atoll.controller.programs.registry import ProgramRegistry
 from atoll.controller.sessions.migrations import Migrations
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.sessions.slices import SliceRequests
-from atoll.errors import Code, Status, StatusError, invalid
+from atoll.errors import OK, Code, Status, StatusError, invalid
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.session import Session
 from atoll.scheduling.tenants import Tenant
+from atoll.telemetry.history import History
 
 # Feeds that a session may have uploaded ahead of the launches that use them.
 MAX_EARLY_FEEDS = 65536
@@ -48,6 +49,7 @@ class Sessions:
         migrations: Migrations,
         recovery: Recovery,
         lease_seconds: float,
+        history: History,
     ) -> None:
         self._sessions = sessions
         self._connections = connections
@@ -60,6 +62,7 @@ class Sessions:
         self._migrations = migrations
         self._recovery = recovery
         self._lease_seconds = lease_seconds
+        self._history = history
         self._next = 1
         self.leases = Leases(CLIENT_LEASES * lease_seconds)  # of proxies, by session
         # The most frequent messages have handlers that take them as they are.
@@ -108,6 +111,7 @@ class Sessions:
         session = Session(self._next, pid, label, secret, devices, platform, tenant)
         self._next += 1
         number = session.number
+        self._history.record("session opened", session.label or f"process {pid}", -1, number, tenant.name)
         self._sessions[number] = session
         self._connections.sessions[number] = connection
         for host in self._resources.hosts:
@@ -133,12 +137,14 @@ class Sessions:
             self._outbox.to_session(number, m.HostsLost(hosts))
         return session
 
-    def close(self, number: int) -> None:
-        """The client has left, or is not served any more: all that the session owned is freed."""
+    def close(self, number: int, status: Status = OK) -> None:
+        """The client has left, or is not served any more since `status`: all that the session owned is freed."""
         session = self._sessions.pop(number, None)
         if session is None:
             return
         session.tenant.sessions -= 1
+        kind = "session closed" if status.ok else "session ended"
+        self._history.record(kind, status.message or session.label, -1, number, session.tenant.name)
         self._connections.sessions.pop(number, None)
         self.leases.forget(number)
         self._slices.close(number)
@@ -155,7 +161,7 @@ class Sessions:
         """The session has done what it may not: its proxy gets the reason, and it is closed."""
         connection = self._connections.sessions.get(number)
         self._outbox.to_session(number, m.Closing(status))
-        self.close(number)
+        self.close(number, status)
         if connection is not None:
             self._outbox.close(connection, f"session {number} ends: {status}")
 

@@ -13,7 +13,7 @@ import typer
 
 from atoll._version import __version__
 from atoll.errors import AtollError
-from atoll.operate.command import clusters, hosts, manifests, operators, scripts, tenants
+from atoll.operate.command import clusters, hosts, manifests, operators, scripts, tenants, watching
 from atoll.operate.command.terminal import fail
 
 # Each command imports what it needs when it runs: all imports here would double the time of `atoll --help`.
@@ -77,6 +77,9 @@ app.command()(hosts.host)
 app.command()(manifests.kubernetes)
 app.command()(manifests.slurm)
 app.command()(clusters.status)
+app.command()(watching.top)
+app.command()(watching.web)
+app.command()(watching.metrics)
 app.command()(operators.remap)
 app.command("add-island")(operators.add_island)
 app.command()(operators.drain)

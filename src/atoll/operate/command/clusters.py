@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 from rich.console import Console
 
@@ -217,15 +218,17 @@ def status(
     """
     from atoll.operate.clusters import find, other_clusters, report_of
     from atoll.operate.tables import status_tables
+    from atoll.telemetry.snapshot import Snapshot
 
     target = find(address, name, join)
     report = report_of(target, token())
     if as_json:
         print(json.dumps(report, indent=1))
     else:
+        snapshot = msgspec.convert(report, Snapshot)
         width = None if sys.stdout.isatty() else _TABLE_WIDTH
         title = target.record.title if target.record else ""
-        Console(width=width, highlight=False).print(status_tables(report, str(target.address), title))
+        Console(width=width, highlight=False).print(status_tables(snapshot, str(target.address), title))
         others = other_clusters(target)
         if others:
             print("also up:", ", ".join(f"--name {each.name}" + each.title[len(each.name) :] for each in others))

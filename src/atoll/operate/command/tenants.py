@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from atoll.operate.command.options import ClusterAddress, ClusterJoin, ClusterName, token
@@ -58,6 +59,7 @@ def tenants(
 
     from atoll.operate.clusters import find, report_of
     from atoll.operate.tables import tenants_table
+    from atoll.telemetry.snapshot import Snapshot
 
     if context.invoked_subcommand is not None:
         return
@@ -65,7 +67,9 @@ def tenants(
     if as_json:
         print(json.dumps(report["tenants"], indent=1))
     else:
-        Console(width=None if sys.stdout.isatty() else _TABLE_WIDTH, highlight=False).print(tenants_table(report))
+        Console(width=None if sys.stdout.isatty() else _TABLE_WIDTH, highlight=False).print(
+            tenants_table(msgspec.convert(report, Snapshot))
+        )
 
 
 @app.command("set")

@@ -34,13 +34,21 @@ class DumpReply(Message, frozen=True, tag=85):
 
 
 class TraceRequest(Message, frozen=True, tag=86):
-    since: int  # spans that ended before, in nanoseconds of their hosts' clocks, are left out
+    """For what ran: all that is kept, or with an `after` what was recorded since a reply with that `position`.
+
+    With `after`, the newest `most` spans at most, as they were reported: from dispatch to end.
+    """
+
+    since: int = 0  # spans that ended before, in nanoseconds of their hosts' clocks, are left out
+    after: int = -1
+    most: int = 0
 
 
 class TraceReply(Message, frozen=True, tag=87):
-    """The answer to TraceRequest: msgpack of a list of `scheduling.trace.Span`."""
+    """The answer to TraceRequest: msgpack of a list of `protocol.spans.Span`."""
 
     content: bytes
+    position: int = 0
 
 
 class RemapRequest(Message, frozen=True, tag=97):

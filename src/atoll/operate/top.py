@@ -1,0 +1,139 @@
+"""`atoll top`: a watched cluster in a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+
+import msgspec
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from atoll.errors import AtollError
+from atoll.operate.tables import state_text
+from atoll.operate.watching import ClusterSource
+from atoll.telemetry import tables as t
+from atoll.telemetry.watch import Watch
+
+_SECONDS = 1.0
+_MOST_SPANS = 2_000
+_MOST_EVENTS = 8
+_MOST_WAITS = 10
+_WIDTH = 140  # where there is no terminal to ask
+_BAR = 20
+
+
+async def show(source: ClusterSource) -> None:
+    """Shows it until it is cancelled. Raises AtollError where the cluster cannot be asked at the beginning."""
+    watch = Watch()
+    watch.update(await source.report(), time.monotonic())
+    try:
+        with Live(screen=True, auto_refresh=False) as live:
+            while True:
+                live.update(view(watch, source.name, time.monotonic(), time.time()), refresh=True)
+                await asyncio.sleep(_SECONDS)
+                await _ask(source, watch)
+    finally:
+        source.close()
+
+
+async def print_once(source: ClusterSource) -> None:
+    """Prints it. Two looks, a moment apart: rates are of an interval."""
+    watch = Watch()
+    try:
+        watch.update(await source.report(), time.monotonic())
+        await asyncio.sleep(_SECONDS)
+        await _ask(source, watch)
+    finally:
+        source.close()
+    Console(width=_WIDTH, highlight=False).print(view(watch, source.name, time.monotonic(), time.time()))
+
+
+async def _ask(source: ClusterSource, watch: Watch) -> None:
+    try:
+        watch.update(await source.report(), time.monotonic())
+        spans, position = await source.spans(watch.position, _MOST_SPANS)
+        watch.add_spans(spans, position, time.monotonic())
+    except (AtollError, msgspec.MsgspecError) as error:
+        watch.fail(str(error))
+
+
+def view(watch: Watch, name: str, now: float, wall: float) -> RenderableType:
+    """What is shown."""
+    parts: list[RenderableType] = [Text.assemble((f"cluster {name}  ", "bold"), t.headline(watch))]
+    if watch.problem:
+        parts.append(Text(watch.problem, "bold red"))
+    parts.append(_islands(watch))
+    parts.append(_devices(watch, now))
+    parts.append(_tenants(watch))
+    parts.append(_sessions(watch))
+    waits = t.wait_rows(watch.snapshot)
+    if waits:
+        parts.append(_waits(waits))
+    events = t.event_rows(watch, now, wall)[:_MOST_EVENTS]
+    if events:
+        parts.append(_events(events))
+    return Group(*parts)
+
+
+def _table(title: str, words: Iterable[str], numbers: Iterable[str] = ()) -> Table:
+    table = Table(*words, title=title, title_justify="left")
+    for number in numbers:
+        table.add_column(number, justify="right")
+    return table
+
+
+def _islands(watch: Watch) -> Table:
+    table = _table(
+        "Islands", ("island", "state", "hosts", "memory"), ("in flight", "waiting", "gangs started", "restarts")
+    )
+    for row in t.island_rows(watch.snapshot):
+        counts = (row.running, row.waiting, row.started, row.restarts)
+        table.add_row(str(row.id), state_text(row.state), row.hosts, row.memory, *map(str, counts))
+    return table
+
+
+def _devices(watch: Watch, now: float) -> Table:
+    table = _table("Devices", ("device", "island", "host", "memory", "busy"))
+    for row in t.device_rows(watch, now):
+        bar = "█" * round(row.busy * _BAR)
+        table.add_row(str(row.id), str(row.island), row.host, row.memory, f"{bar:<{_BAR}} {100 * row.busy:3.0f} %")
+    return table
+
+
+def _tenants(watch: Watch) -> Table:
+    table = _table(
+        "Tenants",
+        ("tenant", "memory", "waited (median / 99 %)"),
+        ("share set", "share got", "sessions", "in flight", "waiting"),
+    )
+    for row in t.tenant_rows(watch):
+        counts = (row.sessions, row.running, row.waiting)
+        table.add_row(row.name, row.memory, row.waited, f"{row.share:g}", f"{100 * row.got:.1f} %", *map(str, counts))
+    return table
+
+
+def _sessions(watch: Watch) -> Table:
+    table = _table("Sessions", ("session", "program", "tenant", "memory"), ("arrays", "launches", "in flight"))
+    for row in t.session_rows(watch.snapshot):
+        counts = (row.arrays, row.launches, row.in_flight)
+        table.add_row(str(row.id), Text(row.program), row.tenant, row.memory, *map(str, counts))
+    return table
+
+
+def _waits(rows: list[t.WaitRow]) -> Table:
+    table = _table("Who waits for what", ("session", "first in line", "waits for"), ("island", "gangs", "for (s)"))
+    for row in rows[:_MOST_WAITS]:
+        counts = (str(row.island), str(row.gangs), f"{row.seconds:.3f}")
+        table.add_row(str(row.session), Text(row.program), Text(row.text), *counts)
+    return table
+
+
+def _events(rows: list[t.EventRow]) -> Table:
+    table = _table("Events", ("when", "what", "where", ""))
+    for row in rows:
+        table.add_row(time.strftime("%H:%M:%S", time.localtime(row.wall)), row.kind, row.where, Text(row.text))
+    return table

@@ -1,0 +1,83 @@
+"""Who waits for an island, and for what: for reports, made when somebody asks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from atoll.scheduling.tickets import Gang, Payload, Ticket
+
+
+class Reason(StrEnum):
+    """What the first of a session's gangs in line waits for."""
+
+    ORDER = "order"  # its turn, or room for it: others are before it, or in flight
+    ALONE = "alone"  # a gang that runs alone is before it, or is it
+    MEMORY = "memory"  # of its devices, or of its tenant's quota; only the reservations know
+    BYTES = "bytes"  # that its client sends
+    PYTHON = "python"  # what the client's Python, or Python on the hosts, is about to make
+    FUNCTIONS = "functions"  # that are compiled again, on an island that was lost
+    ISLAND = "island"  # which is not there
+
+
+@dataclass(frozen=True)
+class Wait:
+    """The gangs of one session that wait for an island: how many, the first of them, and its reason."""
+
+    session: int
+    gangs: int
+    first: Gang[object]
+    reason: Reason
+
+
+@dataclass(frozen=True)
+class Hindrances:
+    """Of an island: what keeps its gangs from being started."""
+
+    paused: bool
+    draining: bool
+    excluded: frozenset[int]  # sessions
+
+
+def waits_of(
+    island: int,
+    lines: Mapping[int, deque[Ticket[Payload]]],
+    committed: Iterable[Gang[Payload]],
+    aside: Iterable[Ticket[Payload]],
+    hindrances: Hindrances,
+) -> list[Wait]:
+    """By session, in the order of their first gangs. What stands aside comes after what is in line."""
+    counts: dict[int, int] = {}
+    firsts: dict[int, Gang[Payload]] = {}
+    for gang in committed:
+        counts[gang.ticket.session] = counts.get(gang.ticket.session, 0) + 1
+        firsts.setdefault(gang.ticket.session, gang)
+    for session, line in lines.items():
+        counts[session] = counts.get(session, 0) + len(line)
+        firsts.setdefault(session, _there(line[0], island))
+    for ticket in aside:
+        if any(gang.island == island for gang in ticket.gangs):
+            counts[ticket.session] = counts.get(ticket.session, 0) + 1
+            firsts.setdefault(ticket.session, _there(ticket, island))
+    return [
+        Wait(session, counts[session], first, _reason(first.ticket, hindrances))  # type: ignore[arg-type]
+        for session, first in sorted(firsts.items(), key=lambda each: each[1].sequence)
+    ]
+
+
+def _there(ticket: Ticket[Payload], island: int) -> Gang[Payload]:
+    return next(gang for gang in ticket.gangs if gang.island == island)
+
+
+def _reason(ticket: Ticket[Payload], hindrances: Hindrances) -> Reason:
+    if ticket.is_aside:
+        return Reason.PYTHON
+    if ticket.missing > 0:
+        return Reason.BYTES
+    if hindrances.paused:
+        return Reason.ISLAND
+    if ticket.session in hindrances.excluded:
+        return Reason.FUNCTIONS
+    return Reason.ALONE if hindrances.draining else Reason.ORDER

@@ -1,0 +1,238 @@
+"""The model of a cluster that all read that show one: `atoll top`, the page, the metrics. One moment of it.
+
+It is the report's type (`report`): what a controller of another version does not say has a default here, and what it
+says beyond is left out. Times are those of the controller's clock, in seconds; sizes are in bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from atoll.cluster.lifecycle import IslandState
+from atoll.cluster.tenants import DEFAULT_NAME
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """The base of what a snapshot has."""
+
+
+class Device(Part, frozen=True):
+    """A physical device. A `memory_bytes` of 0 is not known."""
+
+    id: int
+    kind: str = ""
+    platform: str = ""
+    memory_bytes: int = 0
+    used_bytes: int = 0
+    peak_bytes: int = 0
+
+
+class Host(Part, frozen=True):
+    id: int
+    pid: int = 0
+    machine: str = ""
+    state: str = ""
+    devices: tuple[Device, ...] = ()
+
+
+class Island(Part, frozen=True):
+    """`busy_ms` is the work in flight, as it is expected; `started` counts gangs."""
+
+    id: int
+    state: str
+    waits_for: str | None = None
+    shape: dict[str, Any] = {}
+    mesh: tuple[int, ...] = ()
+    restarts: int = 0
+    last_failure: str | None = None
+    waiting: int = 0
+    in_flight: int = 0
+    busy_ms: float = 0.0
+    started: int = 0
+    window: int = 0
+    hosts: tuple[Host, ...] = ()
+
+
+class Machine(Part, frozen=True):
+    name: str
+    address: str = ""
+    group: str = ""
+    devices: dict[str, int] = {}
+    memory_bytes: int = 0
+    state: str = ""
+
+
+class Slice(Part, frozen=True):
+    id: int
+    shape: tuple[int, ...]
+    island: int
+    virtual: tuple[int, ...]
+    physical: tuple[int, ...]
+
+
+class Session(Part, frozen=True):
+    id: int
+    tenant: str = DEFAULT_NAME
+    pid: int = 0
+    label: str = ""
+    arrays: int = 0
+    bytes: int = 0
+    programs: int = 0
+    functions: int = 0
+    launches: int = 0
+    in_flight: int = 0
+    slices: tuple[Slice, ...] = ()
+    moved: dict[str, int] = {}
+
+
+class Tenant(Part, frozen=True):
+    """What a tenant is set to, as in `cluster.tenants.TenantSettings`, and what it has and took.
+
+    Quotas of 0 are none. `device_bytes` is by the numbers of devices.
+    """
+
+    name: str
+    share: float = 1.0
+    priority: int = 0
+    role: str = ""
+    memory: int = 0
+    total_memory: int = 0
+    devices: int = 0
+    sessions: int = 0
+    launches: int = 0
+    uploads: int = 0
+    compiles: int = 0
+    open_sessions: int = 0
+    bytes: int = 0
+    in_flight: int = 0
+    device_seconds: float = 0.0
+    device_bytes: tuple[tuple[int, int], ...] = ()
+
+
+class Viewer(Part, frozen=True):
+    """Whose view it is: a tenant's who sees its own alone, or an operator's."""
+
+    tenant: str = ""
+    role: str = "operator"
+
+
+class HistogramView(Part, frozen=True):
+    """`counts` of the buckets of `scheduling.tallies.BOUNDS`; `seconds` is the sum of what was observed."""
+
+    counts: tuple[int, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+
+class Transfers(Part, frozen=True):
+    """`kind` is put, get, move, send or receive."""
+
+    kind: str
+    count: int = 0
+    bytes: int = 0
+
+
+class Gangs(Part, frozen=True):
+    """Of one tenant on one island. `failed` ones had started."""
+
+    island: int
+    tenant: str = DEFAULT_NAME
+    waiting: int = 0
+    running: int = 0
+    failed: int = 0
+    device_seconds: float = 0.0
+    waited: HistogramView = HistogramView()
+    ran: HistogramView = HistogramView()
+    transfers: tuple[Transfers, ...] = ()
+
+
+class Wait(Part, frozen=True):
+    """The gangs of a session that wait for an island, and what the first of them waits for."""
+
+    session: int
+    island: int
+    gangs: int = 0
+    program: str = ""
+    since: float = 0.0
+    reason: str = ""
+    text: str = ""
+
+
+class Event(Part, frozen=True):
+    """What happened; an `island` of -1 and a `session` of 0 are none."""
+
+    number: int
+    seconds: float
+    kind: str
+    text: str
+    island: int = -1
+    session: int = 0
+    tenant: str = ""
+
+
+class EventCount(Part, frozen=True):
+    kind: str
+    island: int
+    count: int
+
+
+class ControllerLoad(Part, frozen=True):
+    """Of the controller's process; see `protocol.events.Load`."""
+
+    lag: float = 0.0
+    cpu_seconds: float = 0.0
+    connections: int = 0
+    messages_in: int = 0
+    messages_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    unsent_bytes: int = 0
+    lags: HistogramView = HistogramView()
+
+
+class Functions(Part, frozen=True):
+    compiled: int = 0
+    cached: int = 0
+    seconds: float = 0.0
+
+
+class Snapshot(Part, frozen=True):
+    """A cluster, at `seconds` of its controller's clock."""
+
+    version: str = ""
+    topology: str = ""
+    wait_seconds: float = 0.0
+    seconds: float = 0.0
+    islands: tuple[Island, ...] = ()
+    machines: tuple[Machine, ...] = ()
+    sessions: tuple[Session, ...] = ()
+    tenants: tuple[Tenant, ...] = ()
+    viewer: Viewer = Viewer()
+    gangs: tuple[Gangs, ...] = ()
+    waits: tuple[Wait, ...] = ()
+    events: tuple[Event, ...] = ()
+    event_counts: tuple[EventCount, ...] = ()
+    load: ControllerLoad = ControllerLoad()
+    functions: Functions = Functions()
+
+    @property
+    def devices(self) -> int:
+        return sum(len(host.devices) for island in self.islands for host in island.hosts)
+
+    @property
+    def there(self) -> tuple[Island, ...]:
+        """The islands that were not drained."""
+        return tuple(island for island in self.islands if island.state != IslandState.DRAINED)
+
+
+_decode = msgspec.json.Decoder(Snapshot).decode
+
+
+def read_snapshot(report: bytes) -> Snapshot:
+    """The model of a report. Raises msgspec.MsgspecError for what is none."""
+    return _decode(report)

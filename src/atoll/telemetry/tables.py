@@ -1,0 +1,303 @@
+"""What people are shown of a watched cluster, as rows of text: the page's tables and those of `atoll top`.
+
+A row is what is shown and what names it (`key`); its fields are numbers where they can be sorted by, with their text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from atoll.quantities import human_bytes
+from atoll.telemetry.snapshot import HistogramView, Host, Island, Snapshot
+from atoll.telemetry.watch import Watch, quantile
+
+_BUSY_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class IslandRow:
+    id: int
+    state: str
+    hosts: str
+    devices: int
+    kind: str
+    memory: str
+    running: int
+    waiting: int
+    started: int
+    restarts: int
+    note: str
+
+
+def island_rows(snapshot: Snapshot) -> list[IslandRow]:
+    return [
+        IslandRow(
+            island.id,
+            island.state,
+            ", ".join(str(host.id) for host in island.hosts) or "-",
+            sum(len(host.devices) for host in island.hosts),
+            ", ".join(sorted({device.kind for host in island.hosts for device in host.devices})),
+            _fullest(island.hosts),
+            island.in_flight,
+            island.waiting,
+            island.started,
+            island.restarts,
+            _note(island),
+        )
+        for island in snapshot.islands
+    ]
+
+
+def _fullest(hosts: Iterable[Host]) -> str:
+    """That of the device with the most in use."""
+    devices = [device for host in hosts for device in host.devices]
+    if not devices:
+        return ""
+    fullest = max(devices, key=lambda device: device.used_bytes)
+    return memory_text(fullest.used_bytes, fullest.memory_bytes)
+
+
+def memory_text(used: int, limit: int) -> str:
+    return human_bytes(used) + (f" of {human_bytes(limit)}" if limit else "")
+
+
+def _note(island: Island) -> str:
+    if island.waits_for:
+        return island.waits_for
+    if island.last_failure and island.state != "drained":
+        return f"last failure: {island.last_failure}"
+    return ""
+
+
+@dataclass(frozen=True)
+class DeviceRow:
+    id: int
+    island: int
+    host: str
+    state: str
+    kind: str
+    memory: str
+    used_bytes: int
+    peak: str
+    busy: float  # which part of the last seconds
+    busy_text: str
+
+
+def device_rows(watch: Watch, now: float) -> list[DeviceRow]:
+    rows = []
+    for island in watch.snapshot.islands:
+        for host in island.hosts:
+            where = f"{host.id}" + (f" on {host.machine}" if host.machine else f" (pid {host.pid})")
+            for ordinal, device in enumerate(host.devices):
+                busy = round(watch.time_line.busy(host.id, ordinal, now, _BUSY_SECONDS), 2)
+                rows.append(
+                    DeviceRow(
+                        device.id,
+                        island.id,
+                        where,
+                        host.state,
+                        device.kind,
+                        memory_text(device.used_bytes, device.memory_bytes),
+                        device.used_bytes,
+                        human_bytes(device.peak_bytes),
+                        busy,
+                        percent(busy),
+                    )
+                )
+    return rows
+
+
+def percent(part: float) -> str:
+    return f"{100 * part:.0f} %"
+
+
+@dataclass(frozen=True)
+class TenantRow:
+    """`got` is of the device time of the last second."""
+
+    name: str
+    role: str
+    priority: int
+    share: float
+    got: float
+    got_text: str
+    sessions: int
+    memory: str
+    running: int
+    waiting: int
+    waited: str  # for how long half, and 99 of 100 gangs waited
+    device_seconds: str
+
+
+def tenant_rows(watch: Watch) -> list[TenantRow]:
+    snapshot = watch.snapshot
+    rows = []
+    for tenant in snapshot.tenants:
+        gangs = [each for each in snapshot.gangs if each.tenant == tenant.name]
+        waited = [each.waited for each in gangs]
+        got = watch.shares.get(tenant.name, 0.0)
+        rows.append(
+            TenantRow(
+                tenant.name,
+                tenant.role,
+                tenant.priority,
+                tenant.share,
+                round(got, 3),
+                percent(got),
+                tenant.open_sessions,
+                human_bytes(tenant.bytes),
+                sum(each.running for each in gangs),
+                sum(each.waiting for each in gangs),
+                _quantiles(waited),
+                f"{tenant.device_seconds:.1f}",
+            )
+        )
+    return rows
+
+
+def _quantiles(histograms: list[HistogramView]) -> str:
+    counts = [sum(each) for each in zip(*(view.counts for view in histograms if view.counts), strict=False)]
+    view = HistogramView(counts=tuple(counts))
+    return f"{time_text(quantile(view, 0.5))} / {time_text(quantile(view, 0.99))}" if view.count else ""
+
+
+def time_text(seconds: float) -> str:
+    """Such as "25 us", "2.5 ms", "10 s"."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:g} {unit}"
+    return f"{seconds * 1e6:g} us"
+
+
+@dataclass(frozen=True)
+class SessionRow:
+    id: int
+    program: str
+    tenant: str
+    pid: int
+    arrays: int
+    memory: str
+    bytes: int
+    functions: int
+    launches: int
+    in_flight: int
+    devices: str
+    waits_for: str
+
+
+def session_rows(snapshot: Snapshot) -> list[SessionRow]:
+    waits: dict[int, list[str]] = {}
+    for wait in snapshot.waits:
+        waits.setdefault(wait.session, []).append(f"{wait.text} ({wait.gangs} on island {wait.island})")
+    return [
+        SessionRow(
+            session.id,
+            session.label,
+            session.tenant,
+            session.pid,
+            session.arrays,
+            human_bytes(session.bytes),
+            session.bytes,
+            session.functions,
+            session.launches,
+            session.in_flight,
+            "; ".join(f"slice {each.id} on {', '.join(map(str, each.physical))}" for each in session.slices),
+            "; ".join(waits.get(session.id, ())),
+        )
+        for session in snapshot.sessions
+    ]
+
+
+@dataclass(frozen=True)
+class WaitRow:
+    key: str
+    session: int
+    program: str
+    island: int
+    gangs: int
+    seconds: float
+    reason: str
+    text: str
+
+
+def wait_rows(snapshot: Snapshot) -> list[WaitRow]:
+    return [
+        WaitRow(
+            f"{wait.session} {wait.island}",
+            wait.session,
+            wait.program,
+            wait.island,
+            wait.gangs,
+            round(max(0.0, snapshot.seconds - wait.since), 3),
+            wait.reason,
+            wait.text,
+        )
+        for wait in snapshot.waits
+    ]
+
+
+@dataclass(frozen=True)
+class TransferRow:
+    kind: str
+    count: int
+    moved: str
+    bytes: int
+
+
+_KINDS = {
+    "put": "client to device",
+    "get": "device to client",
+    "move": "within an island",
+    "send": "to another island",
+    "receive": "from another island",
+}
+
+
+def transfer_rows(snapshot: Snapshot) -> list[TransferRow]:
+    sums: dict[str, list[int]] = {}
+    for gangs in snapshot.gangs:
+        for each in gangs.transfers:
+            found = sums.setdefault(each.kind, [0, 0])
+            found[0] += each.count
+            found[1] += each.bytes
+    return [
+        TransferRow(f"{kind} ({_KINDS.get(kind, kind)})", count, human_bytes(nbytes), nbytes)
+        for kind, (count, nbytes) in sorted(sums.items())
+    ]
+
+
+@dataclass(frozen=True)
+class EventRow:
+    """`wall` is when, as time.time() has it."""
+
+    number: int
+    wall: float
+    kind: str
+    where: str
+    text: str
+
+
+def event_rows(watch: Watch, now: float, wall: float) -> list[EventRow]:
+    """The newest first."""
+    return [
+        EventRow(
+            event.number,
+            watch.wall_time(event.seconds, now, wall),
+            event.kind,
+            f"island {event.island}" if event.island >= 0 else f"session {event.session}" if event.session else "",
+            event.text,
+        )
+        for event in reversed(watch.snapshot.events)
+    ]
+
+
+def headline(watch: Watch) -> str:
+    """A line that says how the cluster does."""
+    snapshot, rates = watch.snapshot, watch.rates
+    return (
+        f"{snapshot.topology}, {snapshot.devices} devices, {len(snapshot.sessions)} sessions; "
+        f"{rates.gangs:.0f} gangs/s, {human_bytes(int(rates.bytes_moved))}/s moved, "
+        f"{rates.messages:.0f} messages/s; controller at {100 * rates.controller:.0f} % of a core, "
+        f"late by {time_text(round(snapshot.load.lag, 4))} at most"
+    )

@@ -1,0 +1,65 @@
+"""`/metrics` alone, for scrapers: an HTTP server of one page, for those who want no other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from atoll.telemetry.metrics import exposition
+from atoll.web.access import METRICS, has_key
+from atoll.web.listening import listening_socket
+from atoll.web.poller import Poller
+from atoll.wire.address import Address
+
+_REQUEST_SECONDS = 10.0
+_MOST_BYTES = 16 * 1024  # of a request
+
+
+async def serve_metrics(poller: Poller, address: Address, key: str, listening: Callable[[int], None]) -> None:
+    """Serves until it is cancelled; calls `listening(port)` first. A `key` of "" is not asked for.
+
+    Raises AddressError where it cannot listen.
+    """
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            async with asyncio.timeout(_REQUEST_SECONDS):
+                head = await reader.readuntil(b"\r\n\r\n")
+                status, content_type, body = await _answer(poller, head.decode("latin-1"), key)
+                writer.write(
+                    f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"
+                    "Connection: close\r\n\r\n".encode()
+                    + (b"" if head.startswith(b"HEAD ") else body)
+                )
+                await writer.drain()
+        writer.close()
+
+    sock = listening_socket(address)
+    server = await asyncio.start_server(serve, sock=sock, limit=_MOST_BYTES)
+    listening(sock.getsockname()[1])
+    async with server:
+        await server.serve_forever()
+
+
+async def _answer(poller: Poller, head: str, key: str) -> tuple[str, str, bytes]:
+    text = "text/plain; charset=utf-8"
+    request, *lines = head.split("\r\n")
+    method, _, rest = request.partition(" ")
+    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    if key and not has_key(key, headers.get("authorization", "")):
+        return "401 Unauthorized", text, b"the metrics want the key, as a bearer token\n"
+    if method not in ("GET", "HEAD"):
+        return "405 Method Not Allowed", text, b"GET alone\n"
+    if rest.split(" ")[0].split("?")[0] != METRICS:
+        return "404 Not Found", text, f"the metrics are at {METRICS}\n".encode()
+    return await metrics_answer(poller, headers.get("accept", ""))
+
+
+async def metrics_answer(poller: Poller, accept: str) -> tuple[str, str, bytes]:
+    """The status, content type and body of an answer to a scraper; 503 while the cluster cannot be asked."""
+    await poller.refresh()
+    if poller.watch.problem:
+        return "503 Service Unavailable", "text/plain; charset=utf-8", f"{poller.watch.problem}\n".encode()
+    body, content_type = exposition(poller.watch.snapshot, accept)
+    return "200 OK", content_type, body

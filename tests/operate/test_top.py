@@ -1,0 +1,151 @@
+"""`atoll top`, and what watches a cluster over one connection."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from atoll.errors import ConnectError
+from atoll.operate.clusters import Target
+from atoll.operate.requests import OperatorConnection
+from atoll.operate.top import view
+from atoll.operate.watching import ClusterSource
+from atoll.protocol.messages import StatusRequest
+from atoll.telemetry.watch import Watch
+from atoll.wire.address import parse_address
+from tests.cluster_process import COMMAND, User
+
+
+@pytest.fixture(scope="module")
+def owner(program_cache: Path) -> Iterator[User]:
+    """A user whose cluster of null devices is up."""
+    with tempfile.TemporaryDirectory(prefix="at-") as folder:
+        user = User(Path(folder), program_cache)
+        user.atoll("up", "--islands", "2x1x2", "--platform", "null").check()
+        yield user
+        user.atoll("down").check()
+        assert user.leftovers() == []
+
+
+def text_of(watch: Watch) -> str:
+    console = Console(width=140, record=True, file=tempfile.TemporaryFile("w"))  # noqa: SIM115
+    with console.file:
+        console.print(view(watch, "mine", 10.0, 1000.0))
+        return console.export_text()
+
+
+def test_it_shows_what_the_model_has():
+    watch = Watch()
+    said = {
+        "topology": "1x1x2",
+        "islands": [{"id": 0, "state": "ready", "hosts": [{"id": 0, "devices": [{"id": 0, "used_bytes": 1024}]}]}],
+        "sessions": [{"id": 7, "label": "[bold]train.py", "bytes": 2048}],
+        "waits": [{"session": 7, "island": 0, "gangs": 3, "program": "step", "text": "1.0 GiB on device 0"}],
+        "events": [{"number": 1, "seconds": 0.0, "kind": "lost", "text": "host 0 is gone", "island": 0}],
+    }
+    watch.update(msgspec.json.encode(said), 10.0)
+    text = text_of(watch)
+    for each in ("cluster mine", "1x1x2", "[bold]train.py", "2.0 KiB", "1.0 GiB on device 0", "host 0 is gone"):
+        assert each in text
+    watch.fail("nobody is there")
+    assert "nobody is there" in text_of(watch)
+
+
+def test_it_is_printed_once_where_there_is_no_terminal(owner: User):
+    shown = owner.atoll("top").check().stdout
+    for each in ("cluster default", "2x1x2, 4 devices", "Islands", "Devices", "Events", "all of its hosts are there"):
+        assert each in shown
+
+
+def test_in_a_terminal_it_goes_on_until_it_is_ended(owner: User):
+    terminal, end = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, "top"], stdin=end, stdout=end, stderr=end, env={**owner.env, "TERM": "xterm"}, start_new_session=True
+    )
+    os.close(end)
+    try:
+        # The whole screen is drawn anew, each second.
+        shown = read_until(terminal, lambda text: text.count("2x1x2, 4 devices") > 2)
+        assert "Islands" in shown
+        process.send_signal(signal.SIGTERM)
+        read_until(terminal, lambda text: False)
+        assert process.wait(30) == 0
+    finally:
+        os.close(terminal)
+        process.kill()
+        process.wait()
+
+
+def read_until(terminal: int, enough: Callable[[str], bool]) -> str:
+    """What a process has written to its terminal, until that is enough or all."""
+    read = b""
+    while not enough(read.decode(errors="replace")):
+        try:
+            read += os.read(terminal, 65536)
+        except OSError:  # it has ended
+            break
+    return read.decode(errors="replace")
+
+
+def test_what_is_asked_twice_over_one_connection_is_answered_in_order_and_again_after_a_loss(owner: User):
+    address = parse_address(owner.atoll("status").check().stdout.split(" at ")[1].split()[0])
+
+    async def ask() -> None:
+        source = ClusterSource(Target(address), "")
+        first, (spans, position), second = await asyncio.gather(source.report(), source.spans(0, 10), source.report())
+        assert json.loads(first)["topology"] == json.loads(second)["topology"] == "2x1x2"
+        assert (spans, position) == ([], 0)
+        assert source._connection is not None
+        source._connection._on_lost("the test has cut it")
+        assert json.loads(await source.report())["topology"] == "2x1x2"
+        source.close()
+
+    asyncio.run(ask())
+
+
+def test_who_does_not_reply_in_time_is_asked_no_more_over_that_connection(short_directory: Path):
+    address = parse_address(f"unix:{short_directory}/silent")
+
+    async def ask() -> None:
+        closed: asyncio.Queue[None] = asyncio.Queue()
+
+        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+            writer.close()
+            await writer.wait_closed()
+            closed.put_nowait(None)
+
+        server = await asyncio.start_unix_server(silent, address.path)
+        connection = await OperatorConnection.open(address, "")
+        for _ in range(2):
+            with pytest.raises(ConnectError, match="did not reply within 0 s"):
+                await connection.ask(StatusRequest(), 0.05)
+        assert connection.is_lost
+        await closed.get()
+        server.close()
+
+    asyncio.run(ask())
+
+
+def test_a_session_that_is_not_there_cannot_be_ended(owner: User):
+    assert (
+        owner.atoll("end-session", "99").error
+        == "atoll: NOT_FOUND: session 99 does not exist (atoll status lists them)"
+    )
+
+
+def test_metrics_for_other_machines_want_a_key(owner: User):
+    refused = owner.atoll("metrics", "--listen", "0.0.0.0:0")
+    assert refused.returncode == 2
+    assert "give --key-file" in refused.stderr

@@ -1,0 +1,130 @@
+"""What a controller counts and says of gangs, of those who wait, and of what happened."""
+
+from __future__ import annotations
+
+from atoll.protocol import events as e
+from atoll.protocol import messages as m
+from atoll.scheduling.tallies import BOUNDS
+from tests.controller.play import BROKEN, Play, runs
+from tests.telemetry.reports import snapshot_of
+
+
+def playing() -> Play:
+    play = Play()
+    play.with_call()
+    play.array(10)
+    return play
+
+
+def test_gangs_are_counted_as_they_wait_run_and_end():
+    play = playing()
+    play.now = 1.0
+    play.proxy(play.session, m.Launch(1, (10,), (11,), ()))
+    play.proxy(play.session, m.Launch(2, (), (12,), (99,)))  # waits for its client's bytes
+    (run,) = runs(play.outbox())
+    (gangs,) = snapshot_of(play).gangs
+    assert (gangs.island, gangs.tenant, gangs.running, gangs.waiting, gangs.ran.count) == (0, "default", 1, 1, 1)
+    play.done(run.sequence)
+    play.now = 3.5
+    (put,) = play.report(0, m.FeedsArrived(play.session, (99,)))
+    play.report(0, m.Done(((put.sequence, 5_000_000, 205_000_000),)))
+    (gangs,) = snapshot_of(play).gangs
+    assert (gangs.running, gangs.waiting, gangs.failed) == (0, 0, 0)
+    waited = dict(zip((*BOUNDS, None), gangs.waited.counts, strict=True))
+    assert {bound: count for bound, count in waited.items() if count} == {1e-5: 2, 2.5: 1}
+    assert gangs.waited.seconds == 2.5
+    ran = dict(zip((*BOUNDS, None), gangs.ran.counts, strict=True))
+    assert {bound: count for bound, count in ran.items() if count} == {1e-5: 2, 0.25: 1}
+
+
+def test_a_gang_that_fails_has_not_run():
+    play = playing()
+    (run,) = play.say(m.Launch(1, (10,), (11,), ()))
+    play.report(0, m.Failed(run.sequence, BROKEN))
+    (gangs,) = snapshot_of(play).gangs
+    assert (gangs.failed, gangs.running, gangs.ran.count) == (1, 0, 1)
+
+
+def test_transfers_are_counted_with_their_bytes():
+    play = playing()
+    ((transfers,),) = [gangs.transfers for gangs in snapshot_of(play).gangs]
+    assert (transfers.kind, transfers.count, transfers.bytes) == ("put", 1, 8)
+
+
+def test_counts_outlive_the_session():
+    play = playing()
+    play.say(m.Launch(1, (10,), (11,), ()))
+    play.close(play.session)
+    play.flush()
+    (gangs,) = snapshot_of(play).gangs
+    assert (gangs.waited.count, gangs.running) == (2, 1)
+
+
+def test_who_waits_for_bytes_is_told_so():
+    play = playing()
+    play.now = 7.0
+    play.say(m.Launch(2, (), (12,), (99,)))
+    (wait,) = snapshot_of(play).waits
+    assert (wait.session, wait.island, wait.gangs, wait.program) == (play.session, 0, 1, "put")
+    assert (wait.reason, wait.text, wait.since) == ("bytes", "bytes that its client sends", 7.0)
+
+
+def test_who_waits_for_memory_is_told_how_much_and_where():
+    play = Play("1x1x1", device_memory=16)
+    play.with_call()
+    play.array(10)
+    play.say(m.Launch(1, (10,), (11,), ()))
+    play.say(m.Launch(1, (10,), (12,), ()))
+    (wait,) = snapshot_of(play).waits
+    assert (wait.reason, wait.text) == ("memory", "8 B on device 0")
+
+
+def test_who_waits_for_an_island_is_told_what_it_is():
+    play = playing()
+    play.with_call(3, arguments=0)
+    play.lose(0, "closed")
+    play.say(m.LossAcknowledged((0,)))
+    play.say(m.Launch(3, (), (51,), ()))
+    (wait,) = snapshot_of(play).waits
+    assert (wait.reason, wait.text) == ("island", "island 0, which is restarting")
+
+
+def test_what_happened_is_told_in_order_with_its_island():
+    play = playing()
+    play.now = 4.0
+    play.lose(0, "closed")
+    play.now = 6.0
+    play.join_again(0)
+    events = [(event.kind, event.island, event.seconds) for event in snapshot_of(play).events]
+    assert events == [("ready", 0, 0.0), ("session opened", -1, 0.0), ("lost", 0, 4.0), ("back", 0, 6.0)]
+    assert "host 0 of island 0 is gone" in snapshot_of(play).events[2].text
+
+
+def test_an_operator_ends_a_session_and_that_is_told():
+    play = playing()
+    play.operator(m.EndSessionRequest(play.session))
+    play.flush()
+    assert [event.kind for event in snapshot_of(play).events][-2:] == ["session ended", "operation"]
+
+
+def test_device_time_is_summed_over_devices_by_tenant():
+    play = playing()
+    (run,) = play.say(m.Launch(1, (10,), (11,), ()))
+    play.report(0, m.Done(((run.sequence, 5_000_000, 205_000_000),)))
+    (tenant,) = snapshot_of(play).tenants
+    assert (tenant.name, tenant.role, tenant.open_sessions) == ("default", "operator", 1)
+    assert round(tenant.device_seconds, 3) == 0.2
+
+
+def test_memory_of_devices_is_told_by_tenant():
+    play = playing()
+    (tenant,) = snapshot_of(play).tenants
+    assert (tenant.bytes, tenant.device_bytes) == (8, ((0, 8),))
+
+
+def test_the_load_of_the_process_comes_with_ticks():
+    play = playing()
+    play.event(e.Tick(1.0, e.Load(0.004, 0.5, 3, 10, 20, 100, 200)))
+    load = snapshot_of(play).load
+    assert (load.lag, load.cpu_seconds, load.messages_in, load.messages_out) == (0.004, 0.5, 10, 20)
+    assert load.lags.count == 1

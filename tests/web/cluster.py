@@ -1,0 +1,59 @@
+"""What the page's tests stand on: a `Source` without a cluster, and the page's own process beside a real one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from atoll.errors import ConnectError
+from atoll.protocol.spans import Span
+from tests.cluster_process import User, finish, first_line
+
+
+class ScriptedSource:
+    """As `telemetry.watch.Source`: says what it was given, and how often it was asked."""
+
+    name = "of the test"
+
+    def __init__(self, **said: Any) -> None:
+        self.said = said
+        self.asked = 0
+        self.fails = ""
+        self.new: list[Span] = []
+
+    async def report(self) -> bytes:
+        self.asked += 1
+        if self.fails:
+            raise ConnectError(self.fails)
+        return msgspec.json.encode(self.said)
+
+    async def spans(self, position: int, most: int) -> tuple[list[Span], int]:
+        new, self.new = self.new[-most:], []
+        return new, position + len(new)
+
+    async def drain(self, island: int) -> str:
+        raise NotImplementedError
+
+    async def add_island(self, like: int) -> str:
+        raise NotImplementedError
+
+    async def end_session(self, session: int) -> str:
+        raise NotImplementedError
+
+    async def set_share(self, tenant: str, share: float) -> str:
+        raise NotImplementedError
+
+
+@contextmanager
+def serving(user: User, *arguments: str, **env: str) -> Iterator[str]:
+    """The URL that a command prints which serves until it is ended."""
+    process = user.start_atoll(*arguments, "--listen", "127.0.0.1:0", **env)
+    try:
+        yield first_line(process)
+    finally:
+        process.terminate()
+        ended = finish(process)
+    assert ended.returncode == 0, ended.stderr

@@ -1,0 +1,43 @@
+"""The time line as a picture."""
+
+from __future__ import annotations
+
+from collections import deque
+from xml.etree import ElementTree
+
+from atoll.telemetry.timeline import Bar, Row
+from atoll.web.drawing import COLOURS, MOST_ROWS, PIXELS, colour_of, legend_html, time_line_svg
+
+
+def drawn(rows: list[Row], names: dict[int, str]) -> list[ElementTree.Element]:
+    svg = time_line_svg(rows, names, lambda row: f"host {row.host}", now=10.0, window=10.0)
+    return list(ElementTree.fromstring(svg))
+
+
+def test_each_session_has_a_path_in_the_row_of_each_device_where_it_ran():
+    rows = [Row(0, 0, 0, deque([Bar(0.0, 5.0, 1), Bar(5.0, 10.0, 2)])), Row(0, 1, 0, deque([Bar(9.0, 10.0, 2)]))]
+    paths = [each for each in drawn(rows, {1: "a", 2: "b"}) if each.get("fill")]
+    assert [(path.get("fill"), path[0].text) for path in paths] == [
+        (COLOURS[0], "a"),
+        (COLOURS[1], "b"),
+        (COLOURS[1], "b"),
+    ]
+    assert f"h{PIXELS // 2}v" in (paths[0].get("d") or "")
+
+
+def test_names_that_clients_give_are_text_and_nothing_else():
+    evil = "<script>alert(1)</script>\"'&"
+    rows = [Row(0, 0, 0, deque([Bar(0.0, 5.0, 1)]))]
+    (path,) = [each for each in drawn(rows, {1: evil}) if each.get("fill")]
+    assert path[0].text == evil
+    assert "<script" not in legend_html({1: evil})
+
+
+def test_more_devices_than_a_picture_takes_are_left_out():
+    rows = [Row(0, host, 0) for host in range(MOST_ROWS + 5)]
+    labels = [each.text for each in drawn(rows, {}) if (each.text or "").startswith("host")]
+    assert len(labels) == MOST_ROWS
+
+
+def test_sessions_beyond_the_colours_share_them():
+    assert colour_of(1) == colour_of(1 + len(COLOURS)) != colour_of(2)

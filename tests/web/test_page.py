@@ -1,0 +1,203 @@
+"""The page, in a real browser: it loads without a network, says what `atoll status` says, and does what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+import pytest
+
+from atoll.quantities import human_bytes
+from tests.cluster_process import User, eventually
+from tests.web.cluster import serving
+
+pytest.importorskip("nicegui", reason="the extra web is not installed")
+pytest.importorskip("websockets", reason="the extra test is not installed")
+from tests.web.browser import CHROMIUM, Page, browser
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (Debian has it)"),
+]
+# A session that holds memory, and stays until it is ended.
+HOLDS = """
+    import asyncio, sys
+    from atoll.devices.null.program import NullProgram
+    from atoll.session.bare import BareClient, call, program, sharded
+
+    async def main():
+        client = await BareClient.open(sys.argv[1] if len(sys.argv) > 1 else ADDRESS, "holds.py")
+        devices = client.devices[:2]
+        spec, shard = sharded(devices, 1 << 20), ("uint8", (1 << 20,))
+        made = await client.compile(NullProgram("zeros", 0.0, (), (shard,)), devices)
+        number = client.register(program("zeros", (), (call(made, (), (spec,), devices),), (0,)))
+        await client.wait(await client.launch(number, (), 1))
+        print("holds", flush=True)
+        await asyncio.sleep(300)
+
+    asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def up(program_cache: Path) -> Iterator[tuple[User, str]]:
+    """A user whose cluster of null devices is up, and its address."""
+    with tempfile.TemporaryDirectory(prefix="at-") as folder:
+        user = User(Path(folder), program_cache)
+        address = user.atoll("up", "--islands", "2x1x2", "--platform", "null").check().stdout.strip()
+        yield user, address
+        user.atoll("down").check()
+        assert user.leftovers() == []
+
+
+@pytest.fixture(scope="module")
+def url(up: tuple[User, str]) -> Iterator[str]:
+    with serving(up[0], "web") as found:
+        yield found
+
+
+def visit(url: str, use: Callable[[Page, str], Awaitable[None]]) -> Page:
+    """Uses the page in a browser; fails the test for what the browser complains of, and for what it asks elsewhere."""
+    pages = []
+
+    async def run() -> None:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            async with browser(Path(folder)) as page:
+                pages.append(page)
+                await page.open(url)
+                await page.until("document.querySelector('[data-line=headline]')?.innerText.includes('devices')")
+                await use(page, url.partition("/?")[0])
+
+    asyncio.run(run())
+    (page,) = pages
+    hosts = {urlsplit(each).hostname for each in page.asked if each.startswith(("http", "ws"))}
+    assert hosts == {"127.0.0.1"}, "it must work where there is no network"
+    assert page.said == []
+    return page
+
+
+def status(user: User) -> Any:
+    return json.loads(user.atoll("status", "--json").check().stdout)
+
+
+def holder(user: User, address: str) -> Any:
+    code = HOLDS.replace("ADDRESS", repr(address))
+    import sys
+    import textwrap
+
+    process = user.start(sys.executable, "-c", textwrap.dedent(code))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "holds\n"
+    return process
+
+
+def test_all_pages_load_and_ask_nobody_else(up: tuple[User, str], url: str):
+    async def use(page: Page, base: str) -> None:
+        for path, what in (
+            ("/", "[data-table=Devices] tbody tr"),
+            ("/sessions", "[data-table=Sessions] thead"),
+            ("/timeline", "svg.time-line"),
+            ("/events", "[data-table=Events] tbody tr"),
+        ):
+            await page.open(base + path)
+            await page.until(f"document.querySelector({json.dumps(what)})")
+
+    visit(url, use)
+
+
+def test_numbers_are_those_of_atoll_status(up: tuple[User, str], url: str):
+    user, address = up
+    process = holder(user, address)
+    try:
+
+        async def use(page: Page, base: str) -> None:
+            await page.until("document.querySelectorAll('[data-table=Devices] tbody tr').length === 4")
+            report = status(user)
+            devices = [device for island in report["islands"] for host in island["hosts"] for device in host["devices"]]
+            assert [(row["device"], row["memory"]) for row in await page.rows("Devices")] == [
+                (str(each["id"]), f"{human_bytes(each['used_bytes'])} of {human_bytes(each['memory_bytes'])}")
+                for each in devices
+            ]
+            assert {each["used_bytes"] for each in devices} == {0, 1 << 20}
+            assert [(row["island"], row["state"], row["gangs started"]) for row in await page.rows("Islands")] == [
+                (str(each["id"]), each["state"], str(each["started"])) for each in report["islands"]
+            ]
+            await page.open(base + "/sessions")
+            await page.until("document.querySelector('[data-table=Sessions] tbody button')")
+            (session,) = report["sessions"]
+            (row,) = await page.rows("Sessions")
+            assert (row["session"], row["program"], row["pid"]) == (
+                str(session["id"]),
+                session["label"],
+                str(session["pid"]),
+            )
+            assert (row["arrays"], row["memory"], row["launches"]) == ("1", "2.0 MiB", str(session["launches"]))
+
+        visit(url, use)
+    finally:
+        process.kill()
+        process.communicate()
+    assert eventually(lambda: status(user)["sessions"] == [])
+
+
+def test_a_session_is_ended_by_who_says_it_twice(up: tuple[User, str], url: str):
+    user, address = up
+    process = holder(user, address)
+    try:
+
+        async def use(page: Page, base: str) -> None:
+            await page.open(base + "/sessions")
+            await page.click("End", "[data-table=Sessions]")
+            await page.click("Cancel", ".q-dialog")
+            await page.until("!document.querySelector('.q-dialog button')")
+            assert len(status(user)["sessions"]) == 1, "it was not confirmed"
+            await page.click("End", "[data-table=Sessions]")
+            await page.click("End the session", ".q-dialog")
+            await page.until(
+                "[...document.querySelectorAll('.q-notification')].some(e => /has ended/.test(e.innerText))"
+            )
+            await page.until("!document.querySelector('[data-table=Sessions] tbody button')")
+
+        visit(url, use)
+        assert status(user)["sessions"] == []
+        events = [event["kind"] for event in status(user)["events"]]
+        assert events[-2:] == ["session ended", "operation"]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_an_island_is_drained_and_another_added(up: tuple[User, str], url: str):
+    user, _ = up
+
+    async def use(page: Page, base: str) -> None:
+        await page.click("Drain", "[data-table=Islands]")
+        await page.click("Drain", ".q-dialog")
+        await page.until("/drained/.test(document.querySelector('[data-table=Islands]').innerText)")
+        assert [each["state"] for each in status(user)["islands"]] == ["drained", "ready"]
+        await page.click("Add an island")
+        await page.click("Add", ".q-dialog")
+        await page.until("document.querySelectorAll('[data-table=Islands] tbody tr').length === 3")
+        await page.until("document.querySelectorAll('[data-table=Islands] tbody button').length === 2")
+
+    visit(url, use)
+    assert [each["state"] for each in status(user)["islands"]] == ["drained", "ready", "ready"]
+
+
+def test_who_has_no_key_sees_nothing(url: str):
+    with pytest.raises(HTTPError) as refused:
+        urlopen(url.partition("?")[0], timeout=30)
+    with refused.value:
+        assert refused.value.code == 403
+
+
+def test_the_metrics_are_there_too(url: str):
+    with urlopen(url.partition("?")[0] + "metrics", timeout=30) as reply:
+        assert b"atoll_island_state" in reply.read()
