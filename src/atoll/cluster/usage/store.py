@@ -169,7 +169,8 @@ class UsageStore:
         try:
             for halvings in range(_MOST_HALVINGS):
                 for length, longer, age in _TIERS:
-                    self._fold(length, longer, int(now - age / 2**halvings) // longer * longer)
+                    before = int(now - age / 2**halvings)
+                    self._fold(length, longer, before if halvings else before // longer * longer)
                 if self._count() <= most:
                     break
             for table in ("usage", "present"):
