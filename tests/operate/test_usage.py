@@ -9,8 +9,10 @@ import json
 import os
 import signal
 import sqlite3
+import sys
+import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +26,12 @@ from tests.cluster_process import COMMAND, User, eventually, finish
 MIXED_SECONDS = float(os.environ.get("ATOLL_TEST_USAGE_SECONDS", "8"))
 DEVICES = 2
 
-# Calls of several sizes on one device and on both, transfers, and pauses.
+# Calls of two sizes, each on a device of its own, transfers, and pauses. Nothing is on both devices: a trace shows such
+# a gang since it had both of them, and it is charged each since it had that one.
 WORK = """
     import os, sys, time
     import jax, jax.numpy as jnp, numpy as np
-    from jax.sharding import NamedSharding, PartitionSpec
     near, far = jax.devices()
-    mesh = jax.make_mesh((2,), ("x",), devices=[near, far])
-    both = NamedSharding(mesh, PartitionSpec("x"))
 
     def small(x):
         return jnp.tanh(x) * 2
@@ -47,9 +47,8 @@ WORK = """
         x = jax.device_put(host, near)
         for _ in range(20):
             x = small(x)
-        y = large(jax.device_put(x, far))
-        z = large(jax.device_put(host, both))
-        np.asarray(y), np.asarray(z)
+        y = large(jax.device_put(host, far))
+        np.asarray(x), np.asarray(y)
         time.sleep(0.02)
 """
 
@@ -59,12 +58,15 @@ def up(user: User, short_directory: Path) -> Callable[..., User]:
     """Starts a cluster of two tenants and an operator, whose usage is kept."""
     tenants = short_directory / "tenants.toml"
     names = {"ana": "user", "ben": "user", "ops": "operator"}
-    tenants.write_text("".join(f'[tenant.{n}]\ntoken = "token-of-the-tenant-{n}"\nrole = "{r}"\n' for n, r in names.items()))
+    entries = (f'[tenant.{n}]\ntoken = "token-of-the-tenant-{n}"\nrole = "{role}"\n' for n, role in names.items())
+    tenants.write_text("".join(entries))
     user.env["ATOLL_STATE_DIR"] = str(short_directory / "state")
 
     def start() -> User:
-        said = user.atoll("up", "--islands", f"1x1x{DEVICES}", "--tenants", str(tenants), ATOLL_TOKEN="token-of-the-cluster")
+        islands = f"1x1x{DEVICES}"
+        said = user.atoll("up", "--islands", islands, "--tenants", str(tenants), ATOLL_TOKEN="token-of-the-cluster")
         assert said.returncode == 0, said.stderr
+        user.env["ATOLL_ADDRESS"] = said.stdout.strip()
         return user
 
     return start
@@ -78,23 +80,20 @@ def usage(user: User, *arguments: str, tenant: str = "ops") -> dict[str, Any]:
 
 
 def working(user: User, tenant: str, seconds: float) -> Any:
-    import sys
-    import textwrap
-
     token = f"token-of-the-tenant-{tenant}"
     code = textwrap.dedent(WORK)
     return user.start(sys.executable, "-c", code, str(seconds), JAX_PLATFORMS="atoll", ATOLL_TOKEN=token)
 
 
-def device_ns(spans: dict[tuple[int, int], Span]) -> int:
-    return sum((span.ended - span.started) * len(span.devices) for span in spans.values())
+def device_ns(spans: Iterable[Span]) -> int:
+    return sum((span.ended - span.started) * len(span.devices) for span in spans)
 
 
 def test_usage_adds_up(up: Callable[..., User]):
     user = up()
     before = usage(user)
     assert before["total"]["device_seconds"] == 0
-    address = parse_address(user.atoll("status", ATOLL_TOKEN="token-of-the-tenant-ops").stdout.split(" at ")[1].split()[0])
+    address = parse_address(user.env["ATOLL_ADDRESS"])
     scripts = [working(user, tenant, MIXED_SECONDS) for tenant in ("ana", "ben", "ben")]
     spans: dict[tuple[int, int], Span] = {}
     while any(script.poll() is None for script in scripts):
@@ -114,7 +113,7 @@ def test_usage_adds_up(up: Callable[..., User]):
     busy, idle = after["total"]["device_seconds"], after["idle_device_seconds"]
     assert 0 < busy < present
     assert busy + idle == pytest.approx(after["present_device_seconds"])
-    assert busy == pytest.approx(device_ns(spans) / 1e9, rel=0.01)
+    assert busy == pytest.approx(device_ns(spans.values()) / 1e9, rel=0.01)
 
     assert {row["tenant"] for row in after["rows"]} == {"ana", "ben"}
     assert after["total"]["bytes_moved"] > 1e6
@@ -125,9 +124,10 @@ def test_usage_adds_up(up: Callable[..., User]):
             assert found["total"][name] == pytest.approx(total, rel=1e-6), (by, name)
     assert len(usage(user, "--by", "session")["rows"]) == 3
     programs = {row["program"]: row for row in usage(user, "--by", "program")["rows"] if row["tenant"] == "ana"}
-    assert programs["jit_large"]["device_seconds"] > programs["jit_small"]["device_seconds"] > 0
+    assert min(programs[name]["device_seconds"] for name in ("jit_large", "jit_small")) > 0
     assert programs["jit_large"]["memory_byte_seconds"] > 0
-    assert programs["device_put"]["bytes_moved"] > programs["copy to host"]["bytes_moved"] > 0
+    assert programs["device_put"]["bytes_moved"] > 0
+    assert programs["copy to host"]["bytes_moved"] > 0
 
     own = usage(user, tenant="ana")
     (ana,) = [row for row in after["rows"] if row["tenant"] == "ana"]

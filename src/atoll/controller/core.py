@@ -275,11 +275,7 @@ class Controller:
         self._keep_estimates(now)
 
     def _keep_usage(self) -> None:
-        islands = [number for number, island in self.resources.islands.items() if island.works]
-        devices = sum(
-            len(self.resources.hosts[host].devices) for each in islands for host in self.resources.hosts_of(each)
-        )
-        present, usage = self.meter.take(devices)
+        present, usage = self.meter.take(self.resources.device_count)
         if present or usage:
             self._outbox.add(KeepUsage(self._outbox.cause, present, usage))
 

@@ -157,13 +157,9 @@ class ControllerShell:
         self._loop.call_later(action.seconds, lambda: self._handle(e.TimerEnded(self._clock(), action.timer)))
 
     def _answer_usage(self, action: a.AnswerUsage) -> None:
-        def send(content: bytes) -> None:
-            connection = self._connections.get(action.connection)
-            if connection is not None:
-                connection.send(m.UsageReply(content))
-
         def done(content: bytes) -> None:
-            self._loop.call_soon_threadsafe(send, content)
+            reply = a.Send(action.cause, action.connection, m.UsageReply(content))
+            self._loop.call_soon_threadsafe(self._send, reply)
 
         self.keeper.report(action.by, action.seconds, action.tenant, action.expected, done)
 

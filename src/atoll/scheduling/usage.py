@@ -56,7 +56,7 @@ class Meter:
 
 
 class Account:
-    """What was used since it was taken last. Who adds to it, but by `hold`, wakes it where it `is_idle`."""
+    """What was used since it was taken last. Who adds to a counter itself wakes it where it `is_idle`."""
 
     __slots__ = (
         "__weakref__",
@@ -90,6 +90,11 @@ class Account:
 
     def wake(self) -> None:
         self._meter.wake(self)
+
+    def compiled(self, seconds: float) -> None:
+        """A host has compiled for so long."""
+        self.compile_seconds += seconds
+        self.wake()
 
     def hold(self, nbytes: int) -> None:
         """It has so many bytes more from now on; fewer where negative."""

@@ -171,21 +171,17 @@ class Compilation:
             self.functions.compiled += not message.cached
             self.functions.cached += message.cached
             self.functions.seconds += message.seconds
-            self._charge(host, message)
+            waiting = self.functions.waiting.get((message.function, host), ())
+            first = self._sessions.get(waiting[0].session) if waiting else None  # who asked first pays
+            if first is not None:
+                self._meter.account(first.tenant.name, first.number, first.label, message.name).compiled(
+                    message.seconds
+                )
             if message.function in self.functions.users:  # else it was released meanwhile
                 self.functions.scratch[message.function] = message.scratch_bytes
                 if message.calls_client:
                     self.functions.calls_client.add(message.function)
         self._settle(message.function, host, message.status, message.info)
-
-    def _charge(self, host: int, message: m.Compiled) -> None:
-        """Who asked first pays."""
-        waiting = self.functions.waiting.get((message.function, host))
-        session = self._sessions.get(waiting[0].session) if waiting and message.seconds else None
-        if session is not None:
-            account = self._meter.account(session.tenant.name, session.number, session.label, message.name)
-            account.compile_seconds += message.seconds
-            account.wake()
 
     def _settle(self, name: str, host: int, status: Status, info: bytes) -> None:
         for done in self.functions.settle(name, host, status, info):

@@ -37,7 +37,8 @@ def usage(
     from atoll.operate.clusters import find, usage_of
     from atoll.operate.usage_table import usage_table
 
-    found = usage_of(find(address, name, join), token(), by, _seconds(since))
+    seconds = _seconds(since)
+    found = usage_of(find(address, name, join), token(), by, seconds)
     if as_json:
         print(json.dumps(found, indent=1))
     else:
