@@ -50,7 +50,6 @@ from atoll.protocol import messages as m
 from atoll.protocol.actions import AnyAction, End, KeepEstimates, KeepUsage
 from atoll.protocol.event_log import EventLog
 from atoll.scheduling.estimates import Estimates
-from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.long_gangs import LongGangs
 from atoll.scheduling.policies import find_policy
 from atoll.scheduling.programs import RegisteredProgram
@@ -161,7 +160,7 @@ class Controller:
             self.resources, self.sessions, self._outbox, self.quarantine, self.scheduler, self.meter, _location
         )
         self.functions = self._compilation.functions
-        self._estimates = Estimates(self._known_by)
+        self._estimates = Estimates(self.functions.contents, self.resources.hosts)
         self.programs = ProgramRegistry(
             self._compilation, self._outbox, self.launcher.large_plans, self.meter, self._estimates
         )
@@ -283,9 +282,6 @@ class Controller:
         changes = self._estimates.changes(now)
         if changes:
             self._outbox.add(KeepEstimates(self._outbox.cause, changes))
-
-    def _known_by(self, gang: GangSpec) -> str:
-        return gang.known_by(self.functions.contents, self.resources.hosts[gang.hosts[0]].devices[0].kind)
 
     def _stop(self, event: e.StopAsked) -> None:
         self._keep_usage()

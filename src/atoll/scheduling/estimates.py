@@ -7,8 +7,9 @@ functions are known starts with what they took.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 
+from atoll.cluster.resources import Host
 from atoll.cluster.usage.estimates_file import MOST_ESTIMATES
 from atoll.cluster.usage.records import Estimate, Expected
 from atoll.scheduling.gangs import GangSpec
@@ -24,10 +25,11 @@ _SAVE_SECONDS = 10.0
 
 
 class Estimates:
-    """Pure. `key_of(gang)` is what a gang is known by; "" where nothing is learnt of it."""
+    """Pure. `contents` has the hashes of what clients sent as functions, by the workers' names for these."""
 
-    def __init__(self, key_of: Callable[[GangSpec], str]) -> None:
-        self._key_of = key_of
+    def __init__(self, contents: Mapping[str, str], hosts: Mapping[int, Host]) -> None:
+        self._contents = contents
+        self._hosts = hosts
         self._known: dict[str, Estimate] = {}  # the newest last
         self._gangs: dict[int, list[tuple[str, GangSpec]]] = {}  # by program
         self._live: dict[str, GangSpec] = {}  # the newest gang with each key
@@ -42,7 +44,7 @@ class Estimates:
 
     def begin(self, program: RegisteredProgram) -> None:
         """The program was registered: its gangs start with what is known of them."""
-        gangs = [(key, gang) for gang in program.gangs if not gang.late and (key := self._key_of(gang))]
+        gangs = [(key, gang) for gang in program.gangs if not gang.late and (key := self._known_by(gang))]
         for key, gang in gangs:
             self._learn(key)
             known = self._known.get(key)
@@ -73,6 +75,9 @@ class Estimates:
                 changed.append(each)
                 self._saved[key] = each.nanoseconds
         return tuple(changed)
+
+    def _known_by(self, gang: GangSpec) -> str:
+        return gang.known_by(self._contents, self._hosts[gang.hosts[0]].devices[0].kind)
 
     def _learn(self, key: str) -> None:
         """Keeps what the newest gang of that key has learnt."""

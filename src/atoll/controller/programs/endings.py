@@ -126,7 +126,8 @@ class Endings:
             return
         if run.launch.error is None:
             run.spec.learn(run.duration)
-            run.launch.program.account.bytes_moved += run.spec.moved
+            if run.spec.moved:
+                run.launch.program.account.bytes_moved += run.spec.moved
             if gang.exclusive:
                 for name in run.spec.functions:
                     self._quarantine.ended_well(name)
