@@ -45,7 +45,8 @@ class User:
             for name, value in os.environ.items()
             if not name.startswith(settings) and name not in ("NPROC", "XLA_FLAGS")
         }
-        self.env.update(XDG_RUNTIME_DIR=str(runtime), TMPDIR=str(runtime), ATOLL_CACHE_DIR=str(program_cache), **env)
+        self.env.update(XDG_RUNTIME_DIR=str(runtime), TMPDIR=str(runtime), ATOLL_CACHE_DIR=str(program_cache))
+        self.env |= {"ATOLL_STATE_DIR": "off"} | env
 
     def start(self, *command: str, **env: str) -> subprocess.Popen[str]:
         """Starts any command, in a process group of its own."""

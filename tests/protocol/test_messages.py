@@ -9,6 +9,7 @@ import pytest
 
 from atoll.cluster.slices import SliceRequest
 from atoll.cluster.topology import IslandShape, Seat
+from atoll.cluster.usage.records import By
 from atoll.errors import Status
 from atoll.ir import plan as p
 from atoll.ir.program import Call, Program
@@ -47,6 +48,7 @@ SAMPLES: dict[Any, Any] = {
     str | None: "operator",
     dict[str, int]: {"cpu": 4},
     Seat: Seat(1, 0),
+    By: By.SESSION,
     IslandShape | None: IslandShape(2, 4, "cuda", (2, 4), "h100"),
     Status: STATUS,
     Program: Program("f", (SPEC,), (Call(1, (0,), (SPEC,), (0, 1)),), (1,)),

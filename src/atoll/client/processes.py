@@ -12,11 +12,12 @@ import tempfile
 from pathlib import Path
 
 from atoll.client.settings import Settings, script_name
+from atoll.cluster.folders import default_cache_directory
 from atoll.cluster.processes.child import Child
 from atoll.cluster.processes.client_folders import claim, make_transfer_directory, sweep
 from atoll.cluster.processes.lifeline import watch_in_thread
 from atoll.cluster.security.join import JOIN_VARIABLE
-from atoll.engines.options import EngineOptions, default_cache_directory, make_directory
+from atoll.engines.options import EngineOptions, make_directory
 from atoll.engines.start import EngineProcess, check_settings
 from atoll.errors import AtollError, ClusterError, ConnectError, error_kind
 from atoll.ifrt.options import ProxyOptions, Ready

@@ -105,6 +105,11 @@ class ResourceManager:
         self.islands[island] = Island(island)
         return island
 
+    @property
+    def device_count(self) -> int:
+        """The devices that are there now, on islands that work."""
+        return sum(len(host.devices) for host in self.hosts.values() if self.islands[host.island].works)
+
     def is_lost(self, host: int) -> bool:
         return self.hosts[host].state is HostState.LOST
 

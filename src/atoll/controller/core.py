@@ -8,6 +8,7 @@ memory goes, the client's credits return).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -46,13 +47,16 @@ from atoll.controller.sessions.slices import SliceRequests
 from atoll.errors import invalid
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
-from atoll.protocol.actions import AnyAction, End
+from atoll.protocol.actions import AnyAction, End, KeepEstimates, KeepUsage
 from atoll.protocol.event_log import EventLog
+from atoll.scheduling.estimates import Estimates
+from atoll.scheduling.long_gangs import LongGangs
 from atoll.scheduling.policies import find_policy
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.session import Session
 from atoll.scheduling.tenants import Tenants
+from atoll.scheduling.usage import Meter
 from atoll.telemetry.history import History
 from atoll.telemetry.load import LoadRecord
 
@@ -74,6 +78,8 @@ class Controller:
         self.slices = Slices()
         self.quarantine = Quarantine()
         self.leases = Leases(settings.lease_seconds)
+        self.meter = Meter()
+        self._long_gangs = LongGangs()
         self.connections = Connections()
         self._outbox = Outbox(self.connections)
         self.agents = Agents(self.connections, self._outbox)
@@ -112,7 +118,14 @@ class Controller:
             self.leases,
             self._from_engine,
             OperatorService(
-                self, self.tenants, self._operators, self._outbox, self.log, self.trace, self._sessions.end
+                self,
+                self.tenants,
+                self._operators,
+                self._outbox,
+                self.log,
+                self.trace,
+                self._sessions.end,
+                self._keep_usage,
             ).received,
         )
         self._lifecycle.subscribe(IslandLost, lambda lost: self._admission.introduce_hosts())
@@ -125,6 +138,7 @@ class Controller:
             e.TimerEnded: self._admission.timer_ended,
             e.Tick: self._tick,
             e.StopAsked: self._stop,
+            e.EstimatesRead: lambda event: self._estimates.load(event.estimates),
         }
 
     def _make_programs(self, settings: ClusterSettings) -> None:
@@ -143,10 +157,13 @@ class Controller:
         self.trace = self.launcher.trace
         self._failures = Failures(self.launcher, self.resources, self.sessions)
         self._compilation = Compilation(
-            self.resources, self.sessions, self._outbox, self.quarantine, self.scheduler, _location
+            self.resources, self.sessions, self._outbox, self.quarantine, self.scheduler, self.meter, _location
         )
         self.functions = self._compilation.functions
-        self.programs = ProgramRegistry(self._compilation, self._outbox, self.launcher.large_plans)
+        self._estimates = Estimates(self.functions.contents, self.resources.hosts)
+        self.programs = ProgramRegistry(
+            self._compilation, self._outbox, self.launcher.large_plans, self.meter, self._estimates
+        )
 
     def _make_sessions(self, settings: ClusterSettings) -> None:
         """Sessions, and the hosts that they run on."""
@@ -227,7 +244,7 @@ class Controller:
         self.log.record(event)
         outbox = self._outbox
         outbox.cause += 1
-        outbox.seconds = event.seconds
+        outbox.seconds = self.meter.now = event.seconds
         return self._handlers[type(event)](event) or _NOTHING
 
     def _flush(self, event: e.Flush) -> list[AnyAction]:
@@ -252,8 +269,23 @@ class Controller:
         self.migrations.tick(now)
         self._operators.tick(now)
         self._failures.tick(now)
+        self._long_gangs.tick(now, self.launcher.in_flight)
+        self._keep_usage()
+        self._keep_estimates(now)
+
+    def _keep_usage(self) -> None:
+        present, usage = self.meter.take(self.resources.device_count)
+        if present or usage:
+            self._outbox.add(KeepUsage(self._outbox.cause, present, usage))
+
+    def _keep_estimates(self, now: float) -> None:
+        changes = self._estimates.changes(now)
+        if changes:
+            self._outbox.add(KeepEstimates(self._outbox.cause, changes))
 
     def _stop(self, event: e.StopAsked) -> None:
+        self._keep_usage()
+        self._keep_estimates(math.inf)
         for host, connection in list(self.connections.hosts.items()):
             self._outbox.to_host(host, m.Stop())
             self._outbox.close(connection)

@@ -15,6 +15,7 @@ from atoll.cluster.processes.lifeline import watch_in_loop
 from atoll.cluster.processes.process import read_options, run_loop, spare_collector, start_logging
 from atoll.cluster.security.access import HOST_TOKEN_VARIABLE
 from atoll.cluster.security.joiners import Joiners
+from atoll.cluster.usage.keeper import Keeper
 from atoll.controller.core import Controller
 from atoll.controller.options import ControllerOptions
 from atoll.errors import AtollError
@@ -47,6 +48,7 @@ class ControllerShell:
         self._clock = self._loop.time
         self._controller = Controller(options.settings, token, host_token=host_token)
         self.joiners = Joiners(options.directory, self._controller.tokens) if has_tls else None
+        self.keeper = Keeper(options.usage_file, options.cache_directory)
         self._ready_fd = options.ready_fd
         self._stop = stop
         self._connections: dict[int, Connection] = {}
@@ -62,12 +64,18 @@ class ControllerShell:
             a.SetTimer: self._set_timer,
             a.ReportReady: self._report_ready,
             a.End: self._end,
+            a.KeepUsage: lambda action: self.keeper.keep_usage(action.present_ns, action.usage),
+            a.KeepEstimates: lambda action: self.keeper.keep_estimates(action.estimates),
+            a.AnswerUsage: self._answer_usage,
         }
 
     # ---- events
 
     def start(self) -> None:
         self._handle(e.Started(self._clock()))
+        estimates = self.keeper.read_estimates()
+        if estimates:
+            self._handle(e.EstimatesRead(self._clock(), estimates))
         self._tick()
 
     def accept(self) -> Connection:
@@ -148,6 +156,13 @@ class ControllerShell:
     def _set_timer(self, action: a.SetTimer) -> None:
         self._loop.call_later(action.seconds, lambda: self._handle(e.TimerEnded(self._clock(), action.timer)))
 
+    def _answer_usage(self, action: a.AnswerUsage) -> None:
+        def done(content: bytes) -> None:
+            reply = a.Send(action.cause, action.connection, m.UsageReply(content))
+            self._loop.call_soon_threadsafe(self._send, reply)
+
+        self.keeper.report(action.by, action.seconds, action.tenant, action.expected, done)
+
     def _end(self, action: a.End) -> None:
         self._loop.call_later(_END_SECONDS, self._stop.set)
 
@@ -171,6 +186,7 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
     server.close()
     shell.stop()
     await asyncio.sleep(0)
+    await asyncio.to_thread(shell.keeper.close)
     if address.is_unix:
         with contextlib.suppress(OSError):
             os.unlink(address.path)

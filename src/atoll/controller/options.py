@@ -15,3 +15,5 @@ class ControllerOptions(msgspec.Struct, frozen=True):
     parent: int
     ready_fd: int = -1
     directory: str = ""  # of the cluster, with its authority: for an address with TLS
+    usage_file: str = ""  # where usage is kept; "": in memory
+    cache_directory: str = ""  # of compiled programs, and of what was learnt of them; "": none

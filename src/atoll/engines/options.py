@@ -20,6 +20,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     advertise: str = ""  # by which others know it, in the join strings; "": see `cluster.security.start.advertised`
     parent: int = 0
     cache_directory: str = ""
+    usage_file: str = ""  # where the controller keeps usage; "": in memory
     ready_fd: int = -1
     client_directories: tuple[str, ...] = ()  # of its client, which the proxy removes unless it was killed
 
@@ -57,12 +58,3 @@ def registry_folder() -> Path:
 def make_directory(kind: str) -> Path:
     """A fresh private folder for a cluster's sockets."""
     return Path(tempfile.mkdtemp(prefix=f"atoll-{kind}-", dir=sockets_base()))
-
-
-def default_cache_directory(wanted: str = "") -> str:
-    """Where compiled programs are kept: $ATOLL_CACHE_DIR ("off" keeps none), or `wanted`, or a folder of the user's."""
-    chosen = os.environ.get("ATOLL_CACHE_DIR", "")
-    if chosen == "off":
-        return ""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return chosen or wanted or str(base / "atoll" / "programs")

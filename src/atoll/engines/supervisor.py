@@ -152,7 +152,13 @@ class Supervisor:
     def _start_processes(self, ready: int) -> None:
         """`ready` is what the controller writes to once it has everything that it needs."""
         options = ControllerOptions(
-            str(self._address), self._options.settings, os.getpid(), ready, self._options.directory
+            str(self._address),
+            self._options.settings,
+            os.getpid(),
+            ready,
+            self._options.directory,
+            self._options.usage_file,
+            self._options.cache_directory,
         )
         try:
             self._controller = LocalProcess(

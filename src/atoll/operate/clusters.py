@@ -12,10 +12,18 @@ import msgspec
 
 from atoll.cluster.processes.process_table import ancestors
 from atoll.cluster.security.join import JOIN_VARIABLE, JoinString
+from atoll.cluster.usage.records import By
 from atoll.errors import ClusterError, ConnectError
 from atoll.operate.joining import is_at, reach, reach_of
 from atoll.operate.registry import DEFAULT_NAME, ClusterRecord, ClusterRegistry, embedded_clusters
-from atoll.operate.requests import Operation, request_dump, request_operation, request_report, request_trace
+from atoll.operate.requests import (
+    Operation,
+    request_dump,
+    request_operation,
+    request_report,
+    request_trace,
+    request_usage,
+)
 from atoll.operate.traces import chrome_trace
 from atoll.protocol.messages import AddIslandRequest
 from atoll.wire.address import Address
@@ -117,6 +125,13 @@ def trace_of(target: Target, token: str) -> bytes:
     """What ran on the cluster lately, as Chrome's trace events. Raises ConnectError and its kin."""
     with explained():
         return chrome_trace(request_trace(target.address, token, join=target.join))
+
+
+def usage_of(target: Target, token: str, by: By, seconds: float) -> dict[str, Any]:
+    """What was used in the last `seconds`, 0 for ever; see `atoll.cluster.usage.store`. Raises ConnectError and kin."""
+    with explained():
+        usage: dict[str, Any] = msgspec.json.decode(request_usage(target.address, token, by, seconds, target.join))
+        return usage
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from atoll._version import __version__
 from atoll.cluster.security.access import joined, token_beside
 from atoll.cluster.security.join import JoinString
 from atoll.cluster.security.roles import Role
+from atoll.cluster.usage.records import By
 from atoll.errors import AccessError, Code, ConnectError, refusal
 from atoll.protocol import messages as m
 from atoll.protocol.spans import Span
@@ -47,6 +48,13 @@ def request_trace(address: Address, token: str, since: int = 0, join: JoinString
     reply = _run(_request(address, token, join, m.TraceRequest(since)))
     assert isinstance(reply, m.TraceReply)
     return msgspec.msgpack.decode(reply.content, type=list[Span])
+
+
+def request_usage(address: Address, token: str, by: By, seconds: float, join: JoinString | None = None) -> bytes:
+    """What was used in the last `seconds`, 0 for ever: JSON, see `cluster.usage.store`. Raises ConnectError and kin."""
+    reply = _run(_request(address, token, join, m.UsageRequest(by, seconds)))
+    assert isinstance(reply, m.UsageReply)
+    return reply.content
 
 
 def request_stop(address: Address, token: str, join: JoinString | None = None) -> None:

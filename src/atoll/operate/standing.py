@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from atoll.cluster.folders import default_cache_directory, usage_file
 from atoll.cluster.processes.child import wait_for_any
 from atoll.cluster.processes.client_folders import sweep
 from atoll.cluster.security.access import TOKEN_VARIABLE
@@ -18,7 +19,7 @@ from atoll.cluster.security.kept import kept_environment
 from atoll.cluster.security.roles import Role
 from atoll.cluster.security.start import advertised
 from atoll.cluster.settings import ClusterSettings
-from atoll.engines.options import EngineOptions, default_cache_directory, sockets_base
+from atoll.engines.options import EngineOptions, sockets_base
 from atoll.engines.ray.control import end_cluster
 from atoll.engines.start import EngineProcess, check_settings
 from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError, SettingsError
@@ -86,6 +87,7 @@ class StandingCluster:
                 advertise=advertise,
                 parent=parent,
                 cache_directory=default_cache_directory(),
+                usage_file=usage_file(name),
             )
             self.engine = EngineProcess(options, output=self._log.fileno() if self._log else 2, environment=environment)
             pid = self.engine.process.pid

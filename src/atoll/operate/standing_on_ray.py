@@ -35,7 +35,7 @@ class StandingOnRay:
         registry = ClusterRegistry()
         self.directory = registry.directory(name)
         self._check(registry, name)
-        self._cluster = RayCluster(name, EngineStart(settings, listen, advertise, insecure), stays=stays)
+        self._cluster = RayCluster(name, EngineStart(settings, listen, advertise, insecure, name), stays=stays)
         try:
             with registry.locked():
                 self._check(registry, name)

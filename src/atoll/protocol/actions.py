@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from atoll.cluster.usage.records import By, Estimate, Expected, Usage
+
 
 class Action(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The base of all actions. Events are numbered from 1."""
@@ -53,4 +55,27 @@ class End(Action, frozen=True, tag=6):
     """End the process, once what was sent is on its way."""
 
 
-AnyAction = Send | Close | Name | SetTimer | ReportReady | End
+class KeepUsage(Action, frozen=True, tag=7):
+    """Keep what was used since the last such action, and how much device time there was."""
+
+    present_ns: int
+    usage: tuple[Usage, ...]
+
+
+class AnswerUsage(Action, frozen=True, tag=8):
+    """Send the connection a `UsageReply`: what was used in the last `seconds`, 0 for ever; with a `tenant`, by it."""
+
+    connection: int
+    by: By
+    seconds: float
+    tenant: str | None
+    expected: tuple[Expected, ...] = ()
+
+
+class KeepEstimates(Action, frozen=True, tag=9):
+    """Keep what was learnt of how long gangs take."""
+
+    estimates: tuple[Estimate, ...]
+
+
+AnyAction = Send | Close | Name | SetTimer | ReportReady | End | KeepUsage | AnswerUsage | KeepEstimates

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from atoll.cluster.usage.records import Estimate
 from atoll.protocol import messages as m
 
 
@@ -82,4 +83,12 @@ class StopAsked(Event, frozen=True, tag=8):
     """The process is to end."""
 
 
-AnyEvent = Received | Flush | Started | ConnectionOpened | ConnectionLost | TimerEnded | Tick | StopAsked
+class EstimatesRead(Event, frozen=True, tag=9):
+    """What clusters before this one have learnt of how long gangs take."""
+
+    estimates: tuple[Estimate, ...]
+
+
+AnyEvent = (
+    Received | Flush | Started | ConnectionOpened | ConnectionLost | TimerEnded | Tick | StopAsked | EstimatesRead
+)

@@ -38,6 +38,7 @@ _OPERATOR = {Peer.OPERATOR: Scope.ALL}
 _BY_OPERATORS: dict[type[Any], dict[Peer, Scope]] = {
     m.StatusRequest: _SEES,
     m.TraceRequest: _SEES,
+    m.UsageRequest: _SEES,
     m.RemapRequest: _SEES,
     m.EndSessionRequest: _SEES,
     m.DumpRequest: _OPERATOR,
@@ -70,6 +71,7 @@ COMMANDS: dict[str, type[Any]] = {
     "atoll metrics": m.StatusRequest,
     "atoll tenants": m.StatusRequest,
     "atoll trace": m.TraceRequest,
+    "atoll usage": m.UsageRequest,
     "atoll remap": m.RemapRequest,
     "atoll end-session": m.EndSessionRequest,
     "atoll dump": m.DumpRequest,

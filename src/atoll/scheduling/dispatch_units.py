@@ -119,4 +119,5 @@ def _joined(gangs: Sequence[GangSpec]) -> GangSpec:
         devices={host: tuple(sorted({d for gang in gangs for d in gang.devices[host]})) for host in first.hosts},
         estimate=sum(gang.estimate for gang in gangs),
         segments=len(gangs),
+        moved=sum(gang.moved for gang in gangs),
     )

@@ -34,6 +34,7 @@ class FunctionRegistry:
 
     users: dict[str, int] = field(default_factory=dict)
     locations: dict[str, DeviceAssignment] = field(default_factory=dict)  # where each of them runs
+    contents: dict[str, str] = field(default_factory=dict)  # the hashes of what their clients sent
     scratch: dict[str, int] = field(default_factory=dict)  # bytes on each of its devices while it runs
     calls_client: set[str] = field(default_factory=set)  # those that call their client's Python
     # Compilations under way, in the order in which each host was asked: its answers come in any order.
@@ -53,6 +54,7 @@ class FunctionRegistry:
             return False
         self.users.pop(name, None)
         self.locations.pop(name, None)
+        self.contents.pop(name, None)
         self.scratch.pop(name, None)
         self.calls_client.discard(name)
         return True

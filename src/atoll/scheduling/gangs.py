@@ -64,6 +64,7 @@ class GangSpec:
     segments: int = 1  # of each of its hosts' plans
     late: Late | None = None
     runs: int = 0  # from which it has learnt
+    moved: int = 0  # bytes that it writes in moving them
     device_count: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,6 +83,20 @@ class GangSpec:
     def expected(self) -> int:
         """What the next gang counts. What has never run counts much: it must not get far ahead before it is known."""
         return self.estimate if self.runs or self.incoming or self.late else max(self.estimate, _NEW_NS)
+
+    def known_by(self, contents: Mapping[str, str], device: str) -> str:
+        """What gangs have in common that take as long: functions of these contents, on as many devices of that kind a
+        host. "" where it runs no function.
+        """
+        if not self.functions:
+            return ""
+        counts = [len(self.devices[host]) for host in self.hosts]
+        shape = f"{len(counts)}x{counts[0]}" if len(set(counts)) == 1 else "+".join(map(str, counts))
+        return " ".join([device, shape, *(contents.get(name, name) for name in self.functions)])
+
+    def begin_with(self, nanoseconds: int, runs: int) -> None:
+        """So long others took that do the same. A first run that takes longer counts for little then."""
+        self.estimate, self.runs = nanoseconds, max(runs, _FIRST_RUNS)
 
     def learn(self, nanoseconds: int) -> None:
         """A run took so long."""

@@ -12,6 +12,7 @@ from dataclasses import astuple, dataclass, replace
 
 from atoll.cluster.locations import HostDevice, MemoryRequirement
 from atoll.scheduling.cells import Cells
+from atoll.scheduling.usage import Account
 
 # Requirements whose devices are remembered: each program has a few.
 _MOST_KNOWN = 4096
@@ -24,6 +25,7 @@ class Block:
     requirement: MemoryRequirement
     users: int = 1
     owner: Ledger | None = None  # that of the tenant who has it, where those are counted
+    account: Account | None = None  # of who had it made
 
 
 @dataclass(slots=True, eq=False)
@@ -106,33 +108,46 @@ class Ledger:
                     return part.device
         return None
 
-    def take(self, requirement: MemoryRequirement, owner: Ledger | None = None) -> Block:
-        """Memory for one user; it is counted as the `owner`'s, too."""
-        self._count(requirement)
+    def take(
+        self, requirement: MemoryRequirement, owner: Ledger | None = None, account: Account | None = None
+    ) -> Block:
+        """Memory for one user; it is counted as the `owner`'s, too, and the `account` has it until it is released."""
+        nbytes = self._count(requirement)
+        if account is not None:
+            account.hold(nbytes)
         if owner is not None:
             owner._count(requirement)
-        return Block(requirement, owner=owner)
+        return Block(requirement, owner=owner, account=account)
 
-    def _count(self, requirement: MemoryRequirement) -> None:
+    def _count(self, requirement: MemoryRequirement) -> int:
+        """The bytes that it takes on all devices together."""
+        nbytes = 0
         for part in self._parts(requirement):
             memory = part.memory
             memory.used += part.nbytes
             memory.peak = max(memory.peak, memory.used)
-            self.total += part.nbytes * part.devices
+            nbytes += part.nbytes * part.devices
+        self.total += nbytes
+        return nbytes
 
-    def _uncount(self, requirement: MemoryRequirement) -> None:
+    def _uncount(self, requirement: MemoryRequirement) -> int:
+        nbytes = 0
         for part in self._parts(requirement):
             part.memory.used -= part.nbytes
-            self.total -= part.nbytes * part.devices
+            nbytes += part.nbytes * part.devices
+        self.total -= nbytes
+        return nbytes
 
     def release(self, block: Block) -> bool:
         """One user of the block needs it no more; True where that was the last."""
         block.users -= 1
         if block.users:
             return False
-        self._uncount(block.requirement)
+        nbytes = self._uncount(block.requirement)
         if block.owner is not None:
             block.owner._uncount(block.requirement)
+        if block.account is not None:
+            block.account.hold(-nbytes)
         return True
 
     def _parts(self, requirement: MemoryRequirement) -> tuple[_Part, ...]:

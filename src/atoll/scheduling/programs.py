@@ -16,7 +16,9 @@ from atoll.ir.program import Call, Program, value_specs
 from atoll.ir.types import ArraySpec
 from atoll.scheduling.dispatch_units import Unit, UnitBuilder
 from atoll.scheduling.gangs import ClientFeed, GangSpec, HostFeeds, MadeValue
+from atoll.scheduling.movement import bytes_moved
 from atoll.scheduling.tickets import UNKNOWN_NS, Late
+from atoll.scheduling.usage import Account
 
 # A worker ends over a control frame of 64 MiB. A launch's message has a number of up to 9 bytes for each feed.
 MAX_PLAN_BYTES = 48 << 20
@@ -64,6 +66,7 @@ class RegisteredProgram:
     islands: tuple[int, ...]
     units: UnitBuilder  # of its launches
     is_late: bool  # some of its gangs are
+    account: Account  # that its launches are charged to
     # Gangs that have not started still need the plans, also of a program that its session has released.
     waiting: int = 0
     released: bool = False
@@ -87,6 +90,13 @@ class RegisteredProgram:
     def gangs(self) -> list[GangSpec]:
         return [gang for node in self.nodes for gang in node]
 
+    @property
+    def expected(self) -> int:
+        """Nanoseconds that a launch is expected to take; 0 where nobody knows yet."""
+        if not any(gang.runs for gang in self.gangs):
+            return 0
+        return sum(max(gang.estimate for gang in node) for node in self.nodes)
+
 
 def register(
     program: Program,
@@ -95,8 +105,9 @@ def register(
     functions: Mapping[int, str],
     scratch_of: Callable[[str], MemoryRequirement],
     calls_client: Container[str] = (),
+    account: Account | None = None,
 ) -> RegisteredProgram:
-    """Lowers a program, whose plans are to have this number.
+    """Lowers a program, whose plans are to have this number, and whose launches are charged to the account.
 
     `scratch_of(function)` is what the workers' function of that name needs on its devices while it runs; those in
     `calls_client` call their client's Python meanwhile.
@@ -123,9 +134,7 @@ def register(
     for gang, segments in zip(lowered.gangs, segments_of, strict=True):
         scratch = _on(gang.hosts, scratch_of(gang.function)) if gang.function else ()
         late = Late.PYTHON if gang.colocated else Late.CLIENT if gang.function in calls_client else None
-        nodes.setdefault(gang.node, []).append(
-            _spec(gang, segments, lowered, position_of, program.feeds, scratch, late)
-        )
+        nodes.setdefault(gang.node, []).append(_spec(gang, segments, lowered, position_of, program, scratch, late))
     gangs = tuple(tuple(each) for each in nodes.values())
     return RegisteredProgram(
         program.name,
@@ -146,6 +155,7 @@ def register(
         tuple(sorted({gang.island for gang in lowered.gangs})),
         UnitBuilder(gangs),
         any(gang.late for node in gangs for gang in node),
+        account or Account(),
         is_large=largest >= LARGE_PLAN_BYTES,
     )
 
@@ -166,11 +176,11 @@ def _spec(
     segments: Mapping[int, p.Segment],
     lowered: Lowered,
     position_of: Mapping[int, int],
-    client_feeds: int,
+    program: Program,
     scratch: MemoryRequirement,
     late: Late | None,
 ) -> GangSpec:
-    values = lowered.values
+    values, client_feeds = lowered.values, program.feeds
     steps = [step for segment in segments.values() for step in segment.steps]
     uses = {value for step in steps for value in p.uses(step)}
     return GangSpec(
@@ -198,6 +208,7 @@ def _spec(
         _devices(gang.hosts, uses.union(gang.makes), values),
         estimate=0 if late else UNKNOWN_NS,
         late=late,
+        moved=sum(bytes_moved(step, program.arguments) for step in steps),
     )
 
 

@@ -163,8 +163,9 @@ class Reservations:
 
     def _take(self, need: _Need, owner: Ledger | None) -> None:
         run = need.gang.run
+        account = run.launch.program.account
         for entry, requirement in need.fresh:
-            block = self.ledger.take(requirement, owner)
+            block = self.ledger.take(requirement, owner, account)
             block.users += 1  # the gang is one until it has ended, even if the client releases it before
             entry.blocks += (block,)
             run.blocks.append(block)
@@ -176,7 +177,7 @@ class Reservations:
             for view in views:
                 _share(run.launch.entries[view], run.launch.entries[value], run.spec.hosts)
         if run.spec.scratch:
-            run.blocks.append(self.ledger.take(run.spec.scratch, owner))
+            run.blocks.append(self.ledger.take(run.spec.scratch, owner, account))
 
     def _consumed(self, gang: Gang[GangRun]) -> dict[MemoryRequirement, list[tuple[Entry, Block]]]:
         """The blocks of donated inputs: an output of the same size is written to one of them."""

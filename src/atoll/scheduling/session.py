@@ -68,6 +68,7 @@ class GangRun:
     failure: Status | None = None  # on some of several hosts
     duration: int = 0  # in nanoseconds, of the slowest host
     device_ns: int = 0  # that it kept its devices busy, summed over these
+    advance_ns: int = 0  # of that, charged while it ran: see `scheduling.long_gangs`
     blocks: list[Block] = field(default_factory=list)  # that it holds while it runs
     inherited: Sequence[Inherited] = ()  # until it has ended
     tally: Tally | None = None  # where it counts, from its start on

@@ -162,7 +162,8 @@ class Functions:
             self._inbox.drop(other.session, other.feed)
         scratch = 0 if function is None else function.loaded.scratch_bytes
         calls_client = function is not None and bool(function.callbacks)
-        self._report(Compiled(message.function, status, encoded, seconds, cached, scratch, calls_client))
+        name = "" if info is None else info.name
+        self._report(Compiled(message.function, status, encoded, seconds, cached, scratch, calls_client, name))
 
     def _loaded_python(self, function: str, status: Status) -> None:
         with self._lock:

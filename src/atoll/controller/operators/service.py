@@ -13,12 +13,13 @@ from atoll.controller.operators.requests import Operators
 from atoll.controller.outbox import Outbox
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
 from atoll.protocol import messages as m
-from atoll.protocol.actions import End
+from atoll.protocol.actions import AnswerUsage, End
 from atoll.protocol.event_log import EventLog
 from atoll.protocol.events import Received
 from atoll.protocol.permissions import Peer as Kind
 from atoll.protocol.permissions import Scope, scope_of
 from atoll.protocol.spans import Span
+from atoll.scheduling.estimates import expectations
 from atoll.scheduling.tenants import Tenant, Tenants
 from atoll.scheduling.trace import Trace
 from atoll.telemetry.report import Reported, report
@@ -28,7 +29,7 @@ class OperatorService:
     """Answers each message of an operator's connection with one reply.
 
     A tenant that is no operator sees and moves what is its own, and nothing else. `end_session(number, status)` ends
-    one.
+    one, and `keep_usage()` has the shell keep what was used until now.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class OperatorService:
         log: EventLog,
         trace: Trace,
         end_session: Callable[[int, Status], None],
+        keep_usage: Callable[[], None],
     ) -> None:
         self._controller = controller
         self._tenants = tenants
@@ -48,6 +50,7 @@ class OperatorService:
         self._log = log
         self._trace = trace
         self._end_session = end_session
+        self._keep_usage = keep_usage
 
     def received(self, peer: Peer, event: Received) -> None:
         tenant, message = peer.tenant, event.message
@@ -80,6 +83,12 @@ class OperatorService:
                 reply = m.TraceReply(msgspec.msgpack.encode(self._own(new, viewer)), position)
             case m.TraceRequest(since=since):
                 reply = m.TraceReply(msgspec.msgpack.encode(self._own(self._trace.spans(since), viewer)))
+            case m.UsageRequest(by=by, seconds=seconds):
+                self._keep_usage()
+                tenant = None if viewer is None else viewer.name
+                expected = expectations(self._controller.sessions.values(), viewer)
+                self._outbox.add(AnswerUsage(self._outbox.cause, peer.connection, by, seconds, tenant, expected))
+                return
             case m.StopRequest():
                 self._outbox.send(peer.connection, m.StopReply())
                 self._outbox.close(peer.connection)

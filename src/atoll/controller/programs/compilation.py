@@ -17,6 +17,7 @@ from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun, Session
 from atoll.scheduling.tenants import Tenant
+from atoll.scheduling.usage import Meter
 
 
 class Compilation:
@@ -29,6 +30,7 @@ class Compilation:
         outbox: Outbox,
         quarantine: Quarantine,
         scheduler: Scheduler[GangRun],
+        meter: Meter,
         location_of: Callable[[Session, int], DeviceLocation],
     ) -> None:
         self.functions = FunctionRegistry()
@@ -37,6 +39,7 @@ class Compilation:
         self._outbox = outbox
         self._quarantine = quarantine
         self._scheduler = scheduler
+        self._meter = meter
         self._location_of = location_of
         self._late: set[int] = set()  # sessions with releases that wait
         self._awaiting: dict[tuple[int, int, int], m.Compile] = {}  # their source: (session, host, feed)
@@ -66,6 +69,7 @@ class Compilation:
         session.function_requests[message.function] = message
         self.functions.acquire(name)
         self.functions.locations[name] = locations
+        self.functions.contents[name] = message.content
         self._compile(session, message.function, name, message.feed)
 
     def _check_quota(self, tenant: Tenant) -> None:
@@ -167,6 +171,12 @@ class Compilation:
             self.functions.compiled += not message.cached
             self.functions.cached += message.cached
             self.functions.seconds += message.seconds
+            waiting = self.functions.waiting.get((message.function, host), ())
+            first = self._sessions.get(waiting[0].session) if waiting else None  # who asked first pays
+            if first is not None:
+                self._meter.account(first.tenant.name, first.number, first.label, message.name).compiled(
+                    message.seconds
+                )
             if message.function in self.functions.users:  # else it was released meanwhile
                 self.functions.scratch[message.function] = message.scratch_bytes
                 if message.calls_client:

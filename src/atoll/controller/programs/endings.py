@@ -16,6 +16,7 @@ from atoll.protocol import messages as m
 from atoll.scheduling.device_clocks import DeviceClocks
 from atoll.scheduling.feeds import Key
 from atoll.scheduling.gangs import GangSpec
+from atoll.scheduling.long_gangs import settled
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.promises import Promises
 from atoll.scheduling.quarantine import Quarantine
@@ -95,7 +96,12 @@ class Endings:
                     if ended - began > duration:  # by hand: two calls a host would be most of it
                         duration = ended - began
             run.duration = duration
-            run.device_ns += self._clocks.busy(hosts, run.spec.devices, times)
+            busy = self._clocks.busy(hosts, run.spec.devices, times)
+            run.device_ns += busy
+            account = run.launch.program.account
+            account.device_ns += settled(run, busy) if run.advance_ns else busy
+            if account.is_idle:
+                account.wake()
         left.difference_update(hosts)
         if not left:
             self._all_ended(gang)
@@ -120,6 +126,8 @@ class Endings:
             return
         if run.launch.error is None:
             run.spec.learn(run.duration)
+            if run.spec.moved:
+                run.launch.program.account.bytes_moved += run.spec.moved
             if gang.exclusive:
                 for name in run.spec.functions:
                     self._quarantine.ended_well(name)

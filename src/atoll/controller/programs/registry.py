@@ -12,9 +12,11 @@ from atoll.errors import StatusError
 from atoll.ir.plan import Plan
 from atoll.ir.program import Program
 from atoll.protocol import messages as m
+from atoll.scheduling.estimates import Estimates
 from atoll.scheduling.large_plans import LargePlans
 from atoll.scheduling.programs import RegisteredProgram, device_groups, register
 from atoll.scheduling.session import Session
+from atoll.scheduling.usage import Meter
 
 
 class ProgramRegistry:
@@ -22,11 +24,15 @@ class ProgramRegistry:
     or comes there before it.
     """
 
-    def __init__(self, compilation: Compilation, outbox: Outbox, large: LargePlans) -> None:
+    def __init__(
+        self, compilation: Compilation, outbox: Outbox, large: LargePlans, meter: Meter, estimates: Estimates
+    ) -> None:
         self.plans: dict[int, dict[int, Plan]] = {}  # by number and host
         self._compilation = compilation
         self._outbox = outbox
         self._large = large
+        self._meter = meter
+        self._estimates = estimates
         self._next_plan = 1
 
     def register(self, session: Session, number: int, definition: Program) -> None:
@@ -34,7 +40,7 @@ class ProgramRegistry:
         session.definitions[number] = definition
         try:
             session.devices.use(definition.name, device_groups(definition))
-            session.programs[number] = self.lower(definition, session.devices.locations, session.functions)
+            session.programs[number] = self.lower(session, definition, session.devices.locations, session.functions)
         except StatusError as error:
             session.programs[number] = error.status
 
@@ -45,11 +51,17 @@ class ProgramRegistry:
         if isinstance(program, RegisteredProgram):
             self.drop(program)
 
-    def lower(self, definition: Program, locations: Placement, functions: Mapping[int, str]) -> RegisteredProgram:
-        """Lowers a program for these places and functions. Raises StatusError where it cannot be."""
+    def lower(
+        self, session: Session, definition: Program, locations: Placement, functions: Mapping[int, str]
+    ) -> RegisteredProgram:
+        """Lowers a program of the session for these places and functions. Raises StatusError where it cannot be."""
         registry = self._compilation.functions
         number = self._next_plan
-        program = register(definition, number, locations, functions, registry.scratch_of, registry.calls_client)
+        account = self._meter.account(session.tenant.name, session.number, session.label, definition.name)
+        program = register(
+            definition, number, locations, functions, registry.scratch_of, registry.calls_client, account
+        )
+        self._estimates.begin(program)
         self._next_plan += 1
         self.plans[number] = {host: each.plan for host, each in program.plans.items()}
         hosts = tuple(program.plans)
@@ -69,6 +81,7 @@ class ProgramRegistry:
         hosts = set(self.plans.pop(program.number)) - self._large.dropped(program.number)
         for host in sorted(hosts):
             self._outbox.to_host(host, m.DropPlan(program.number))
+        self._estimates.end(program)
         for name in program.functions:
             self._compilation.drop_reference(name)
 
@@ -76,6 +89,7 @@ class ProgramRegistry:
         for program in session.programs.values():
             if isinstance(program, RegisteredProgram):
                 self.drop(program)
+        self._meter.session_closed(session.number)
 
     def host_joined(self, host: int) -> None:
         """The host's worker starts with nothing: it gets its plans."""

@@ -300,7 +300,7 @@ class Migrations:
             old = session.programs.get(number)
             try:
                 session.programs[number] = self._programs.lower(
-                    definition, session.devices.locations, session.functions
+                    session, definition, session.devices.locations, session.functions
                 )
             except StatusError as error:
                 session.programs[number] = error.status
@@ -327,7 +327,7 @@ class Migrations:
 
     def _own_program(self, session: Session, definition: ir.Program, places: Placement) -> int:
         number = min((0, *session.programs)) - 1
-        session.programs[number] = self._programs.lower(definition, places, {})
+        session.programs[number] = self._programs.lower(session, definition, places, {})
         return number
 
     def _drop_own(self, session: Session, number: int) -> None:

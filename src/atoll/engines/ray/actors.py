@@ -20,10 +20,11 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
+from atoll.cluster.folders import default_cache_directory, usage_file
 from atoll.cluster.security.roles import JOINING, Role
 from atoll.cluster.security.start import advertised
 from atoll.cluster.settings import ClusterSettings
-from atoll.engines.options import EngineOptions, default_cache_directory, make_directory
+from atoll.engines.options import EngineOptions, make_directory
 from atoll.engines.start import EngineProcess
 from atoll.errors import AtollError
 from atoll.wire.address import check_may_listen, parse_address
@@ -51,6 +52,7 @@ class EngineStart(msgspec.Struct, frozen=True):
     listen: str = ""
     advertise: str = ""
     insecure: bool = False
+    name: str = ""  # of the cluster
 
 
 class EngineBegun(NamedTuple):
@@ -140,6 +142,7 @@ class EngineActor:
                         advertise=advertise,
                         parent=os.getpid(),
                         cache_directory=default_cache_directory(),
+                        usage_file=usage_file(given.name),
                     ),
                     output=log.fileno(),
                 )

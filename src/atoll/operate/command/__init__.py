@@ -13,7 +13,7 @@ import typer
 
 from atoll._version import __version__
 from atoll.errors import AtollError
-from atoll.operate.command import clusters, hosts, manifests, operators, scripts, tenants, watching
+from atoll.operate.command import clusters, hosts, manifests, operators, scripts, tenants, usage, watching
 from atoll.operate.command.terminal import fail
 
 # Each command imports what it needs when it runs: all imports here would double the time of `atoll --help`.
@@ -65,7 +65,7 @@ def atoll(
     - `ATOLL_BULK_TLS`: "off" leaves the data connections of a cluster on TCP without TLS. `ATOLL_INSECURE=1`: no TLS at
     all.
 
-    - `ATOLL_CACHE_DIR`: where compiled programs are kept; "off" keeps none.
+    - `ATOLL_CACHE_DIR`: where compiled programs are kept; "off" keeps none. `ATOLL_STATE_DIR`: the same for usage.
 
     - `ATOLL_LOG`: debug or info makes the processes log more.
     """
@@ -85,6 +85,7 @@ app.command("add-island")(operators.add_island)
 app.command()(operators.drain)
 app.command("end-session")(operators.end_session)
 app.add_typer(tenants.app)
+app.command()(usage.usage)
 app.command()(operators.dump)
 app.command()(operators.trace)
 app.command()(clusters.down)

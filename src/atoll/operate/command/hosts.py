@@ -95,13 +95,13 @@ def host(
     A machine that asks for no rank takes any that is free. One that is left over is a spare, and takes the place of the
     first that is lost.
     """
+    from atoll.cluster.folders import default_cache_directory
     from atoll.cluster.processes.process import run_loop, start_logging
     from atoll.cluster.security.access import INSECURE_VARIABLE
     from atoll.cluster.security.join import JOIN_VARIABLE
     from atoll.engines.agent.agent import run_agents
     from atoll.engines.agent.launcher import seat_of
     from atoll.engines.agent.options import AgentOptions, options_of_workers
-    from atoll.engines.options import default_cache_directory
     from atoll.errors import SettingsError
     from atoll.operate.joining import reach
 

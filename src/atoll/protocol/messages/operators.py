@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from atoll.cluster.topology import IslandShape
+from atoll.cluster.usage.records import By
 from atoll.errors import Status
 from atoll.protocol.messages.opening import Message, Refused
 
@@ -49,6 +50,19 @@ class TraceReply(Message, frozen=True, tag=87):
 
     content: bytes
     position: int = 0
+
+
+class UsageRequest(Message, frozen=True, tag=143):
+    """What was used in the last `seconds`, 0 for ever, summed up `by` that."""
+
+    by: By = By.TENANT
+    seconds: float = 0.0
+
+
+class UsageReply(Message, frozen=True, tag=144):
+    """The answer to UsageRequest: JSON, see `cluster.usage.store`; "" where the cluster has nothing to answer with."""
+
+    content: bytes
 
 
 class RemapRequest(Message, frozen=True, tag=97):
@@ -126,9 +140,10 @@ FromOperator = (
     | StatusRequest
     | DumpRequest
     | TraceRequest
+    | UsageRequest
     | StopRequest
     | SetTenant
     | RemoveTenant
     | EndSessionRequest
 )
-ToOperator = Refused | StatusReply | DumpReply | TraceReply | OperationReply | StopReply
+ToOperator = Refused | StatusReply | DumpReply | TraceReply | UsageReply | OperationReply | StopReply

@@ -32,6 +32,7 @@ class Compiled(Message, frozen=True, tag=11):
     cached: bool
     scratch_bytes: int = 0  # that it needs on each of its devices while it runs
     calls_client: bool = False  # while it runs
+    name: str = ""  # by which people know it
 
 
 class Done(Message, frozen=True, tag=12):

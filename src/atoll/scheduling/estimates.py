@@ -1,0 +1,108 @@
+"""What is learnt of how long gangs take, shared by all programs and sessions whose gangs do the same.
+
+A gang is known by its function, as its client sent it, by the kind of its devices, and by how many of them it has on
+each host; not by which these are. What is learnt outlives programs, and by way of the shell clusters: a program whose
+functions are known starts with what they took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from atoll.cluster.resources import Host
+from atoll.cluster.usage.estimates_file import MOST_ESTIMATES
+from atoll.cluster.usage.records import Estimate, Expected
+from atoll.scheduling.gangs import GangSpec
+from atoll.scheduling.programs import RegisteredProgram
+from atoll.scheduling.session import Session
+from atoll.scheduling.tenants import Tenant
+
+# Runs from which an estimate is worth keeping: the first often takes longer.
+_LEAST_RUNS = 2
+# Changes by less than a fifth are not worth writing.
+_LEAST_CHANGE = 5
+_SAVE_SECONDS = 10.0
+
+
+class Estimates:
+    """Pure. `contents` has the hashes of what clients sent as functions, by the workers' names for these."""
+
+    def __init__(self, contents: Mapping[str, str], hosts: Mapping[int, Host]) -> None:
+        self._contents = contents
+        self._hosts = hosts
+        self._known: dict[str, Estimate] = {}  # the newest last
+        self._gangs: dict[int, list[tuple[str, GangSpec]]] = {}  # by program
+        self._live: dict[str, GangSpec] = {}  # the newest gang with each key
+        self._saved: dict[str, int] = {}
+        self._next_save = 0.0
+
+    def load(self, estimates: Iterable[Estimate]) -> None:
+        """What was learnt before."""
+        for each in estimates:
+            self._keep(each)
+            self._saved[each.key] = each.nanoseconds
+
+    def begin(self, program: RegisteredProgram) -> None:
+        """The program was registered: its gangs start with what is known of them."""
+        gangs = [(key, gang) for gang in program.gangs if not gang.late and (key := self._known_by(gang))]
+        for key, gang in gangs:
+            self._learn(key)
+            known = self._known.get(key)
+            if known is not None:
+                gang.begin_with(known.nanoseconds, known.runs)
+            self._live[key] = gang
+        if gangs:
+            self._gangs[program.number] = gangs
+
+    def end(self, program: RegisteredProgram) -> None:
+        """Nobody launches it any more; what its gangs have taught stays."""
+        for key, gang in self._gangs.pop(program.number, ()):
+            if self._live.get(key) is gang:
+                self._learn(key)
+                del self._live[key]
+
+    def changes(self, now: float) -> tuple[Estimate, ...]:
+        """What has changed much since it was taken here last; now and then only, or there is nothing."""
+        if now < self._next_save:
+            return ()
+        self._next_save = now + _SAVE_SECONDS
+        for key in self._live:
+            self._learn(key)
+        changed = []
+        for key, each in self._known.items():
+            saved = self._saved.get(key)
+            if saved is None or abs(each.nanoseconds - saved) * _LEAST_CHANGE > saved:
+                changed.append(each)
+                self._saved[key] = each.nanoseconds
+        return tuple(changed)
+
+    def _known_by(self, gang: GangSpec) -> str:
+        return gang.known_by(self._contents, self._hosts[gang.hosts[0]].devices[0].kind)
+
+    def _learn(self, key: str) -> None:
+        """Keeps what the newest gang of that key has learnt."""
+        gang = self._live.get(key)
+        if gang is not None and gang.runs >= _LEAST_RUNS:
+            self._keep(Estimate(key, gang.estimate, gang.runs))
+
+    def _keep(self, estimate: Estimate) -> None:
+        known = self._known
+        known.pop(estimate.key, None)
+        known[estimate.key] = estimate
+        if len(known) > MOST_ESTIMATES:
+            oldest = next(iter(known))
+            del known[oldest]
+            self._saved.pop(oldest, None)
+
+
+def expectations(sessions: Iterable[Session], viewer: Tenant | None) -> tuple[Expected, ...]:
+    """What launches of programs that are registered now are expected to take; with a `viewer`, of its own alone."""
+    found: dict[tuple[str, str], int] = {}
+    for session in sessions:
+        if viewer not in (None, session.tenant):
+            continue
+        for program in session.programs.values():
+            if isinstance(program, RegisteredProgram) and (expected := program.expected):
+                key = session.tenant.name, program.name
+                found[key] = max(expected, found.get(key, 0))
+    return tuple(Expected(*key, nanoseconds) for key, nanoseconds in found.items())

@@ -1,0 +1,109 @@
+"""The thread that keeps usage and estimates: in order, at its own pace, and whatever the disk does."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import pytest
+
+from atoll.cluster.folders import usage_file
+from atoll.cluster.usage.estimates_file import FILE_NAME, MOST_ESTIMATES, read_estimates, write_estimates
+from atoll.cluster.usage.keeper import Keeper
+from atoll.cluster.usage.records import By, Estimate, Usage
+
+
+def row(seconds: float) -> Usage:
+    return Usage("ana", 1, "train.py", "step", round(seconds * 1e9))
+
+
+def report(keeper: Keeper) -> dict[str, Any]:
+    answers: Queue[bytes] = Queue()
+    keeper.report(By.TENANT, 0.0, None, (), answers.put)
+    found: dict[str, Any] = json.loads(answers.get(timeout=20))
+    return found
+
+
+def test_what_was_kept_is_in_the_next_report(tmp_path: Path):
+    path = str(tmp_path / "usage.sqlite")
+    keeper = Keeper(path)
+    keeper.keep_usage(4_000_000_000, [row(1)])
+    assert report(keeper)["total"]["device_seconds"] == 1.0
+    keeper.keep_usage(4_000_000_000, [row(2)])
+    keeper.close()
+    again = Keeper(path)
+    found = report(again)
+    assert (found["total"]["device_seconds"], found["idle_device_seconds"], found["kept"]) == (3.0, 5.0, True)
+    again.close()
+
+
+def test_without_a_file_it_is_in_memory():
+    keeper = Keeper()
+    keeper.keep_usage(4_000_000_000, [row(1)])
+    found = report(keeper)
+    assert (found["total"]["device_seconds"], found["kept"]) == (1.0, False)
+    keeper.close()
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning_and_usage_is_in_memory(tmp_path: Path, caplog: Any):
+    (tmp_path / "file").write_text("")
+    keeper = Keeper(str(tmp_path / "file" / "usage.sqlite"))
+    with caplog.at_level(logging.WARNING):
+        keeper.keep_usage(1, [row(1)])
+        assert report(keeper)["total"]["device_seconds"] == 1.0
+    keeper.close()
+    assert "usage is not kept" in caplog.text
+
+
+def test_what_a_disk_refuses_is_kept_once_it_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("atoll.cluster.usage.keeper.MOST_WAITING", 3)
+    keeper = Keeper(str(tmp_path / "usage.sqlite"))
+    store = keeper._opened()  # made by this thread: SQLite's objects stay with theirs
+    store.close()
+    keeper._store = Refusing()  # type: ignore[assignment]
+    for seconds in (1, 2, 4, 8):
+        keeper._waiting.append((0.0, 0, [row(seconds)]))
+        with pytest.raises(OSError, match="full"):
+            keeper._write()
+    kept = [usage.device_ns // 10**9 for _, _, rows in keeper._waiting for usage in rows]
+    assert kept == [2, 4, 8], "of more than it may keep the oldest go"
+
+
+class Refusing:
+    def add(self, records: Any) -> None:
+        raise OSError("full")
+
+
+def test_estimates_of_several_clusters_are_merged(tmp_path: Path):
+    folder = str(tmp_path / "programs")
+    assert read_estimates(folder) == ()
+    write_estimates(folder, [Estimate("a", 1, 5), Estimate("b", 2, 5)])
+    write_estimates(folder, [Estimate("a", 3, 6)])
+    assert read_estimates(folder) == (Estimate("b", 2, 5), Estimate("a", 3, 6))
+    write_estimates(folder, [Estimate(str(i), i, 1) for i in range(MOST_ESTIMATES)])
+    found = read_estimates(folder)
+    assert len(found) == MOST_ESTIMATES
+    assert found[-1].key == str(MOST_ESTIMATES - 1)
+    assert [path.name for path in Path(folder).iterdir()] == [FILE_NAME]
+
+
+@pytest.mark.parametrize("content", [b"", b"[[1]]", b"\xff", b'{"a": 1}'])
+def test_a_damaged_file_of_estimates_is_none(tmp_path: Path, content: bytes):
+    (tmp_path / FILE_NAME).write_bytes(content)
+    assert read_estimates(str(tmp_path)) == ()
+
+
+def test_where_usage_is_kept(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("ATOLL_STATE_DIR", raising=False)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/home/ana")
+    assert usage_file("default") == "/home/ana/.local/state/atoll/usage/default.sqlite"
+    monkeypatch.setenv("XDG_STATE_HOME", "/state")
+    assert usage_file("default") == "/state/atoll/usage/default.sqlite"
+    monkeypatch.setenv("ATOLL_STATE_DIR", "/var/atoll")
+    assert usage_file("a") == "/var/atoll/usage/a.sqlite"
+    monkeypatch.setenv("ATOLL_STATE_DIR", "off")
+    assert usage_file("a") == ""
