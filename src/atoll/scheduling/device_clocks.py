@@ -1,6 +1,7 @@
 """For how long gangs keep devices busy: each device runs one after another, in the order in which they were started.
 
-A gang has a device from its dispatch, or from the end of the one before it there, to its own end, by the host's clock.
+A gang has its devices of a host from its dispatch there, or from when the last of these was free, to its own end, by
+the host's clock: as the spans of a trace.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class DeviceClocks:
                     host.end = ended
                 continue
             host.ends.update(dict.fromkeys(host.devices, host.end))
-            for device in its:
-                found += max(0, ended - max(started, host.ends.get(device, 0)))
-            host.devices, host.end = its, max(ended, max((host.ends.get(device, 0) for device in its), default=0))
+            last = max((host.ends.get(device, 0) for device in its), default=0)
+            found += max(0, ended - max(started, last)) * len(its)
+            host.devices, host.end = its, max(ended, last)
         return found
 
     def forget(self, host: int) -> None:

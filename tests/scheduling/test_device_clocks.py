@@ -1,0 +1,45 @@
+"""How long gangs have devices: never more than there is time."""
+
+from __future__ import annotations
+
+import random
+
+from atoll.scheduling.device_clocks import DeviceClocks
+
+ALL, FIRST, LAST = {0: (0, 1)}, {0: (0,)}, {0: (1,)}
+
+
+def test_one_after_another_on_the_same_devices():
+    clocks = DeviceClocks()
+    assert clocks.busy((0,), ALL, (0, 10)) == 20
+    assert clocks.busy((0,), ALL, (2, 15)) == 10, "it was dispatched while the one before ran"
+    assert clocks.busy((0,), ALL, (20, 25)) == 10
+
+
+def test_at_once_on_different_devices():
+    clocks = DeviceClocks()
+    assert clocks.busy((0,), FIRST, (0, 10)) == 10
+    assert clocks.busy((0,), LAST, (0, 10)) == 10
+    assert clocks.busy((0,), ALL, (0, 15)) == 10
+
+
+def test_a_gang_has_its_devices_once_the_last_of_them_is_free():
+    clocks = DeviceClocks()
+    assert clocks.busy((0,), FIRST, (0, 30)) == 30
+    assert clocks.busy((0,), ALL, (0, 40)) == 20
+
+
+def test_hosts_have_clocks_of_their_own_and_start_anew():
+    clocks = DeviceClocks()
+    devices = {0: (0,), 1: (0,)}
+    assert clocks.busy((0, 1), devices, (0, 10, 1000, 1010)) == 20
+    clocks.forget(1)
+    assert clocks.busy((0, 1), devices, (10, 20, 0, 10)) == 20
+
+
+def test_devices_are_never_busy_for_longer_than_there_is_time():
+    rng, clocks, now, busy = random.Random(0), DeviceClocks(), 0, 0
+    for _ in range(1000):
+        now += rng.randrange(20)
+        busy += clocks.busy((0,), rng.choice((ALL, FIRST, LAST)), (max(0, now - rng.randrange(50)), now))
+        assert busy <= 2 * now
