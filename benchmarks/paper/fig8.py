@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+from atoll.cluster.settings import DEFAULT_POLICY
 from benchmarks.harness.benchmark import BATCH_THREADS, Benchmark, Metric, Round, Settings
 from benchmarks.harness.record import BenchmarkRecord, Claim
 from benchmarks.harness.statistics import rate_in_common_window
@@ -50,12 +51,17 @@ def _points(options: Options) -> list[Benchmark]:
 
 def prepare_null(settings: Settings) -> Round:
     """So many sessions, each with a program of its own; a call of its own for each computation."""
+    return null_round(settings)
+
+
+def null_round(settings: Settings, policy: str = DEFAULT_POLICY) -> Round:
+    """The same with any scheduling policy."""
     from benchmarks.paper.cluster import NullCluster
     from benchmarks.paper.null_steps import Steps
 
     point = settings.point
     clients, seconds = int(point["clients"]), float(point["milliseconds"]) / 1e3
-    cluster = NullCluster(f"1x{point['hosts']}x{point['devices']}")
+    cluster = NullCluster(f"1x{point['hosts']}x{point['devices']}", policy=policy)
     steps = [cluster.run(Steps.prepare(cluster.client(f"client {number}"), seconds)) for number in range(clients)]
     each = max(4, round(settings.size(full=2, quick=1) / max(seconds, 1e-4) / clients))
 
