@@ -51,7 +51,7 @@ of the other 1 ms:
 >>> times(FirstComeFirstServed)
 ['2.0 s', '2.0 s']
 >>> times(NewestFirst)
-['2.0 s', '0.6 s']
+['2.0 s', '0.5 s']
 
 By default they alternate. With the new policy, the one that came later only waits for what had started before.
 `cluster.controller` is the real one: its statistics and its trace say more. Programs of several nodes, transfers

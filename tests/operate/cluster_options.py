@@ -29,6 +29,7 @@ CLUSTER_SETTINGS = ClusterSettings(
     "cuda",
     1024,
     Dispatch.SEQUENTIAL,
+    "first-come",
     mesh="2x1",
     lease_seconds=5.0,
     wait_seconds=90.0,

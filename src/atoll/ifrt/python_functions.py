@@ -8,6 +8,7 @@ the session's processes: they are one JAX program of several processes.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -166,7 +167,8 @@ class PythonFunctions:
         self._cluster.retain_functions((number,))  # as long as the session lasts
 
     async def _register(self, program: PythonProgram, devices: tuple[int, ...]) -> int:
-        source = msgspec.msgpack.encode(FunctionSource(msgspec.msgpack.encode(program), b"", is_python=True))
-        content = f"python {self._nonce} {self._cluster.number()}"
-        number, _ = await self._cluster.register_function(source, content, (devices,))
+        # There are no options: in their place is what makes it, and so its hash, the session's own.
+        own = f"{self._nonce} {self._cluster.number()}".encode()
+        source = msgspec.msgpack.encode(FunctionSource(msgspec.msgpack.encode(program), own, is_python=True))
+        number, _ = await self._cluster.register_function(source, hashlib.sha256(source).hexdigest(), (devices,))
         return number

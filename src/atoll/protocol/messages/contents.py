@@ -64,7 +64,7 @@ class FunctionSource(msgspec.Struct, frozen=True, array_like=True):
     `callbacks` are the client's numbers for the Python that the program calls: such a function is only for `session`.
     The last of them are called while it is compiled; `keys` says what stands for each of these in the program.
     Programs for TPUs have `channels` for each of the others. With `is_python`, the program is an encoded
-    `PythonProgram`, and there are no options.
+    `PythonProgram`, and what stands for the options only makes it one of a kind.
     """
 
     program: bytes
