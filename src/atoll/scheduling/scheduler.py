@@ -81,6 +81,7 @@ class _Island(Generic[Payload]):
     draining: bool = False  # until nothing is in flight: for an exclusive gang
     in_flight: int = 0
     busy_ns: int = 0
+    late: int = 0  # in flight, and for as long as somebody else likes
     started: int = 0
 
 
@@ -192,13 +193,17 @@ class Scheduler(Generic[Payload]):
             state.in_flight += gang.weight
             state.busy_ns += gang.estimate
             state.started += 1
+            if not gang.weight:
+                self._late_started(state)
             state.draining = gang.exclusive
             for cell in cells:
                 load = cell.count
                 load.in_flight += gang.weight
                 load.busy_ns += gang.estimate
+                # While something late runs, what is in flight may wait for it, and it for what is in line: time does
+                # not count then.
                 load.full = load.in_flight >= state.window or (
-                    load.busy_ns >= self._busy_ns and load.in_flight >= load.least
+                    not state.late and load.busy_ns >= self._busy_ns and load.in_flight >= load.least
                 )
                 state.full_hosts += len(cell.keys) * load.full
             return gang
@@ -222,6 +227,7 @@ class Scheduler(Generic[Payload]):
         state.policy.charge(gang, nanoseconds)
         state.in_flight -= gang.weight
         state.busy_ns -= gang.estimate
+        state.late -= not gang.weight
         for cell in self._loads(state, gang):
             load = cell.count
             load.in_flight -= gang.weight
@@ -236,6 +242,13 @@ class Scheduler(Generic[Payload]):
         if state.draining and state.in_flight == 0:
             state.draining = False
             self.touched.add(gang.island)
+
+    def _late_started(self, state: _Island[Payload]) -> None:
+        state.late += 1
+        state.full_hosts = 0
+        for load in {id(load): load for _, load in state.loads.items()}.values():
+            load.full = load.in_flight >= state.window
+        state.full_hosts = sum(load.full for _, load in state.loads.items())
 
     def retry(self, ticket: Ticket[Payload]) -> None:
         """What the ticket lacked when it was to be committed may be there now."""
