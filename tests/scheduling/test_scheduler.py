@@ -18,11 +18,12 @@ def launch(
     missing: int = 0,
     estimate: int = UNKNOWN_NS,
     exclusive: bool = False,
+    weight: int = 1,
     hosts: tuple[int, ...] = (0,),
 ) -> Ticket[str]:
     ticket = Ticket[str](number, session, missing)
     ticket.gangs = tuple(
-        Gang(10 * number + island, island, ticket, f"run {number}", estimate, exclusive, hosts=hosts)
+        Gang(10 * number + island, island, ticket, f"run {number}", estimate, exclusive, weight, hosts)
         for island in islands
     )
     return ticket
@@ -178,6 +179,17 @@ def test_two_stand_behind_the_one_that_runs_and_one_where_each_takes_long():
         assert len(first) == 1 + behind
         scheduler.finished(first[0])
         assert started(scheduler) == [1 + behind]
+
+
+def test_while_something_late_runs_only_the_window_bounds_what_is_in_flight():
+    long = [launch(i, estimate=500 * MS) for i in range(1, 20)]
+    scheduler = scheduler_with(*long, launch(20, session=2, weight=0), window=8)
+    first = gangs(scheduler)
+    assert [gang.ticket.number for gang in first] == [1, 20, 2, 3, 4, 5, 6, 7, 8]
+    scheduler.finished(first[1])  # the late one
+    for gang in first[2:]:
+        scheduler.finished(gang)
+        assert started(scheduler) == ([9] if gang is first[-1] else []), "two at most, as before"
 
 
 def test_what_a_gang_is_expected_to_take_is_asked_when_it_is_committed():

@@ -73,5 +73,8 @@ class Cells(Generic[Key, Count]):
             for each in alike.values()
         ]
 
+    def __iter__(self) -> Iterator[Cell[Key, Count]]:
+        return iter({id(cell): cell for cell in self._cells.values()}.values())
+
     def items(self) -> Iterator[tuple[Key, Count]]:
         return ((key, cell.count) for key, cell in self._cells.items())

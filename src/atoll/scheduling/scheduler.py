@@ -193,21 +193,30 @@ class Scheduler(Generic[Payload]):
             state.in_flight += gang.weight
             state.busy_ns += gang.estimate
             state.started += 1
-            if not gang.weight:
-                self._late_started(state)
             state.draining = gang.exclusive
             for cell in cells:
                 load = cell.count
                 load.in_flight += gang.weight
                 load.busy_ns += gang.estimate
-                # While something late runs, what is in flight may wait for it, and it for what is in line: time does
-                # not count then.
-                load.full = load.in_flight >= state.window or (
-                    not state.late and load.busy_ns >= self._busy_ns and load.in_flight >= load.least
-                )
+                load.full = self._is_full(state, load)
                 state.full_hosts += len(cell.keys) * load.full
+            if not gang.weight:
+                self._count_late(state, 1)
             return gang
         return None
+
+    def _is_full(self, state: _Island[Payload], load: _Load) -> bool:
+        if load.in_flight >= state.window:
+            return True
+        # While something late runs, what is in flight may wait for it, and it for what is in line.
+        return not state.late and load.busy_ns >= self._busy_ns and load.in_flight >= load.least
+
+    def _count_late(self, state: _Island[Payload], change: int) -> None:
+        state.late += change
+        state.full_hosts = 0
+        for cell in state.loads:
+            cell.count.full = self._is_full(state, cell.count)
+            state.full_hosts += len(cell.keys) * cell.count.full
 
     def _loads(self, state: _Island[Payload], gang: Gang[Payload]) -> list[Cell[int, _Load]]:
         """Of the gang's hosts."""
@@ -227,7 +236,6 @@ class Scheduler(Generic[Payload]):
         state.policy.charge(gang, nanoseconds)
         state.in_flight -= gang.weight
         state.busy_ns -= gang.estimate
-        state.late -= not gang.weight
         for cell in self._loads(state, gang):
             load = cell.count
             load.in_flight -= gang.weight
@@ -239,16 +247,11 @@ class Scheduler(Generic[Payload]):
                 load.full = False
                 state.full_hosts -= len(cell.keys)
                 self.touched.add(gang.island)
+        if not gang.weight:
+            self._count_late(state, -1)
         if state.draining and state.in_flight == 0:
             state.draining = False
             self.touched.add(gang.island)
-
-    def _late_started(self, state: _Island[Payload]) -> None:
-        state.late += 1
-        state.full_hosts = 0
-        for load in {id(load): load for _, load in state.loads.items()}.values():
-            load.full = load.in_flight >= state.window
-        state.full_hosts = sum(load.full for _, load in state.loads.items())
 
     def retry(self, ticket: Ticket[Payload]) -> None:
         """What the ticket lacked when it was to be committed may be there now."""
