@@ -1,4 +1,4 @@
-"""(j) to (m): programs of many nodes, against JAX's own ways to say the same.
+"""(j) to (m), (u): programs of many nodes and of many shards, against JAX's own ways to say the same.
 
 The computation is the paper's micro-benchmark (section 5.1): a scalar per device, an AllReduce and an addition.
 """
@@ -61,6 +61,44 @@ def lowering(settings: Settings) -> Round:
         started = time.perf_counter()
         lower()
         return {"seconds": time.perf_counter() - started}
+
+    return measure
+
+
+def resharding(settings: Settings) -> Round:
+    """Each host has something for each other one: what a plan and a launch say of it, and how long lowering takes."""
+    import msgspec
+
+    from atoll.cluster.locations import DeviceLocation
+    from atoll.ir import types
+    from atoll.ir.program import Transfer, single
+    from atoll.ir.types import ArraySpec, Sharding, Tiled
+    from atoll.protocol import messages as m
+    from atoll.scheduling.programs import register
+
+    shards = settings.size(full=1024, quick=64)
+    order = tuple(range(shards))
+    placement = {device: DeviceLocation(device // shards, device // 8, device % 8) for device in range(2 * shards)}
+    rows = ArraySpec("float32", (shards, shards), Sharding(order, Tiled((shards, 1), order)))
+    others = tuple(range(shards, 2 * shards))
+    columns = ArraySpec("float32", (shards, shards), Sharding(others, Tiled((1, shards), order)))
+    program = single("reshard", (rows,), Transfer((0,), (columns,), reshard=True))
+
+    def measure() -> dict[str, float]:
+        types.shard_boxes.cache_clear()  # a program of other shapes would not find them there
+        started = time.perf_counter()
+        registered = register(program, 1, placement, {}, lambda function: ())
+        seconds = time.perf_counter() - started
+        plans = [msgspec.msgpack.encode(host.plan) for host in registered.plans.values()]
+        runs = [
+            m.Run(1 << 32, 1, 1, host.arguments, host.results, (), m.OWN_NUMBERS) for host in registered.plans.values()
+        ]
+        launches = [msgspec.msgpack.encode(run) for run in runs]
+        return {
+            "lowering": 1e3 * seconds,
+            "plan": float(max(map(len, plans))),
+            "launch": float(max(map(len, launches))),
+        }
 
     return measure
 

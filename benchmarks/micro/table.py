@@ -1,4 +1,4 @@
-"""The micro-benchmarks (a) to (t), as data: speed that users notice, beside stock JAX and other peers."""
+"""The micro-benchmarks (a) to (u), as data: speed that users notice, beside stock JAX and other peers."""
 
 from benchmarks.harness.benchmark import BATCH_THREADS, Benchmark, Metric, RunsIn, Target
 
@@ -191,5 +191,16 @@ BENCHMARKS = (
         prepare="benchmarks.micro.tls:launch",
         contestants=("atoll, TLS", "atoll, plain TCP"),
         metrics=(Metric("launch", "x = f(x), each waited for", "us", Target(1.15, at_least=False, ratio=True)),),
+    ),
+    Benchmark(
+        key="u",
+        title="1,024 rows become 1,024 columns on other devices, 128 hosts to 128 hosts",
+        prepare="benchmarks.micro.programs:resharding",
+        contestants=("atoll",),
+        metrics=(
+            Metric("lowering", "from a program to plans", "ms", Target(50, at_least=False)),
+            Metric("plan", "the largest plan of a host", "B"),
+            Metric("launch", "the largest message of a launch to a host", "B", Target(2048, at_least=False)),
+        ),
     ),
 )

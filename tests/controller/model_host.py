@@ -70,7 +70,8 @@ class ModelHost:
             case m.DropFunction(function=function):
                 self.functions.discard(function)
             case m.FailFeeds(session=session, feeds=feeds, status=status):
-                self.inbox.update(((session, feed), status) for feed in feeds)
+                for first, count in feeds:
+                    self.inbox.update(((session, feed), status) for feed in range(first, first + count))
                 self.go_on()
             case m.Run(sequence=sequence):
                 self.runs[sequence] = ModelRun(message, self.plans[message.plan])
@@ -162,12 +163,12 @@ class ModelHost:
             assert state.values.issuperset(p.uses(step)), "a value was dropped or donated before its last use"
             state.values.difference_update(p.consumes(step))
             if isinstance(step, p.Send):
-                self.sends.extend((piece.host, run.session, run.feeds[piece.feed]) for piece in step.pieces)
+                self.sends.extend((piece.host, run.session, run.host_feeds + piece.feed) for piece in step.pieces)
             if isinstance(step, p.Receive):
                 for piece in step.pieces:
-                    while (run.session, run.feeds[piece.feed]) not in self.inbox:
+                    while (run.session, run.host_feeds + piece.feed) not in self.inbox:
                         yield piece.feed
-                    state.problem = state.problem or self.inbox[run.session, run.feeds[piece.feed]]
+                    state.problem = state.problem or self.inbox[run.session, run.host_feeds + piece.feed]
             state.values.update(defines(step))
         handles = dict(zip(plan.results, run.results, strict=True))
         later = (

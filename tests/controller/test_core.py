@@ -170,8 +170,8 @@ def test_both_ends_of_a_transfer_are_sent_at_once():
     first, second = play.say(m.Launch(3, (10,), (11,), ()))
     assert (first.plan, first.arguments, first.results) == (send.plan, (10,), ())
     assert (second.plan, second.arguments, second.results) == (receive.plan, (), (11,))
-    (feed,) = first.feeds
-    assert second.feeds == (feed,)
+    feed = first.host_feeds
+    assert second.host_feeds == feed
     assert feed >= m.OWN_NUMBERS, "proxies' own numbers are all below"
     assert second.sequence > first.sequence
     assert play.done(first.sequence) == []
@@ -433,7 +433,7 @@ def test_what_a_closed_session_has_started_does_not_wait_for_what_it_will_not_st
     (waiting,) = play.say(m.Launch(3, (11,), (12,), ()))
     play.close(play.session)
     failed, *closes = play.outbox()
-    assert (failed.feeds, failed.status.code) == (waiting.feeds, Code.CANCELLED)
+    assert (failed.feeds, failed.status.code) == (((waiting.host_feeds, 1),), Code.CANCELLED)
     assert closes[:2] == [m.CloseStore(play.session)] * 2
 
 

@@ -73,7 +73,8 @@ def test_the_other_end_of_a_failed_transfer_gets_its_error():
     play.say(m.RegisterProgram(3, single("copy", (on(0),), Transfer((0,), (on(1),)))))
     play.array(10)
     send, receive = play.say(m.Launch(3, (10,), (11,), ()))
-    assert play.report(0, m.Failed(send.sequence, BROKEN)) == [m.FailFeeds(play.session, receive.feeds, BROKEN)]
+    feeds = ((receive.host_feeds, 1),)
+    assert play.report(0, m.Failed(send.sequence, BROKEN)) == [m.FailFeeds(play.session, feeds, BROKEN)]
     assert play.say(m.Await(7, (11,))) == [m.Awaited(7, BROKEN)], "the client does not wait for the other end"
     assert play.report(1, m.Failed(receive.sequence, BROKEN)) == [m.CreditReturned(1)]
 
@@ -87,7 +88,7 @@ def test_no_host_waits_for_what_a_lost_host_has_sent():
     play.done(send.sequence)
     play.lose(0, "killed")
     failed = [message for message in play.outbox() if isinstance(message, m.FailFeeds)]
-    assert [message.feeds for message in failed] == [receive.feeds]
+    assert [message.feeds for message in failed] == [((receive.host_feeds, 1),)]
     play.report(1, m.Failed(receive.sequence, failed[0].status))
     assert play.controller.scheduler.statistics(1).in_flight == 0
 

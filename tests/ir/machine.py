@@ -45,7 +45,8 @@ class Machine:
         self.placement = placement
         self.functions = functions or {}
         self.stores: dict[int, dict[int, list[np.ndarray]]] = {s.host: {} for s in placement.values()}
-        self.feeds: dict[tuple[int, int], np.ndarray] = {}
+        self.feeds: dict[tuple[int, int], np.ndarray] = {}  # the client's
+        self.host_feeds: dict[tuple[int, int], np.ndarray] = {}
         self.to_client: dict[int, np.ndarray] = {}
         self.sent: Counter[tuple[int, int]] = Counter()
         self.received: Counter[tuple[int, int]] = Counter()
@@ -71,7 +72,7 @@ class Machine:
         while moved:
             moved = False
             for host, feeds in list(missing.items()):
-                if all((host, feed) in self.feeds for feed in feeds):
+                if all((host, feed) in self.host_feeds for feed in feeds):
                     moved = bool(feeds) or moved
                     missing[host] = set(next(waiting[host], ()))
                     if not missing[host]:
@@ -79,7 +80,7 @@ class Machine:
         assert not missing, "plans wait for feeds that no host sends before them"
         assert self.sent == self.received, "each feed is sent once and used once"
         assert all(count == 1 for count in self.sent.values())
-        assert all(0 <= feed < lowered.feeds for _, feed in self.sent)
+        assert all(0 <= feed < lowered.host_feeds for _, feed in self.sent)
 
     def _run_plan(self, host: int, plan: p.Plan) -> Iterator[set[int]]:
         """Yields the feeds that the next step waits for."""
@@ -132,17 +133,18 @@ class Machine:
                 for piece in step.pieces:
                     shard = values[step.input][piece.shard]
                     assert all(0 <= a <= b <= n for (a, b), n in zip(piece.box, shard.shape, strict=True))
-                    assert (piece.host, piece.feed) not in self.feeds
-                    self.feeds[piece.host, piece.feed] = shard[slices(piece.box)].copy()
+                    assert (piece.host, piece.feed) not in self.host_feeds
+                    self.host_feeds[piece.host, piece.feed] = shard[slices(piece.box)].copy()
                     self.sent[piece.host, piece.feed] += 1
             case p.Receive():
                 shards = [np.full(shape, -1) for shape in step.array.shard_shapes]
                 covered = [np.zeros(shape, int) for shape in step.array.shard_shapes]
+                expected = step.exchange.feeds_to(step.array.positions)
                 for piece in step.pieces:
-                    assert piece.feed in available
+                    assert any(piece.feed in range(first, first + count) for first, count in expected)
                     shape = shards[piece.shard].shape
                     assert all(0 <= a <= b <= n for (a, b), n in zip(piece.box, shape, strict=True))
-                    shards[piece.shard][slices(piece.box)] = self.feeds[host, piece.feed]
+                    shards[piece.shard][slices(piece.box)] = self.host_feeds[host, piece.feed]
                     covered[piece.shard][slices(piece.box)] += 1
                     self.received[host, piece.feed] += 1
                 assert all((each == 1).all() for each in covered), "each element comes once"

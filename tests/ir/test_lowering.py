@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -133,6 +134,19 @@ def test_a_reshard_of_eight_ways_to_eight_ways_moves_no_byte_twice(hosts):
     pieces = [piece for send in sends for piece in send.pieces]
     moved = sum(math.prod(stop - start for start, stop in piece.box) for piece in pieces)
     assert moved == 64 * 64, "each element is needed by one shard of the target, and sent once"
+
+
+def test_plans_do_not_grow_with_the_pairs_of_shards_that_exchange_something():
+    placement, order = cluster(2, 32, 8), tuple(range(256))
+    rows = ArraySpec("int64", (256, 256), Sharding(order, Tiled((256, 1), order)))
+    columns = ArraySpec("int64", (256, 256), Sharding(tuple(range(256, 512)), Tiled((1, 256), order)))
+    lowered = lower(single("f", (rows,), Transfer((0,), (columns,), reshard=True)), placement, {})
+    assert len(lowered.plans) == 64
+    for plan in lowered.plans.values():
+        (step,) = steps_of(plan)
+        assert isinstance(step, p.Send | p.Receive)
+        assert len(step.pieces) == 8 * 256
+        assert len(msgspec.msgpack.encode(plan)) < 256
 
 
 def test_a_host_waits_for_another_when_it_has_sent_what_that_waits_for():

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from atoll.cluster.usage.records import Usage
 from atoll.ir import plan as p
+from atoll.ir.exchange import Exchange, spread
 from atoll.ir.program import Program
-from atoll.ir.types import ArraySpec, Sharding, Tiled
+from atoll.ir.types import ArraySpec, Replicated, Sharding, Tiled
 from atoll.scheduling.ledger import Ledger
 from atoll.scheduling.movement import bytes_moved
 from atoll.scheduling.usage import Account, Meter
@@ -108,13 +109,16 @@ LOCAL = p.LocalArray("float32", (8,), ((4,), (4,)), (0, 1), (0, 1))
 PROGRAM = Program("f", (SPEC,), (), ())
 
 
+EXCHANGE = Exchange(spread((8,), Replicated(), (1,)), spread((8,), Tiled((2,), (0, 1)), (0, 0)), True, 0)
+
+
 def test_bytes_count_where_they_are_written():
     half = ((0, 4),)
     steps = {
         p.Put(1, LOCAL, ()): 32,
         p.Move((0,), (1,), (LOCAL, LOCAL), False): 64,
-        p.Send(0, (p.SendPiece(0, half, 1, 5),)): 0,
-        p.Receive(1, LOCAL, (p.ReceivePiece(0, half, 5),)): 16,
+        p.Send(0, (0, 1), EXCHANGE): 0,
+        p.Receive(1, LOCAL, EXCHANGE): 32,
         p.Get(0, 1, 5, (8,), None, (0,), (half,)): 16,
         p.Select((0,), 1, LOCAL, (p.Take(0, 0),), False): 0,
         p.Execute("f", (0,), 1, (), (), False): 0,

@@ -23,6 +23,8 @@ import numpy as np
 
 from atoll.errors import Code, Status
 from atoll.ir import plan as p
+from atoll.ir.exchange import Exchange, spread
+from atoll.ir.types import Replicated
 from atoll.protocol import messages as m
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.engine import Piece
@@ -35,6 +37,12 @@ LARGE = 100_000  # elements: too many to be read at once on the executor's own t
 def local(*devices: int, shape: tuple[int, ...] = (4,), dtype: str = "float32", **options: Any) -> p.LocalArray:
     """One shard of `shape` on each device."""
     return p.LocalArray(dtype, shape, (shape,) * len(devices), devices, tuple(range(len(devices))), **options)
+
+
+def copying(count: int, shape: tuple[int, ...] = (4,)) -> Exchange:
+    """Shard i of one array becomes shard i of another, all of them on host 0."""
+    here = spread(shape, Replicated(), (0,) * count)
+    return Exchange(here, here, False, 0)
 
 
 class Rig:
@@ -132,7 +140,13 @@ class Rig:
         return self.reports.get(timeout=SECONDS), outcome
 
     def start(
-        self, steps: Any, arguments: Any = (), results: int = 1, feeds: Any = (), name: str = "train_step"
+        self,
+        steps: Any,
+        arguments: Any = (),
+        results: int = 1,
+        feeds: Any = (),
+        name: str = "train_step",
+        host_feeds: int = 0,
     ) -> tuple[int, ...]:
         plan, sequence = self.fresh(), self.fresh()
         count = len(arguments)
@@ -141,7 +155,7 @@ class Rig:
         body = p.Plan(name, tuple(range(count)), (segment,), values)
         handles = tuple(self.fresh() for _ in range(results))
         self.executor.submit(m.RegisterPlan(plan, body))
-        self.executor.submit(m.Run(sequence, self.session, plan, tuple(arguments), handles, tuple(feeds)))
+        self.executor.submit(m.Run(sequence, self.session, plan, tuple(arguments), handles, tuple(feeds), host_feeds))
         self.executor.submit(m.DropPlan(plan))
         return handles
 

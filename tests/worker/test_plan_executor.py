@@ -11,7 +11,7 @@ import pytest
 from atoll.errors import Code, Status
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
-from tests.worker.rig import SECONDS, Behaviours, Rig, add, local, says, spec
+from tests.worker.rig import SECONDS, Behaviours, Rig, add, copying, local, says, spec
 
 BEHAVIOURS = Behaviours("tests.worker.test_plan_executor")
 
@@ -97,18 +97,18 @@ def it_does_not_wait_for_a_collective_that_it_left_out(rig: Rig) -> None:
     parked = []
     for _ in range(2):  # sessions, each with something to compute together behind bytes that are awaited
         feed, plan, sequence = rig.fresh(), rig.fresh(), rig.fresh()
-        receive = p.Segment(0, (p.Receive(0, local(0), (p.ReceivePiece(0, ((0, 4),), 0),)),))
+        receive = p.Segment(0, (p.Receive(0, local(0), copying(1)),))
         call = p.Segment(1, (p.Execute(name, (0, 0), 1, (), (), False),), (1,), (0,), collective=True)
         rig.executor.submit(m.OpenStore(rig.session + 1000 * len(parked), "secret"))
         session = rig.session + 1000 * len(parked)
         rig.executor.submit(m.RegisterPlan(plan, p.Plan("train_step", (), (receive, call), (1,))))
-        rig.executor.submit(m.Run(sequence, session, plan, (), (rig.fresh(),), (feed,)))
+        rig.executor.submit(m.Run(sequence, session, plan, (), (rig.fresh(),), (), feed))
         rig.executor.submit(m.Dispatch(session, sequence, ((sequence + 500, 1),)))
         parked.append((session, feed, sequence))
     while len(rig.executor.plan_executor._parked_collectives) < 2:
         time.sleep(0.001)
     (_, feed, first), (other, failing, second) = parked
-    rig.inbox.fail(other, (failing,), Status(Code.DATA_LOSS, "gone"))
+    rig.inbox.fail(other, failing, 1, Status(Code.DATA_LOSS, "gone"))
     failed = [rig.reports.get(timeout=SECONDS).sequence for _ in range(2)]
     assert failed == [second, second + 500]
     rig.inbox.put(rig.session, feed, np.ones(16, np.uint8))

@@ -10,9 +10,11 @@ import pytest
 
 from atoll.errors import Code, Status
 from atoll.ir import plan as p
+from atoll.ir.exchange import Exchange, spread
+from atoll.ir.types import Replicated, Tiled
 from atoll.protocol import messages as m
 from atoll.transfers.host_memory import aligned
-from tests.worker.rig import SECONDS, Behaviours, Rig, add, local, says, spec
+from tests.worker.rig import SECONDS, Behaviours, Rig, add, copying, local, says, spec
 
 BEHAVIOURS = Behaviours("tests.worker.test_step_runner")
 
@@ -55,13 +57,14 @@ def it_keeps_shards_of_different_shapes(rig: Rig) -> None:
 
 @BEHAVIOURS.add
 def it_hands_an_array_to_itself_through_the_inbox(rig: Rig) -> None:
-    a = rig.put(local(0), np.arange(4, dtype=np.float32))
-    feed = rig.fresh()
-    rig.run([p.Send(0, (p.SendPiece(0, ((1, 3),), 0, 0),))], [a], 0, [feed])
-    pieces = (p.ReceivePiece(0, ((0, 2),), 0),)
-    report, (b,) = rig.run([p.Receive(0, local(2, shape=(2,)), pieces)], feeds=[feed])
+    a = rig.put(local(0, 1, shape=(2,)), *np.arange(4, dtype=np.float32).reshape(2, 2))
+    feeds = rig.fresh()
+    halves, whole = spread((4,), Tiled((2,), (0, 1)), (0, 0)), spread((4,), Replicated(), (0,))
+    exchange = Exchange(halves, whole, True, 0)
+    rig.run([p.Send(0, (0, 1), exchange)], [a], 0, host_feeds=feeds)
+    report, (b,) = rig.run([p.Receive(0, local(2), exchange)], host_feeds=feeds)
     assert isinstance(report, m.Done), report
-    assert rig.shard(b).tolist() == [1, 2]
+    assert rig.shard(b).tolist() == [0, 1, 2, 3]
     assert rig.inbox.nbytes == 0
 
 
@@ -143,18 +146,19 @@ def it_gives_shared_memory_back_also_where_its_contents_are_wrong(rig: Rig) -> N
     assert given_back.is_set()
     given_back.clear()
     rig.inbox.put(rig.session, feed, memoryview(bytes(7)), given_back.set)
-    rig.failure(rig.run([p.Receive(0, local(0), (p.ReceivePiece(0, ((0, 4),), 0),))], feeds=[feed]))
+    rig.failure(rig.run([p.Receive(0, local(0), copying(1))], host_feeds=feed))
     assert given_back.is_set()
 
 
 @BEHAVIOURS.add
 def it_leaves_no_feed_behind_where_another_one_of_the_same_step_has_failed(rig: Rig) -> None:
     put = p.Put(0, local(0, 1), tuple(p.HostPiece(i, i, (4,), None, None) for i in range(2)))
-    receive = p.Receive(0, local(0, 1), tuple(p.ReceivePiece(i, ((0, 4),), i) for i in range(2)))
+    receive = p.Receive(0, local(0, 1), copying(2))
     for step in (put, receive):
         failed, arrived = rig.fresh(), rig.feed(bytes(16))
+        assert arrived == failed + 1
         rig.inbox.put_failed(rig.session, failed, Status(Code.DATA_LOSS, "it was cut off"))
-        says(rig.failure(rig.run([step], feeds=[failed, arrived])), Code.DATA_LOSS, "it was cut off")
+        says(rig.failure(rig.run([step], feeds=[failed, arrived], host_feeds=failed)), Code.DATA_LOSS, "it was cut off")
         assert rig.inbox.nbytes == 0
 
 

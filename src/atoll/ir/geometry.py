@@ -1,4 +1,4 @@
-"""Arrays on locations: which host holds which part of an array, and which parts of one array make up another.
+"""Arrays on locations: which host holds which part of an array.
 
 Pure, and free of the IR. A `Located` remembers what it has worked out, so that arrays of one type share it.
 """
@@ -6,14 +6,13 @@ Pure, and free of the IR. A `Located` remembers what it has worked out, so that 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
-from typing import NamedTuple
 
 from atoll.cluster.locations import DeviceLocation, HostDevice, MemoryRequirement
 from atoll.errors import unimplemented
+from atoll.ir.exchange import Spread, spread
+from atoll.ir.grid import Grid
 from atoll.ir.plan import LocalArray
 from atoll.ir.types import DTYPE_BITS, ArraySpec, Box, Even, Opaque, Replicated, Shape, Tiled, nbytes, shard_boxes
 
@@ -105,41 +104,16 @@ class Located:
         return part
 
     @cached_property
-    def grid(self) -> _Grid:
-        return _Grid(self.boxes)
+    def grid(self) -> Grid:
+        return Grid(self.boxes)
 
-
-class Part(NamedTuple):
-    """`box` of the shard at position `origin` becomes `target` of the shard at `position`, both in shards' own
-    coordinates."""
-
-    origin: int
-    box: Box
-    position: int
-    target: Box
-
-
-def copies(source: Located) -> list[Part]:
-    """Shard i becomes shard i."""
-    wholes = [tuple((0, size) for size in shape) for shape in source.shapes]
-    return [Part(i, whole, i, whole) for i, whole in enumerate(wholes)]
-
-
-def parts(source: Located, target: Located) -> list[Part]:
-    """What each shard of `target` is made of: each element once.
-
-    Replicas on the target's own host are preferred; else replicas share the load.
-    """
-    found = []
-    for position, wanted in enumerate(target.boxes):
-        host = target.locations[position].host
-        for box, origins in source.grid.overlapping(wanted):
-            common = tuple((max(a[0], b[0]), min(a[1], b[1])) for a, b in zip(box, wanted, strict=True))
-            near = [origin for origin in origins if source.locations[origin].host == host]
-            choices = near or origins
-            origin = choices[position % len(choices)]
-            found.append(Part(origin, _relative(common, box), position, _relative(common, wanted)))
-    return found
+    @cached_property
+    def spread(self) -> Spread:
+        """The same for hosts, as a plan says it. Raises UNIMPLEMENTED where the shards have no known shape."""
+        tiling = self.spec.sharding.tiling
+        if isinstance(tiling, Opaque):
+            raise unimplemented("the shards of an opaque sharding have no known shape")
+        return spread(self.spec.shape, tiling, [location.host for location in self.locations])
 
 
 def stays(source: Located, target: Located, reshard: bool) -> bool:
@@ -149,28 +123,3 @@ def stays(source: Located, target: Located, reshard: bool) -> bool:
     if any(a.host != b.host for a, b in zip(source.locations, target.locations, strict=True)):
         return False
     return not reshard or source.boxes == target.boxes
-
-
-class _Grid:
-    """The distinct boxes of a tiling, which cut the array along lines through all of it."""
-
-    def __init__(self, boxes: tuple[Box, ...]) -> None:
-        self.origins: dict[Box, list[int]] = {}
-        for position, box in enumerate(boxes):
-            self.origins.setdefault(box, []).append(position)
-        rank = len(boxes[0]) if boxes else 0
-        cuts = [sorted({box[d] for box in self.origins if box[d][0] < box[d][1]}) for d in range(rank)]
-        self.intervals = [(cut, [start for start, _ in cut], [stop for _, stop in cut]) for cut in cuts]
-
-    def overlapping(self, wanted: Box) -> list[tuple[Box, list[int]]]:
-        """The boxes that share elements with `wanted`, and the positions that hold each."""
-        choices = []
-        for (start, stop), (cut, starts, stops) in zip(wanted, self.intervals, strict=True):
-            if start >= stop:
-                return []
-            choices.append(cut[bisect_right(stops, start) : bisect_left(starts, stop)])
-        return [(box, self.origins[box]) for box in product(*choices)]
-
-
-def _relative(box: Box, origin: Box) -> Box:
-    return tuple((a - o, b - o) for (a, b), (o, _) in zip(box, origin, strict=True))

@@ -37,8 +37,7 @@ class LoweredValue:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A program's gangs, in order, and its plans, by host. `feeds` counts the program's own feeds and, after them,
-    those between hosts.
+    """A program's gangs, in order, and its plans, by host. `host_feeds` counts the feeds between hosts.
 
     Values are numbered anew: the program's arguments keep their numbers, what its nodes make follows in order.
     No two hosts wait for each other: what a segment receives was sent by a segment of an earlier gang, or by the same
@@ -50,4 +49,4 @@ class Lowered:
     values: tuple[LoweredValue, ...]  # arguments first
     results: tuple[int, ...]  # values
     donated: frozenset[int]  # positions of arguments whose buffers the program consumes
-    feeds: int
+    host_feeds: int

@@ -6,8 +6,11 @@ the program's gangs. Values carry the numbers that lowering gave them.
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import msgspec
 
+from atoll.ir.exchange import Exchange, ReceivePiece, SendPiece
 from atoll.ir.types import Box, Shape
 
 
@@ -94,36 +97,31 @@ class Move(msgspec.Struct, frozen=True, array_like=True, tag="move", gc=False):
     donate: bool
 
 
-class SendPiece(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """`box` (in the shard's own coordinates) of local shard `shard` goes to `host` as `feed`."""
+class Send(msgspec.Struct, frozen=True, array_like=True, tag="send", dict=True):
+    """Hands parts of an array to other hosts (or to this one), once the array is ready.
 
-    shard: int
-    box: Box
-    host: int
-    feed: int
-
-
-class Send(msgspec.Struct, frozen=True, array_like=True, tag="send", gc=False):
-    """Hands parts of an array to other hosts (or to this one), once the array is ready."""
+    This host has the shards at `positions` of the exchange's source.
+    """
 
     input: int
-    pieces: tuple[SendPiece, ...]
+    positions: tuple[int, ...]
+    exchange: Exchange
+
+    @cached_property
+    def pieces(self) -> tuple[SendPiece, ...]:
+        return self.exchange.sent(self.positions)
 
 
-class ReceivePiece(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """`feed` holds `box` (in the shard's own coordinates) of local shard `shard`."""
-
-    shard: int
-    box: Box
-    feed: int
-
-
-class Receive(msgspec.Struct, frozen=True, array_like=True, tag="receive", gc=False):
-    """Puts an array together out of the pieces that its senders sent."""
+class Receive(msgspec.Struct, frozen=True, array_like=True, tag="receive", dict=True):
+    """Puts an array together out of the pieces that its senders sent: this host's part of the exchange's target."""
 
     output: int
     array: LocalArray
-    pieces: tuple[ReceivePiece, ...]
+    exchange: Exchange
+
+    @cached_property
+    def pieces(self) -> tuple[ReceivePiece, ...]:
+        return self.exchange.received(self.array.positions)
 
 
 class Take(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -185,8 +183,8 @@ def consumes(step: Step) -> tuple[int, ...]:
 class Segment(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A host's part in one gang of the program: what it does once that gang is dispatched.
 
-    `gang` is the gang's index among the program's. `awaited` are the feeds that its steps take from this host's data
-    port: the client's, which have arrived when the segment starts, and those of other hosts, which a step waits for.
+    `gang` is the gang's index among the program's. `awaited` are the client's feeds that its steps take from this
+    host's data port, and which have arrived when the segment starts. Steps wait for those of other hosts.
     """
 
     gang: int

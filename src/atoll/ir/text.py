@@ -9,6 +9,7 @@ from atoll.cluster.locations import Placement
 from atoll.ir import plan as p
 from atoll.ir.build import build
 from atoll.ir.dialect.syntax import box_text, ranges_text
+from atoll.ir.exchange import ReceivePiece
 from atoll.ir.lowered import LoweredGang
 from atoll.ir.lowering import lower
 from atoll.ir.program import Program, check
@@ -31,7 +32,7 @@ def render_lowered(program: Program, placement: Placement, functions: Sequence[s
     lowered = lower(program, placement, _symbols(functions))
     results = ", ".join(f"%{value}" for value in lowered.results)
     lines = [
-        f"program @{program.name}: {len(program.arguments)} arguments, returns ({results}), {lowered.feeds} feeds",
+        f"program @{program.name}: {len(program.arguments)} arguments, returns ({results}), {program.feeds} feeds",
         *(_gang(number, gang) for number, gang in enumerate(lowered.gangs)),
     ]
     alike: dict[p.Plan, list[int]] = {}
@@ -91,12 +92,12 @@ def _step(step: p.Step) -> str:
             return f"{_values(step.outputs)} = move {_values(step.inputs)} to {targets}"
         case p.Send():
             pieces = ", ".join(
-                f"{piece.shard} {box_text(piece.box)} to host {piece.host} as feed {piece.feed}"
+                f"{piece.shard} {box_text(piece.box)} to host {piece.host} as host feed {piece.feed}"
                 for piece in step.pieces
             )
             return f"send of %{step.input} shards {pieces}"
         case p.Receive():
-            return f"%{step.output} = receive on {_on(step.array)}, feeds {_feeds(step.pieces)}"
+            return f"%{step.output} = receive on {_on(step.array)}, host feeds {_feeds(step.pieces)}"
         case p.Select():
             takes = ", ".join(f"%{step.inputs[take.input]} shard {take.shard}" for take in step.takes)
             return f"%{step.output} = select {takes} on {_on(step.array)}"
@@ -107,5 +108,5 @@ def _on(array: p.LocalArray) -> str:
     return f"devices {ranges_text(array.devices)}{memory}"
 
 
-def _feeds(pieces: Iterable[p.HostPiece] | Iterable[p.ReceivePiece]) -> str:
+def _feeds(pieces: Iterable[p.HostPiece] | Iterable[ReceivePiece]) -> str:
     return ranges_text(list(dict.fromkeys(piece.feed for piece in pieces)))

@@ -33,10 +33,10 @@ class ClientFeed(NamedTuple):
 
 
 class HostFeeds(NamedTuple):
-    """What other hosts send to this one, as feeds of the launch."""
+    """What other hosts may send to this one: ranges of the program's feeds between hosts, as (first, count)."""
 
     host: int
-    feeds: tuple[int, ...]
+    feeds: tuple[tuple[int, int], ...]
 
 
 @dataclass(slots=True)

@@ -15,12 +15,10 @@ from atoll.ir.types import DTYPE_BITS, ArraySpec, Box
 def bytes_moved(step: p.Step, arguments: Sequence[ArraySpec]) -> int:
     """Those that the step writes in moving them; `arguments` are those of the step's program."""
     match step:
-        case p.Put(array=array):
+        case p.Put(array=array) | p.Receive(array=array):
             return _of_array(array)
         case p.Move(arrays=arrays):
             return sum(map(_of_array, arrays))
-        case p.Receive(array=array, pieces=pieces):
-            return _of_boxes(array.dtype, [piece.box for piece in pieces])
         case p.Get(input=value, boxes=boxes) if value < len(arguments):
             return _of_boxes(arguments[value].dtype, boxes)
     return 0

@@ -20,7 +20,8 @@ from atoll.scheduling.movement import bytes_moved
 from atoll.scheduling.tickets import UNKNOWN_NS, Late
 from atoll.scheduling.usage import Account
 
-# A worker ends over a control frame of 64 MiB. A launch's message has a number of up to 9 bytes for each feed.
+# A worker ends over a control frame of 64 MiB. A launch's message has a number of up to 9 bytes for each feed of its
+# client.
 MAX_PLAN_BYTES = 48 << 20
 _FEED_BYTES = 9
 # Plans from here on go to their hosts in pieces, and launches wait until they are there.
@@ -56,7 +57,7 @@ class RegisteredProgram:
     arguments: int
     results: int
     feeds: int  # the client's
-    all_feeds: int  # and those between hosts
+    host_feeds: int  # those between hosts
     nodes: tuple[Unit, ...]  # the gangs of each node
     plans: dict[int, HostPlan]  # by host
     values: tuple[ProgramValue, ...]  # those after the arguments
@@ -123,7 +124,7 @@ def register(
     plans = _host_plans(lowered.plans, position_of)
     distinct = {id(each): each.plan for each in plans.values()}
     largest = max((len(msgspec.msgpack.encode(plan)) for plan in distinct.values()), default=0)
-    if max(largest, lowered.feeds * _FEED_BYTES) > MAX_PLAN_BYTES:
+    if max(largest, program.feeds * _FEED_BYTES) > MAX_PLAN_BYTES:
         raise invalid(f"program {program.name!r} is too large for one message to a host: make it of several")
     segments_of: list[dict[int, p.Segment]] = [{} for _ in lowered.gangs]
     for host, plan in lowered.plans.items():
@@ -142,7 +143,7 @@ def register(
         count,
         len(lowered.results),
         program.feeds,
-        lowered.feeds,
+        lowered.host_feeds,
         gangs,
         plans,
         tuple(
@@ -180,7 +181,7 @@ def _spec(
     scratch: MemoryRequirement,
     late: Late | None,
 ) -> GangSpec:
-    values, client_feeds = lowered.values, program.feeds
+    values = lowered.values
     steps = [step for segment in segments.values() for step in segment.steps]
     uses = {value for step in steps for value in p.uses(step)}
     return GangSpec(
@@ -188,16 +189,11 @@ def _spec(
         gang.hosts,
         p.STEP_KINDS[type(steps[-1])],
         (gang.function,) if gang.function else (),
-        tuple(
-            ClientFeed(host, feed)
-            for host, segment in segments.items()
-            for feed in segment.awaited
-            if feed < client_feeds
-        ),
+        tuple(ClientFeed(host, feed) for host, segment in segments.items() for feed in segment.awaited),
         tuple(
             HostFeeds(host, feeds)
             for host, segment in segments.items()
-            if (feeds := tuple(feed for feed in segment.awaited if feed >= client_feeds))
+            if (feeds := tuple(each for step in segment.steps for each in _received(step)))
         ),
         tuple(sorted({position_of[value] for value in uses.union(gang.makes) if value in position_of})),
         tuple(MadeValue(value, _on(gang.hosts, values[value].memory), values[value].views) for value in gang.makes),
@@ -210,6 +206,10 @@ def _spec(
         late=late,
         moved=sum(bytes_moved(step, program.arguments) for step in steps),
     )
+
+
+def _received(step: p.Step) -> tuple[tuple[int, int], ...]:
+    return step.exchange.feeds_to(step.array.positions) if isinstance(step, p.Receive) else ()
 
 
 def _devices(

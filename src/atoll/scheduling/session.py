@@ -32,7 +32,8 @@ class Launch:
     program: RegisteredProgram
     arguments: tuple[int, ...]
     results: tuple[int, ...]
-    feeds: tuple[int, ...]
+    feeds: tuple[int, ...]  # the client's
+    host_feeds: int  # number of the first one between hosts
     entries: list[Entry]
     tickets: list[Ticket[GangRun]] = field(default_factory=list)
     begun: dict[int, int] = field(default_factory=dict)

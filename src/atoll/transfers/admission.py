@@ -9,7 +9,7 @@ Pure: its callers hold a lock, and call what it returns without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -42,15 +42,17 @@ class Admission:
         """A transfer was announced: it is granted by `admitted`."""
         self._waiting[feed] = _Transfer(nbytes, launch, grant)
 
-    def admitted(self, awaited: Collection[int] = (), everything: bool = False) -> list[Callable[[], None]]:
-        """What may land from now on: the calls that tell so. `awaited` are feeds for which a plan is parked."""
+    def admitted(
+        self, is_awaited: Callable[[int], bool] = lambda feed: False, everything: bool = False
+    ) -> list[Callable[[], None]]:
+        """What may land from now on: the calls that tell so. For feeds that are awaited, a plan is parked."""
         granted = []
         if not self._waiting:
             return []
         oldest = self._oldest()
         for feed, transfer in list(self._waiting.items()):
             fits = not self.held or self.held + transfer.nbytes <= self._bound
-            if everything or fits or feed in awaited or (transfer.launch and transfer.launch == oldest):
+            if everything or fits or is_awaited(feed) or (transfer.launch and transfer.launch == oldest):
                 del self._waiting[feed]
                 self._landing[feed] = transfer
                 self.held += transfer.nbytes

@@ -6,8 +6,8 @@ Invariant: what a feed's memory holds is released exactly once: by who takes the
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +15,15 @@ from atoll.errors import Code, Status, StatusError
 from atoll.protocol.messages import OWN_NUMBERS
 from atoll.transfers.admission import Admission
 from atoll.transfers.engine import nothing_to_release
+from atoll.transfers.failed_feeds import FailedFeeds
 
 # That one session may have waiting here: transfers in chunks, and files, wait for room. All others together are refused
 # beyond as much again.
 MAX_INBOX_BYTES = 8 << 30
 # Sessions that have ended, whose bytes may still be on their way from other hosts.
 _REMEMBERED = 4096
-# Failed feeds of one session, whose bytes may still be on their way, or which may still be asked for: many times what
-# the launches in its window have.
+# Failed feeds of one session, in ranges, whose bytes may still be on their way, or which may still be asked for: many
+# times what the launches in its window have.
 MAX_FAILED_FEEDS = 65_536
 
 
@@ -46,7 +47,7 @@ class Inbox:
     def __init__(self, on_arrival: Callable[[int, int], None]) -> None:
         self._on_arrival = on_arrival
         self._feeds: dict[int, dict[int, tuple[Any, Callable[[], None]]]] = {}
-        self._failed: dict[int, OrderedDict[int, Status]] = {}
+        self._failed: defaultdict[int, FailedFeeds] = defaultdict(lambda: FailedFeeds(MAX_FAILED_FEEDS))  # by session
         self._awaited: dict[int, tuple[set[int], Callable[[], None]]] = {}  # by session: its first parked plan's
         self._lock = threading.Lock()
         self._admissions: defaultdict[int, Admission] = defaultdict(lambda: Admission(MAX_INBOX_BYTES))  # by session
@@ -83,7 +84,8 @@ class Inbox:
         if not admission.waiting:
             return []
         awaited, _ = self._awaited.get(session, ((), None))
-        return admission.admitted({*awaited, *self._failed.get(session, ())}, session in self._ended)
+        failed = self._failed.get(session, ())
+        return admission.admitted(lambda feed: feed in awaited or feed in failed, session in self._ended)
 
     def put(self, session: int, feed: int, content: Any, done: Callable[[], None] = nothing_to_release) -> None:
         """A feed has arrived; `done` is called when its memory has been read.
@@ -98,7 +100,7 @@ class Inbox:
                 if feed < OWN_NUMBERS:
                     raise StatusError(Code.RESOURCE_EXHAUSTED, text)
                 # All sessions share the connections between hosts: this must not end one.
-                self._remember(session, feed, Status(Code.RESOURCE_EXHAUSTED, text))
+                self._failed[session].add(feed, 1, Status(Code.RESOURCE_EXHAUSTED, text))
                 unwanted = True
             if unwanted:
                 admission.withdraw(feed)
@@ -106,7 +108,7 @@ class Inbox:
                 _, before = self._pop(session, feed) or (None, nothing_to_release)  # a peer may send one twice
                 self._feeds.setdefault(session, {})[feed] = (content, done)
                 admission.landed(feed, memoryview(content).nbytes)
-            then = self._settle(session, feed)
+            then = self._settle(session, range(feed, feed + 1))
             granted = self._admit(session)
         _call(granted)
         (done if unwanted else before)()
@@ -117,37 +119,34 @@ class Inbox:
 
     def put_failed(self, session: int, feed: int, status: Status) -> None:
         """A feed has arrived without its bytes: who takes it gets `status`."""
-        self.fail(session, (feed,), status)
+        self.fail(session, feed, 1, status)
         if feed < OWN_NUMBERS:
             self._on_arrival(session, feed)
 
-    def fail(self, session: int, feeds: Iterable[int], status: Status) -> None:
-        """These feeds will not arrive, or are for nobody if they do."""
-        for feed in feeds:
-            with self._lock:
-                if session in self._ended:
-                    return
-                _, done = self._pop(session, feed) or (None, nothing_to_release)
-                self._remember(session, feed, status)
-                then = self._settle(session, feed)
-                granted = self._admit(session)
-            _call(granted)
-            done()
-            if then is not None:
-                then()
+    def fail(self, session: int, first: int, count: int, status: Status) -> None:
+        """So many feeds, from number `first` on, will not arrive, or are for nobody if they do."""
+        with self._lock:
+            if session in self._ended:
+                return
+            feeds = range(first, first + count)
+            here = self._feeds.get(session, {})
+            dropped = [self._pop(session, feed) for feed in _within(feeds, here)]
+            self._failed[session].add(first, count, status)
+            then = self._settle(session, feeds)
+            granted = self._admit(session)
+        _call(granted)
+        for each in dropped:
+            if each is not None:
+                each[1]()
+        if then is not None:
+            then()
 
-    def _remember(self, session: int, feed: int, failure: Status) -> None:
-        failed = self._failed.setdefault(session, OrderedDict())
-        failed[feed] = failure
-        if len(failed) > MAX_FAILED_FEEDS:
-            failed.popitem(last=False)
-
-    def _settle(self, session: int, feed: int) -> Callable[[], None] | None:
+    def _settle(self, session: int, feeds: range) -> Callable[[], None] | None:
         awaited = self._awaited.get(session)
         if awaited is None:
             return None
         missing, then = awaited
-        missing.discard(feed)
+        missing.difference_update(_within(feeds, missing))
         if missing:
             return None
         del self._awaited[session]
@@ -161,7 +160,7 @@ class Inbox:
         One wait a session: a new one replaces the one before.
         """
         with self._lock:
-            here, failed = self._feeds.get(session, {}), self._failed.get(session, OrderedDict())
+            here, failed = self._feeds.get(session, {}), self._failed.get(session, ())
             missing = {feed for feed in feeds if feed not in here and feed not in failed}
             if missing:
                 self._awaited[session] = (missing, then)
@@ -175,7 +174,8 @@ class Inbox:
         Raises StatusError: why it did not arrive, or INTERNAL where it is not here.
         """
         with self._lock:
-            failure = self._failed.get(session, OrderedDict()).get(feed)
+            failed = self._failed.get(session)
+            failure = None if failed is None else failed.get(feed)
             if failure is not None:
                 raise StatusError(Code(failure.code), failure.message, failure.payloads)
             found = self._pop(session, feed)
@@ -242,6 +242,11 @@ class Inbox:
             admissions = self._admissions.values()
             held, waiting = sum(each.held for each in admissions), sum(each.waiting for each in admissions)
             return InboxStatistics(len(self._feeds), feeds, held, waiting)
+
+
+def _within(feeds: range, some: Collection[int]) -> list[int]:
+    """Those of some feeds that are in a range, whichever of the two is shorter."""
+    return [feed for feed in some if feed in feeds] if len(some) < len(feeds) else [f for f in feeds if f in some]
 
 
 def _call(granted: Iterable[Callable[[], None]]) -> None:

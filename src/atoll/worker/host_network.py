@@ -62,7 +62,7 @@ class DataPortNetwork:
             try:
                 for piece in step.pieces:
                     part = np.ascontiguousarray(host_data.cut(np.asarray(shards[piece.shard]), piece.box))
-                    feed = run.feeds[piece.feed]
+                    feed = run.host_feeds + piece.feed
                     content = host_data.encode_strings(part) if part.dtype.kind == "T" else host_data.bytes_of(part)
                     if piece.host == self._host:
                         self._inbox.put(run.session, feed, np.array(np.frombuffer(content, np.uint8)))
@@ -83,11 +83,11 @@ class DataPortNetwork:
     def receive(self, step: p.Receive, run: m.Run) -> DeviceArray:
         array = step.array
         dtype = numpy_dtype(array.dtype)
-        taken = self._inbox.take_all(run.session, [run.feeds[piece.feed] for piece in step.pieces])
+        taken = self._inbox.take_all(run.session, [run.host_feeds + piece.feed for piece in step.pieces])
         try:
             shards: list[Any] = [None] * len(array.shard_shapes)
             for piece in step.pieces:
-                content, _ = taken[run.feeds[piece.feed]]
+                content, _ = taken[run.host_feeds + piece.feed]
                 shape = tuple(stop - start for start, stop in piece.box)
                 part = host_data.view(content, array.dtype, shape, None)
                 whole = array.shard_shapes[piece.shard]

@@ -63,7 +63,8 @@ class MessageHandler:
                 self._functions.programs.close(message.session)
                 self._recorder.close(message.session)
             case m.FailFeeds(session=session, feeds=feeds, status=status):
-                self._data_port.inbox.fail(session, feeds, status)
+                for first, count in feeds:
+                    self._data_port.inbox.fail(session, first, count, status)
             case m.Ping(lease=lease):
                 self._renew(lease)
                 self._report(m.Pong())

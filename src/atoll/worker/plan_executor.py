@@ -249,7 +249,7 @@ class PlanExecutor:
 
     def _is_here(self, step: p.Receive, unit: DispatchUnit) -> bool:
         run = unit.plan_run.run
-        feeds = [run.feeds[piece.feed] for piece in step.pieces]
+        feeds = [run.host_feeds + piece.feed for piece in step.pieces]
         if self._inbox.await_all(run.session, feeds, self._wake):
             return True
         self.endings.start_reads(unit)  # the other hosts may wait for them

@@ -108,7 +108,7 @@ class Hosts:
     def _feeds_lost(self, host: int, message: m.FeedsLost) -> None:
         """The host that awaits them is told, past the connection that broke."""
         for session, feed in message.feeds:
-            self._outbox.to_host(message.host, m.FailFeeds(session, (feed,), message.status))
+            self._outbox.to_host(message.host, m.FailFeeds(session, ((feed, 1),), message.status))
 
     def _answered(self, host: int, message: m.WorkerAnswer) -> None:
         self._queries.answered(message)

@@ -259,7 +259,8 @@ class Endings:
             return
         for host, incoming in gang.run.spec.incoming:
             if not self._resources.is_lost(host):
-                feeds = tuple(gang.run.launch.feeds[feed] for feed in incoming)
+                numbered = gang.run.launch.host_feeds
+                feeds = tuple([(numbered + first, count) for first, count in incoming])
                 self._outbox.to_host(host, m.FailFeeds(gang.ticket.session, feeds, status))
 
     def refuse_feeds(

@@ -170,17 +170,15 @@ class Launcher:
                 entry.spec = program.result_specs[made.result]
                 directory.add(message.results[made.result], entry)
             entries.append(entry)
-        feeds = message.feeds
-        if program.all_feeds > program.feeds:
-            extra = program.all_feeds - program.feeds
-            feeds += tuple(range(self._next_own, self._next_own + extra))
-            self._next_own += extra
+        host_feeds = self._next_own if program.host_feeds else 0
+        self._next_own += program.host_feeds
         return Launch(
             session.number,
             program,
             message.arguments,
             message.results,
-            feeds,
+            message.feeds,
+            host_feeds,
             entries,
             credits=message.credits,
             seconds=self._outbox.seconds,
@@ -305,6 +303,7 @@ class Launcher:
                 tuple([handles[position] for position in plan.arguments]),
                 tuple([handles[position] for position in plan.results]),
                 launch.feeds,
+                launch.host_feeds,
                 self._sequential is not None,
                 segments,
             )

@@ -41,14 +41,14 @@ class NullNetwork:
             shape = tuple(stop - start for start, stop in piece.box)
             nbytes, link = bytes_of(array.dtype_name, shape), piece.shard % len(self._ici)
             departure, arrival = self._transmit(piece.host, link, nbytes, array.moment)
-            arrival.when_known(partial(self._deliver_at, arrival, piece.host, run.session, run.feeds[piece.feed]))
+            arrival.when_known(partial(self._deliver_at, arrival, piece.host, run.session, run.host_feeds + piece.feed))
             departures.append(departure)
         end = all_of(self._backend.clock, departures)
         end.when_known(partial(end.when_over, release))
         unit.completions.append(ArrayCompletion(NullArray(array.dtype_name, (), end), self._deletions))
 
     def receive(self, step: p.Receive, run: m.Run) -> NullArray:
-        feeds = [run.feeds[piece.feed] for piece in step.pieces]
+        feeds = [run.host_feeds + piece.feed for piece in step.pieces]
         for _, done in self._neighbours[self._host].take_all(run.session, feeds).values():
             done()
         return self._backend.put(step.array, ())

@@ -13,7 +13,6 @@ from xdsl.parser import Parser
 from atoll.ir.dialect.attributes import Buffers, DeviceLocations, Mappings, Numbers, Strides
 from atoll.ir.dialect.moves import MoveOp, ReceiveOp, SendOp
 from atoll.ir.dialect.ops import CallOp, GetOp, ProgramOp, PutOp, RearrangeOp, ReturnOp, TransferOp
-from atoll.ir.dialect.parts import Received, Sent
 from atoll.ir.dialect.types import ArrayType, CompletionType, PlacedCompletionType, PlacedType
 
 Atoll = Dialect(
@@ -40,8 +39,6 @@ Atoll = Dialect(
         DeviceLocations,
         Buffers,
         Mappings,
-        Sent,
-        Received,
     ],
 )
 

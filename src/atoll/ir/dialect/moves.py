@@ -18,12 +18,16 @@ from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
 from atoll.ir.dialect.ops import Node, parse_flags, parse_value, parse_values, print_optional, print_values
-from atoll.ir.dialect.parts import Received, Sent
 from atoll.ir.dialect.types import PlacedType
 
 
 def _parse_of(parser: Parser) -> IntAttr:
     parser.parse_keyword("of")
+    return IntAttr(parser.parse_integer())
+
+
+def _parse_first(parser: Parser) -> IntAttr:
+    parser.parse_keyword("feeds")
     return IntAttr(parser.parse_integer())
 
 
@@ -59,41 +63,60 @@ class MoveOp(Node):
 
 @irdl_op_definition
 class SendOp(Node):
-    """`atoll.send of 0 %0 [0 [0:2] -> host 1 feeds 3] donate`: hands parts of an array to the hosts that need them."""
+    """`atoll.send of 0 %0 feeds 3 reshard donate to !atoll.placed<...>`: hands parts of an array to the hosts that need
+    them, as feeds from number 3 on.
+    """
 
     name = "atoll.send"
     of = prop_def(IntAttr)
     input = operand_def(PlacedType)
-    parts = prop_def(Sent)
+    first = prop_def(IntAttr)
+    target = prop_def(PlacedType)
+    reshard = opt_prop_def(UnitAttr)
     donate = opt_prop_def(UnitAttr)
 
     @classmethod
     def parse_facts(cls, parser: Parser, operands: list[SSAValue], properties: dict[str, Attribute]) -> None:
         properties["of"] = _parse_of(parser)
         operands.append(parse_value(parser))
-        properties["parts"] = Sent(Sent.parse_bare(parser))
-        parse_flags(parser, properties, ("donate",))
+        properties["first"] = _parse_first(parser)
+        parse_flags(parser, properties, ("reshard", "donate"))
+        parser.parse_keyword("to")
+        properties["target"] = parser.parse_type()
 
     def print_facts(self, printer: Printer) -> None:
         printer.print_string(f" of {self.of.data} ")
         printer.print_ssa_value(self.input)
-        printer.print_string(f" {self.parts.text()}")
+        printer.print_string(f" feeds {self.first.data}")
+        print_optional(printer, "reshard", self.reshard)
         print_optional(printer, "donate", self.donate)
+        printer.print_string(" to ")
+        printer.print_attribute(self.target)
 
 
 @irdl_op_definition
 class ReceiveOp(Node):
-    """`%1 = atoll.receive of 0 [feeds 3 -> 0 [0:2]] : ...`: puts an array together out of what was sent."""
+    """`%1 = atoll.receive of 0 feeds 3 reshard from !atoll.placed<...> : ...`: puts an array together out of what was
+    sent.
+    """
 
     name = "atoll.receive"
     of = prop_def(IntAttr)
     value = result_def(PlacedType)
-    parts = prop_def(Received)
+    first = prop_def(IntAttr)
+    source = prop_def(PlacedType)
+    reshard = opt_prop_def(UnitAttr)
 
     @classmethod
     def parse_facts(cls, parser: Parser, operands: list[SSAValue], properties: dict[str, Attribute]) -> None:
         properties["of"] = _parse_of(parser)
-        properties["parts"] = Received(Received.parse_bare(parser))
+        properties["first"] = _parse_first(parser)
+        parse_flags(parser, properties, ("reshard",))
+        parser.parse_keyword("from")
+        properties["source"] = parser.parse_type()
 
     def print_facts(self, printer: Printer) -> None:
-        printer.print_string(f" of {self.of.data} {self.parts.text()}")
+        printer.print_string(f" of {self.of.data} feeds {self.first.data}")
+        print_optional(printer, "reshard", self.reshard)
+        printer.print_string(" from ")
+        printer.print_attribute(self.source)

@@ -7,13 +7,14 @@ repeated shapes once with their number, and an order of tiles that is 0, 1, 2, .
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import TypeVar
 
 from xdsl.parser import AttrParser
 
 from atoll.cluster.locations import DeviceLocation
+from atoll.ir.ranges import runs
 from atoll.ir.types import ArraySpec, Box, Even, Opaque, Replicated, Shape, Sharding, Tiled, Tiling, Uneven
 
 T = TypeVar("T")
@@ -33,20 +34,6 @@ def parse_numbers(parser: AttrParser) -> Shape:
 
 
 # ---- ranges
-
-
-def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Cuts numbers into (first, count, step); steps other than 1 only where they save something."""
-    at = 0
-    while at < len(numbers):
-        step = numbers[at + 1] - numbers[at] if at + 1 < len(numbers) else 1
-        end = at + 1
-        while end < len(numbers) and numbers[end] - numbers[end - 1] == step:
-            end += 1
-        if step == 0 or (step != 1 and end - at < 3):
-            step, end = 1, at + 1
-        yield numbers[at], end - at, step
-        at = end
 
 
 def range_text(first: int, count: int, step: int = 1) -> str:
@@ -148,20 +135,8 @@ def _keyword(parser: AttrParser, word: str) -> None:
     parser.parse_punctuation("=")
 
 
-# ---- boxes
-
-
 def box_text(box: Box) -> str:
     return f"[{', '.join(f'{start}:{stop}' for start, stop in box)}]"
-
-
-def parse_box(parser: AttrParser) -> Box:
-    def interval() -> tuple[int, int]:
-        start = parser.parse_integer()
-        parser.parse_punctuation(":")
-        return start, parser.parse_integer()
-
-    return parse_list(parser, interval)
 
 
 # ---- locations

@@ -12,6 +12,7 @@ from atoll.ir import plan as p
 from atoll.ir.dialect.moves import MoveOp, ReceiveOp, SendOp
 from atoll.ir.dialect.ops import CallOp, GetOp, Node, ProgramOp, PutOp, RearrangeOp
 from atoll.ir.dialect.types import PlacedCompletionType, PlacedType
+from atoll.ir.exchange import Exchange
 from atoll.ir.geometry import Located
 from atoll.ir.lowered import Lowered, LoweredGang, LoweredValue
 from atoll.ir.types import Box, Replicated
@@ -70,6 +71,7 @@ class _Cut:
         self.donated: set[int] = set()
         self.island_of: dict[int, int] = {}
         self.nodes: list[_Node] = []
+        self.exchanges: dict[int, Exchange] = {}  # by their first feed
 
     def run(self) -> Lowered:
         transfer = -1
@@ -91,7 +93,8 @@ class _Cut:
         results = tuple(self.numbers[value] for value in self.program.returned().operands)
         values = tuple(self._value(value, number) for value, number in self.numbers.items())
         gangs, plans = self._gangs(frozenset(results))
-        return Lowered(gangs, plans, values, results, frozenset(self.donated), self.program.feeds.data)
+        host_feeds = sum(exchange.feeds for exchange in self.exchanges.values())
+        return Lowered(gangs, plans, values, results, frozenset(self.donated), host_feeds)
 
     def _value(self, value: SSAValue, number: int) -> LoweredValue:
         if isinstance(value.type, PlacedCompletionType):
@@ -219,22 +222,22 @@ class _Cut:
 
     def _send(self, op: SendOp, node: _Node) -> None:
         source, (value,) = self._known(op.input), self._inputs(op)
-        pieces: dict[int, list[p.SendPiece]] = {}
-        for position, box, host, feed in op.parts.data:
-            piece = p.SendPiece(source.shard_of[position], box, host, feed)
-            pieces.setdefault(source.locations[position].host, []).append(piece)
-        for host in sorted(pieces):
-            node.on(host).add(p.Send(value, tuple(pieces[host])), (value,), ())
+        exchange = self._exchange(source, op.target.data, op)
+        for host in exchange.senders:
+            node.on(host).add(p.Send(value, source.positions[host], exchange), (value,), ())
 
     def _receive(self, op: ReceiveOp, node: _Node) -> None:
         target, (output,) = self._known(op.value), self._outputs(op)
-        pieces: dict[int, list[p.ReceivePiece]] = {host: [] for host in target.hosts}
-        for position, box, feed in op.parts.data:
-            piece = p.ReceivePiece(target.shard_of[position], box, feed)
-            pieces[target.locations[position].host].append(piece)
-        for host, here in pieces.items():
-            step = p.Receive(output, target.on(host), tuple(here))
-            node.on(host).add(step, (), (output,), [piece.feed for piece in here])
+        exchange = self._exchange(op.source.data, target, op)
+        for host in target.hosts:
+            node.on(host).add(p.Receive(output, target.on(host), exchange), (), (output,))
+
+    def _exchange(self, source: Located, target: Located, op: SendOp | ReceiveOp) -> Exchange:
+        """A send and its receive have the same."""
+        first = op.first.data
+        if first not in self.exchanges:
+            self.exchanges[first] = Exchange(source.spread, target.spread, op.reshard is not None, first)
+        return self.exchanges[first]
 
     def _rearrange(self, op: RearrangeOp, node: _Node) -> None:
         inputs = self._inputs(op)

@@ -1,4 +1,4 @@
-"""Explicit transfers: what leaves a host is sent and received, piece by piece; what stays is moved."""
+"""Explicit transfers: what leaves a host is sent and received; what stays is moved."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from xdsl.rewriter import Rewriter
 
 from atoll.ir.dialect.moves import MoveOp, ReceiveOp, SendOp
 from atoll.ir.dialect.ops import PRESENT, ProgramOp, TransferOp
-from atoll.ir.dialect.parts import Received, ReceivedPart, Sent, SentPart
 from atoll.ir.dialect.types import PlacedType
-from atoll.ir.geometry import Located, copies, parts, stays
+from atoll.ir.exchange import Exchange
+from atoll.ir.geometry import Located, stays
 from atoll.ir.passes.lowering_pass import LoweringPass
 
 
@@ -23,29 +23,27 @@ class ExplicitTransfersPass(LoweringPass):
 
     Takes placed programs. Guarantees: no `atoll.transfer` is left. In its place, with one number (`of`) and without
     other ops between them, stand: a send for each array of which something leaves its host, one move for all those
-    whose shards stay on their hosts, and a receive for each send. Each element of each target shard is received once.
-    What passes between hosts has feeds of its own, numbered from the program's `feeds` on, which grows.
+    whose shards stay on their hosts, and a receive for each send. What passes between hosts has feeds of its own: those
+    of each send are numbered from its `first` on.
 
-    Refuses, with UNIMPLEMENTED, to reshard what does not say where its shards lie.
+    Refuses, with UNIMPLEMENTED, to reshard what does not say where its shards lie, and to send what has no known shape.
     """
 
     name = "atoll-explicit-transfers"
 
     def run(self, program: ProgramOp) -> None:
-        feeds = first = program.feeds.data
-        number = 0
+        feeds = number = 0
         for node in program.nodes():
             if isinstance(node, TransferOp):
                 feeds = _replace(node, number, feeds)
                 number += 1
-        if feeds != first:
-            program.properties["feeds"] = IntAttr(feeds)
 
 
 def _replace(op: TransferOp, number: int, feeds: int) -> int:
     """Puts sends, a move and receives in the op's place; gives the next feed."""
     of: dict[str, Attribute] = {"of": IntAttr(number)}
     reshard = op.reshard is not None
+    how: dict[str, Attribute] = {"reshard": PRESENT} if reshard else {}
     donate = {"donate": PRESENT} if op.donate is not None else {}
     sends: list[Operation] = []
     receives: list[Operation] = []
@@ -56,13 +54,12 @@ def _replace(op: TransferOp, number: int, feeds: int) -> int:
         if stays(source, target, reshard):
             moved.append(index)
             continue
-        sent, received = [], []
-        for feed, part in enumerate(parts(source, target) if reshard else copies(source), start=feeds):
-            sent.append(SentPart(part.origin, part.box, target.locations[part.position].host, feed))
-            received.append(ReceivedPart(part.position, part.target, feed))
-        feeds += len(sent)
-        sends.append(SendOp.create(operands=[value], properties={**of, "parts": Sent(tuple(sent)), **donate}))
-        receive = ReceiveOp.create(result_types=[result.type], properties={**of, "parts": Received(tuple(received))})
+        if reshard:
+            _ = source.boxes, target.boxes  # both say where their shards lie
+        first: dict[str, Attribute] = {"first": IntAttr(feeds), **how}
+        feeds += Exchange(source.spread, target.spread, reshard, feeds).feeds
+        sends.append(SendOp.create(operands=[value], properties={**of, **first, "target": result.type, **donate}))
+        receive = ReceiveOp.create(result_types=[result.type], properties={**of, **first, "source": value.type})
         receives.append(receive)
         results[index] = receive.results[0]
     moves = list(_moves(op, moved, {**of, **donate}, results))

@@ -132,7 +132,7 @@ class DropPlan(Message, frozen=True, tag=23):
 class Run(Message, frozen=True, tag=24):
     """Run a plan: its first `segments` segments now, under this sequence number, the others as `Dispatch` says.
 
-    `feeds[i]` is the data port's number for the program's feed i.
+    `feeds[i]` is the data port's number for feed i of the client; feed i between hosts has number `host_feeds` + i.
     """
 
     sequence: int
@@ -141,6 +141,7 @@ class Run(Message, frozen=True, tag=24):
     arguments: tuple[int, ...]
     results: tuple[int, ...]
     feeds: tuple[int, ...]
+    host_feeds: int = 0
     acknowledge: bool = False  # answer with Enqueued, for each dispatch unit
     segments: int = 1
 
@@ -211,10 +212,12 @@ class Peers(Message, frozen=True, tag=30):
 
 
 class FailFeeds(Message, frozen=True, tag=32):
-    """These feeds of other hosts will not come, or are not needed: what awaits them fails with the status."""
+    """These feeds of other hosts, as (first, count), will not come, or are not needed: what awaits them fails with the
+    status.
+    """
 
     session: int
-    feeds: tuple[int, ...]
+    feeds: tuple[tuple[int, int], ...]
     status: Status
 
 
