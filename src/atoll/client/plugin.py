@@ -17,7 +17,7 @@ _GOOGLES_PLATFORM = "proxy"
 def initialize() -> None:
     """Registers the platform `atoll`; looks after clients of `atoll proxy`. Called by JAX."""
     import jax
-    from jax.extend.backend import register_backend_factory
+    from jax._src.xla_bridge import register_backend_factory  # `jax.extend` would import Pallas in every script
 
     register_backend_factory(PLATFORM, _make_client, priority=_PRIORITY, fail_quietly=True)
     if _GOOGLES_PLATFORM in str(jax.config.jax_platforms).split(","):

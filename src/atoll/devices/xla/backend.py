@@ -34,6 +34,8 @@ from atoll.protocol.profiles import Recording
 from atoll.transfers.dtypes import numpy_dtype
 
 _cache_hit = threading.local()
+_LAPACK = b"lapack_"  # what the names of linear algebra's custom calls begin with, in programs lowered elsewhere
+_lapack_begins = threading.Lock()
 _COLLECTIVE_TIMEOUT = "xla_cpu_collective_call_terminate_timeout_seconds"
 
 
@@ -58,7 +60,6 @@ class XlaBackend:
         self.platform_version: str = self.client.platform_version
         monitoring.register_event_listener(_note_event)
         compile_calls.register()
-        lapack._lapack.initialize()  # the custom calls of linear algebra, in programs lowered elsewhere
         island.keep_compiled_programs()
         self._gates = Gates() if self.platform == "cpu" else None
 
@@ -99,6 +100,9 @@ class XlaBackend:
             # A participant of a collective may sit in its client's Python: XLA is not to end this process for that.
             parsed.env_option_overrides = [*parsed.env_option_overrides, (_COLLECTIVE_TIMEOUT, str((1 << 31) - 1))]
         flat = tuple(grid.flatten())
+        if _LAPACK in program:
+            with _lapack_begins:
+                lapack._lapack.initialize()  # imports SciPy: not before a program calls it
         context = mlir.make_ir_context()
         with context:
             module = _jax.mlir.deserialize_portable_artifact(program, context)
