@@ -22,6 +22,8 @@ help:  ## List the targets
 demo: $(VENV)/.demo  ## Train a small GPT on the 8 devices of an embedded cluster
 	JAX_PLATFORMS=atoll $(BIN)/python examples/gpt.py $(ARGS)
 
+# Its processes start by the hundred: where the environment forbids it, each would compile Atoll's sources anew.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.test  ## Run the test suite
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 

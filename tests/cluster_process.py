@@ -41,21 +41,14 @@ class User:
         self.runtime = runtime
         settings = ("JAX_", "ATOLL_ISLANDS", "ATOLL_ADDRESS", "ATOLL_TOKEN", "ATOLL_PLATFORM", "IFRT_PROXY_")
         self.env = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(settings) and name not in ("NPROC", "XLA_FLAGS")
+            name: value for name, value in os.environ.items() if not name.startswith(settings) and name != "NPROC"
         }
         self.env.update(XDG_RUNTIME_DIR=str(runtime), TMPDIR=str(runtime), ATOLL_CACHE_DIR=str(program_cache))
         self.env |= {"ATOLL_STATE_DIR": "off"} | env
 
     def start(self, *command: str, **env: str) -> subprocess.Popen[str]:
         """Starts any command, in a process group of its own."""
-        # Where the test run itself is a background job, SIGINT is ignored, and children would inherit that.
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            return start_process(command, self.env | env, self.runtime)
-        finally:
-            signal.signal(signal.SIGINT, before)
+        return start_process(command, self.env | env, self.runtime)
 
     def start_atoll(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
         return self.start(*COMMAND, *arguments, **env)

@@ -23,11 +23,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from tests import quick_xla
+
 # Before anything imports JAX: its backend reads these once.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 os.environ["JAX_ENABLE_X64"] = "1"
 os.environ["NPROC"] = "16"  # XLA's CPU client deadlocks with fewer threads than executions in flight
+os.environ["XLA_FLAGS"] = quick_xla.FLAGS
+
+# A run in the background of a shell that is not interactive has SIGINT ignored, and what it starts would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 RUN = uuid.uuid4().hex
 os.environ["ATOLL_TEST_RUN"] = RUN
@@ -204,7 +211,7 @@ def script_environment(runtime: Path, program_cache: Path, islands: str = "1x1x4
     env = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("JAX_", "IFRT_PROXY_")) and name not in ("NPROC", "XLA_FLAGS")
+        if not name.startswith(("JAX_", "IFRT_PROXY_")) and name != "NPROC"
     }
     env.update(
         JAX_PLATFORMS="atoll",
