@@ -6,7 +6,9 @@ same function can run in the test's process, on stock JAX, and in the child, on 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import os
 import pickle
 import select
@@ -128,5 +130,14 @@ def _serve(questions: BinaryIO, answers: BinaryIO) -> None:
 
 
 if __name__ == "__main__":
+    # Children start by the hundred. Nothing of what an import makes is garbage, and to look for some is a tenth of it.
+    gc.disable()
+    import jax  # noqa: F401
+
+    gc.freeze()
+    gc.enable()
     with open(int(sys.argv[1]), "rb") as _questions, open(int(sys.argv[2]), "wb") as _answers:
         _serve(_questions, _answers)
+    # As at the end of a script, but that the interpreter is not taken apart: that would be another tenth.
+    atexit._run_exitfuncs()
+    os._exit(0)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.end_to_end.raw_client import RawClient
+from tests.end_to_end.refusals import refusals
 from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPython
 from tests.end_to_end.script_process import StartScript
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
@@ -31,13 +32,6 @@ def small() -> float:
     return float(jax.jit(lambda x: (x * 2).sum())(jnp.arange(4.0)))
 
 
-def refusal(python: RemotePython) -> str:
-    """With what text JAX does not start."""
-    with pytest.raises(RemoteError) as caught:
-        python.call(count_devices)
-    return caught.value.text
-
-
 # ---- addresses
 
 
@@ -46,59 +40,51 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def test_where_no_process_listens_the_address_is_named_and_what_to_start(
+def test_an_address_or_topology_that_will_not_do_is_named_and_what_to_write_or_start(
     start_python: StartPython, module_directory: Path
 ) -> None:
-    addresses = [f"unix:{module_directory}/nobody.sock", f"127.0.0.1:{free_port()}"]
-    pythons = [start_python(ATOLL_ADDRESS=address) for address in addresses]
-    for python in pythons:
-        python.begin(count_devices)
-    for python, address in zip(pythons, addresses, strict=True):
-        with pytest.raises(RemoteError) as caught:
-            python.finish()
-        assert address in caught.value.text
-        assert "atoll up" in caught.value.text
-
-
-def test_what_is_no_address_is_said_to_be_none(start_python: StartPython) -> None:
-    assert "expected unix:/path or HOST:PORT" in refusal(start_python(ATOLL_ADDRESS="nowhere"))
-
-
-def test_what_is_no_topology_is_said_to_be_none(start_python: StartPython) -> None:
-    assert "expected ISLANDSxHOSTSxDEVICES" in refusal(start_python("4x4"))
+    nobody = [f"unix:{module_directory}/nobody.sock", f"127.0.0.1:{free_port()}"]
+    *texts, no_address, no_topology = start_python().call(
+        refusals,
+        *({"ATOLL_ADDRESS": address} for address in nobody),
+        {"ATOLL_ADDRESS": "nowhere"},
+        {"ATOLL_ISLANDS": "4x4"},
+    )
+    for address, text in zip(nobody, texts, strict=True):
+        assert address in text
+        assert "atoll up" in text
+    assert "expected unix:/path or HOST:PORT" in no_address
+    assert "expected ISLANDSxHOSTSxDEVICES" in no_topology
 
 
 def test_a_full_cluster_refuses_and_serves_again_once_there_is_room(
     start_python: StartPython, start_cluster: StartCluster
 ) -> None:
     cluster = start_cluster(islands="1x1x1", max_sessions=1)
-    first, second, third = (start_python(ATOLL_ADDRESS=cluster.address) for _ in range(3))
+    first, second = (start_python(ATOLL_ADDRESS=cluster.address) for _ in range(2))
     assert first.call(count_devices) == 1
-    text = refusal(second)
+    (text,) = second.call(refusals, {})
     assert "full" in text
     assert "1 sessions are open" in text
     assert first.call(small) == 12
     first.close()
     cluster.until(lambda report: not report["sessions"], 10)
-    assert third.call(small) == 12
-    third.close()
+    assert second.call(small) == 12
+    second.close()
 
 
 def test_a_cluster_with_a_token_serves_only_those_who_bring_it(
     start_python: StartPython, start_cluster: StartCluster
 ) -> None:
     cluster = start_cluster(islands="1x1x1", listen=f"127.0.0.1:{free_port()}", token="right, and naïve")
-    without, wrong, right = (
-        start_python(ATOLL_ADDRESS=cluster.address, ATOLL_INSECURE="1", ATOLL_TOKEN=token)
-        for token in ("", "wröng", cluster.token)
-    )
-    for python in (without, wrong, right):
-        python.begin(count_devices)
-    for python in (without, wrong):
-        with pytest.raises(RemoteError, match="asks for a token: set ATOLL_TOKEN"):
-            python.finish()
-    assert right.finish() == 1
-    right.close()
+    tokens = ("", "wröng", cluster.token)
+    python = start_python(ATOLL_ADDRESS=cluster.address, ATOLL_INSECURE="1")
+    *refused, served = python.call(refusals, *({"ATOLL_TOKEN": token} for token in tokens))
+    for text in refused:
+        assert "asks for a token: set ATOLL_TOKEN" in text
+    assert served == ""
+    assert python.call(small) == 12
+    python.close()
 
 
 # ---- versions

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -132,8 +133,24 @@ def test_a_moved_slice_has_the_same_arrays_and_computes_the_same(
         remap(islands, 1, (4, 7, 5, 6))
 
 
-def train(steps: int, seconds: float) -> tuple[str, int]:
-    """A program that launches as fast as it can, for some steps or for some seconds."""
+def goes_on(done: int, steps: int, folder: Path | None) -> bool:
+    """Whether a program has more than these steps to do: so many, or until there is "end" in the folder."""
+    if folder is None:
+        return done < steps
+    if done == 1:
+        (folder / "begun").touch()
+    return not (folder / "end").exists()
+
+
+def until_begun(folder: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not (folder / "begun").exists():
+        assert time.monotonic() < deadline, "the program does not begin"
+        time.sleep(0.01)
+
+
+def train(steps: int, folder: Path | None = None) -> tuple[str, int]:
+    """A program that launches as fast as it can, for so many steps, or until there is "end" in the folder."""
     s = STATE.get("train") or atoll.make_virtual_device_set().add_slice(devices=2)
     STATE["train"] = s
     mesh = s.mesh("x")
@@ -147,9 +164,8 @@ def train(steps: int, seconds: float) -> tuple[str, int]:
 
     state = (jax.device_put(np.eye(16), NamedSharding(mesh, PartitionSpec())), jnp.zeros(()))
     state = jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
-    began = time.monotonic()
     done = 0
-    while done < steps or (not steps and time.monotonic() - began < seconds):
+    while goes_on(done, steps, folder):
         batch = jax.device_put(np.sin(np.arange(16.0) + done), sharding)
         state = step(state, batch)
         done += 1
@@ -158,17 +174,17 @@ def train(steps: int, seconds: float) -> tuple[str, int]:
     return digest(state), done
 
 
-def test_a_program_that_runs_is_moved_to_and_fro(islands: StandingCluster, python: RemotePython) -> None:
-    python.call(train, 5, 0.0)
-    python.begin(train, 0, 3.0)
-    moved = 0
-    deadline = time.monotonic() + 2.5
-    while time.monotonic() < deadline:
-        remap(islands, 1 - moved % 2)
-        moved += 1
+def test_a_program_that_runs_is_moved_to_and_fro(
+    islands: StandingCluster, python: RemotePython, tmp_path: Path
+) -> None:
+    python.call(train, 5)
+    python.begin(train, 0, tmp_path)
+    until_begun(tmp_path)
+    for target in (1, 0, 1, 0):
+        remap(islands, target)
+    (tmp_path / "end").touch()
     result, steps = python.finish()
-    assert moved >= 2
-    assert python.call(train, steps, 0.0) == (result, steps)
+    assert python.call(train, steps) == (result, steps)
 
 
 def hold_two() -> list[int]:
@@ -219,7 +235,7 @@ def states(cluster: StandingCluster) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("hosts", ["1x2", "2x1"])
 def test_islands_come_and_go_under_running_programs(
-    start_cluster: StartCluster, start_python: StartPython, hosts: str
+    start_cluster: StartCluster, start_python: StartPython, hosts: str, tmp_path: Path
 ) -> None:
     cluster = start_cluster(islands=f"1x{hosts}")
     first = start_python(ATOLL_ADDRESS=cluster.address)
@@ -231,10 +247,12 @@ def test_islands_come_and_go_under_running_programs(
     assert states(cluster) == ["ready", "ready"]
     second = start_python(ATOLL_ADDRESS=cluster.address)
     assert second.call(sum_of_all) == (4, 10.0)
-    first.begin(train_on_slice, 2.5)
+    first.begin(train_on_slice, 0, tmp_path)
+    until_begun(tmp_path)
     assert ask(cluster, DrainRequest(0)) == "island 0 is empty, and its workers have ended"
+    (tmp_path / "end").touch()
     result, steps = first.finish()
-    assert first.call(train_on_slice, 0.0, steps) == (result, steps)
+    assert first.call(train_on_slice, steps) == (result, steps)
     assert states(cluster) == ["drained", "ready"]
     assert len([name for name in cluster.processes() if "worker" in name]) == int(hosts[0])
     # To the program, its devices and its slice are the same as before.
@@ -259,14 +277,13 @@ def test_islands_come_and_go_under_running_programs(
         child.close()
 
 
-def train_on_slice(seconds: float, steps: int = 0) -> tuple[str, int]:
+def train_on_slice(steps: int, folder: Path | None = None) -> tuple[str, int]:
     s = STATE["two"]
     sharding = NamedSharding(s.mesh("x"), PartitionSpec("x"))
     state = jax.device_put(np.linspace(0, 1, 64), sharding)
     step = STATE.setdefault("step", jax.jit(lambda v, b: jnp.sin(v + b) + v.mean()))
-    began = time.monotonic()
     done = 0
-    while done < steps or (not steps and time.monotonic() - began < seconds):
+    while goes_on(done, steps, folder):
         state = step(state, jax.device_put(np.cos(np.arange(64.0) + done), sharding))
         done += 1
     return digest(state), done

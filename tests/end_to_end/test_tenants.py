@@ -14,7 +14,7 @@ from atoll.wire.address import parse_address
 from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
-SECONDS = 3.0
+SECONDS = 1.5
 MB = 1 << 20
 
 

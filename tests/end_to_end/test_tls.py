@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import ssl
 import threading
@@ -26,6 +27,7 @@ from atoll.wire.address import Address, parse_address
 from atoll.wire.blocking import BlockingConnection
 from atoll.wire.tls.identity import Identity
 from tests.cluster_process import free_port
+from tests.end_to_end.refusals import refusals
 from tests.end_to_end.remote_python import RemoteError, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 from tests.end_to_end.two_islands import from_island_to_island
@@ -210,29 +212,28 @@ def test_a_script_learns_why_it_may_not(
         ({"ATOLL_ADDRESS": plain}, "is reached by TLS, for which this process needs the cluster's join string"),
         ({"ATOLL_ADDRESS": plain, "ATOLL_INSECURE": "1"}, "speaks TLS, and this side does not"),
     ]
-    for environment, words in attempts:
-        python = start_python(**environment)
-        with pytest.raises(RemoteError, match=words):
-            python.call(from_island_to_island)
-        python.close()
+    for text, (_, words) in zip(start_python().call(refusals, *(each for each, _ in attempts)), attempts, strict=True):
+        assert words in text
+
+
+@pytest.fixture(scope="module")
+def in_the_clear(start_cluster: StartCluster) -> StandingCluster:
+    """With a token, and without TLS."""
+    return start_cluster(islands="1x1x1", listen=f"127.0.0.1:{free_port()}", token="a token", platform="null")
 
 
 def test_a_join_string_for_a_cluster_in_the_clear_says_so(
-    start_cluster: StartCluster, start_python: StartPython
+    in_the_clear: StandingCluster, start_python: StartPython
 ) -> None:
-    cluster = start_cluster(islands="1x1x1", listen=f"127.0.0.1:{free_port()}", token="a token")
-    join = JoinString(parse_address(cluster.address).secured(), "0" * 64, "a token")
-    python = start_python(ATOLL_JOIN=str(join))
-    with pytest.raises(RemoteError, match=r"speaks no TLS.*--insecure"):
-        python.call(from_island_to_island)
-    python.close()
+    join = JoinString(parse_address(in_the_clear.address).secured(), "0" * 64, "a token")
+    (text,) = start_python().call(refusals, {"ATOLL_JOIN": str(join)})
+    assert re.search(r"speaks no TLS.*--insecure", text)
 
 
 def test_a_holder_of_the_clients_token_is_no_engine_on_a_cluster_in_the_clear_either(
-    start_cluster: StartCluster,
+    in_the_clear: StandingCluster,
 ) -> None:
-    cluster = start_cluster(islands="1x1x1", listen=f"127.0.0.1:{free_port()}", token="a token")
-    connection = BlockingConnection.dial(parse_address(cluster.address), m.Refused, name="it")
+    connection = BlockingConnection.dial(parse_address(in_the_clear.address), m.Refused, name="it")
     connection.send(m.Hello(m.PROTOCOL, "engine", "a token", os.getpid(), "0", "hostile"))
     (refused,) = connection.receive()
     connection.close()
@@ -301,7 +302,7 @@ def test_many_join_at_once(secured: StandingCluster) -> None:
 
 
 def test_the_command_that_ends_a_cluster_needs_the_join_string_too(start_cluster: StartCluster) -> None:
-    cluster = start_cluster(islands="1x1x1", listen=f"tls://127.0.0.1:{free_port()}")
+    cluster = start_cluster(islands="1x1x1", listen=f"tls://127.0.0.1:{free_port()}", platform="null")
     join = join_of(cluster)
     with pytest.raises(AccessError, match="ATOLL_JOIN"):
         request_stop(join.address, join.token)

@@ -21,36 +21,66 @@ from atoll.ir.program import Call, Program
 from atoll.ir.types import ArraySpec, ShardType, shard_shape
 from atoll.testing import NullProgram, VirtualCluster
 from examples import pipeline
+from tests.quick_xla import quick
 
-SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "pipeline.py"
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "examples" / "pipeline.py"
+STEPS = 4
 DEADLINE = 110.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * DEADLINE + 10)]
 
 
+# The example on fewer stages, all on one cluster: the losses of each, and those of one function.
+FEWER = """
+import json, sys
+from argparse import Namespace
+import atoll
+from examples.pipeline import Config, train
+
+found = {}
+with atoll.connect(islands="2x1x2"):
+    for stages, spmd in ((1, True), (1, False), (2, False)):
+        options = Namespace(stages=stages, spmd=spmd, steps=int(sys.argv[1]), trace=None)
+        found["spmd" if spmd else str(stages)] = train(Config(), options)
+print(json.dumps(found))
+"""
+
+
+def start(*command: str) -> str:
+    """What Python prints that is started so."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_", "ATOLL_"))}
+    command = (sys.executable, *command)
+    ended = subprocess.run(command, env=quick(env), cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    return ended.stdout
+
+
 @functools.cache
-def run(*arguments: str) -> tuple[list[float], list[dict[str, object]], str]:
-    """Losses, the events of the last step's trace, and what was printed."""
+def four_stages() -> tuple[list[float], list[dict[str, Any]], str]:
+    """The script's losses, the events of the last step's trace, and what was printed."""
     with TemporaryDirectory(prefix="test-pipeline-") as folder:
         losses, trace = Path(folder) / "losses.json", Path(folder) / "trace.json"
-        command = [sys.executable, str(SCRIPT), "--steps", "4", "--losses-out", str(losses), "--trace", str(trace)]
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_", "ATOLL_"))}
-        ended = subprocess.run([*command, *arguments], env=env, capture_output=True, text=True, timeout=DEADLINE)
-        assert ended.returncode == 0, ended.stderr[-4000:]
-        events = json.loads(trace.read_text())["traceEvents"] if trace.exists() else []
-        return json.loads(losses.read_text()), events, ended.stdout
+        out = ("--losses-out", str(losses), "--trace", str(trace))
+        printed = start(str(SCRIPT), "--stages", "4", "--steps", str(STEPS), *out)
+        return json.loads(losses.read_text()), json.loads(trace.read_text())["traceEvents"], printed
+
+
+@functools.cache
+def fewer_stages() -> dict[str, list[float]]:
+    found: dict[str, list[float]] = json.loads(start("-c", FEWER, str(STEPS)).splitlines()[-1])
+    return found
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
 def test_losses_of_a_pipeline_are_those_of_one_spmd_function_within_rounding(stages: int):
-    spmd, _, _ = run("--stages", "1", "--spmd")
-    losses, _, _ = run("--stages", str(stages))
-    assert losses == pytest.approx(spmd, rel=1e-5)
+    losses = four_stages()[0] if stages == 4 else fewer_stages()[str(stages)]
+    assert losses == pytest.approx(fewer_stages()["spmd"], rel=1e-5)
     assert losses[-1] < losses[0] - 0.5
 
 
 def test_a_step_runs_all_of_its_nodes_and_prints_how_many_stages_computed_at_a_time():
-    _, events, printed = run("--stages", "4")
+    _, events, printed = four_stages()
     calls = [event for event in events if event.get("cat") == "call"]
     # Forward, backward and sums of 8 micro-batches, and the updates; the last stage does both ways in one.
     assert {island: sum(c["args"]["nodes"] for c in calls if c["pid"] == island) for island in range(4)} == {

@@ -12,6 +12,10 @@ from typing import Any
 
 import pytest
 
+from atoll.cluster.security.join import read_join
+from atoll.cluster.security.start import join_file
+from atoll.errors import AtollError
+from atoll.operate.requests import request_report
 from tests.cluster_process import User, eventually, finish, free_port
 
 
@@ -21,9 +25,12 @@ def address() -> str:
 
 
 def status(user: User) -> dict[str, Any]:
-    """The report; an empty one where the cluster does not listen yet."""
-    asked = user.atoll("status", "--json")
-    report: dict[str, Any] = json.loads(asked.stdout) if asked.returncode == 0 else {"islands": [{"waits_for": None}]}
+    """What `atoll status --json` prints; an empty report where the cluster does not listen yet."""
+    try:
+        join = read_join(str(join_file(user.runtime / "atoll" / "default")))
+        report: dict[str, Any] = json.loads(request_report(join.address, "", join))
+    except AtollError:
+        return {"islands": [{"waits_for": None}]}
     return report
 
 
@@ -31,7 +38,7 @@ def until(user: User, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]
     deadline = time.monotonic() + 60
     while not holds(report := status(user)):
         assert time.monotonic() < deadline, report
-        time.sleep(0.1)
+        time.sleep(0.05)
     return report
 
 

@@ -23,7 +23,7 @@ from atoll.protocol.spans import Span
 from atoll.wire.address import parse_address
 from tests.cluster_process import COMMAND, User, eventually, finish
 
-MIXED_SECONDS = float(os.environ.get("ATOLL_TEST_USAGE_SECONDS", "8"))
+MIXED_SECONDS = float(os.environ.get("ATOLL_TEST_USAGE_SECONDS", "4"))
 DEVICES = 2
 
 # Calls of two sizes, each on a device of its own, transfers, and pauses. Nothing is on both devices: a trace shows such
@@ -146,9 +146,9 @@ def test_killing_the_controller_loses_a_second_at_most(up: Callable[..., User], 
     script = working(user, "ana", 60)
     assert script.stdout.readline() == "begins\n"
     assert eventually(lambda: usage(user)["total"]["device_seconds"] > 0)
-    time.sleep(3.0)
+    time.sleep(1.5)
     asked = usage(user, "--by", "program")
-    time.sleep(2.5)
+    time.sleep(2.0)
     controller = user.process("atoll.controller.main")
     killed = time.time()
     controller.send_signal(signal.SIGKILL)
