@@ -48,13 +48,17 @@ import psutil  # noqa: E402
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
+from tests.thoroughness import examples  # noqa: E402
+
 if TYPE_CHECKING:
     from tests.cluster_process import User
 
 LEAK_SECONDS = 10.0
+# One for all connections, which finds out within two seconds that it has nothing to watch: looked for at the end.
+_OF_THE_PROCESS = frozenset({"atoll-silence"})
 _SHARED_FOLDERS = tuple({Path(tempfile.gettempdir()), Path("/dev/shm")})
 
-settings.register_profile("atoll", deadline=None, print_blob=True)
+settings.register_profile("atoll", max_examples=examples(), deadline=None, print_blob=True)
 settings.load_profile("atoll")
 
 
@@ -121,11 +125,14 @@ def leaked_folders() -> list[str]:
     return [f"folder or socket {path}" for path in sorted(fresh)]
 
 
-def leaked_threads(before: frozenset[threading.Thread]) -> list[str]:
+def leaked_threads(
+    before: frozenset[threading.Thread] = frozenset(), shared: frozenset[str] = frozenset()
+) -> list[str]:
+    """Atoll's threads in this process, but for those of `before` and those of these names."""
     return [
         f"thread {thread.name}"
         for thread in threading.enumerate()
-        if thread.name.startswith("atoll-") and thread not in before
+        if thread.name.startswith("atoll-") and thread not in before and thread.name not in shared
     ]
 
 
@@ -145,7 +152,7 @@ def gone(leaks: Callable[[], list[str]], seconds: float = LEAK_SECONDS) -> list[
 def _no_thread_leaks() -> Iterator[None]:
     before = frozenset(threading.enumerate())
     yield
-    found = gone(lambda: leaked_threads(before))
+    found = gone(lambda: leaked_threads(before, _OF_THE_PROCESS))
     assert not found, "left behind by this test: " + "; ".join(found)
 
 
@@ -153,7 +160,7 @@ def _no_thread_leaks() -> Iterator[None]:
 def _no_process_or_folder_leaks() -> Iterator[None]:
     # Set up before all others and so torn down after them: clusters that many tests share have ended by then.
     yield
-    found = gone(leaked_processes) + gone(leaked_folders)
+    found = gone(leaked_processes) + gone(leaked_folders) + gone(leaked_threads)
     for process in processes_with("ATOLL_TEST_RUN", RUN):
         process.kill()
     shutil.rmtree(RUNTIME, ignore_errors=True)

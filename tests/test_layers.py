@@ -6,6 +6,7 @@ The picture in docs/how-it-works/rooms.md is drawn from the same table.
 from __future__ import annotations
 
 import ast
+import functools
 from collections import defaultdict
 from pathlib import Path
 
@@ -36,6 +37,7 @@ MOST_LINES_OF_A_FILE = 400
 MOST_LINES_OF_A_TEST = 500
 
 
+@functools.cache
 def modules() -> dict[str, Path]:
     return {
         ".".join(("atoll", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__"): path
@@ -43,6 +45,7 @@ def modules() -> dict[str, Path]:
     }
 
 
+@functools.cache
 def imports(path: Path) -> set[str]:
     """The modules of Atoll that a file imports, wherever in it; of names from a package, the name's module."""
     known = modules()

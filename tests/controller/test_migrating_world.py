@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from atoll.errors import Code
 from tests.controller.migrating_world import MigratingWorld
+from tests.thoroughness import examples
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(50))
 @given(
     st.integers(0, 2**32),
     st.integers(20, 200),

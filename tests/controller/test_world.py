@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from atoll.cluster.settings import Dispatch
 from atoll.errors import Code
 from tests.controller.world import World
+from tests.thoroughness import examples
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(50))
 @given(
     st.integers(0, 2**32),
     st.integers(1, 120),

@@ -20,6 +20,7 @@ from atoll.protocol.translation import codec
 from atoll.protocol.translation.array_specs import layout_from, layout_proto_from_text, spec_from
 from atoll.protocol.translation.shardings import _SHARDINGS, sharding_from, sharding_to, tiling_from
 from tests.protocol.translation.wire import Op, compile_request, shape
+from tests.thoroughness import examples
 
 
 def fuzzed(read: Callable[[], Any]) -> None:
@@ -30,7 +31,7 @@ def fuzzed(read: Callable[[], Any]) -> None:
         return
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(70))
 @given(st.binary(max_size=80), st.sampled_from(sorted(_SHARDINGS)), st.integers(0, 3))
 @example(b"", "xla::ifrt::HloSharding", 1)
 def test_any_bytes_are_a_sharding_or_refused(data, name, rank):
@@ -98,7 +99,7 @@ named_shardings = st.builds(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(130))
 @given(tile_assignments | named_shardings, st.sampled_from([1, 2, 4, 8]), st.integers(0, 3))
 def test_any_numbers_in_a_sharding_cover_the_array_or_are_refused(op, devices, rank):
     def read() -> None:

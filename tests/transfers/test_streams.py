@@ -143,8 +143,9 @@ def test_parts_come_in_order_and_no_more_of_them_than_the_window(port: Port) -> 
     time.sleep(0.3)
     assert len(pieces) == incoming.WINDOW_PARTS  # the reader has read none of them
     while len(port.receiver.held) < 8:
-        port.receiver.held[len(port.receiver.pieces) - incoming.WINDOW_PARTS]()
-        port.receiver.wait(min(8, len(port.receiver.pieces) + 1))
+        count = len(port.receiver.pieces)
+        port.receiver.held[count - incoming.WINDOW_PARTS]()
+        port.receiver.wait(min(8, count + 1))
     sender.join(LONG)
     assert b"".join(each[2] for each in pieces) == sent.tobytes()
     assert port.receiver.more == [True] * 7 + [False]

@@ -32,6 +32,7 @@ from tests.end_to_end.hostile.requests import (
     tiled,
 )
 from tests.end_to_end.raw_client import RawClient, on_device
+from tests.thoroughness import examples
 
 
 @functools.cache
@@ -148,7 +149,7 @@ def _twist(message: Any, field: Any, value: Any, chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize("change", [mutated, twisted])
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     picks=st.lists(
         st.tuples(st.integers(0, RECORDED - 1), st.integers(0, 2**32 - 1), st.integers(1, 4)),

@@ -19,6 +19,7 @@ from atoll.protocol.messages.python import PythonHosts, ReadArrays, StoredArray,
 from tests.ifrt.requests.test_python_functions import compiled, ready, registered
 from tests.ifrt.rig import Rig, check_refused, node_of, program_of
 from tests.session.fake_cluster import FakeCluster
+from tests.thoroughness import examples
 
 PARTS = xla_pb2.OpSharding(
     type=xla_pb2.OpSharding.OTHER, tile_assignment_dimensions=(2,), tile_assignment_devices=(0, 1)
@@ -207,7 +208,7 @@ strange_requests = st.sampled_from(
 ).flatmap(lambda name: st.fixed_dictionaries({name: strange_arrays | anything}))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(70))
 @given(strange_requests.map(lambda content: json.dumps(content).encode()) | st.binary(max_size=40))
 def test_whatever_a_request_says_it_is_understood_or_refused(payload: bytes):
     with contextlib.suppress(StatusError):

@@ -17,6 +17,7 @@ from atoll.wire.http2.connection import Http2Connection
 from atoll.wire.http2.frames import PREFACE, ConnectionFailure, ErrorCode, HeaderList
 from atoll.wire.http2.headers import HeaderBlocks
 from atoll.wire.http2.stream import Stream
+from tests.thoroughness import examples
 from tests.wire.grpc.serving import Serving, echo
 from tests.wire.http2.http2_peer import REQUEST, Peer, frame, message, request, served
 
@@ -131,7 +132,7 @@ async def feed(connection: Http2Connection, data: bytes, cut: int) -> None:
 
 
 @given(pieces=_input, cut=st.integers(1, 50), preface=st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_no_input_raises_out_of_the_protocol(pieces: list[bytes], cut: int, preface: bool) -> None:
     def request(stream: Stream, headers: HeaderList) -> None:
         stream.consumer = _Echo(stream)
@@ -209,7 +210,7 @@ def mutate(pieces: list[bytes], source: random.Random) -> bytes:
 
 
 @given(seed=st.integers(0, 2**64), cut=st.sampled_from([1 << 18, 5000, 700, 33]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_a_mutated_conversation_ends_every_call_once_and_costs_no_more_than_the_limits(seed: int, cut: int) -> None:
     opened: list[Call] = []
     ended: list[Call] = []
@@ -245,7 +246,7 @@ def test_the_conversation_that_is_mutated_is_valid() -> None:
 
 
 @given(blocks=st.lists(st.tuples(st.binary(max_size=200), st.integers(1, 64)), max_size=5))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_a_random_header_block_decodes_or_ends_the_connection(blocks: list[tuple[bytes, int]]) -> None:
     decoder = HeaderBlocks(LIMITS)
     for block, cut in blocks:
