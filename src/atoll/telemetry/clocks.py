@@ -1,0 +1,111 @@
+"""How far the clocks of hosts and proxies are from the controller's, and how far that may be wrong.
+
+A peer reads its clock when it answers a ping: between when the ping was sent and when the answer came. So each round
+trip bounds the offset from both sides, by half of its length: the shorter, the better (Cristian's algorithm). Clocks
+drift, by `DRIFT` at most; so a round trip says something of other times, too, the less the further away these are. What
+holds at a time is what all round trips agree on: the intersection of their bounds (Marzullo's algorithm).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+# How much faster or slower one clock may run than another: crystals are within 50 parts in a million of what they
+# are to be. A clock that NTP is just about to correct may be slewed by ten times that: then the bound is passed.
+DRIFT = 1e-4
+# Of the round trips of so many nanoseconds what they agree on is kept.
+PERIOD_NS = 4_000_000_000
+# Round trips that are kept of a clock: the older, the sparser.
+MOST_SAMPLES = 64
+# An answer that took longer says nothing.
+_MOST_SECONDS = 60.0
+# Between times that are so far apart the offset is interpolated.
+_GRID_NS = 1 << 27
+
+
+class _RoundTrip(NamedTuple):
+    """When the peer's clock shows `at`, the controller's less that is between `low` and `high`, in nanoseconds."""
+
+    at: int
+    low: int
+    high: int
+
+
+def _agreed(one: _RoundTrip, other: _RoundTrip) -> _RoundTrip:
+    """What both say, of the time of the shorter; what the later says where they contradict each other."""
+    best, less = (one, other) if one.high - one.low < other.high - other.low else (other, one)
+    drifted = int(DRIFT * abs(one.at - other.at)) + 1
+    low, high = max(best.low, less.low - drifted), min(best.high, less.high + drifted)
+    return _RoundTrip(best.at, low, high) if low <= high else other
+
+
+class Clock:
+    """A clock that is read from afar, in nanoseconds."""
+
+    def __init__(self) -> None:
+        self.samples = 0  # round trips that were measured
+        self._kept: list[_RoundTrip] = []  # in order
+        self._period = 0  # when that of the last one began
+
+    def measure(self, sent: float, read: int, received: float) -> None:
+        """Asked at `sent`, the peer has said `read`, which came at `received`: seconds of the controller's clock."""
+        if not 0 <= received - sent < _MOST_SECONDS:  # nor where one of them is no number
+            return
+        self.samples += 1
+        trip = _RoundTrip(read, int(sent * 1e9) - read, int(received * 1e9) - read + 1)
+        if self._kept and 0 <= read - self._period < PERIOD_NS:
+            self._kept[-1] = _agreed(self._kept[-1], trip)
+            return
+        self._period = read
+        self._kept.append(trip)
+        if len(self._kept) > MOST_SAMPLES:
+            half = MOST_SAMPLES // 2
+            self._kept[:half] = self._kept[:half:2]
+
+    def latest(self) -> tuple[int, int]:
+        """As `offset`, for when it was last measured."""
+        return self.offset(self._kept[-1].at) if self._kept else (0, -1)
+
+    def offset(self, at: int) -> tuple[int, int]:
+        """What is to be added to the peer's time `at` for the controller's, and how far that may be wrong; (0, -1)
+        where nothing was measured.
+        """
+        if not self._kept:
+            return 0, -1
+        low = max(trip.low - int(DRIFT * abs(at - trip.at)) for trip in self._kept)
+        high = min(trip.high + int(DRIFT * abs(at - trip.at)) for trip in self._kept)
+        if low <= high:
+            return (low + high) // 2, (high - low + 1) // 2
+        # It drifts by more: the nearest is right where it was measured, and the others say how wrong it is here.
+        nearest = min(self._kept, key=lambda trip: abs(at - trip.at))
+        middle = (nearest.low + nearest.high) // 2
+        return middle, max(low - middle, middle - high, (nearest.high - nearest.low + 1) // 2)
+
+
+class Alignment:
+    """Times of a clock as those of the controller's. `error` is how far those that were asked for may be wrong.
+
+    Asked for in whatever order, later times stay later.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.offset = 0
+        self.error = -1 if clock.samples == 0 else 0
+        self._clock = clock
+        self._grid: dict[int, int] = {}  # offsets, at multiples of `_GRID_NS`
+
+    def __call__(self, at: int) -> int:
+        if not self._clock.samples:
+            return at
+        number, rest = divmod(at, _GRID_NS)
+        before, after = self._at(number), self._at(number + 1)
+        self.offset = before + (after - before) * rest // _GRID_NS
+        return at + self.offset
+
+    def _at(self, number: int) -> int:
+        offset = self._grid.get(number)
+        if offset is None:
+            offset, error = self._clock.offset(number * _GRID_NS)
+            self._grid[number] = offset
+            self.error = max(self.error, error + int(DRIFT * _GRID_NS))
+        return offset
