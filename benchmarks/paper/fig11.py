@@ -123,7 +123,7 @@ FIGURE = Figure(
     key="fig11",
     title="Traces of many clients on the same devices",
     explanation=(
-        "The workload of figure 8 with computations of 0.33 ms, of 1 client and more. The pictures are traces of it, as "
+        "The workload of figure 8 with computations of 0.33 ms, of 1 client and more. Pictures are traces of it, as "
         "`atoll trace` takes them; the numbers are read off such traces: which part of the time a device was busy, and "
         "for how long one client had it until another did (the median; 0 where there is one client). Null devices: "
         "eight, of two hosts; real ones: four, of one host."

@@ -74,7 +74,7 @@ def _null_clients(point: Point, islands: str) -> tuple[NullCluster, list[BareCli
     weights = _weights(point)
     times = _TIMES[str(point["milliseconds"])]
     cluster = NullCluster(islands, tenants=tenants(weights))
-    clients = [cluster.client(_label(number, weights[number]), token_of(number)) for number in range(len(weights))]
+    clients = [cluster.client(f"client {number}", token_of(number)) for number in range(len(weights))]
     loops = [
         cluster.run(Steps.prepare(client, times[number % len(times)] / 1e3, devices=devices))
         for number, client in enumerate(clients)
@@ -85,10 +85,6 @@ def _null_clients(point: Point, islands: str) -> tuple[NullCluster, list[BareCli
         await asyncio.gather(*(loop.run_for(seconds) for loop in loops))
 
     return cluster, clients, lambda seconds: cluster.run(all_clients(seconds))
-
-
-def _label(number: int, weight: float) -> str:
-    return f"client {number + 1}, share {weight:g}"
 
 
 def prepare(settings: Settings) -> Round:
@@ -159,7 +155,7 @@ FIGURE = Figure(
         "that is furthest from its share of the devices' time is from it, from when the last has begun to when the "
         "first has ended, as the hosts have measured it. Computations of equal length, and of 0.3 ms beside 30 ms. "
         "Real devices: four of one host. Null devices: also over two islands at once, and 64 clients with random "
-        "shares. The pictures are traces, as `atoll trace` takes them; those of null devices are of eight, of two hosts."
+        "shares. The pictures are traces, as `atoll trace` takes them; of null devices, of eight of two hosts."
     ),
     paper="Traces show four clients that interleave at the grain of a millisecond, in proportion to their shares.",
     axes=None,

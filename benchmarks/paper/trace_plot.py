@@ -26,10 +26,11 @@ def draw_traces(panels: Sequence[tuple[str, Path, float]], title: str, path: Pat
     for (name, file, milliseconds), (plot,) in zip(panels, plots, strict=True):
         bars = bars_of(file)
         first = max(0.0, (max(bar.end for bar in bars) - milliseconds) / 2)
-        rows = sorted(
-            {bar.row for bar in bars}, key=lambda row: [int(word) for word in row.replace(",", "").split()[1::2]]
-        )
+        rows = sorted({bar.row for bar in bars}, key=_numbers)
         sessions = sorted({(bar.client, bar.session) for bar in bars}, key=lambda each: (len(each[0]), each))
+        if len({client for client, _ in sessions}) < len(sessions):  # processes of one script
+            numbers = sorted(number for _, number in sessions)
+            sessions = [(f"client {at}", number) for at, number in enumerate(numbers, start=1)]
         # Neighbours in the table of colours are shades of one another: every other one first.
         order = [*range(0, len(colours), 2), *range(1, len(colours), 2)]
         colour_of = {session: colours[order[at % len(order)]] for at, (_, session) in enumerate(sessions)}

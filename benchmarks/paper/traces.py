@@ -20,6 +20,7 @@ from pkgutil import resolve_name
 
 import msgspec
 
+from atoll.cluster.tenants import DEFAULT_TENANT
 from atoll.operate.requests import request_recording, request_trace
 from atoll.operate.traces import chrome_trace
 from atoll.protocol.spans import Span, TraceRecord
@@ -109,7 +110,7 @@ def bars_of(path: Path) -> list[Bar]:
         Bar(
             f"{hosts[each['pid'], each['tid']].split(',')[0].split(' (')[0]}, device {device}",
             each["args"]["session"],
-            each["args"].get("client", ""),
+            _client(each["args"]),
             each["ts"] / 1e3,
             (each["ts"] + each["dur"]) / 1e3,
         )
@@ -117,6 +118,12 @@ def bars_of(path: Path) -> list[Bar]:
         if each["ph"] == "X" and "devices" in each["args"]
         for device in each["args"]["devices"] or [0]
     ]
+
+
+def _client(args: Mapping[str, str]) -> str:
+    """Its tenant, where there are several."""
+    tenant = args.get("tenant", DEFAULT_TENANT.name)
+    return args.get("client", "") if tenant == DEFAULT_TENANT.name else tenant
 
 
 def busy(spans: Sequence[Span]) -> float:

@@ -19,8 +19,9 @@ PERIOD_NS = 4_000_000_000
 MOST_SAMPLES = 64
 # An answer that took longer says nothing.
 _MOST_SECONDS = 60.0
-# Between times that are so far apart the offset is interpolated.
-_GRID_NS = 1 << 27
+# Between times that are so far apart, 0.13 s, the offset is interpolated.
+_GRID_BITS = 27
+_GRID_MASK = (1 << _GRID_BITS) - 1
 
 
 class _RoundTrip(NamedTuple):
@@ -89,23 +90,25 @@ class Alignment:
     """
 
     def __init__(self, clock: Clock) -> None:
-        self.offset = 0
         self.error = -1 if clock.samples == 0 else 0
+        self.offset = 0  # of the last time that was asked for, about
         self._clock = clock
-        self._grid: dict[int, int] = {}  # offsets, at multiples of `_GRID_NS`
+        self._cell = -1  # of the grid: that of the last time
+        self._rise = 0  # of the offset, over that
+        self._grid: dict[int, int] = {}  # offsets, at multiples of `1 << _GRID_BITS`
 
     def __call__(self, at: int) -> int:
-        if not self._clock.samples:
-            return at
-        number, rest = divmod(at, _GRID_NS)
-        before, after = self._at(number), self._at(number + 1)
-        self.offset = before + (after - before) * rest // _GRID_NS
-        return at + self.offset
+        cell = at >> _GRID_BITS
+        if cell != self._cell:
+            self._cell, self.offset = cell, self._at(cell)
+            self._rise = self._at(cell + 1) - self.offset
+        return at + self.offset + (self._rise * (at & _GRID_MASK) >> _GRID_BITS)
 
     def _at(self, number: int) -> int:
         offset = self._grid.get(number)
         if offset is None:
-            offset, error = self._clock.offset(number * _GRID_NS)
+            offset, error = self._clock.offset(number << _GRID_BITS)
             self._grid[number] = offset
-            self.error = max(self.error, error + int(DRIFT * _GRID_NS))
+            if error >= 0:
+                self.error = max(self.error, error + int(DRIFT * (1 << _GRID_BITS)))
         return offset

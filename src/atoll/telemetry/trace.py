@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import NamedTuple
 
@@ -17,13 +17,15 @@ import msgspec
 
 from atoll.protocol.spans import ClockError, Span
 from atoll.scheduling.gangs import GangSpec
-from atoll.scheduling.reasons import Waited
+from atoll.scheduling.reasons import Reason, Waited
 from atoll.scheduling.session import GangRun
 from atoll.scheduling.tallies import TRANSFERS
 from atoll.scheduling.tickets import Gang
 from atoll.telemetry.clocks import Alignment, Clock
 
 MOST_SPANS = 100_000
+# Plain text: the garbage collector would go through all spans again and again where they refer to anything else.
+_TEXTS = {reason: reason.value for reason in Reason}
 # What was recorded before a position and may have kept devices busy after it: more than are in flight on a host.
 _LOOK_BACK = 256
 
@@ -43,13 +45,13 @@ class _GangEnds(NamedTuple):
     nbytes: int
     node: int
 
-    def spans(self, alignments: _Alignments, position: int) -> Iterable[Span]:
-        """By the controller's clock; `position` is that of this in the trace."""
+    def spans(self, aligned: Callable[[int], Alignment]) -> Iterable[Span]:
+        """`aligned(host)` makes the host's times those of the controller."""
         kind, segments, devices = self.spec.kind, self.spec.segments, self.spec.devices
         launched = int(1e9 * self.launched)
-        waits = tuple([(reason.value, int(1e9 * seconds)) for reason, seconds in self.waited])
+        waits = tuple([(_TEXTS[reason], int(1e9 * seconds)) for reason, seconds in self.waited])
         for host, started, ended in zip(self.hosts, self.times[::2], self.times[1::2], strict=True):
-            align = alignments.of(host, position)
+            align = aligned(host)
             enqueued = align(min(started, ended))
             yield Span(
                 self.island,
@@ -67,6 +69,24 @@ class _GangEnds(NamedTuple):
                 waits,
                 self.nbytes,
                 self.node,
+            )
+
+    def bare_spans(self, offset: Callable[[int], int]) -> Iterable[Span]:
+        """Without what they waited for; `offset(host)` is what is added to the host's times."""
+        kind, segments, devices = self.spec.kind, self.spec.segments, self.spec.devices
+        for host, started, ended in zip(self.hosts, self.times[::2], self.times[1::2], strict=True):
+            shift = offset(host)
+            yield Span(
+                self.island,
+                host,
+                self.session,
+                self.program,
+                kind,
+                self.sequence,
+                (started if started < ended else ended) + shift,
+                ended + shift,
+                segments,
+                devices[host],
             )
 
 
@@ -88,13 +108,13 @@ class _Alignments:
     """Times of hosts as those of the controller, while an answer is made."""
 
     def __init__(self, clocks: dict[int, _Clocks]) -> None:
+        self.position = 0  # in the trace: of what is asked about
         self._clocks = clocks
         self._known: dict[tuple[int, int], Alignment] = {}
 
-    def of(self, host: int, position: int) -> Alignment:
-        """For what was recorded at that position."""
+    def of(self, host: int) -> Alignment:
         clocks = self._clocks[host]
-        number = bisect_right(clocks.since, position) - 1
+        number = bisect_right(clocks.since, self.position) - 1 if len(clocks.since) > 1 else 0
         alignment = self._known.get((host, number))
         if alignment is None:
             alignment = self._known[host, number] = Alignment(clocks.clocks[number])
@@ -174,10 +194,11 @@ class Trace:
         found: list[Span] = []
         before = set()
         for number, each in enumerate(islice(self._ends, begin - first, None), begin):
+            alignments.position = earlier.position = number
             if number >= position:
-                found.extend(each.spans(alignments, number))
+                found.extend(each.spans(alignments.of))
                 continue
-            for span in each.spans(earlier, number):
+            for span in each.spans(earlier.of):
                 found.append(span)
                 before.add((span.host, span.sequence))
         spans = [span for span in _without_queueing(found) if (span.host, span.sequence) not in before]
@@ -186,16 +207,22 @@ class Trace:
     def after(self, position: int, most: int) -> tuple[list[Span], int]:
         """The newest `most` spans of what was recorded after `position`, in that order, and the position now.
 
-        As they were reported, from dispatch to end: what it costs is what is new, and not what is kept. Begin with a
-        position of 0, or of a controller that was another one.
+        As they were reported, from dispatch to end, without what they waited for, by what is known of clocks now: what
+        it costs is what is new, and not what is kept. Begin with a position of 0, or of a controller that was another one.
         """
         new = self._recorded - position if position <= self._recorded else self._recorded
-        alignments = _Alignments(self._clocks)
+        offsets: dict[int, int] = {}
+
+        def offset(host: int) -> int:
+            if host not in offsets:
+                offsets[host] = self.clock(host).latest()[0]
+            return offsets[host]
+
         found: list[Span] = []
-        for back, each in enumerate(islice(reversed(self._ends), new)):
+        for each in islice(reversed(self._ends), new):
             if len(found) >= most:
                 break
-            found.extend(each.spans(alignments, self._recorded - 1 - back))
+            found.extend(each.bare_spans(offset))
         return found[::-1], self._recorded
 
 
