@@ -151,4 +151,5 @@ def test_of_much_that_is_new_the_newest_is_given():
 def test_a_position_of_another_controller_is_none():
     trace = Trace()
     record(trace, 1, 0, 10, 0)
-    assert trace.after(99, 10) == (trace.spans(), 1)
+    (span,), position = trace.after(99, 10)
+    assert (span.sequence, position) == (1, 1)

@@ -208,7 +208,7 @@ class Trace:
         """The newest `most` spans of what was recorded after `position`, in that order, and the position now.
 
         As they were reported, from dispatch to end, without what they waited for, by what is known of clocks now: what
-        it costs is what is new, and not what is kept. Begin with a position of 0, or of a controller that was another one.
+        it costs is what is new, and not what is kept. Begin with a position of 0, or of a controller that was another.
         """
         new = self._recorded - position if position <= self._recorded else self._recorded
         offsets: dict[int, int] = {}

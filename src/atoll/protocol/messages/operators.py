@@ -53,8 +53,8 @@ class RecordReply(Message, frozen=True, tag=146):
 class TraceRequest(Message, frozen=True, tag=86):
     """For what ran: all that is kept, or with an `after` what was recorded since a reply with that `position`.
 
-    With `most`, so many spans at most, the newest, as they were reported, from dispatch to end, and no more. With `recording`, also
-    what proxies have recorded, which ends that recording.
+    With `most`, so many spans at most, the newest, as they were reported, from dispatch to end, without what they
+    waited for. With `recording`, also what proxies have recorded, which ends that recording.
     """
 
     since: int = 0  # spans that ended before, in nanoseconds of the controller's clock, are left out
