@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ import pytest
 from atoll.cluster.tenants import TenantRole, TenantSettings, token_hash
 from atoll.protocol import messages as m
 from atoll.protocol.spans import ClientCall, Span, TraceRecord
-from atoll.telemetry.tracing import ANSWER_SECONDS, MOST_SECONDS
+from atoll.telemetry.tracing import ANSWER_SECONDS, MOST_RECORDINGS, MOST_SECONDS
 from tests.controller.play import Play, runs
 
 S = 1_000_000_000
@@ -279,6 +280,30 @@ def test_a_session_that_opens_meanwhile_records_too(shared: Traced):
     shared.told()
     shared.tick(shared.now + 1)
     assert [session for session, _ in shared.told()] == [number]
+
+
+def test_a_tenant_with_many_recordings_loses_its_oldest_and_nobody_else_does(shared: Traced):
+    recording = shared.record("bob")
+    numbers = [shared.record("alice").recording for _ in range(MOST_RECORDINGS + 1)]
+    assert shared.trace("alice", recording=numbers[0]).missing
+    _, requests = asked(shared, "alice", m.RecordReply(numbers[-1], 0))
+    assert len(requests) == 1
+    _, requests = asked(shared, "bob", recording)
+    assert len(requests) == 1
+
+
+def test_whatever_numbers_a_request_has_it_is_answered(shared: Traced):
+    for request in (
+        m.TraceRequest(-(2**63), -(2**63), 2**62, -5),
+        m.TraceRequest(2**63, 2**63, -1, 2**63),
+        m.TraceRequest(after=-(2**63), most=1),
+    ):
+        (reply,) = shared.ask(shared.connect("operator", token="alice"), request)
+        assert isinstance(reply, m.TraceReply)
+    for seconds in (math.nan, math.inf, -math.inf, -1.0):
+        assert shared.record("alice", seconds).recording > 0
+    shared.tick(shared.now + MOST_SECONDS + 1)
+    assert m.RecordCalls(0.0) in [message for _, message in shared.told()]
 
 
 def test_one_tenant_cannot_fetch_anothers_recording(shared: Traced):

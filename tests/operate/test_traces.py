@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.operate.traces import chrome_trace
+from atoll.operate.traces import chrome_trace, read_calls
 from atoll.protocol.spans import ClientCall, ClockError, SessionCalls, SessionName, Span, TraceRecord
 
 
@@ -102,7 +102,9 @@ def test_an_arrow_leads_from_what_sends_to_what_receives():
 
 
 def recorded(*calls: ClientCall, offset: int = 0) -> TraceRecord:
-    return TraceRecord(calls=(SessionCalls(3, msgspec.msgpack.encode(list(calls)), offset, 500),))
+    return TraceRecord(
+        calls=(SessionCalls(3, msgspec.msgpack.encode(list(calls)), ((0, offset), (10_000, offset)), 500),)
+    )
 
 
 def test_what_a_client_asked_is_drawn_by_the_controllers_clock():
@@ -113,6 +115,13 @@ def test_what_a_client_asked_is_drawn_by_the_controllers_clock():
     begun, ended = [each for each in events if each["name"] == "client: execute"]
     assert (begun["ts"], ended["ts"]) == (1.0, 8.0)
     assert not [each for each in events if each["name"] == "client: check_future"], "it has no answer yet"
+
+
+def test_offsets_of_a_proxys_clock_change_evenly_from_one_to_the_next():
+    call = ClientCall("execute", "", 500, 1_500, 9_000)
+    recorded = SessionCalls(3, msgspec.msgpack.encode([call]), ((0, 100), (1_000, 200), (2_000, 200)))
+    (read,) = read_calls(recorded)
+    assert (read.received, read.handled, read.answered) == (650, 1_700, 9_200)
 
 
 def test_that_a_client_was_held_back_is_a_bar_of_its_own():
@@ -127,7 +136,9 @@ def test_what_a_proxy_sends_that_is_no_record_is_left_out():
 
 def test_the_file_says_how_far_times_may_be_off():
     record = TraceRecord(
-        [WAITED], (ClockError(0, 25, 1_200_000, 9), ClockError(1, 0, -1, 0)), calls=(SessionCalls(3, b"\x90", -7, 500),)
+        [WAITED],
+        (ClockError(0, 25, 1_200_000, 9), ClockError(1, 0, -1, 0)),
+        calls=(SessionCalls(3, b"\x90", ((0, -7),), 500),),
     )
     trace = json.loads(chrome_trace(record))
     assert trace["otherData"]["hosts"] == [

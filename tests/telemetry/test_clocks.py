@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.telemetry.clocks import DRIFT, MOST_SAMPLES, Alignment, Clock
+from atoll.telemetry.clocks import DRIFT, MOST_SAMPLES, Alignment, Clock, offsets
 
 S = 1_000_000_000
 
@@ -45,6 +46,18 @@ def test_so_is_a_time_that_was_aligned(offset, drift, delays):
     align = Alignment(clock)
     for shown, truly in readings:
         assert abs(align(shown) - truly * S) <= align.error + 1000
+
+
+@given(st.floats(-1e6, 1e6), st.floats(-0.9 * DRIFT, 0.9 * DRIFT), DELAYS, st.floats(0.1, 100), st.floats(0, 1))
+def test_a_table_of_offsets_is_right_to_within_its_error_in_between(offset, drift, delays, seconds, part):
+    clock, _ = measured(offset, drift, delays)
+    table, error = offsets(clock, seconds)
+    last = clock.read
+    at = int(last - part * seconds * S)
+    (before, one), (after, other) = next(pair for pair in pairwise(table) if pair[0][0] <= at <= pair[1][0])
+    correction = one + (other - one) * (at - before) // (after - before)
+    truly = (at / S - offset + drift * 100.0) / (1 + drift)
+    assert abs(at + correction - truly * S) <= error + 2000
 
 
 @given(st.floats(-1e3, 1e3), DELAYS, st.lists(st.integers(50 * S, 200 * S), min_size=2, max_size=50))

@@ -5,6 +5,7 @@ All times are the controller's, in microseconds from the first. `otherData` says
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -49,7 +50,7 @@ def chrome_trace(record: TraceRecord) -> bytes:
         "clock": "the controller's monotonic clock",
         "origin_ns": writer.origin,
         "hosts": [_clock(each) for each in record.clocks],
-        "sessions": [_clock(each) | {"session": each.session} for each in record.calls],
+        "sessions": [_clock(each) for each in record.calls],
         "missing": list(record.missing),
     }
     return msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms", "otherData": other})
@@ -61,13 +62,22 @@ def read_calls(recorded: SessionCalls) -> list[ClientCall]:
         calls = msgspec.msgpack.decode(recorded.calls, type=list[ClientCall])
     except msgspec.MsgspecError:
         return []
+    times = [at for at, _ in recorded.offsets]
+
+    def aligned(at: int) -> int:
+        after = min(bisect_right(times, at), len(times) - 1)
+        if after < 1:
+            return at + (recorded.offsets[0][1] if times else 0)
+        (begin, offset), (end, later) = recorded.offsets[after - 1 : after + 1]
+        return at + offset + (later - offset) * (at - begin) // (end - begin)
+
     return [
         ClientCall(
             each.kind,
             each.name,
-            each.received + recorded.offset,
-            each.handled + recorded.offset,
-            each.answered + recorded.offset if each.answered else 0,
+            aligned(each.received),
+            aligned(each.handled),
+            aligned(each.answered) if each.answered else 0,
             each.nbytes,
         )
         for each in calls
@@ -196,8 +206,10 @@ def _of_others(span: Span) -> int:
 
 
 def _clock(each: ClockError | SessionCalls) -> _Event:
-    found: _Event = {"offset_ns": each.offset, "error_ns": each.error if each.error >= 0 else None}
-    return found | ({"host": each.host, "round_trips": each.samples} if isinstance(each, ClockError) else {})
+    error = each.error if each.error >= 0 else None
+    if isinstance(each, ClockError):
+        return {"host": each.host, "offset_ns": each.offset, "error_ns": error, "round_trips": each.samples}
+    return {"session": each.session, "offset_ns": each.offsets[-1][1] if each.offsets else 0, "error_ns": error}
 
 
 def _device(span: Span) -> int:

@@ -63,12 +63,13 @@ class ClientCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class SessionCalls(msgspec.Struct, frozen=True, array_like=True):
     """What a proxy has recorded: `calls` is msgpack of a list of `ClientCall`, by the proxy's clock.
 
-    Times of that clock and `offset` are times of the controller's, to within `error`.
+    `offsets` are what is to be added to times of that clock for times of the controller's, to within `error`: each from
+    a time of the proxy's clock on, and in between as they change evenly; error is -1 where nothing was measured.
     """
 
     session: int
     calls: bytes
-    offset: int = 0
+    offsets: tuple[tuple[int, int], ...] = ()
     error: int = -1
 
 

@@ -63,9 +63,10 @@ class Clock:
             half = MOST_SAMPLES // 2
             self._kept[:half] = self._kept[:half:2]
 
-    def latest(self) -> tuple[int, int]:
-        """As `offset`, for when it was last measured."""
-        return self.offset(self._kept[-1].at) if self._kept else (0, -1)
+    @property
+    def read(self) -> int | None:
+        """A time at which it was read lately; None where it never was."""
+        return self._kept[-1].at if self._kept else None
 
     def offset(self, at: int) -> tuple[int, int]:
         """What is to be added to the peer's time `at` for the controller's, and how far that may be wrong; (0, -1)
@@ -81,6 +82,19 @@ class Clock:
         nearest = min(self._kept, key=lambda trip: abs(at - trip.at))
         middle = (nearest.low + nearest.high) // 2
         return middle, max(low - middle, middle - high, (nearest.high - nearest.low + 1) // 2)
+
+
+def offsets(clock: Clock, seconds: float) -> tuple[tuple[tuple[int, int], ...], int]:
+    """A table of the clock's last so many seconds: times of it, each with the offset then; and the error of all times
+    in between, where the offset is interpolated. Empty, with an error of -1, where nothing was measured.
+    """
+    latest = clock.read
+    if latest is None:
+        return (), -1
+    step = max(1 << _GRID_BITS, int(1e9 * seconds) // MOST_SAMPLES)
+    times = range(latest - int(1e9 * seconds) - step, latest + 2 * step, step)
+    table = [(at, *clock.offset(at)) for at in times]
+    return tuple((at, offset) for at, offset, _ in table), max(error for *_, error in table) + int(DRIFT * step)
 
 
 class Alignment:

@@ -215,7 +215,8 @@ class Trace:
 
         def offset(host: int) -> int:
             if host not in offsets:
-                offsets[host] = self.clock(host).latest()[0]
+                clock = self.clock(host)
+                offsets[host] = clock.offset(clock.read or 0)[0]
             return offsets[host]
 
         found: list[Span] = []

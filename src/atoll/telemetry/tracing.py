@@ -17,12 +17,13 @@ from atoll.protocol import messages as m
 from atoll.protocol.spans import SessionCalls, SessionName, Span, TraceRecord
 from atoll.scheduling.session import Session
 from atoll.scheduling.tenants import Tenant
-from atoll.telemetry.clocks import Clock
+from atoll.telemetry.clocks import Clock, offsets
 from atoll.telemetry.trace import Trace
 
 # A recording that nobody fetches ends after so long.
 MOST_SECONDS = 600.0
-MOST_RECORDINGS = 64
+# Of one tenant, and of all operators together: the oldest ends for one more.
+MOST_RECORDINGS = 16
 # For proxies to send what they have recorded.
 ANSWER_SECONDS = 2.0
 # Sessions that have ended of which the names are known.
@@ -41,6 +42,7 @@ class _Recording:
     """By `viewer`, or by an operator where that is None."""
 
     viewer: Tenant | None
+    began: float
     ends: float
     told: set[int] = field(default_factory=set)  # sessions that record for it
 
@@ -54,6 +56,7 @@ class _Answer:
     viewer: Tenant | None
     until: float
     awaited: set[int]  # sessions
+    seconds: float = 0.0  # of the recording
     calls: dict[int, SessionCalls] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
 
@@ -88,12 +91,13 @@ class Tracing:
 
     def begin(self, connection: int, request: m.RecordRequest, viewer: Tenant | None, now: float) -> None:
         """Proxies record from now on. The reply has a number for the recording, and the position of the trace."""
-        if len(self._recordings) >= MOST_RECORDINGS:
-            self._stop(next(iter(self._recordings)))
+        own = [number for number, each in self._recordings.items() if each.viewer is viewer]
+        if len(own) >= MOST_RECORDINGS:
+            self._stop(own[0])
         number = self._next
         self._next += 1
         seconds = min(request.seconds, MOST_SECONDS) if request.seconds > 0 else MOST_SECONDS
-        self._recordings[number] = _Recording(viewer, now + seconds)
+        self._recordings[number] = _Recording(viewer, now, now + seconds)
         self._tell(now)
         self._ping(now)
         self._outbox.send(connection, m.RecordReply(number, self._trace.position))
@@ -101,7 +105,7 @@ class Tracing:
     def answer(self, connection: int, request: m.TraceRequest, viewer: Tenant | None, now: float) -> None:
         """One reply: at once, unless what proxies have recorded is asked for."""
         if request.most > 0:  # of a live view
-            new, position = self._trace.after(request.after, request.most)
+            new, position = self._trace.after(max(0, request.after), request.most)
             self._outbox.send(
                 connection, m.TraceReply(msgspec.msgpack.encode(TraceRecord(self._own(new, viewer))), position)
             )
@@ -114,7 +118,9 @@ class Tracing:
         number = self._next
         self._next += 1
         awaited = {session for session in recording.told if session in self._sessions}
-        answer = self._answers[number] = _Answer(connection, request, viewer, now + ANSWER_SECONDS, awaited)
+        answer = self._answers[number] = _Answer(
+            connection, request, viewer, now + ANSWER_SECONDS, awaited, now - recording.began
+        )
         for session in sorted(awaited):
             self._outbox.to_session(session, m.SendCalls(number, now))
         self._ping(now)
@@ -192,18 +198,15 @@ class Tracing:
             spans,
             tuple(each for each in clocks if each.host in hosts),
             tuple(self._names({span.session for span in spans} | set(answer.calls))),
-            tuple(self._with_clock(calls) for _, calls in sorted(answer.calls.items())),
+            tuple(self._with_clock(calls, answer.seconds) for _, calls in sorted(answer.calls.items())),
             tuple(answer.missing),
         )
         self._outbox.send(answer.connection, m.TraceReply(msgspec.msgpack.encode(record), self._trace.position))
 
-    def _with_clock(self, calls: SessionCalls) -> SessionCalls:
-        """The proxy has read its clock just now, when it sent them; what it recorded before is of a few minutes."""
-        clock = self._clocks.get(calls.session)
-        if clock is None:
-            return calls
-        offset, error = clock.latest()
-        return msgspec.structs.replace(calls, offset=offset, error=error)
+    def _with_clock(self, calls: SessionCalls, seconds: float) -> SessionCalls:
+        """The proxy has read its clock just now, when it sent them."""
+        table, error = offsets(self._clocks.get(calls.session, Clock()), seconds)
+        return msgspec.structs.replace(calls, offsets=table, error=error)
 
     def _names(self, sessions: Iterable[int]) -> Iterable[SessionName]:
         for number in sorted(sessions):
