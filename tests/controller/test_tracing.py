@@ -158,6 +158,21 @@ def test_a_host_that_is_a_day_ahead_is_on_the_controllers_time_line_to_within_th
     assert (clock.samples, round(clock.offset / S)) == (3, -ahead)
 
 
+def test_a_host_that_was_stopped_is_on_the_time_line_with_what_it_did_before_and_after():
+    play = Traced("1x1x1")
+    play.with_call()
+    play.array(10)
+    ended = []
+    for now, shown in ((10.0, 10.0), (60.0, 20.0)):  # for 40 seconds
+        play.at(now + 0.002).worker(0, m.Pong(now, int((shown + 0.001) * S)))
+        (run,) = play.say(m.Launch(1, (10,), (int(now) + 100,), ()))
+        play.report(0, m.Done(((run.sequence, int((shown + 0.01) * S), int((shown + 0.02) * S)),)))
+        ended.append((run.sequence, now + 0.02))
+    spans = play.spans()
+    for sequence, truly in ended:
+        assert abs(spans[sequence].ended - truly * S) < 0.002 * S
+
+
 # ---- recordings
 
 

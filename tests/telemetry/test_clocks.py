@@ -107,8 +107,9 @@ def test_of_a_long_time_little_is_kept_and_most_of_it_is_recent():
         assert error < most
 
 
-def test_a_clock_that_drifts_by_more_is_right_where_it_was_measured_and_the_bound_says_so_elsewhere():
-    clock, readings = measured(0.0, 50 * DRIFT, [(0.0001, 0.0001)] * 20)
-    correction, error = clock.offset(readings[10][0])
-    assert abs(readings[10][0] + correction - readings[10][1] * S) <= error
-    assert error > 1_000_000, "the round trips contradict one another"
+def test_a_reading_that_cannot_be_of_the_same_clock_is_not_taken_for_it():
+    clock, readings = measured(5.0, 0.0, [(0.0001, 0.0001)] * 20)
+    before = clock.offset(readings[-1][0])
+    assert clock.measure(120.5, 85 * S, 120.501) is False, "it was stopped for 40 seconds"
+    assert (clock.samples, clock.offset(readings[-1][0])) == (20, before)
+    assert clock.measure(120.5, int(125.5005 * S), 120.501) is True

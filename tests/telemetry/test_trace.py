@@ -105,6 +105,17 @@ def test_times_are_those_of_the_controller_by_the_clock_that_the_host_had_then()
     assert abs(live.ended - spans[1].ended) <= clock.error
 
 
+def test_a_host_with_one_clock_after_another_keeps_a_few_of_them():
+    trace = Trace()
+    for number in range(100):
+        trace.clock_began(0)
+        trace.clock(0).measure(100.0 + number, 0, 100.0 + number)
+        record(trace, number, 0, 0, 0)
+    ends = {each.sequence: each.ended // 1_000_000_000 for each in trace.spans()}
+    assert [ends[number] for number in (97, 98, 99)] == [197, 198, 199]
+    assert len(trace._clocks[0].clocks) < 20
+
+
 def test_a_host_whose_clock_nobody_has_read_says_so():
     trace = Trace()
     record(trace, 1, 5, 10, 0)

@@ -32,12 +32,12 @@ class _RoundTrip(NamedTuple):
     high: int
 
 
-def _agreed(one: _RoundTrip, other: _RoundTrip) -> _RoundTrip:
-    """What both say, of the time of the shorter; what the later says where they contradict each other."""
+def _agreed(one: _RoundTrip, other: _RoundTrip) -> _RoundTrip | None:
+    """What both say, of the time of the shorter; None where they contradict each other."""
     best, less = (one, other) if one.high - one.low < other.high - other.low else (other, one)
     drifted = int(DRIFT * abs(one.at - other.at)) + 1
     low, high = max(best.low, less.low - drifted), min(best.high, less.high + drifted)
-    return _RoundTrip(best.at, low, high) if low <= high else other
+    return _RoundTrip(best.at, low, high) if low <= high else None
 
 
 class Clock:
@@ -48,20 +48,28 @@ class Clock:
         self._kept: list[_RoundTrip] = []  # in order
         self._period = 0  # when that of the last one began
 
-    def measure(self, sent: float, read: int, received: float) -> None:
-        """Asked at `sent`, the peer has said `read`, which came at `received`: seconds of the controller's clock."""
+    def measure(self, sent: float, read: int, received: float) -> bool:
+        """Asked at `sent`, the peer has said `read`, which came at `received`: seconds of the controller's clock.
+
+        False where this cannot be the clock that was measured before: one that was stopped, with its virtual machine,
+        say. It is not counted then.
+        """
         if not 0 <= received - sent < _MOST_SECONDS:  # nor where one of them is no number
-            return
-        self.samples += 1
+            return True
         trip = _RoundTrip(read, int(sent * 1e9) - read, int(received * 1e9) - read + 1)
+        agreed = _agreed(self._kept[-1], trip) if self._kept else trip
+        if agreed is None:
+            return False
+        self.samples += 1
         if self._kept and 0 <= read - self._period < PERIOD_NS:
-            self._kept[-1] = _agreed(self._kept[-1], trip)
-            return
+            self._kept[-1] = agreed
+            return True
         self._period = read
         self._kept.append(trip)
         if len(self._kept) > MOST_SAMPLES:
             half = MOST_SAMPLES // 2
             self._kept[:half] = self._kept[:half:2]
+        return True
 
     @property
     def read(self) -> int | None:

@@ -28,6 +28,8 @@ MOST_SPANS = 100_000
 _TEXTS = {reason: reason.value for reason in Reason}
 # What was recorded before a position and may have kept devices busy after it: more than are in flight on a host.
 _LOOK_BACK = 256
+# Of one host, one after another.
+_MOST_CLOCKS = 16
 
 
 class _GangEnds(NamedTuple):
@@ -102,6 +104,8 @@ class _Clocks:
     def begin(self, position: int) -> None:
         self.since.append(position)
         self.clocks.append(Clock())
+        if len(self.since) > _MOST_CLOCKS:  # what was recorded by the first is taken for that of the second
+            del self.since[1], self.clocks[0]
 
 
 class _Alignments:

@@ -80,12 +80,16 @@ class Tracing:
     # ---- clocks
 
     def host_answered(self, host: int, message: m.Pong, now: float) -> None:
-        if message.clock >= 0:
-            self._trace.clock(host).measure(message.seconds, message.clock, now)
+        reading = (message.seconds, message.clock, now)
+        if message.clock >= 0 and not self._trace.clock(host).measure(*reading):
+            self._trace.clock_began(host)
+            self._trace.clock(host).measure(*reading)
 
     def proxy_answered(self, session: int, message: m.Pong | m.CallsRecorded, now: float) -> None:
-        if message.clock >= 0:
-            self._clocks.setdefault(session, Clock()).measure(message.seconds, message.clock, now)
+        reading = (message.seconds, message.clock, now)
+        if message.clock >= 0 and not self._clocks.setdefault(session, Clock()).measure(*reading):
+            self._clocks[session] = Clock()
+            self._clocks[session].measure(*reading)
 
     # ---- requests
 
