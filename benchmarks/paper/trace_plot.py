@@ -25,7 +25,7 @@ def draw_traces(panels: Sequence[tuple[str, Path, float]], title: str, path: Pat
     colours = pyplot.get_cmap(_COLOURS).colors
     for (name, file, milliseconds), (plot,) in zip(panels, plots, strict=True):
         bars = bars_of(file)
-        first = max(0.0, (max(bar.end for bar in bars) - milliseconds) / 2)
+        first = min(bar.end for bar in bars)  # by then all devices have begun
         rows = sorted({bar.row for bar in bars}, key=_numbers)
         sessions = sorted({(bar.client, bar.session) for bar in bars}, key=lambda each: (len(each[0]), each))
         if len({client for client, _ in sessions}) < len(sessions):  # processes of one script

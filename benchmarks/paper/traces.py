@@ -93,10 +93,11 @@ def beside(work: Callable[[], object], take: Callable[[], None], after: float) -
 
 
 def middle_of(record: TraceRecord, milliseconds: float) -> TraceRecord:
-    """Of a trace, what overlaps with so much in its middle; of what clients did, nothing."""
+    """Of a trace, what overlaps with a little more than so much in its middle; of what clients did, nothing."""
     begin, end = min(each.started for each in record.spans), max(each.ended for each in record.spans)
-    first = max(begin, (begin + end) // 2 - int(milliseconds * 5e5))
-    last = first + int(milliseconds * 1e6)
+    half = int(milliseconds * 1.2e6) // 2
+    middle = (begin + end) // 2
+    first, last = middle - half, middle + half
     spans = [each for each in record.spans if each.ended > first and each.started < last]
     return msgspec.structs.replace(record, spans=spans, calls=())
 

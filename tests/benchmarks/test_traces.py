@@ -51,7 +51,7 @@ def test_a_picture_is_drawn_of_trace_files(file: Path, tmp_path: Path):
 
 def test_of_a_trace_the_middle_is_kept():
     record = TraceRecord([span(number, 1, number, number + 1) for number in range(20)])
-    assert [each.sequence for each in middle_of(record, 4.0).spans] == [8, 9, 10, 11]
+    assert [each.sequence for each in middle_of(record, 4.0).spans] == [7, 8, 9, 10, 11, 12]
 
 
 def test_how_long_a_client_has_a_device_is_counted_over_its_gangs_in_a_row():
