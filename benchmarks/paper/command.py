@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
+from rich.console import Console
 
 from benchmarks.harness.backends import ROOT
 from benchmarks.harness.record import RESULTS, write
@@ -22,6 +24,8 @@ from benchmarks.paper.figure import Figure, Options
 from benchmarks.paper.markdown import write_page
 from benchmarks.paper.plot import draw
 from benchmarks.paper.table import render
+from benchmarks.paper.trace_plot import draw_traces
+from benchmarks.paper.traces import take_trace
 
 _ROUNDS, _QUICK_ROUNDS = 5, 2
 
@@ -118,8 +122,25 @@ def _measure(figure: Figure, options: Options, rounds: int | None, results: Path
     write(record, folder / f"{name}.json")
     if figure.axes is not None:
         draw(record, f"{figure.title}{' (null devices)' if options.null else ''}", figure.axes, folder / f"{name}.png")
+    traced = _trace(figure, options, folder, name, console)
     console.print(render(record, figure.title), f"\nwritten to {folder / name}.json")
-    return not any(point.failures for point in record.benchmarks)
+    return traced and not any(point.failures for point in record.benchmarks)
+
+
+def _trace(figure: Figure, options: Options, folder: Path, name: str, console: Console) -> bool:
+    """Takes the figure's traces, if it has some, and draws them; whether all could be taken."""
+    panels = []
+    for number, trace in enumerate(figure.traces(options)):
+        path = folder / f"{name}-{number}.trace.json.gz"
+        try:
+            take_trace(trace, path)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            console.print(str(error))
+            return False
+        panels.append((trace.title, path, trace.milliseconds))
+    if panels:
+        draw_traces(panels, f"{figure.title}{' (null devices)' if options.null else ''}", folder / f"{name}.png")
+    return True
 
 
 def _numbers(text: str) -> tuple[int, ...]:

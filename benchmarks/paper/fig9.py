@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from benchmarks.harness.benchmark import Benchmark, Metric, Round, Settings
 from benchmarks.harness.record import BenchmarkRecord, Claim
 from benchmarks.paper.figure import Figure, Options, at_most, median
+from benchmarks.paper.traces import SECONDS, Point, Take, TracePoint, beside
+
+if TYPE_CHECKING:
+    from atoll.session.bare import BareClient
+    from benchmarks.paper.cluster import NullCluster
+    from benchmarks.paper.workload import Clients
 
 _WEIGHTS = {"1:1:1:1": (1.0, 1.0, 1.0, 1.0), "1:2:4:8": (1.0, 2.0, 4.0, 8.0)}
 _MIXED = (0.3, 30.0, 0.3, 30.0)
@@ -16,7 +23,7 @@ _TIMES = {"0.33 ms": (0.33,) * 4, "2.4 ms": (2.4,) * 4, "0.3 and 30 ms": _MIXED,
 _MANY = 64
 
 
-def _weights(point: Mapping[str, object]) -> tuple[float, ...]:
+def _weights(point: Point) -> tuple[float, ...]:
     shares = str(point["shares"])
     if shares in _WEIGHTS:
         return _WEIGHTS[shares]
@@ -45,46 +52,46 @@ def _points(options: Options) -> list[Benchmark]:
 
 def prepare_null(settings: Settings) -> Round:
     """Each client keeps its session's window full; with two islands it computes on both at once, in turn."""
+    from benchmarks.paper.shares import deviation
+
+    weights = _weights(settings.point)
+    cluster, clients, run_for = _null_clients(settings.point, f"{settings.point['islands']}x1x1")
+    seconds = settings.size(full=10, quick=3) * (4 if len(weights) == _MANY else 1)
+
+    def measure() -> dict[str, float]:
+        run_for(seconds)
+        return {"deviation": deviation(cluster.address, [client.session for client in clients], weights)}
+
+    return measure
+
+
+def _null_clients(point: Point, islands: str) -> tuple[NullCluster, list[BareClient], Callable[[float], None]]:
+    """A cluster, its clients, and what has all of these work for so many seconds."""
     from benchmarks.paper.cluster import NullCluster
     from benchmarks.paper.null_steps import Steps
-    from benchmarks.paper.shares import deviation, tenants, token_of
+    from benchmarks.paper.shares import tenants, token_of
 
-    point = dict(settings.point)
     weights = _weights(point)
     times = _TIMES[str(point["milliseconds"])]
-    cluster = NullCluster(f"{point['islands']}x1x1", tenants=tenants(weights))
+    cluster = NullCluster(islands, tenants=tenants(weights))
     clients = [cluster.client(f"client {number}", token_of(number)) for number in range(len(weights))]
     loops = [
         cluster.run(Steps.prepare(client, times[number % len(times)] / 1e3, devices=devices))
         for number, client in enumerate(clients)
         for devices in client.islands
     ]
-    seconds = settings.size(full=10, quick=3) * (4 if len(weights) == _MANY else 1)
 
-    async def all_clients() -> None:
+    async def all_clients(seconds: float) -> None:
         await asyncio.gather(*(loop.run_for(seconds) for loop in loops))
 
-    def measure() -> dict[str, float]:
-        cluster.run(all_clients())
-        return {"deviation": deviation(cluster.address, [client.session for client in clients], weights)}
-
-    return measure
+    return cluster, clients, lambda seconds: cluster.run(all_clients(seconds))
 
 
 def prepare(settings: Settings) -> Round:
     """A process for each client, with JAX, on four devices."""
-    from benchmarks.paper.shares import deviation, tenants, token_of
-    from benchmarks.paper.workload import Clients
+    from benchmarks.paper.shares import deviation
 
-    point = dict(settings.point)
-    weights = _weights(point)
-    clients = Clients(
-        len(weights),
-        _TIMES[str(point["milliseconds"])],
-        "1x1x4",
-        tenants(weights),
-        [token_of(number) for number in range(len(weights))],
-    )
+    weights, clients = _weights(settings.point), _processes(settings.point)
     seconds = settings.size(full=10, quick=3)
 
     def measure() -> dict[str, float]:
@@ -92,6 +99,41 @@ def prepare(settings: Settings) -> Round:
         return {"deviation": deviation(clients.address, clients.sessions(), weights)}
 
     return measure
+
+
+def _processes(point: Point) -> Clients:
+    from benchmarks.paper.shares import tenants, token_of
+    from benchmarks.paper.workload import Clients
+
+    weights = _weights(point)
+    times = _TIMES[str(point["milliseconds"])]
+    tokens = [token_of(number) for number in range(len(weights))]
+    return Clients(len(weights), times, "1x1x4", tenants(weights), tokens)
+
+
+# ---- pictures
+
+
+def _traces(options: Options) -> list[TracePoint]:
+    function = f"benchmarks.paper.fig9:{'trace_null' if options.null else 'trace'}"
+    return [
+        TracePoint(f"shares {shares}, computations of {each}", function, {"shares": shares, "milliseconds": each}, kept)
+        for each, kept in (("0.33 ms", 30.0), *((("2.4 ms", 150.0),) if not options.quick else ()))
+        for shares in _WEIGHTS
+    ]
+
+
+def trace_null(point: Point, take: Take) -> None:
+    """On eight devices of two hosts, all of which compute together."""
+    cluster, _, run_for = _null_clients(point, "1x2x4")
+    run_for(0.5)
+    beside(lambda: run_for(4 * SECONDS), lambda: take(cluster.address), SECONDS)
+
+
+def trace(point: Point, take: Take) -> None:
+    clients = _processes(point)
+    clients.rate(2.0)
+    beside(lambda: clients.rate(3.0), lambda: take(clients.address), 1.5)
 
 
 def _claims(points: Sequence[BenchmarkRecord], options: Options) -> list[Claim]:
@@ -113,10 +155,11 @@ FIGURE = Figure(
         "that is furthest from its share of the devices' time is from it, from when the last has begun to when the "
         "first has ended, as the hosts have measured it. Computations of equal length, and of 0.3 ms beside 30 ms. "
         "Real devices: four of one host. Null devices: also over two islands at once, and 64 clients with random "
-        "shares."
+        "shares. The pictures are traces, as `atoll trace` takes them; of null devices, of eight of two hosts."
     ),
     paper="Traces show four clients that interleave at the grain of a millisecond, in proportion to their shares.",
     axes=None,
     points=_points,
     claims=_claims,
+    traces=_traces,
 )

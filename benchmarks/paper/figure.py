@@ -9,6 +9,7 @@ import msgspec
 
 from benchmarks.harness.benchmark import Benchmark
 from benchmarks.harness.record import BenchmarkRecord, Claim
+from benchmarks.paper.traces import TracePoint
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -43,7 +44,8 @@ class Figure:
 
     `points(options)` are benchmarks, one for each point of the x axis (`Benchmark.point`) and all contestants there.
     Where there is nothing to measure in that way, real or null, it is empty. `claims(points, options)` judges. With
-    `virtual`, null devices are in virtual time, which no load of the machine disturbs.
+    `virtual`, null devices are in virtual time, which no load of the machine disturbs. `traces(options)` are those of
+    which a picture is made.
     """
 
     key: str
@@ -54,6 +56,7 @@ class Figure:
     points: Callable[[Options], Sequence[Benchmark]]
     claims: Callable[[Sequence[BenchmarkRecord], Options], Sequence[Claim]]
     virtual: bool = False
+    traces: Callable[[Options], Sequence[TracePoint]] = lambda options: ()
 
 
 def median(point: BenchmarkRecord, contestant: str, metric: str) -> float | None:

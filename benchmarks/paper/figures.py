@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.paper import fig5, fig6, fig7, fig8, fig9, fig10, policies, table1_figure, table2, two_islands
+from benchmarks.paper import fig5, fig6, fig7, fig8, fig9, fig10, fig11, policies, table1_figure, table2, two_islands
 
 FIGURES = (
     fig5.FIGURE,
@@ -10,6 +10,7 @@ FIGURES = (
     fig7.FIGURE,
     fig8.FIGURE,
     fig9.FIGURE,
+    fig11.FIGURE,
     policies.FIGURE,
     table1_figure.FIGURE,
     table2.FIGURE,

@@ -28,7 +28,7 @@ def deviation(address: str, sessions: Sequence[int], weights: Sequence[float]) -
 
     From when the last session has begun until the first has ended, as the hosts have measured it, over all islands.
     """
-    spans = [span for span in request_trace(parse_address(address), "") if span.session in sessions]
+    spans = [span for span in request_trace(parse_address(address), "").spans if span.session in sessions]
     got: dict[int, float] = defaultdict(float)
     for host in {span.host for span in spans}:
         here = [span for span in spans if span.host == host]

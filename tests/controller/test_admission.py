@@ -124,7 +124,7 @@ def test_a_worker_may_trust_its_controller_for_as_long_as_that_one_trusts_it():
     cluster.flush()
     cluster.tick(5.0, silent=(1,))
     pings = [each.message for each in cluster.flush() if isinstance(each, a.Send)]
-    assert pings == [m.Ping(7.0), m.Ping(10.0)]
+    assert pings == [m.Ping(7.0, 5.0), m.Ping(10.0, 5.0)]
 
 
 @pytest.mark.parametrize(("host", "island"), [(0, 0), (7, 0), (1, 0)])
@@ -174,7 +174,7 @@ def test_hosts_are_asked_for_signs_of_life_once_a_second():
     cluster = joined("1x2x1")
     cluster.tick(1.0)
     pings = [each.message for each in cluster.flush() if isinstance(each, a.Send)]
-    assert pings == [m.Ping(10.0)] * 2
+    assert pings == [m.Ping(10.0, 1.0)] * 2
 
 
 def test_a_worker_that_says_what_no_worker_says_is_lost():

@@ -123,7 +123,7 @@ def test_device_time_goes_by_shares(start_python: StartPython, cluster: Standing
         client.begin(compute, 400, SECONDS)
     pids = [client.finish()[0] for client in clients]
     number = {each["pid"]: each["id"] for each in cluster.report()["sessions"]}
-    spans = request_trace(parse_address(cluster.address), cluster.token)
+    spans = request_trace(parse_address(cluster.address), cluster.token).spans
     by_session = [[span for span in spans if span.session == number[pid]] for pid in pids]
     # The first and the last of each are its own: they compile, and drain.
     begin = max(each[len(each) // 10].started for each in by_session)

@@ -138,9 +138,10 @@ class MachineCluster(Commands):
             shown.wait()
             self.join, self._host_join = shown.said.split()
 
-    def host(self, machine: str, *options: str, **more: str) -> Process:
+    def host(self, machine: str, *options: str, under: tuple[str, ...] = (), **more: str) -> Process:
+        """A host agent there; `under` is a command that runs it, with its own options."""
         secret = {"ATOLL_JOIN": self._host_join}
-        return self.start(machine, [*ATOLL, "host", "--address", f"m0:{PORT}", *options], **secret, **more)
+        return self.start(machine, [*under, *ATOLL, "host", "--address", f"m0:{PORT}", *options], **secret, **more)
 
     def atoll(self, *arguments: str, machine: str = "m0") -> Process:
         """A command of `atoll` that has ended."""

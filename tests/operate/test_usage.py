@@ -101,7 +101,7 @@ def test_usage_adds_up(up: Callable[..., User]):
         is_over = all(script.poll() is not None for script in scripts)
         time.sleep(1.0)
         since = max((span.ended for span in spans.values()), default=0)  # a trace has the last 100,000
-        for span in request_trace(address, "token-of-the-tenant-ops", max(0, since - 3_000_000_000)):
+        for span in request_trace(address, "token-of-the-tenant-ops", max(0, since - 3_000_000_000)).spans:
             spans[span.host, span.sequence] = span  # again: what ended before it may have been reported after it
     for script in scripts:
         assert finish(script).returncode == 0

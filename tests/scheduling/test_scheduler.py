@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from atoll.scheduling.reasons import Reason
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.tickets import UNKNOWN_NS, Gang, Ticket
 
@@ -64,7 +65,7 @@ def test_sessions_with_long_programs_alternate_node_by_node():
 def test_a_launch_that_was_ready_may_come_to_lack_something():
     ready = launch(1)
     scheduler = scheduler_with(ready, launch(2, session=2))
-    scheduler.lacks(ready)
+    scheduler.lacks(ready, Reason.PLAN)
     assert started(scheduler) == [2]
     scheduler.arrived(ready)
     assert started(scheduler) == [1]
@@ -237,7 +238,7 @@ def test_a_newcomer_gets_in_behind_what_is_in_flight_and_not_behind_what_waits()
 def test_a_ticket_without_memory_holds_up_its_session_and_nobody_else():
     tickets = [launch(1, session=1), launch(2, session=1), launch(3, session=2)]
     scheduler, lacking = Scheduler[str](1, 8), {tickets[0]}
-    scheduler.use_memory(lambda ticket: ticket not in lacking)
+    scheduler.use_memory(lambda ticket: Reason.MEMORY if ticket in lacking else None)
     for ticket in tickets:
         scheduler.enqueue(ticket)
     assert started(scheduler) == [3]

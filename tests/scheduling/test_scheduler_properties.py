@@ -7,6 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.scheduling.reasons import Reason
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.tickets import UNKNOWN_NS, Gang, Ticket
 from tests.scheduling.test_scheduler import MS, launch
@@ -31,11 +32,11 @@ def test_whatever_happens_islands_agree_and_all_starts_once(seed, steps, window,
     closed: set[int] = set()
     lacking: list[Ticket[str]] = []
 
-    def reserve(ticket: Ticket[str]) -> bool:
+    def reserve(ticket: Ticket[str]) -> Reason | None:
         if rng.random() < 0.1 and not ending:
             lacking.append(ticket)
-            return False
-        return True
+            return Reason.MEMORY
+        return None
 
     ending = False
     scheduler.use_memory(reserve)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from atoll.scheduling.reasons import Reason
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.tickets import Gang, Ticket
-from atoll.scheduling.waits import Reason
 
 
 def ticket(number: int, session: int, *islands: int, missing: int = 0, exclusive: bool = False) -> Ticket[str]:

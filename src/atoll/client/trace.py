@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from atoll.client import backend
 from atoll.errors import BackendError
 from atoll.operate.files import write_whole
-from atoll.operate.requests import request_trace
+from atoll.operate.requests import request_recording, request_trace
 from atoll.operate.traces import chrome_trace
 from atoll.protocol.spans import Span
 from atoll.wire.address import parse_address
@@ -19,16 +18,17 @@ from atoll.wire.address import parse_address
 
 @contextlib.contextmanager
 def trace(path: str | os.PathLike[str] | None = None) -> Iterator[list[Span]]:
-    """Traces what the cluster runs during the block, for all its sessions. For example::
+    """Traces what the cluster runs during the block, for all its sessions, or for a user's own. For example::
 
         with atoll.trace("step.json") as spans:
             jax.block_until_ready(train_step(state, batch))
         milliseconds = sum(span.ended - span.started for span in spans) / 1e6
 
     Gives a list that is filled with `Span`s when the block ends; only what has ended by then is in it. With `path`, a
-    file of Chrome's trace events is written, which https://ui.perfetto.dev opens: a row for each host.
+    file of Chrome's trace events is written, which https://ui.perfetto.dev opens: a row for each device, and what
+    sessions waited for, and their clients asked, during ten minutes at most.
 
-    The cluster keeps the last 100,000 spans. Their times are nanoseconds of each host's own clock.
+    The cluster keeps the last 100,000 spans. Their times are nanoseconds of the controller's clock.
 
     Raises:
       atoll.BackendError: JAX does not run on Atoll in this process.
@@ -44,9 +44,13 @@ def trace(path: str | os.PathLike[str] | None = None) -> Iterator[list[Span]]:
     if file is not None and not file.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {file.parent} for the trace {file.name}")
     spans: list[Span] = []
-    since = time.monotonic_ns()
-    yield spans
     address, token, join = cluster
-    spans += request_trace(parse_address(address), token, since, join)
+    where = parse_address(address)
+    recording = request_recording(where, token, join=join)
+    try:
+        yield spans
+    finally:
+        record = request_trace(where, token, join=join, recording=recording)
+    spans += record.spans
     if file is not None:
-        write_whole(file, chrome_trace(spans))
+        write_whole(file, chrome_trace(record))

@@ -59,6 +59,7 @@ from atoll.scheduling.tenants import Tenants
 from atoll.scheduling.usage import Meter
 from atoll.telemetry.history import History
 from atoll.telemetry.load import LoadRecord
+from atoll.telemetry.tracing import Tracing
 
 _NOTHING: list[AnyAction] = []
 
@@ -123,7 +124,7 @@ class Controller:
                 self._operators,
                 self._outbox,
                 self.log,
-                self.trace,
+                self._tracing,
                 self._sessions.end,
                 self._keep_usage,
             ).received,
@@ -155,6 +156,7 @@ class Controller:
         self.scheduler = self.launcher.scheduler
         self.memory = self.launcher.memory.ledger
         self.trace = self.launcher.trace
+        self._tracing = Tracing(self.trace, self.sessions, self._outbox, self._ping_hosts)
         self._failures = Failures(self.launcher, self.resources, self.sessions)
         self._compilation = Compilation(
             self.resources, self.sessions, self._outbox, self.quarantine, self.scheduler, self.meter, _location
@@ -202,6 +204,7 @@ class Controller:
             self._recovery,
             settings.lease_seconds,
             self.history,
+            self._tracing,
         )
         self._hosts = Hosts(
             self.resources,
@@ -217,6 +220,7 @@ class Controller:
             settings.device_memory,
             self._recovery.peer_silent,
             self._relays,
+            self._tracing,
         )
 
     def _subscribe(self) -> None:
@@ -244,7 +248,7 @@ class Controller:
         self.log.record(event)
         outbox = self._outbox
         outbox.cause += 1
-        outbox.seconds = self.meter.now = event.seconds
+        outbox.seconds = self.meter.now = self.scheduler.now = event.seconds
         return self._handlers[type(event)](event) or _NOTHING
 
     def _flush(self, event: e.Flush) -> list[AnyAction]:
@@ -256,10 +260,7 @@ class Controller:
 
     def _tick(self, event: e.Tick) -> None:
         """Once a second: looks for what is silent, hangs, or waits in vain."""
-        left = {host: round(self.leases.left(host, event.seconds), 1) for host in self.connections.hosts}
-        pings = {seconds: m.Ping(seconds) for seconds in left.values()}
-        for host in sorted(left, key=lambda host: left[host]):  # those who get the same in a row: it is encoded once
-            self._outbox.to_host(host, pings[left[host]])
+        self._ping_hosts(event.seconds)
         self.load.record(event.load)
         if not self.resources.is_complete:
             return
@@ -268,10 +269,17 @@ class Controller:
         self._recovery.tick(now)
         self.migrations.tick(now)
         self._operators.tick(now)
+        self._tracing.tick(now)
         self._failures.tick(now)
         self._long_gangs.tick(now, self.launcher.in_flight)
         self._keep_usage()
         self._keep_estimates(now)
+
+    def _ping_hosts(self, now: float) -> None:
+        left = {host: round(self.leases.left(host, now), 1) for host in self.connections.hosts}
+        pings = {seconds: m.Ping(seconds, now) for seconds in left.values()}
+        for host in sorted(left, key=lambda host: left[host]):  # those who get the same in a row: it is encoded once
+            self._outbox.to_host(host, pings[left[host]])
 
     def _keep_usage(self) -> None:
         present, usage = self.meter.take(self.resources.device_count)

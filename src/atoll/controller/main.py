@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -45,7 +46,7 @@ class ControllerShell:
         has_tls: bool = False,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._clock = self._loop.time
+        self._clock = time.monotonic  # as the loop's, but for that of uvloop, which counts milliseconds
         self._controller = Controller(options.settings, token, host_token=host_token)
         self.joiners = Joiners(options.directory, self._controller.tokens) if has_tls else None
         self.keeper = Keeper(options.usage_file, options.cache_directory)

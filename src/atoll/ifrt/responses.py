@@ -25,6 +25,7 @@ class ResponseStream:
 
     def __init__(self, write: Callable[[bytes], None]) -> None:
         self._write = write
+        self.on_response: Callable[[int], None] | None = None  # the number of the request that is answered
         self._next = 0
         self.ended_contexts: list[int] = []
 
@@ -39,6 +40,8 @@ class ResponseStream:
             meta.destroyed_user_context_ids.extend(self.ended_contexts)
             self.ended_contexts.clear()
         self._write(response.SerializeToString())
+        if self.on_response is not None:
+            self.on_response(meta.op_id)
 
     def send_out_of_sequence(self, response: Any, ended_context: int) -> None:
         """A failure, or a response that the client is never done with. The next of the sequence names the context."""
@@ -46,3 +49,5 @@ class ResponseStream:
         if ended_context:
             self.ended_contexts.append(ended_context)
         self._write(response.SerializeToString())
+        if self.on_response is not None:
+            self.on_response(response.meta.op_id)

@@ -13,6 +13,7 @@ from typing import Any
 from atoll.errors import OK, AccessError, AtollError, Code, Status, StatusError, not_found
 from atoll.ifrt.buffer_service import BufferService
 from atoll.ifrt.host_buffers import HostBuffers
+from atoll.ifrt.recording import record_requests
 from atoll.ifrt.requests import handle_request, refuse_request
 from atoll.ifrt.session import IfrtSession
 from atoll.ifrt.unary import unary
@@ -133,14 +134,14 @@ class Service:
             call.finish(status.code, status.message)
             self._end(session)
 
-        def on_message(data: bytes | memoryview) -> None:
+        def on_message(data: bytes | memoryview) -> Any:
             try:
-                handle_request(session, data)
+                return handle_request(session, data)
             except StatusError as error:
                 _log.warning("a session ends: %s", error)
                 end(error.status)
 
-        call.on_message = on_message
+        record_requests(session, call, on_message)
         call.on_half_close = lambda: end(OK)
         call.on_closed = lambda: self._end(session)
         cluster.on_lost = lambda status: _answer_all(call, session, status, lambda: end(status))

@@ -119,8 +119,10 @@ class IfrtSession:
         self._is_paused = paused
         if paused:
             self._pause()
+            self.cluster.recorder.held("window" if self._is_window_full else "quiesced")
         else:
             self._resume()
+            self.cluster.recorder.resumed()
 
     # ---- arrays
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from atoll.operate.requests import (
     Operation,
     request_dump,
     request_operation,
+    request_recording,
     request_report,
     request_trace,
     request_usage,
@@ -33,6 +35,8 @@ _WHAT_TO_START = "start one with `atoll up --islands 1x1x8`, or set ATOLL_ADDRES
 
 # For the controller to give a new island up by itself, and say why.
 _ADD_GRACE_SECONDS = 30.0
+# For a recording to be fetched when its time is over.
+_FETCH_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -121,10 +125,17 @@ def add_island(target: Target, token: str, request: AddIslandRequest) -> str:
         return request_operation(target.address, token, request, target.join, seconds + _ADD_GRACE_SECONDS)
 
 
-def trace_of(target: Target, token: str) -> bytes:
-    """What ran on the cluster lately, as Chrome's trace events. Raises ConnectError and its kin."""
+def trace_of(target: Target, token: str, seconds: float = 0.0) -> bytes:
+    """What ran on the cluster lately, or what it does for so many seconds from now, as Chrome's trace events.
+
+    Raises ConnectError and its kin.
+    """
     with explained():
-        return chrome_trace(request_trace(target.address, token, join=target.join))
+        recording = None
+        if seconds > 0:
+            recording = request_recording(target.address, token, seconds + _FETCH_SECONDS, target.join)
+            time.sleep(seconds)
+        return chrome_trace(request_trace(target.address, token, join=target.join, recording=recording))
 
 
 def usage_of(target: Target, token: str, by: By, seconds: float) -> dict[str, Any]:

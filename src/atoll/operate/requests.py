@@ -19,7 +19,7 @@ from atoll.cluster.security.roles import Role
 from atoll.cluster.usage.records import By
 from atoll.errors import AccessError, Code, ConnectError, refusal
 from atoll.protocol import messages as m
-from atoll.protocol.spans import Span
+from atoll.protocol.spans import TraceRecord
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection, connect
 
@@ -43,11 +43,32 @@ def request_dump(address: Address, token: str, join: JoinString | None = None) -
     return reply.content
 
 
-def request_trace(address: Address, token: str, since: int = 0, join: JoinString | None = None) -> list[Span]:
-    """What ran on the cluster's hosts and ended after `since`. Raises ConnectError and its kin."""
-    reply = _run(_request(address, token, join, m.TraceRequest(since)))
+def request_trace(
+    address: Address,
+    token: str,
+    since: int = 0,
+    join: JoinString | None = None,
+    recording: m.RecordReply | None = None,
+) -> TraceRecord:
+    """What ran on the cluster's hosts and ended after `since`; or during a recording, which ends.
+
+    Raises ConnectError and its kin.
+    """
+    request = m.TraceRequest(since)
+    if recording is not None:
+        request = m.TraceRequest(since, recording.position, recording=recording.recording)
+    reply = _run(_request(address, token, join, request))
     assert isinstance(reply, m.TraceReply)
-    return msgspec.msgpack.decode(reply.content, type=list[Span])
+    return msgspec.msgpack.decode(reply.content, type=TraceRecord)
+
+
+def request_recording(
+    address: Address, token: str, seconds: float = 0.0, join: JoinString | None = None
+) -> m.RecordReply:
+    """Has proxies record what clients ask, until `request_trace` or for so long. Raises ConnectError and its kin."""
+    reply = _run(_request(address, token, join, m.RecordRequest(seconds)))
+    assert isinstance(reply, m.RecordReply)
+    return reply
 
 
 def request_usage(address: Address, token: str, by: By, seconds: float, join: JoinString | None = None) -> bytes:

@@ -10,9 +10,9 @@ import msgspec
 from atoll.operate.clusters import Target, add_island, explained, operate
 from atoll.operate.requests import Operation, OperatorConnection
 from atoll.protocol import messages as m
-from atoll.protocol.spans import Span
+from atoll.protocol.spans import Span, TraceRecord
 
-_decode_spans = msgspec.msgpack.Decoder(list[Span]).decode
+_decode = msgspec.msgpack.Decoder(TraceRecord).decode
 
 
 class ClusterSource:
@@ -36,7 +36,7 @@ class ClusterSource:
     async def spans(self, position: int, most: int) -> tuple[list[Span], int]:
         reply = await self._ask(m.TraceRequest(after=position, most=most))
         assert isinstance(reply, m.TraceReply)
-        return _decode_spans(reply.content), reply.position
+        return _decode(reply.content).spans, reply.position
 
     async def _ask(self, request: m.Message) -> Any:
         async with self._opening:

@@ -38,6 +38,7 @@ _OPERATOR = {Peer.OPERATOR: Scope.ALL}
 _BY_OPERATORS: dict[type[Any], dict[Peer, Scope]] = {
     m.StatusRequest: _SEES,
     m.TraceRequest: _SEES,
+    m.RecordRequest: _SEES,
     m.UsageRequest: _SEES,
     m.RemapRequest: _SEES,
     m.EndSessionRequest: _SEES,

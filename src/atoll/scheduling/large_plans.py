@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from atoll.cluster.resources import ResourceManager
+from atoll.scheduling.reasons import Reason
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun
 from atoll.scheduling.tickets import Ticket
@@ -37,7 +38,7 @@ class LargePlans:
             held = self._held.setdefault(plan, {})
             if ticket not in held:
                 held[ticket] = None
-                self._scheduler.lacks(ticket)
+                self._scheduler.lacks(ticket, Reason.PLAN)
 
     def arrived(self, host: int, plan: int) -> bool:
         """Whether the host has said so for the first time."""

@@ -26,6 +26,7 @@ from atoll.protocol import messages as m
 from atoll.quantities import human_bytes
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.ledger import Block, Ledger
+from atoll.scheduling.reasons import Reason
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun, Inherited, Session
 from atoll.scheduling.tenants import Tenant
@@ -80,8 +81,8 @@ class Reservations:
 
     # ---- taking
 
-    def reserve(self, ticket: Ticket[GangRun]) -> bool:
-        """Takes what the ticket's gangs need on their islands; False where it has to wait until memory is free.
+    def reserve(self, ticket: Ticket[GangRun]) -> Reason | None:
+        """Takes what the ticket's gangs need on their islands. Where it has to wait, what it lacks: memory, or quota.
 
         One that can never fit waits, too, until `hopeless` names it.
         """
@@ -94,14 +95,14 @@ class Reservations:
                     if before is not None:
                         lacking.passed_ns, lacking.asked = before.passed_ns, before.asked
                     self._waiting[ticket] = lacking
-                    return False
+                    return Reason.QUOTA if lacking.quota else Reason.MEMORY
         if self._waiting:
             self._waiting.pop(ticket, None)
             self._passed(ticket)
         for need in needs:
             self._take(need, ticket.tenant.memory)
         ticket.tenant.running += len(needs)
-        return True
+        return None
 
     def _need(self, gang: Gang[GangRun]) -> _Need:
         spec, entries = gang.run.spec, gang.run.launch.entries

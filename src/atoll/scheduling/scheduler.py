@@ -20,22 +20,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass
 from typing import Generic
 
-from atoll.scheduling.cells import Cell, Cells
+from atoll.scheduling.cells import Cell
+from atoll.scheduling.island_lines import HostLoad, IslandLines
 from atoll.scheduling.policies.fair import FairShares
 from atoll.scheduling.policy import Policy
+from atoll.scheduling.reasons import Reason
 from atoll.scheduling.tickets import Gang, Payload, Ticket
 from atoll.scheduling.waits import Hindrances, Wait, waits_of
 
 # Work in flight on a host, by what its gangs took before.
 BUSY_NS = 8_000_000
-# One runs, one is enqueued behind it, and one is on its way. Of gangs that take so long that their ends are known long
-# before the next one ends, one waits behind the one that runs: that is all that a newcomer has to wait for.
-_LEAST_IN_FLIGHT = 3
-_LEAST_OF_LONG = 2
-LONG_NS = 8_000_000
 # Sets of hosts whose loads are remembered.
 _MOST_KNOWN = 1024
 
@@ -49,40 +46,6 @@ class SchedulerStatistics:
     busy_ns: int
     started: int
     window: int
-
-
-@dataclass(slots=True)
-class _Load:
-    """What is in flight on one host."""
-
-    in_flight: int = 0
-    busy_ns: int = 0
-    full: bool = False
-
-    @property
-    def least(self) -> int:
-        """So many are in flight however long they take."""
-        return _LEAST_OF_LONG if self.busy_ns >= _LEAST_OF_LONG * LONG_NS else _LEAST_IN_FLIGHT
-
-
-@dataclass(slots=True)
-class _Island(Generic[Payload]):
-    policy: Policy
-    window: int
-    hosts: int = 1
-    loads: Cells[int, _Load] = field(default_factory=lambda: Cells(replace, astuple))  # of hosts that have had work
-    known_loads: dict[tuple[int, ...], list[Cell[int, _Load]]] = field(default_factory=dict)  # by the hosts of gangs
-    loads_version: int = 0  # for which these are known
-    full_hosts: int = 0
-    lines: dict[int, deque[Ticket[Payload]]] = field(default_factory=dict)  # by session
-    committed: deque[Gang[Payload]] = field(default_factory=deque)
-    paused: bool = False
-    excluded: set[int] = field(default_factory=set)  # sessions that may not start anything here
-    draining: bool = False  # until nothing is in flight: for an exclusive gang
-    in_flight: int = 0
-    busy_ns: int = 0
-    late: int = 0  # in flight, and for as long as somebody else likes
-    started: int = 0
 
 
 class Scheduler(Generic[Payload]):
@@ -101,13 +64,16 @@ class Scheduler(Generic[Payload]):
         hosts: Sequence[int] = (),
     ) -> None:
         self.window = window
-        self._reserve: Callable[[Ticket[Payload]], bool] = lambda ticket: True
+        self._reserve: Callable[[Ticket[Payload]], Reason | None] = lambda ticket: None
         self._busy_ns = busy_ns
         self._policy = policy
-        self._islands: list[_Island[Payload]] = [_Island(policy(), window, count) for count in hosts or [1] * islands]
+        self._islands: list[IslandLines[Payload]] = [
+            IslandLines(policy(), window, count) for count in hosts or [1] * islands
+        ]
         self._aside: dict[int, Ticket[Payload]] = {}  # in no line yet, by number
         # Ready, by the paused island that they need; in the order in which they were held.
         self._held: dict[int, dict[Ticket[Payload], None]] = {}
+        self.now = 0.0  # when the event happened that is handled, by the controller's clock
         self.touched: set[int] = set()  # islands that may have something to start now
 
     # ---- events
@@ -118,13 +84,13 @@ class Scheduler(Generic[Payload]):
         for island in self._islands:
             island.policy = policy()
 
-    def use_memory(self, reserve: Callable[[Ticket[Payload]], bool]) -> None:
-        """Asks for memory before it commits a ticket. One that gets none is not committed until `retry`."""
+    def use_memory(self, reserve: Callable[[Ticket[Payload]], Reason | None]) -> None:
+        """Asks for memory before it commits a ticket. One that lacks some is not committed until `retry`."""
         self._reserve = reserve
 
     def add_island(self, hosts: int = 1) -> None:
         """There is one more, with the next number."""
-        self._islands.append(_Island(self._policy(), self.window, hosts))
+        self._islands.append(IslandLines(self._policy(), self.window, hosts))
 
     def set_window(self, island: int, window: int) -> None:
         """From now on at most so many gangs are in flight on each host of the island: what its devices can take."""
@@ -149,7 +115,7 @@ class Scheduler(Generic[Payload]):
 
     def stand_aside(self, ticket: Ticket[Payload]) -> None:
         """The ticket waits in no line, and holds up nothing of its session, until it is enqueued."""
-        ticket.is_aside = True
+        ticket.is_aside, ticket.reason = True, Reason.PYTHON
         self._aside[ticket.number] = ticket
 
     def arrived(self, ticket: Ticket[Payload]) -> None:
@@ -157,9 +123,10 @@ class Scheduler(Generic[Payload]):
         ticket.missing -= 1
         self._offer(ticket)
 
-    def lacks(self, ticket: Ticket[Payload]) -> None:
+    def lacks(self, ticket: Ticket[Payload], what: Reason) -> None:
         """The ticket waits for one thing more than it did, unless its gangs have their places in the order."""
         ticket.missing += 1
+        ticket.lacks = what
 
     def next(self, island: int) -> Gang[Payload] | None:
         """The next gang to start there, or None while the island is full or paused, or no ticket is ready."""
@@ -205,27 +172,27 @@ class Scheduler(Generic[Payload]):
             return gang
         return None
 
-    def _is_full(self, state: _Island[Payload], load: _Load) -> bool:
+    def _is_full(self, state: IslandLines[Payload], load: HostLoad) -> bool:
         if load.in_flight >= state.window:
             return True
         # While something late runs, what is in flight may wait for it, and it for what is in line.
         return not state.late and load.busy_ns >= self._busy_ns and load.in_flight >= load.least
 
-    def _count_late(self, state: _Island[Payload], change: int) -> None:
+    def _count_late(self, state: IslandLines[Payload], change: int) -> None:
         state.late += change
         state.full_hosts = 0
         for cell in state.loads:
             cell.count.full = self._is_full(state, cell.count)
             state.full_hosts += len(cell.keys) * cell.count.full
 
-    def _loads(self, state: _Island[Payload], gang: Gang[Payload]) -> list[Cell[int, _Load]]:
+    def _loads(self, state: IslandLines[Payload], gang: Gang[Payload]) -> list[Cell[int, HostLoad]]:
         """Of the gang's hosts."""
         if state.loads_version != state.loads.version or len(state.known_loads) > _MOST_KNOWN:
             state.loads_version = state.loads.version
             state.known_loads.clear()
         cells = state.known_loads.get(gang.hosts)
         if cells is None:
-            cells = state.known_loads[gang.hosts] = state.loads.of(gang.hosts, _Load)
+            cells = state.known_loads[gang.hosts] = state.loads.of(gang.hosts, HostLoad)
         return cells
 
     def finished(self, gang: Gang[Payload], nanoseconds: int = 0) -> None:
@@ -325,30 +292,48 @@ class Scheduler(Generic[Payload]):
     # ---- lines
 
     def _offer(self, ticket: Ticket[Payload]) -> None:
-        if ticket.behind or ticket.missing > 0 or ticket.committed or ticket.dropped or ticket.is_aside:
+        """Has it compete where nothing of its own stands in its way."""
+        if ticket.committed or ticket.dropped:
             return
-        if self._is_held(ticket):
+        reason = self._hindrance(ticket)
+        if reason is not ticket.reason:
+            ticket.wait_for(reason, self.now)
+        if reason is not Reason.ORDER:
             return
         for gang in ticket.gangs:
             self._islands[gang.island].policy.add(ticket)
             self.touched.add(gang.island)
 
-    def _is_held(self, ticket: Ticket[Payload]) -> bool:
-        """Whether one of its islands will not take it now; then it is offered again when that does."""
+    def _hindrance(self, ticket: Ticket[Payload]) -> Reason:
+        """What keeps it from being ready; ORDER where nothing does."""
+        if ticket.is_aside:
+            return Reason.PYTHON
+        if ticket.behind:
+            return Reason.OWN
+        return ticket.lacks if ticket.missing > 0 else self._held_for(ticket)
+
+    def _held_for(self, ticket: Ticket[Payload]) -> Reason:
+        """Why one of its islands will not take it now; it is offered again when that does. ORDER where all take it."""
         for gang in ticket.gangs:
             state = self._islands[gang.island]
             if state.paused or ticket.session in state.excluded:
                 self._held.setdefault(gang.island, {})[ticket] = None
-                return True
-        return False
+                return Reason.ISLAND if state.paused else Reason.FUNCTIONS
+        return Reason.ORDER
 
     def _commit(self, ticket: Ticket[Payload]) -> None:
-        if ticket.committed or ticket.dropped or ticket.missing > 0 or self._is_held(ticket):
+        if ticket.committed or ticket.dropped or ticket.missing > 0:
+            return
+        reason = self._held_for(ticket)
+        if reason is not Reason.ORDER:
+            ticket.wait_for(reason, self.now)
             return
         for gang in ticket.gangs:
             if gang.learnt is not None:
                 gang.estimate = gang.learnt.expected
-        if not self._reserve(ticket):
+        lacking = self._reserve(ticket)
+        if lacking is not None:
+            ticket.wait_for(lacking, self.now)
             return
         ticket.committed = True
         for gang in ticket.gangs:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Generic
 
+from atoll.scheduling.reasons import Reason
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.tickets import Gang, Payload, Ticket
 
@@ -30,7 +31,7 @@ class SequentialDispatch(Generic[Payload]):
     def join(self, ticket: Ticket[Payload]) -> None:
         """The ticket waits for all of its session that joined before it."""
         if ticket.session in self._current:
-            ticket.missing += 1
+            self._scheduler.lacks(ticket, Reason.OWN)
             self._next.setdefault(ticket.session, deque()).append(ticket)
         else:
             self._begin(ticket)

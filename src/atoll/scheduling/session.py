@@ -15,6 +15,7 @@ from atoll.scheduling.feeds import Feeds
 from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.ledger import Block
 from atoll.scheduling.programs import RegisteredProgram
+from atoll.scheduling.reasons import Waited
 from atoll.scheduling.tallies import Tally
 from atoll.scheduling.tenants import Tenant
 from atoll.scheduling.tickets import NOBODY, Promise, Ticket
@@ -72,6 +73,7 @@ class GangRun:
     advance_ns: int = 0  # of that, charged while it ran: see `scheduling.long_gangs`
     blocks: list[Block] = field(default_factory=list)  # that it holds while it runs
     inherited: Sequence[Inherited] = ()  # until it has ended
+    waited: Waited = ()  # before it was started
     tally: Tally | None = None  # where it counts, from its start on
 
 

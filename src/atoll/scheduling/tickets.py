@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from atoll.cluster.tenants import DEFAULT_TENANT
+from atoll.scheduling.reasons import Reason, Waited
 from atoll.scheduling.tenants import Tenant
 
 # What a gang is about: the scheduler never looks at it.
@@ -14,6 +15,9 @@ Payload = TypeVar("Payload")
 
 # What a gang counts that has not run yet: enough to keep a few of them in flight, whatever they turn out to be.
 UNKNOWN_NS = 200_000
+
+# So many reasons of a ticket are told apart; the last stands for what follows.
+MOST_REASONS = 16
 
 # Whose tickets are that nobody in particular enqueues: in virtual time, and in tests.
 NOBODY = Tenant(DEFAULT_TENANT)
@@ -35,6 +39,28 @@ class Ticket(Generic[Payload]):
     dropped: bool = False
     is_aside: bool = False  # it is in no line yet: see `scheduling.promises`
     promise: Promise[Payload] | None = None
+    since: float = 0.0  # when it began to wait for `reason`, by the controller's clock
+    reason: Reason = Reason.ORDER
+    lacks: Reason = Reason.BYTES  # what is `missing`
+    waited: list[tuple[Reason, float]] | None = None  # what it waited for before, and for how many seconds
+
+    def wait_for(self, reason: Reason, now: float) -> None:
+        """From now on it waits for something else."""
+        if now > self.since:
+            if self.waited is None:
+                self.waited = []
+            if len(self.waited) < MOST_REASONS:
+                self.waited.append((self.reason, now - self.since))
+            else:
+                last, seconds = self.waited[-1]
+                self.waited[-1] = (last, seconds + now - self.since)
+        self.since, self.reason = now, reason
+
+    def waited_until(self, now: float) -> Waited:
+        """For what it has waited since its launch."""
+        if now <= self.since:
+            return () if self.waited is None else tuple(self.waited)
+        return (*(self.waited or ()), (self.reason, now - self.since))
 
 
 class Learnt(Protocol):

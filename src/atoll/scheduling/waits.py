@@ -5,21 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
+from atoll.scheduling.reasons import Reason
 from atoll.scheduling.tickets import Gang, Payload, Ticket
-
-
-class Reason(StrEnum):
-    """What the first of a session's gangs in line waits for."""
-
-    ORDER = "order"  # its turn, or room for it: others are before it, or in flight
-    ALONE = "alone"  # a gang that runs alone is before it, or is it
-    MEMORY = "memory"  # of its devices, or of its tenant's quota; only the reservations know
-    BYTES = "bytes"  # that its client sends
-    PYTHON = "python"  # what the client's Python, or Python on the hosts, is about to make
-    FUNCTIONS = "functions"  # that are compiled again, on an island that was lost
-    ISLAND = "island"  # which is not there
 
 
 @dataclass(frozen=True)
@@ -75,7 +63,7 @@ def _reason(ticket: Ticket[Payload], hindrances: Hindrances) -> Reason:
     if ticket.is_aside:
         return Reason.PYTHON
     if ticket.missing > 0:
-        return Reason.BYTES
+        return ticket.lacks
     if hindrances.paused:
         return Reason.ISLAND
     if ticket.session in hindrances.excluded:

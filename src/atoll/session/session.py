@@ -27,6 +27,7 @@ from atoll.session.connection import (
 from atoll.session.controller_lease import ControllerLease
 from atoll.session.functions import FunctionTable
 from atoll.session.programs import ProgramCache
+from atoll.session.recorder import CallRecorder
 from atoll.session.window import LaunchWindow
 
 # For the data port of a host that is back to be reached: what waits for the host waits no longer.
@@ -34,10 +35,6 @@ DIAL_SECONDS = 30.0
 
 # Contents, whether more will follow, and what to call when they have been read.
 OnData = Callable[[Any, bool, Callable[[], None]], None]
-
-
-def _ignore() -> None:
-    return None
 
 
 class ClusterSession:
@@ -65,10 +62,11 @@ class ClusterSession:
         self.programs = ProgramCache(self.register_program, self.release_program)
         self.lost: Status | None = None  # why the session is over
         self.on_lost: Callable[[Status], None] = lambda status: None
-        self.on_hosts_lost: Callable[[], None] = _ignore
-        self.on_quiesce: Callable[[], None] = _ignore
-        self.on_resume: Callable[[], None] = _ignore
+        self.on_hosts_lost: Callable[[], None] = lambda: None
+        self.on_quiesce: Callable[[], None] = lambda: None
+        self.on_resume: Callable[[], None] = lambda: None
         self.lease: ControllerLease | None = None
+        self.recorder = CallRecorder()
         self._control = control
         self._channels = open_channels(self._on_feed, self._lose)
         self._functions = FunctionTable()
@@ -182,8 +180,7 @@ class ClusterSession:
         hosts = self.hosts_of(devices)
         self._functions.add(function, source, devices)
         self._channels.upload(hosts, feed, [source])
-        reply = self._ask(function, m.RegisterFunction(function, content, feed, assignment))
-        ready = await reply
+        ready = await self._ask(function, m.RegisterFunction(function, content, feed, assignment))
         if not ready.status.ok:
             self._functions.remove(function)
         ready.status.raise_if_error()
@@ -366,8 +363,8 @@ class ClusterSession:
     def handle(self, message: Any) -> None:
         """Takes a message of the controller."""
         match message:
-            case m.Ping(lease=lease):
-                self.send(m.Pong())
+            case m.Ping(lease=lease, seconds=seconds):
+                self.send(m.Pong(seconds, self.recorder.now()))
                 if self.lease is not None:
                     self.lease.renew(lease)
             case m.CreditReturned(launches=credits):
@@ -376,10 +373,10 @@ class ClusterSession:
                 then = self._waits.pop(wait, None)
                 if then is not None:
                     then(status)
-            case m.FunctionReady(function=function):
-                self._answer(function, message)
-            case m.QueryReply(query=query):
-                self._answer(query, message)
+            case m.FunctionReady(function=number) | m.QueryReply(query=number):
+                self._answer(number, message)
+            case m.RecordCalls() | m.SendCalls():
+                self.recorder.handle(message, self.send)
             case m.SliceAdded(request=request):
                 self._hosts.update(message.hosts)
                 self._answer(request, message)

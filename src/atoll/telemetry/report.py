@@ -21,12 +21,13 @@ from atoll.protocol.messages import EngineReport
 from atoll.quantities import human_bytes
 from atoll.scheduling.functions import FunctionRegistry
 from atoll.scheduling.ledger import Ledger
+from atoll.scheduling.reasons import Reason
 from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun, Session
 from atoll.scheduling.tallies import Histogram, Tallies
 from atoll.scheduling.tenants import Tenant, Tenants, without_tokens
-from atoll.scheduling.waits import Reason, Wait
+from atoll.scheduling.waits import Wait
 from atoll.telemetry.history import History
 from atoll.telemetry.load import LoadRecord
 
@@ -278,9 +279,11 @@ def _waits(controller: Reported, waits: Mapping[int, list[Wait]]) -> list[dict[s
 
 
 _TEXTS = {
+    Reason.OWN: "what its session has launched before",
     Reason.ORDER: "its turn",
     Reason.ALONE: "a gang that runs alone",
     Reason.BYTES: "bytes that its client sends",
+    Reason.PLAN: "its plan, which is sent to the hosts",
     Reason.PYTHON: "what Python makes",
     Reason.FUNCTIONS: "functions that are compiled again",
 }
@@ -295,4 +298,6 @@ def _why(controller: Reported, island: int, wait: Wait) -> tuple[Reason, str]:
         return wait.reason, _TEXTS[wait.reason]
     (host, ordinal), nbytes, quota = lacking
     text = f"{human_bytes(nbytes)} on device {controller.resources.topology.number_of(host, ordinal)}"
-    return Reason.MEMORY, text + (f", within its tenant's quota `{quota}`" if quota else "")
+    if quota:
+        return Reason.QUOTA, f"{text}, within its tenant's quota `{quota}`"
+    return Reason.MEMORY, text

@@ -1,8 +1,8 @@
 """What ran when on which device, lately: a row for each device, made of spans as they come.
 
-Hosts have clocks of their own. A span is heard of soon after its end, so the shortest time between the two, by the
-reader's clock, is how far a host's clock is from that; it is kept as the smallest so far, and follows a host that
-starts anew. It is good for a picture: to within the time that a message takes.
+Spans have times of the controller's clock. One is heard of soon after its end, so the shortest time between the two, by
+the reader's clock, is how far the controller's clock is from that; it is kept as the smallest so far, and follows a
+controller that is another one. It is good for a picture: to within the time that a message takes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WINDOW_SECONDS = 10.0
 MOST_BARS = 20_000
 # What one session does with pauses shorter than that is one bar: less than a picture can show.
 _PAUSE_SECONDS = 0.001
-# A host whose clock seems to be off by more than that has started anew, on another machine perhaps.
+# A clock that seems to be off by more than that is another one.
 _RESTART_SECONDS = 5.0
 
 
@@ -33,7 +33,7 @@ class Bar:
 
 @dataclass(slots=True)
 class Row:
-    """One device; `free` is when its last gang ended, by its host's clock, in nanoseconds."""
+    """One device; `free` is when its last gang ended, by the controller's clock, in nanoseconds."""
 
     island: int
     host: int
@@ -55,14 +55,13 @@ class TimeLine:
     def __init__(self, window: float = WINDOW_SECONDS) -> None:
         self.window = window
         self._rows: dict[tuple[int, int], Row] = {}
-        self._offsets: dict[int, float] = {}  # by host: the reader's clock less the host's
+        self._offset: float | None = None  # the reader's clock less the controller's
 
     def add(self, spans: Iterable[Span], now: float) -> None:
         """Spans that were just heard of, in the order in which they were reported."""
         spans = list(spans)
-        self._align(spans, now)
+        offset = self._align(spans, now)
         for span in sorted(spans, key=lambda each: (each.host, each.ended, each.sequence)):
-            offset = self._offsets[span.host]
             rows = [self._row(span, ordinal) for ordinal in span.devices or (0,)]
             started = min(max([span.started, *(row.free for row in rows)]), span.ended)
             if started == span.ended:  # what was before it has its time
@@ -79,19 +78,17 @@ class TimeLine:
             while row.bars and row.bars[0].ended < now - self.window:
                 row.bars.popleft()
 
-    def _align(self, spans: list[Span], now: float) -> None:
-        latest: dict[int, int] = {}
-        for span in spans:
-            latest[span.host] = max(latest.get(span.host, 0), span.ended)
-        for host, ended in latest.items():
-            offset = now - ended / 1e9
-            known = self._offsets.get(host, offset)
-            if abs(offset - known) > self.window + _RESTART_SECONDS:
-                known = offset
-                for row in self._rows.values():
-                    if row.host == host:
-                        row.free = 0
-            self._offsets[host] = min(offset, known)
+    def _align(self, spans: list[Span], now: float) -> float:
+        """The offset, as these show it, too."""
+        offset = min((now - span.ended / 1e9 for span in spans), default=now)
+        known = offset if self._offset is None else self._offset
+        if spans and abs(offset - known) > self.window + _RESTART_SECONDS:
+            known = offset
+            for row in self._rows.values():
+                row.free = 0
+        if spans:
+            self._offset = min(offset, known)
+        return offset if self._offset is None else self._offset
 
     def _row(self, span: Span, ordinal: int) -> Row:
         key = (span.host, ordinal)

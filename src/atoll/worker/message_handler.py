@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -23,7 +24,9 @@ _EXECUTED = frozenset((m.Run, m.Dispatch, m.DropRun, m.Free, m.RegisterPlan, m.D
 
 
 class MessageHandler:
-    """`execute` takes what is for the plan executor; `renew(seconds)` renews the worker's lease at each Ping."""
+    """`execute` takes what is for the plan executor; `renew(seconds)` renews the worker's lease at each Ping;
+    `now` is the host's clock, in nanoseconds.
+    """
 
     def __init__(
         self,
@@ -35,7 +38,9 @@ class MessageHandler:
         report: Callable[..., None],
         recorder: Recorder,
         host: int,
+        now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
+        self._now = now
         self._host = host
         self._backend = backend
         self._recorder = recorder
@@ -65,9 +70,9 @@ class MessageHandler:
             case m.FailFeeds(session=session, feeds=feeds, status=status):
                 for first, count in feeds:
                     self._data_port.inbox.fail(session, first, count, status)
-            case m.Ping(lease=lease):
+            case m.Ping(lease=lease, seconds=seconds):
                 self._renew(lease)
-                self._report(m.Pong())
+                self._report(m.Pong(seconds, self._now()))
             case m.DropFeed(session=session, feed=feed):
                 self._data_port.inbox.drop(session, feed)
             case m.Compile():

@@ -18,6 +18,7 @@ from atoll.errors import invalid
 from atoll.protocol import messages as m
 from atoll.scheduling.ledger import Ledger
 from atoll.scheduling.session import Session
+from atoll.telemetry.tracing import Tracing
 
 
 class Hosts:
@@ -38,6 +39,7 @@ class Hosts:
         device_memory: int,
         peer_silent: Callable[[int, m.PeerSilent], None],
         relays: Relays,
+        tracing: Tracing,
     ) -> None:
         self._resources = resources
         self._lifecycle = lifecycle
@@ -51,7 +53,7 @@ class Hosts:
         self._handlers: dict[type[Any], Callable[[int, Any], None]] = {
             m.Done: self._done,
             m.Failed: self._failed,
-            m.Pong: lambda host, message: None,
+            m.Pong: lambda host, message: tracing.host_answered(host, message, outbox.seconds),
             m.Enqueued: self._enqueued,
             m.FeedsLost: self._feeds_lost,
             m.PeerSilent: peer_silent,

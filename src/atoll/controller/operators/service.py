@@ -18,11 +18,10 @@ from atoll.protocol.event_log import EventLog
 from atoll.protocol.events import Received
 from atoll.protocol.permissions import Peer as Kind
 from atoll.protocol.permissions import Scope, scope_of
-from atoll.protocol.spans import Span
 from atoll.scheduling.estimates import expectations
 from atoll.scheduling.tenants import Tenant, Tenants
-from atoll.scheduling.trace import Trace
 from atoll.telemetry.report import Reported, report
+from atoll.telemetry.tracing import Tracing
 
 
 class OperatorService:
@@ -39,7 +38,7 @@ class OperatorService:
         operators: Operators,
         outbox: Outbox,
         log: EventLog,
-        trace: Trace,
+        tracing: Tracing,
         end_session: Callable[[int, Status], None],
         keep_usage: Callable[[], None],
     ) -> None:
@@ -48,7 +47,7 @@ class OperatorService:
         self._operators = operators
         self._outbox = outbox
         self._log = log
-        self._trace = trace
+        self._tracing = tracing
         self._end_session = end_session
         self._keep_usage = keep_usage
 
@@ -78,11 +77,12 @@ class OperatorService:
                 reply = m.StatusReply(msgspec.json.encode(report(self._controller, viewer, now)))
             case m.DumpRequest():
                 reply = m.DumpReply(self._log.dump())
-            case m.TraceRequest(after=after, most=most) if after >= 0:
-                new, position = self._trace.after(after, most)
-                reply = m.TraceReply(msgspec.msgpack.encode(self._own(new, viewer)), position)
-            case m.TraceRequest(since=since):
-                reply = m.TraceReply(msgspec.msgpack.encode(self._own(self._trace.spans(since), viewer)))
+            case m.TraceRequest():
+                self._tracing.answer(peer.connection, message, viewer, now)
+                return
+            case m.RecordRequest():
+                self._tracing.begin(peer.connection, message, viewer, now)
+                return
             case m.UsageRequest(by=by, seconds=seconds):
                 self._keep_usage()
                 tenant = None if viewer is None else viewer.name
@@ -119,12 +119,6 @@ class OperatorService:
         session = self._controller.sessions.get(number)
         if session is None or viewer not in (None, session.tenant):
             raise not_found(f"session {number} does not exist (atoll status lists them)")
-
-    def _own(self, spans: list[Span], viewer: Tenant | None) -> list[Span]:
-        if viewer is None:
-            return spans
-        own = {session.number for session in self._controller.sessions.values() if session.tenant is viewer}
-        return [span for span in spans if span.session in own]
 
     # ---- tenants
 

@@ -26,7 +26,7 @@ from atoll.scheduling.sequential import SequentialDispatch
 from atoll.scheduling.session import GangRun, Launch, Session
 from atoll.scheduling.tallies import TRANSFERS
 from atoll.scheduling.tickets import Gang, Late
-from atoll.scheduling.trace import Trace
+from atoll.telemetry.trace import Trace
 
 
 class Endings:
@@ -81,9 +81,7 @@ class Endings:
                 if host in left and len(hosts) > 1:
                     self.runs_ended((host,), sequence, times[2 * position : 2 * position + 2])
             return
-        self.trace.record_gang(
-            gang.island, run.launch.session, run.launch.program.name, run.spec, sequence, hosts, times
-        )
+        self.trace.record_gang(gang, hosts, times)
         if not run.spec.late:
             # Gangs that run at once on several devices of a host share its time, as their ends are reported.
             last_ends, duration = self._last_end, run.duration
@@ -174,6 +172,7 @@ class Endings:
         for host in self._resources.hosts_of(island):
             self._last_end.pop(host, None)
             self._clocks.forget(host)
+            self.trace.clock_began(host)
 
     # ---- launches
 

@@ -190,7 +190,9 @@ class Launcher:
 
     def _make_ticket(self, session: Session, launch: Launch, unit: tuple[GangSpec, ...]) -> None:
         """A dispatch unit of the launch gets its ticket. Notes what it waits for, and the buffers that it needs."""
-        ticket: Ticket[GangRun] = Ticket(self._next_sequence, session.number, tenant=session.tenant)
+        ticket: Ticket[GangRun] = Ticket(
+            self._next_sequence, session.number, tenant=session.tenant, since=launch.seconds
+        )
         launch.tickets.append(ticket)
         handles, entries = launch.handles, session.directory.entries
         gangs = []
@@ -271,6 +273,7 @@ class Launcher:
         if self.memory.ledger.capacity:
             self._outbox.flush_frees()
         run.started = True
+        run.waited = gang.ticket.waited_until(self._outbox.seconds)
         tally = run.tally = self.tallies[gang.island, session.tenant.name]
         tally.waited.observe(self._outbox.seconds - launch.seconds)
         self.in_flight[gang.sequence] = gang

@@ -26,6 +26,7 @@ from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.session import Session
 from atoll.scheduling.tenants import Tenant
 from atoll.telemetry.history import History
+from atoll.telemetry.tracing import Tracing
 
 # Feeds that a session may have uploaded ahead of the launches that use them.
 MAX_EARLY_FEEDS = 65536
@@ -50,6 +51,7 @@ class Sessions:
         recovery: Recovery,
         lease_seconds: float,
         history: History,
+        tracing: Tracing,
     ) -> None:
         self._sessions = sessions
         self._connections = connections
@@ -63,6 +65,7 @@ class Sessions:
         self._recovery = recovery
         self._lease_seconds = lease_seconds
         self._history = history
+        self._tracing = tracing
         self._next = 1
         self.leases = Leases(CLIENT_LEASES * lease_seconds)  # of proxies, by session
         # The most frequent messages have handlers that take them as they are.
@@ -82,6 +85,7 @@ class Sessions:
             m.ReleaseSlice: self._release_slice,
             m.Quiesced: self._quiesced,
             m.Pong: self._answered,
+            m.CallsRecorded: lambda session, message: tracing.calls_recorded(session.number, message, outbox.seconds),
         }
         self._slice_requests = slice_requests
 
@@ -151,6 +155,7 @@ class Sessions:
         self._outbox.forget_session(number)
         self._migrations.session_closed(number)
         self._launcher.session_closed(session)
+        self._tracing.session_closed(session)
         for host in self._resources.hosts:
             self._outbox.to_host(host, m.CloseStore(number))
         self._programs.session_closed(session)
@@ -174,7 +179,7 @@ class Sessions:
             if not self.leases.has(number):
                 self.leases.renew(number, now)
             session.pings += 1
-            self._outbox.to_session(number, m.Ping(round(self.leases.left(number, now), 1)))
+            self._outbox.to_session(number, m.Ping(round(self.leases.left(number, now), 1), now))
 
     # ---- messages
 
@@ -247,6 +252,7 @@ class Sessions:
 
     def _answered(self, session: Session, message: m.Pong) -> None:
         session.pongs = min(session.pongs + 1, session.pings)
+        self._tracing.proxy_answered(session.number, message, self._outbox.seconds)
 
     def _quiesced(self, session: Session, message: m.Quiesced) -> None:
         self._migrations.quiesced(session, message.migration)

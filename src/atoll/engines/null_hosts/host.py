@@ -99,6 +99,10 @@ class NullHost:
     ) -> None:
         self.group = HostGroup(host, self._handle, send, report)
         report = self.group.report
+
+        def now() -> int:
+            return int(1e9 * clock.now())
+
         self.backend = NullBackend(rank, devices, model, clock, collectives)
         keys = TypeKeys()
         inbox = neighbours[host] = Inbox(lambda session, feed: report(m.FeedsArrived(session, (feed,))))
@@ -113,12 +117,12 @@ class NullHost:
             ClockWatcher(clock, report),
             readers,
             lambda: call_soon(self._resume_parked),
-            lambda: int(1e9 * clock.now()),
+            now,
         )
         self._endings = self._executor.endings
         recorder = Recorder(self.backend.begin_profile, functions.programs.others, None, host)
         self._handler = MessageHandler(
-            self.backend, functions, self.port, self._executor.handle, renew, report, recorder, host
+            self.backend, functions, self.port, self._executor.handle, renew, report, recorder, host, now
         )
 
     def handle(self, message: Any) -> bool:

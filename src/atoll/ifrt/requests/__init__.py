@@ -33,8 +33,8 @@ HANDLERS: dict[str, Handler] = {
 }
 
 
-def handle_request(session: IfrtSession, data: bytes | memoryview) -> None:
-    """Handles one request of the client.
+def handle_request(session: IfrtSession, data: bytes | memoryview) -> Any:
+    """Handles one request of the client, and returns it.
 
     Raises INVALID_ARGUMENT for bytes that are none: the stream then ends.
     """
@@ -51,6 +51,7 @@ def handle_request(session: IfrtSession, data: bytes | memoryview) -> None:
     except Exception as error:
         _log.exception("handling %s failed", kind)
         pending.fail(status_of(error))
+    return request
 
 
 def refuse_request(session: IfrtSession, data: bytes | memoryview, status: Status) -> None:

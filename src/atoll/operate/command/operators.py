@@ -191,20 +191,22 @@ def dump(
 
 def trace(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A file; standard output if not given.")] = None,
+    seconds: Annotated[float, typer.Option(min=0, max=600, help="Record for so long, from now, also clients.")] = 0.0,
     address: ClusterAddress = "",
     name: ClusterName = "",
     join: ClusterJoin = "",
 ) -> None:
     """Write what ran on the cluster's hosts lately, and when, as a trace that https://ui.perfetto.dev opens.
 
-    The last 100,000 computations and transfers of all sessions, a row for each host. Which cluster: as for
-    `atoll status`.
+    The last 100,000 computations and transfers, a row for each device, with what they waited for. With --seconds what
+    runs from now on, and what clients ask of their proxies meanwhile. All sessions', or a user's own. Which cluster: as
+    for `atoll status`.
     """
     from atoll.operate.clusters import find, trace_of
 
     target = find(address, name, join)
     _check_writable(output)
-    _write(trace_of(target, token()), output)
+    _write(trace_of(target, token(), seconds), output)
 
 
 def _check_writable(output: Path | None) -> None:

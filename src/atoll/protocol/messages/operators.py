@@ -34,19 +34,37 @@ class DumpReply(Message, frozen=True, tag=85):
     content: bytes
 
 
+class RecordRequest(Message, frozen=True, tag=145):
+    """Have proxies record what their clients ask, until a TraceRequest fetches it, or for so many seconds.
+
+    With 0 for as long as a recording may take.
+    """
+
+    seconds: float = 0.0
+
+
+class RecordReply(Message, frozen=True, tag=146):
+    """The answer to RecordRequest: the number of the recording, and the trace's position when it began."""
+
+    recording: int
+    position: int
+
+
 class TraceRequest(Message, frozen=True, tag=86):
     """For what ran: all that is kept, or with an `after` what was recorded since a reply with that `position`.
 
-    With `after`, the newest `most` spans at most, as they were reported: from dispatch to end.
+    With `most`, so many spans at most, the newest, as they were reported, from dispatch to end, without what they
+    waited for. With `recording`, also what proxies have recorded, which ends that recording.
     """
 
-    since: int = 0  # spans that ended before, in nanoseconds of their hosts' clocks, are left out
+    since: int = 0  # spans that ended before, in nanoseconds of the controller's clock, are left out
     after: int = -1
     most: int = 0
+    recording: int = 0
 
 
 class TraceReply(Message, frozen=True, tag=87):
-    """The answer to TraceRequest: msgpack of a list of `protocol.spans.Span`."""
+    """The answer to TraceRequest: msgpack of a `protocol.spans.TraceRecord`."""
 
     content: bytes
     position: int = 0
@@ -140,10 +158,11 @@ FromOperator = (
     | StatusRequest
     | DumpRequest
     | TraceRequest
+    | RecordRequest
     | UsageRequest
     | StopRequest
     | SetTenant
     | RemoveTenant
     | EndSessionRequest
 )
-ToOperator = Refused | StatusReply | DumpReply | TraceReply | UsageReply | OperationReply | StopReply
+ToOperator = Refused | StatusReply | DumpReply | TraceReply | RecordReply | UsageReply | OperationReply | StopReply

@@ -9,6 +9,9 @@ from atoll.ir.program import Program
 from atoll.protocol.messages.opening import Message, Refused, VirtualDevice
 from atoll.protocol.messages.workers import Ping, Pong
 
+# What a proxy may send of its record.
+MOST_CALL_BYTES = 4 << 20
+
 # ---- proxy -> controller
 
 
@@ -109,7 +112,29 @@ class Quiesced(Message, frozen=True, tag=96):
     migration: int
 
 
+class CallsRecorded(Message, frozen=True, tag=56):
+    """The answer to SendCalls, with its numbers; `clock` as in a Pong, `calls` as in `protocol.spans.SessionCalls`."""
+
+    request: int
+    seconds: float
+    clock: int
+    calls: bytes
+
+
 # ---- controller -> proxy
+
+
+class RecordCalls(Message, frozen=True, tag=68):
+    """Record what the client asks, for so many seconds from now; with 0, no more."""
+
+    seconds: float
+
+
+class SendCalls(Message, frozen=True, tag=69):
+    """Answer with what was recorded so far. `seconds` is the controller's time."""
+
+    request: int
+    seconds: float
 
 
 class SliceAdded(Message, frozen=True, tag=92):
@@ -215,6 +240,7 @@ FromProxy = (
     | Quiesced
     | Query
     | Pong
+    | CallsRecorded
 )
 ToProxy = (
     Refused
@@ -231,4 +257,6 @@ ToProxy = (
     | Migrated
     | Closing
     | Ping
+    | RecordCalls
+    | SendCalls
 )

@@ -71,7 +71,10 @@ class Enqueued(Message, frozen=True, tag=16):
 
 
 class Pong(Message, frozen=True, tag=17):
-    """The answer to a Ping."""
+    """The answer to a Ping: its `seconds`, and what the sender's monotonic clock says, in nanoseconds; -1: nothing."""
+
+    seconds: float = 0.0
+    clock: int = -1
 
 
 class FeedsLost(Message, frozen=True, tag=19):
@@ -222,9 +225,10 @@ class FailFeeds(Message, frozen=True, tag=32):
 
 
 class Ping(Message, frozen=True, tag=33):
-    """The controller is there. A worker that gets no ping for `lease` seconds ends."""
+    """The controller is there. A worker that gets no ping for `lease` seconds ends. `seconds` is its time."""
 
     lease: float
+    seconds: float = 0.0
 
 
 class Stop(Message, frozen=True, tag=31):

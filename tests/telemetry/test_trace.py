@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.ir.program import Call, single
 from atoll.protocol import messages as m
-from atoll.protocol.spans import Span
-from atoll.scheduling.trace import Trace
+from atoll.telemetry.trace import Trace
 from tests.controller.play import Play, on
 
 
-def span(sequence: int, started: int, ended: int, *devices: int, host: int = 0) -> Span:
-    return Span(0, host, 1, "f", "call", sequence, started, ended, 1, devices)
+def record(trace: Trace, sequence: int, started: int, ended: int, *devices: int, host: int = 0) -> None:
+    """A gang of one host ends. Of what stands behind it the trace takes no more than this."""
+    launch: Any = SimpleNamespace(session=1, program=SimpleNamespace(name="f"), seconds=0.0)
+    spec: Any = SimpleNamespace(kind="call", segments=1, devices={host: devices})
+    ticket: Any = SimpleNamespace(number=sequence)
+    run = SimpleNamespace(launch=launch, spec=spec, waited=())
+    gang: Any = SimpleNamespace(island=0, sequence=sequence, run=run, ticket=ticket)
+    trace.record_gang(gang, (host,), (started, ended))
 
 
 def times(trace: Trace) -> dict[int, tuple[int, int]]:
@@ -24,31 +31,32 @@ def times(trace: Trace) -> dict[int, tuple[int, int]]:
 
 def test_a_span_begins_when_the_one_before_it_on_the_device_has_ended():
     trace = Trace()
-    trace.record(span(1, 0, 10, 0))
-    trace.record(span(2, 0, 15, 0))
-    trace.record(span(3, 20, 25, 0))
+    record(trace, 1, 0, 10, 0)
+    record(trace, 2, 0, 15, 0)
+    record(trace, 3, 20, 25, 0)
     assert times(trace) == {1: (0, 10), 2: (10, 15), 3: (20, 25)}
 
 
 def test_gangs_on_other_devices_and_hosts_run_at_once():
     trace = Trace()
-    trace.record(span(1, 0, 10, 0))
-    trace.record(span(2, 2, 5, 1))
-    trace.record(span(3, 1, 6, 0, host=1))
+    record(trace, 1, 0, 10, 0)
+    record(trace, 2, 2, 5, 1)
+    record(trace, 3, 1, 6, 0, host=1)
     assert times(trace) == {1: (0, 10), 2: (2, 5), 3: (1, 6)}
 
 
 def test_a_gang_on_several_devices_begins_when_all_are_free():
     trace = Trace()
-    for each in (span(1, 0, 10, 0), span(2, 0, 3, 1), span(3, 0, 12, 0, 1)):
-        trace.record(each)
+    record(trace, 1, 0, 10, 0)
+    record(trace, 2, 0, 3, 1)
+    record(trace, 3, 0, 12, 0, 1)
     assert times(trace) == {1: (0, 10), 2: (0, 3), 3: (10, 12)}
 
 
 def test_only_what_ended_since_then_is_given():
     trace = Trace()
     for sequence in range(4):
-        trace.record(span(sequence, 0, sequence * 10 + 5, 0))
+        record(trace, sequence, 0, sequence * 10 + 5, 0)
     assert [(each.sequence, each.started) for each in trace.spans(since=25)] == [(2, 15), (3, 25)]
 
 
@@ -60,20 +68,59 @@ def test_only_what_ended_since_then_is_given():
 )
 def test_in_whatever_order_ends_are_reported_no_span_is_negative_and_none_overlap_on_a_device(given_spans, random):
     trace = Trace()
-    spans = [
-        span(sequence, min(a, b), max(a, b), *sorted(devices), host=host)
-        for sequence, (a, b, host, devices) in enumerate(given_spans)
-    ]
-    random.shuffle(spans)
-    for each in spans:
-        trace.record(each)
+    ends = list(enumerate(given_spans))
+    random.shuffle(ends)
+    for sequence, (a, b, host, devices) in ends:
+        record(trace, sequence, min(a, b), max(a, b), *sorted(devices), host=host)
     found = trace.spans()
-    assert {each.sequence: each.ended for each in found} == {each.sequence: each.ended for each in spans}
+    assert {each.sequence: each.ended for each in found} == {number: max(a, b) for number, (a, b, _, _) in ends}
     for host in range(2):
         for device in range(4):
             there = [each for each in found if each.host == host and device in (each.devices or (0,))]
             assert all(each.started <= each.ended for each in there)
             assert all(first.ended <= second.started for first, second in pairwise(there))
+
+
+def test_what_is_new_begins_when_what_was_before_it_on_its_device_has_ended():
+    trace = Trace()
+    record(trace, 1, 0, 10, 0)
+    position = trace.position
+    record(trace, 2, 5, 15, 0)
+    spans, _ = trace.since_position(position)
+    assert [(each.sequence, each.enqueued, each.started, each.ended) for each in spans] == [(2, 5, 10, 15)]
+
+
+def test_times_are_those_of_the_controller_by_the_clock_that_the_host_had_then():
+    trace = Trace()
+    trace.clock(0).measure(10.0, 5_000_000_000, 10.0)
+    record(trace, 1, 5_000_000_000, 5_001_000_000, 0)
+    trace.clock_began(0)  # its machine started anew, and counts from the beginning
+    trace.clock(0).measure(20.0, 1_000_000, 20.0)
+    record(trace, 2, 2_000_000, 3_000_000, 0)
+    spans, (clock,) = trace.since_position(0)
+    off = [abs(each.ended - truly) for each, truly in zip(spans, (10_001_000_000, 20_002_000_000), strict=True)]
+    assert max(off) <= clock.error < 100_000
+    assert (clock.host, clock.samples) == (0, 1)
+    (live,), _ = trace.after(1, 10)
+    assert abs(live.ended - spans[1].ended) <= clock.error
+
+
+def test_a_host_with_one_clock_after_another_keeps_a_few_of_them():
+    trace = Trace()
+    for number in range(100):
+        trace.clock_began(0)
+        trace.clock(0).measure(100.0 + number, 0, 100.0 + number)
+        record(trace, number, 0, 0, 0)
+    ends = {each.sequence: each.ended // 1_000_000_000 for each in trace.spans()}
+    assert [ends[number] for number in (97, 98, 99)] == [197, 198, 199]
+    assert len(trace._clocks[0].clocks) < 20
+
+
+def test_a_host_whose_clock_nobody_has_read_says_so():
+    trace = Trace()
+    record(trace, 1, 5, 10, 0)
+    spans, (clock,) = trace.since_position(0)
+    assert (spans[0].ended, clock.error) == (10, -1)
 
 
 def test_ends_that_a_host_reports_out_of_order_make_a_trace_that_runs_forward():
@@ -96,23 +143,24 @@ def test_ends_that_a_host_reports_out_of_order_make_a_trace_that_runs_forward():
 def test_what_is_new_is_found_by_its_position():
     trace = Trace()
     for sequence in range(3):
-        trace.record(span(sequence, 0, 10, 0))
+        record(trace, sequence, 0, 10, 0)
     spans, position = trace.after(0, 10)
     assert ([each.sequence for each in spans], position) == ([0, 1, 2], 3)
     assert trace.after(position, 10) == ([], 3)
-    trace.record(span(3, 0, 10, 0))
+    record(trace, 3, 0, 10, 0)
     assert [each.sequence for each in trace.after(position, 10)[0]] == [3]
 
 
 def test_of_much_that_is_new_the_newest_is_given():
     trace = Trace(most=4)
     for sequence in range(8):
-        trace.record(span(sequence, 0, 10, 0))
+        record(trace, sequence, 0, 10, 0)
     assert [each.sequence for each in trace.after(0, 2)[0]] == [6, 7]
     assert [each.sequence for each in trace.after(0, 100)[0]] == [4, 5, 6, 7]
 
 
 def test_a_position_of_another_controller_is_none():
     trace = Trace()
-    trace.record(span(1, 0, 10, 0))
-    assert trace.after(99, 10) == (trace.spans(), 1)
+    record(trace, 1, 0, 10, 0)
+    (span,), position = trace.after(99, 10)
+    assert (span.sequence, position) == (1, 1)

@@ -1,0 +1,53 @@
+"""What the scheduler keeps of an island: who waits for it, and how much is in flight on its hosts."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import astuple, dataclass, field, replace
+from typing import Generic
+
+from atoll.scheduling.cells import Cell, Cells
+from atoll.scheduling.policy import Policy
+from atoll.scheduling.tickets import Gang, Payload, Ticket
+
+# One runs, one is enqueued behind it, and one is on its way. Of gangs that take so long that their ends are known long
+# before the next one ends, one waits behind the one that runs: that is all that a newcomer has to wait for.
+_LEAST_IN_FLIGHT = 3
+_LEAST_OF_LONG = 2
+LONG_NS = 8_000_000
+
+
+@dataclass(slots=True)
+class HostLoad:
+    """What is in flight on one host."""
+
+    in_flight: int = 0
+    busy_ns: int = 0
+    full: bool = False
+
+    @property
+    def least(self) -> int:
+        """So many are in flight however long they take."""
+        return _LEAST_OF_LONG if self.busy_ns >= _LEAST_OF_LONG * LONG_NS else _LEAST_IN_FLIGHT
+
+
+@dataclass(slots=True)
+class IslandLines(Generic[Payload]):
+    """An island's lines, the gangs that have their places in its order, and what is in flight."""
+
+    policy: Policy
+    window: int
+    hosts: int = 1
+    loads: Cells[int, HostLoad] = field(default_factory=lambda: Cells(replace, astuple))  # of hosts that have had work
+    known_loads: dict[tuple[int, ...], list[Cell[int, HostLoad]]] = field(default_factory=dict)  # by the hosts of gangs
+    loads_version: int = 0  # for which these are known
+    full_hosts: int = 0
+    lines: dict[int, deque[Ticket[Payload]]] = field(default_factory=dict)  # by session
+    committed: deque[Gang[Payload]] = field(default_factory=deque)
+    paused: bool = False
+    excluded: set[int] = field(default_factory=set)  # sessions that may not start anything here
+    draining: bool = False  # until nothing is in flight: for an exclusive gang
+    in_flight: int = 0
+    busy_ns: int = 0
+    late: int = 0  # in flight, and for as long as somebody else likes
+    started: int = 0

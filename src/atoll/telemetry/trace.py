@@ -1,0 +1,243 @@
+"""What ran where and when: the last gangs of all sessions, host by host.
+
+A gang keeps some devices of a host busy: from its dispatch there, or the end of the gang before it on one of these
+devices, to its own end, by the host's clock. So the spans of one device never overlap; those
+of several devices do where their gangs ran at once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import NamedTuple
+
+import msgspec
+
+from atoll.protocol.spans import ClockError, Span
+from atoll.scheduling.gangs import GangSpec
+from atoll.scheduling.reasons import Reason, Waited
+from atoll.scheduling.session import GangRun
+from atoll.scheduling.tallies import TRANSFERS
+from atoll.scheduling.tickets import Gang
+from atoll.telemetry.clocks import Alignment, Clock
+
+MOST_SPANS = 100_000
+# Plain text: the garbage collector would go through all spans again and again where they refer to anything else.
+_TEXTS = {reason: reason.value for reason in Reason}
+# What was recorded before a position and may have kept devices busy after it: more than are in flight on a host.
+_LOOK_BACK = 256
+# Of one host, one after another.
+_MOST_CLOCKS = 16
+
+
+class _GangEnds(NamedTuple):
+    """A gang's ends on some of its hosts. `times` has for each its dispatch and its end."""
+
+    island: int
+    session: int
+    program: str
+    spec: GangSpec
+    sequence: int
+    hosts: tuple[int, ...]
+    times: tuple[int, ...]
+    launched: float
+    waited: Waited
+    nbytes: int
+    node: int
+
+    def spans(self, aligned: Callable[[int], Alignment]) -> Iterable[Span]:
+        """`aligned(host)` makes the host's times those of the controller."""
+        kind, segments, devices = self.spec.kind, self.spec.segments, self.spec.devices
+        launched = int(1e9 * self.launched)
+        waits = tuple([(_TEXTS[reason], int(1e9 * seconds)) for reason, seconds in self.waited])
+        for host, started, ended in zip(self.hosts, self.times[::2], self.times[1::2], strict=True):
+            align = aligned(host)
+            enqueued = align(min(started, ended))
+            yield Span(
+                self.island,
+                host,
+                self.session,
+                self.program,
+                kind,
+                self.sequence,
+                enqueued,
+                align(ended),
+                segments,
+                devices[host],
+                enqueued,
+                launched,
+                waits,
+                self.nbytes,
+                self.node,
+            )
+
+    def bare_spans(self, offset: Callable[[int], int]) -> Iterable[Span]:
+        """Without what they waited for; `offset(host)` is what is added to the host's times."""
+        kind, segments, devices = self.spec.kind, self.spec.segments, self.spec.devices
+        for host, started, ended in zip(self.hosts, self.times[::2], self.times[1::2], strict=True):
+            shift = offset(host)
+            yield Span(
+                self.island,
+                host,
+                self.session,
+                self.program,
+                kind,
+                self.sequence,
+                (started if started < ended else ended) + shift,
+                ended + shift,
+                segments,
+                devices[host],
+            )
+
+
+class _Clocks:
+    """The clocks of a host, one after another: a machine that starts anew has a new one. `since` are positions of the
+    trace, from which on each of them is meant.
+    """
+
+    def __init__(self) -> None:
+        self.since = [0]
+        self.clocks = [Clock()]
+
+    def begin(self, position: int) -> None:
+        self.since.append(position)
+        self.clocks.append(Clock())
+        if len(self.since) > _MOST_CLOCKS:  # what was recorded by the first is taken for that of the second
+            del self.since[1], self.clocks[0]
+
+
+class _Alignments:
+    """Times of hosts as those of the controller, while an answer is made."""
+
+    def __init__(self, clocks: dict[int, _Clocks]) -> None:
+        self.position = 0  # in the trace: of what is asked about
+        self._clocks = clocks
+        self._known: dict[tuple[int, int], Alignment] = {}
+
+    def of(self, host: int) -> Alignment:
+        clocks = self._clocks[host]
+        number = bisect_right(clocks.since, self.position) - 1 if len(clocks.since) > 1 else 0
+        alignment = self._known.get((host, number))
+        if alignment is None:
+            alignment = self._known[host, number] = Alignment(clocks.clocks[number])
+        return alignment
+
+    def errors(self) -> tuple[ClockError, ...]:
+        """For the hosts that were asked for, of the last of their clocks."""
+        last = {host: (number, alignment) for (host, number), alignment in sorted(self._known.items())}
+        return tuple(
+            ClockError(host, alignment.offset, alignment.error, self._clocks[host].clocks[number].samples)
+            for host, (number, alignment) in last.items()
+        )
+
+
+class Trace:
+    """Keeps the last spans. What is recorded starts with the gang's dispatch, in whatever order ends are reported: a
+    host reports those of its devices, and of its transfers, independently. What is given is by the controller's clock.
+    """
+
+    def __init__(self, most: int = MOST_SPANS) -> None:
+        self._ends: deque[_GangEnds] = deque()
+        self._count = 0
+        self._recorded = 0  # entries, also of those that are not kept any more
+        self._most = most
+        self._clocks: dict[int, _Clocks] = defaultdict(_Clocks)  # by host
+
+    @property
+    def position(self) -> int:
+        """After all that was recorded."""
+        return self._recorded
+
+    def clock(self, host: int) -> Clock:
+        """That which the host has now."""
+        return self._clocks[host].clocks[-1]
+
+    def clock_began(self, host: int) -> None:
+        """The host has started anew, and so has its clock."""
+        self._clocks[host].begin(self._recorded)
+
+    def record_gang(self, gang: Gang[GangRun], hosts: tuple[int, ...], times: tuple[int, ...]) -> None:
+        """A gang has ended on some of its hosts. Spans are made of it when somebody asks: every gang comes by here."""
+        run = gang.run
+        launch, spec = run.launch, run.spec
+        nbytes = launch.moved_by(spec) if spec.kind in TRANSFERS else 0
+        self._ends.append(
+            _GangEnds(
+                gang.island,
+                launch.session,
+                launch.program.name,
+                spec,
+                gang.sequence,
+                hosts,
+                times,
+                launch.seconds,
+                run.waited,
+                nbytes,
+                gang.ticket.number,
+            )
+        )
+        self._count += len(hosts)
+        self._recorded += 1
+        while self._count > self._most:
+            self._count -= len(self._ends.popleft().hosts)
+
+    def spans(self, since: int = 0) -> list[Span]:
+        """Those that ended at `since` or later, host by host in the order of their ends."""
+        return [span for span in self.since_position(0)[0] if span.ended >= since]
+
+    def since_position(self, position: int) -> tuple[list[Span], tuple[ClockError, ...]]:
+        """All that was recorded after `position` and is kept, host by host in the order of their ends; and how well the
+        clocks of these hosts are known.
+        """
+        earlier, alignments = _Alignments(self._clocks), _Alignments(self._clocks)
+        position = position if position <= self._recorded else 0
+        first = self._recorded - len(self._ends)
+        begin = max(first, position - _LOOK_BACK)
+        found: list[Span] = []
+        before = set()
+        for number, each in enumerate(islice(self._ends, begin - first, None), begin):
+            alignments.position = earlier.position = number
+            if number >= position:
+                found.extend(each.spans(alignments.of))
+                continue
+            for span in each.spans(earlier.of):
+                found.append(span)
+                before.add((span.host, span.sequence))
+        spans = [span for span in _without_queueing(found) if (span.host, span.sequence) not in before]
+        return spans, alignments.errors()
+
+    def after(self, position: int, most: int) -> tuple[list[Span], int]:
+        """The newest `most` spans of what was recorded after `position`, in that order, and the position now.
+
+        As they were reported, from dispatch to end, without what they waited for, by what is known of clocks now: what
+        it costs is what is new, and not what is kept. Begin with a position of 0, or of a controller that was another.
+        """
+        new = self._recorded - position if position <= self._recorded else self._recorded
+        offsets: dict[int, int] = {}
+
+        def offset(host: int) -> int:
+            if host not in offsets:
+                clock = self.clock(host)
+                offsets[host] = clock.offset(clock.read or 0)[0]
+            return offsets[host]
+
+        found: list[Span] = []
+        for each in islice(reversed(self._ends), new):
+            if len(found) >= most:
+                break
+            found.extend(each.bare_spans(offset))
+        return found[::-1], self._recorded
+
+
+def _without_queueing(spans: Iterable[Span]) -> Iterable[Span]:
+    """Each span from when its devices were free; in the order of their ends."""
+    free_at: dict[tuple[int, int], int] = {}  # by host and ordinal
+    for span in sorted(spans, key=lambda span: (span.host, span.ended, span.sequence)):
+        started = min(span.started, span.ended)
+        for device in span.devices or (0,):
+            key = (span.host, device)
+            started = max(started, free_at.get(key, 0))
+            free_at[key] = span.ended
+        yield span if started == span.started else msgspec.structs.replace(span, started=started)

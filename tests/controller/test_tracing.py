@@ -1,0 +1,338 @@
+"""Traces as the controller gives them: why a gang waited, whose clock it was, and who sees what."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+
+from atoll.cluster.tenants import TenantRole, TenantSettings, token_hash
+from atoll.protocol import messages as m
+from atoll.protocol.spans import ClientCall, Span, TraceRecord
+from atoll.telemetry.tracing import ANSWER_SECONDS, MOST_RECORDINGS, MOST_SECONDS
+from tests.controller.play import Play, runs
+
+S = 1_000_000_000
+
+
+class Traced(Play):
+    """A cluster whose clock moves, and what its traces say."""
+
+    def at(self, now: float) -> Traced:
+        self.now = now
+        return self
+
+    def trace(self, token: str | None = None, **request: Any) -> TraceRecord:
+        (reply,) = self.ask(self.connect("operator", token=token), m.TraceRequest(**request))
+        return msgspec.msgpack.decode(reply.content, type=TraceRecord)
+
+    def spans(self) -> dict[int, Span]:
+        return {span.sequence: span for span in self.trace().spans}
+
+    def record(self, token: str | None = None, seconds: float = 0.0) -> m.RecordReply:
+        (reply,) = self.ask(self.connect("operator", token=token), m.RecordRequest(seconds))
+        assert isinstance(reply, m.RecordReply)
+        return reply
+
+    def told(self) -> list[tuple[int, Any]]:
+        """What proxies were told of recordings since the last time."""
+        return [
+            (number, message)
+            for (kind, number), message in self.sent()
+            if kind == "session" and isinstance(message, m.RecordCalls | m.SendCalls)
+        ]
+
+
+# ---- why a gang waited
+
+
+def waits(span: Span) -> list[tuple[str, float]]:
+    return [(reason, nanoseconds / S) for reason, nanoseconds in span.waits]
+
+
+def test_what_starts_at_once_waited_for_nothing():
+    play = Traced()
+    play.with_call()
+    play.array(10)
+    (run,) = play.at(5.0).say(m.Launch(1, (10,), (11,), ()))
+    play.done(run.sequence)
+    span = play.spans()[run.sequence]
+    assert (waits(span), span.launched, span.dispatched) == ([], 5 * S, 5 * S)
+
+
+def test_bytes_that_come_late_are_waited_for_and_what_is_behind_waits_for_its_own_session():
+    play = Traced()
+    play.with_call()
+    play.array(10)
+    play.at(5.0).say(m.Launch(2, (), (20,), (77,)))
+    play.at(6.0).say(m.Launch(1, (10,), (11,), ()))
+    put, call = runs(play.at(8.0).report(0, m.FeedsArrived(play.session, (77,))))
+    play.at(9.0).done(put.sequence, call.sequence)
+    spans = play.spans()
+    assert waits(spans[put.sequence]) == [("bytes", 3.0)]
+    assert waits(spans[call.sequence]) == [("own", 2.0)]
+    assert spans[call.sequence].dispatched == 8 * S
+
+
+def test_memory_is_waited_for_until_it_is_there():
+    play = Traced(device_memory=20)
+    play.with_call()
+    play.array(10)
+    (first,) = play.at(1.0).say(m.Launch(1, (10,), (11,), ()))
+    play.at(2.0).say(m.Launch(1, (10,), (12,), ()))
+    play.at(3.0).done(first.sequence)
+    (second,) = runs(play.at(7.0).say(m.Release((11,))))
+    play.at(8.0).done(second.sequence)
+    assert waits(play.spans()[second.sequence]) == [("memory", 5.0)]
+
+
+def test_the_quota_of_a_tenant_is_another_reason_than_memory():
+    bob = TenantSettings("bob", token_hash("bob"), memory=20)
+    root = TenantSettings("root", token_hash("root"), role=TenantRole.OPERATOR)
+    play = Traced(device_memory=1000, token="cluster", tenants=(bob, root))
+    play.session = play.open(token="bob").number
+    play.with_call()
+    play.array(10)
+    (first,) = play.at(1.0).say(m.Launch(1, (10,), (11,), ()))
+    play.at(2.0).say(m.Launch(1, (10,), (12,), ()))
+    play.done(first.sequence)
+    (second,) = runs(play.at(4.0).say(m.Release((11,))))
+    play.done(second.sequence)
+    (span,) = [span for span in play.trace("root").spans if span.sequence == second.sequence]
+    assert waits(span) == [("quota", 2.0)]
+
+
+def test_a_turn_is_waited_for_behind_others():
+    play = Traced("1x1x1")
+    play.with_call()
+    play.array(10)
+    for number in (1, 2, 3):  # so long does one take
+        (run,) = play.at(1.0).say(m.Launch(1, (10,), (number + 50,), ()))
+        play.report(0, m.Done(((run.sequence, number * 20_000_000, (number + 1) * 20_000_000),)))
+    handles = range(100, 103)
+    begun = [run for each in handles for run in runs(play.at(10.0).say(m.Launch(1, (10,), (each,), ())))]
+    assert len(begun) == 2, "a third waits for room"
+    (third,) = runs(play.at(10.5).report(0, m.Done(((begun[0].sequence, 80_000_000, 100_000_000),))))
+    play.at(11.0).report(0, m.Done(((third.sequence, 100_000_000, 120_000_000),)))
+    assert waits(play.spans()[third.sequence]) == [("order", 0.5)]
+
+
+def test_an_island_that_is_not_there_is_waited_for():
+    play = Traced("1x1x1")
+    play.with_call()
+    play.array(10)
+    play.controller.scheduler.pause(0)
+    play.at(2.0).say(m.Launch(1, (10,), (11,), ()))
+    play.at(5.0).tick(5.0)
+    play.controller.scheduler.resume(0)
+    (run,) = runs(play.outbox())
+    play.done(run.sequence)
+    assert waits(play.spans()[run.sequence]) == [("island", 3.0)]
+
+
+# ---- clocks
+
+
+def test_a_host_that_is_a_day_ahead_is_on_the_controllers_time_line_to_within_the_error():
+    """Pings go out and come back after 1 and 3 ms; 40 ms later the host runs a gang."""
+    play = Traced("2x1x1")
+    play.with_call()
+    play.array(10)
+    ahead = 86_400
+    for second in range(3):
+        now = 10.0 + second
+        play.tick(now)
+        pings = [each for each in play.flush() if isinstance(getattr(each, "message", None), m.Ping)]
+        assert {each.message.seconds for each in pings} == {now}
+        play.at(now + 0.004).worker(0, m.Pong(now, int((now + 0.001 + ahead) * S)))
+    (run,) = play.at(12.04).say(m.Launch(1, (10,), (11,), ()))
+    play.at(12.1).report(0, m.Done(((run.sequence, int((12.05 + ahead) * S), int((12.09 + ahead) * S)),)))
+    trace = play.trace(after=1)
+    (span,) = [span for span in trace.spans if span.sequence == run.sequence]
+    (clock,) = trace.clocks
+    assert abs(span.started - 12.05 * S) <= clock.error
+    assert abs(span.ended - 12.09 * S) <= clock.error
+    assert 0.002 * S <= clock.error < 0.0022 * S, "half of a round trip, and what clocks may drift"
+    assert (clock.samples, round(clock.offset / S)) == (3, -ahead)
+
+
+def test_a_host_that_was_stopped_is_on_the_time_line_with_what_it_did_before_and_after():
+    play = Traced("1x1x1")
+    play.with_call()
+    play.array(10)
+    ended = []
+    for now, shown in ((10.0, 10.0), (60.0, 20.0)):  # for 40 seconds
+        play.at(now + 0.002).worker(0, m.Pong(now, int((shown + 0.001) * S)))
+        (run,) = play.say(m.Launch(1, (10,), (int(now) + 100,), ()))
+        play.report(0, m.Done(((run.sequence, int((shown + 0.01) * S), int((shown + 0.02) * S)),)))
+        ended.append((run.sequence, now + 0.02))
+    spans = play.spans()
+    for sequence, truly in ended:
+        assert abs(spans[sequence].ended - truly * S) < 0.002 * S
+
+
+# ---- recordings
+
+
+TENANTS = (
+    TenantSettings("alice", token_hash("alice")),
+    TenantSettings("bob", token_hash("bob")),
+    TenantSettings("root", token_hash("root"), role=TenantRole.OPERATOR),
+)
+
+
+@pytest.fixture
+def shared() -> Traced:
+    """Sessions of alice and of bob, on one device, with an array each."""
+    play = Traced("1x1x1", token="cluster", tenants=TENANTS)
+    for tenant in ("alice", "bob"):
+        play.session = play.open(label=f"{tenant}.py", token=tenant).number
+        play.array(10)
+    play.flush()
+    return play
+
+
+def answer(play: Traced, session: int, request: int, *calls: ClientCall) -> None:
+    play.proxy(session, m.CallsRecorded(request, play.now, 5, msgspec.msgpack.encode(list(calls))))
+
+
+CALL = ClientCall("execute", "step", 1, 2, 3)
+
+
+def asked(play: Traced, token: str, recording: m.RecordReply) -> tuple[int, dict[int, int]]:
+    """The connection that asks for a recording, and the numbers under which its sessions are to answer."""
+    connection = play.connect("operator", token=token)
+    play.told()
+    play.receive(connection, m.TraceRequest(after=recording.position, recording=recording.recording))
+    return connection, {session: each.request for session, each in play.told() if isinstance(each, m.SendCalls)}
+
+
+def replied(play: Traced, connection: int) -> list[TraceRecord]:
+    return [
+        msgspec.msgpack.decode(action.message.content, type=TraceRecord)
+        for action in [*play.actions, *play.flush()]
+        if getattr(action, "connection", -1) == connection
+        and isinstance(getattr(action, "message", None), m.TraceReply)
+    ]
+
+
+def test_a_users_recording_is_of_its_own_sessions_and_an_operators_of_all(shared: Traced):
+    alice, bob = (number for number, each in shared.controller.sessions.items() if each.tenant.name != "default")
+    shared.record("alice")
+    assert [session for session, _ in shared.told()] == []
+    recording = shared.record("alice")
+    _, requests = asked(shared, "alice", recording)
+    assert set(requests) == {alice}
+    _, requests = asked(shared, "root", shared.record("root"))
+    assert set(requests) == set(shared.controller.sessions)
+    assert bob in requests
+
+
+def test_a_user_sees_what_its_own_sessions_did_also_those_that_have_ended(shared: Traced):
+    alice, bob = (number for number, each in shared.controller.sessions.items() if each.tenant.name != "default")
+    assert {span.session for span in shared.trace("alice").spans} == {alice}
+    shared.close(alice)
+    mine = shared.trace("alice")
+    assert {span.session for span in mine.spans} == {alice}
+    assert [(each.number, each.label, each.tenant) for each in mine.sessions] == [(alice, "alice.py", "alice")]
+    assert {span.session for span in shared.trace("root").spans} >= {alice, bob}
+
+
+def test_what_proxies_have_recorded_comes_with_the_trace_and_the_error_of_their_clocks(shared: Traced):
+    alice = next(number for number, each in shared.controller.sessions.items() if each.tenant.name == "alice")
+    connection, requests = asked(shared, "alice", shared.record("alice"))
+    assert replied(shared, connection) == []
+    shared.at(shared.now + 0.01)
+    answer(shared, alice, requests[alice], CALL)
+    (record,) = replied(shared, connection)
+    (calls,) = record.calls
+    assert (calls.session, msgspec.msgpack.decode(calls.calls, type=list[ClientCall])) == (alice, [CALL])
+    assert calls.error >= 0
+    assert (record.missing, [each.label for each in record.sessions]) == ((), ["alice.py"])
+
+
+def test_a_proxy_that_does_not_answer_is_named_and_nobody_waits_for_it(shared: Traced):
+    connection, requests = asked(shared, "alice", shared.record("alice"))
+    shared.tick(shared.now + ANSWER_SECONDS + 0.1)
+    (record,) = replied(shared, connection)
+    assert [f"session {number} " in text for number, text in zip(requests, record.missing, strict=True)] == [True]
+
+
+def test_a_session_that_ends_is_not_waited_for(shared: Traced):
+    connection, requests = asked(shared, "alice", shared.record("alice"))
+    shared.close(*requests)
+    assert len(replied(shared, connection)) == 1
+
+
+def test_proxies_record_no_more_when_the_last_recording_was_fetched(shared: Traced):
+    first, second = shared.record("root"), shared.record("alice")
+    alice = next(number for number, each in shared.controller.sessions.items() if each.tenant.name == "alice")
+    shared.told()
+    operator = shared.connect("operator", token="root")
+    shared.flush()
+    shared.receive(operator, m.TraceRequest(recording=first.recording))
+    stopped = {session for session, message in shared.told() if message == m.RecordCalls(0.0)}
+    assert stopped == set(shared.controller.sessions) - {alice}
+    user = shared.connect("operator", token="alice")
+    shared.receive(user, m.TraceRequest(recording=second.recording))
+    assert [session for session, message in shared.told() if message == m.RecordCalls(0.0)] == [alice]
+
+
+def test_a_recording_that_nobody_fetches_ends(shared: Traced):
+    recording = shared.record("alice", MOST_SECONDS * 10)
+    shared.told()
+    shared.tick(shared.now + MOST_SECONDS + 1)
+    assert m.RecordCalls(0.0) in [message for _, message in shared.told()]
+    trace = shared.trace("alice", recording=recording.recording)
+    assert trace.missing == ("what clients did: the recording has ended",)
+
+
+def test_a_session_that_opens_meanwhile_records_too(shared: Traced):
+    shared.record("alice")
+    number = shared.open(token="alice").number
+    shared.told()
+    shared.tick(shared.now + 1)
+    assert [session for session, _ in shared.told()] == [number]
+
+
+def test_a_tenant_with_many_recordings_loses_its_oldest_and_nobody_else_does(shared: Traced):
+    recording = shared.record("bob")
+    numbers = [shared.record("alice").recording for _ in range(MOST_RECORDINGS + 1)]
+    assert shared.trace("alice", recording=numbers[0]).missing
+    _, requests = asked(shared, "alice", m.RecordReply(numbers[-1], 0))
+    assert len(requests) == 1
+    _, requests = asked(shared, "bob", recording)
+    assert len(requests) == 1
+
+
+def test_whatever_numbers_a_request_has_it_is_answered(shared: Traced):
+    for request in (
+        m.TraceRequest(-(2**63), -(2**63), 2**62, -5),
+        m.TraceRequest(2**63, 2**63, -1, 2**63),
+        m.TraceRequest(after=-(2**63), most=1),
+    ):
+        (reply,) = shared.ask(shared.connect("operator", token="alice"), request)
+        assert isinstance(reply, m.TraceReply)
+    for seconds in (math.nan, math.inf, -math.inf, -1.0):
+        assert shared.record("alice", seconds).recording > 0
+    shared.tick(shared.now + MOST_SECONDS + 1)
+    assert m.RecordCalls(0.0) in [message for _, message in shared.told()]
+
+
+def test_one_tenant_cannot_fetch_anothers_recording(shared: Traced):
+    recording = shared.record("alice")
+    trace = shared.trace("bob", recording=recording.recording)
+    assert (trace.calls, trace.missing) == ((), ("what clients did: the recording has ended",))
+    _, requests = asked(shared, "alice", recording)
+    assert requests, "it goes on"
+
+
+def test_a_proxy_that_was_not_asked_or_says_too_much_adds_nothing(shared: Traced):
+    alice, bob = (number for number, each in shared.controller.sessions.items() if each.tenant.name != "default")
+    connection, requests = asked(shared, "alice", shared.record("alice"))
+    answer(shared, bob, requests[alice], CALL)
+    shared.proxy(alice, m.CallsRecorded(requests[alice], shared.now, 5, bytes(m.MOST_CALL_BYTES + 1)))
+    (record,) = replied(shared, connection)
+    assert (record.calls, len(record.missing)) == ((), 1)
