@@ -107,6 +107,14 @@ def up(program_cache: Path) -> Iterator[User]:
         assert user.leftovers() == []
 
 
+def test_metrics_for_other_machines_are_in_the_clear_only_where_somebody_says_so(up: User, tmp_path: Path):
+    arguments = ("metrics", "--key-file", str(tmp_path / "key"))
+    refused = up.atoll(*arguments, "--listen", "0.0.0.0:0").error
+    assert "give --tls-certificate and --tls-key, or --insecure" in refused
+    with serving(up, *arguments, "--insecure", listen="0.0.0.0:0") as url:
+        assert url.startswith("http://")
+
+
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (Debian's package prometheus has it)")
 def test_promtool_finds_nothing_in_the_metrics_of_a_cluster(up: User):
     assert PROMTOOL is not None

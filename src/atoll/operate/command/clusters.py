@@ -23,7 +23,7 @@ from atoll.operate.command.options import (
     tenant_tokens,
     token,
     up_settings,
-    with_cluster_options,
+    with_option_groups,
 )
 from atoll.operate.command.terminal import end_on_signals, fail, say, terminal
 from atoll.operate.registry import DEFAULT_NAME
@@ -50,7 +50,7 @@ HostJoinFile = Annotated[
 ]
 
 
-@with_cluster_options
+@with_option_groups
 def up(
     *,
     islands: Islands = None,

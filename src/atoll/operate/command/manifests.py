@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from atoll.cluster.settings import DEFAULT_PLATFORM, ClusterSettings
-from atoll.operate.command.options import ClusterOptions, Islands, settings_of, with_cluster_options
+from atoll.operate.command.options import ClusterOptions, Islands, settings_of, with_option_groups
 
 # Of Kubernetes' objects, of which some get a suffix.
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
@@ -25,7 +25,7 @@ def _pairs(texts: list[str] | None, option: str) -> dict[str, str]:
     return found
 
 
-@with_cluster_options
+@with_option_groups
 def kubernetes(
     *,
     islands: Islands = None,
@@ -86,7 +86,7 @@ def kubernetes(
     print(as_yaml(manifests(wanted, credentials)), end="")
 
 
-@with_cluster_options
+@with_option_groups
 def slurm(
     command: Annotated[list[str], typer.Argument(help="What to run on the cluster, such as: python train.py")],
     *,
