@@ -31,6 +31,8 @@ from atoll.quantities import parse_bytes
 
 TENANTS_VARIABLE = "ATOLL_TENANTS"
 DEFAULT_NAME = "default"
+# In the name of a file of join strings: it stands for one for each tenant.
+TENANT_MARK = "{tenant}"
 MOST_TENANTS = 4096
 MOST_SHARE = 1_000_000.0
 MOST_PRIORITY = 1_000_000

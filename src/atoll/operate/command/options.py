@@ -248,18 +248,25 @@ def settings_of(islands: str | None, cluster: ClusterOptions) -> ClusterSettings
     """The cluster of these options, and of the environment where one is None. Raises ClusterError."""
     said, settings = given(islands, cluster), ClusterSettings.from_environment()
     file = said.pop("cluster_file", None) or os.environ.get(FILE_VARIABLE, "")
-    tenants = said.pop("tenants_file", None) or os.environ.get(TENANTS_VARIABLE, "")
-    if tenants:
+    said.pop("tenants_file", None)
+    tenants = tenants_file(cluster)
+    if tenants is not None:
         said["tenants"] = read_tenants(tenants)
     if file and islands is None:
         return read_cluster_file(file, settings, said)
     return msgspec.structs.replace(settings, **said)
 
 
+def tenants_file(cluster: ClusterOptions) -> Path | None:
+    """That of these options, or of the environment."""
+    named = os.environ.get(TENANTS_VARIABLE, "")
+    return cluster.tenants_file or (Path(named) if named else None)
+
+
 def tenant_tokens(cluster: ClusterOptions) -> dict[str, str]:
     """Of the file of tenants of these options, or of the environment. Raises SettingsError."""
-    file = cluster.tenants_file or os.environ.get(TENANTS_VARIABLE, "")
-    return read_tenant_tokens(file) if file else {}
+    file = tenants_file(cluster)
+    return read_tenant_tokens(file) if file is not None else {}
 
 
 def up_settings(islands: str | None, cluster: ClusterOptions) -> ClusterSettings:
