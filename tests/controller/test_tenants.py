@@ -12,11 +12,12 @@ import pytest
 from atoll.cluster.slices import SliceRequest
 from atoll.cluster.tenants import TenantRole, TenantSettings, token_hash
 from atoll.controller.programs.launcher import LAUNCH_WINDOW
-from atoll.errors import Code
+from atoll.errors import Code, Status
+from atoll.ir.program import Call, single
 from atoll.protocol import actions as a
 from atoll.protocol import messages as m
 from atoll.protocol.permissions import Peer, scope_of
-from tests.controller.play import Play, runs
+from tests.controller.play import Play, on, runs
 from tests.protocol.test_messages import sample_message
 
 ALICE = TenantSettings("alice", token_hash("alice"), share=2.0)
@@ -148,6 +149,26 @@ def test_a_proxy_that_says_what_proxies_do_not_loses_its_session_and_nobody_else
         sent = {play.name_of(each.connection)[0] for each in play.flush() if isinstance(each, a.Send)}
         assert sent <= {"session", "host"}  # it is told, and hosts close its store
         assert set(play.controller.sessions) == {play.session}
+
+
+def test_why_an_island_was_lost_has_no_name_of_somebody_elses():
+    play = shared("1x2x1")
+    play.session = play.open(token="alice").number
+    bob = play.open(token="bob")
+    play.with_function(1, (0, 1))
+    play.say(m.RegisterProgram(1, single("secret_plan", (), Call(1, (), (on(0, 1),), (0, 1)))))
+    (run, _) = runs(play.say(m.Launch(1, (), (11,), ())))
+    play.report(0, m.Failed(run.sequence, Status(Code.INTERNAL, "division by zero in secret.py")))
+    for now in range(100, 107):
+        play.tick(float(now))
+    (restart,) = [each for each in play.outbox() if isinstance(each, m.RestartIsland)]
+    assert "secret_plan failed: division by zero in secret.py" in restart.reason, "the engine's log has it"
+    assert "where a gang failed" in bob.unseen[0].message
+    assert "secret" not in str(status(play, "bob"))
+    for token in ("alice", "root"):
+        hangs, lost = status(play, token)["events"][-2:]
+        assert (hangs["kind"], hangs["tenant"], "secret_plan" in hangs["text"]) == ("hangs", "alice", True)
+        assert (lost["kind"], lost["island"]) == ("lost", 0)
 
 
 # ---- quotas

@@ -100,7 +100,7 @@ class Reservations:
             self._passed(ticket)
         for need in needs:
             self._take(need, ticket.tenant.memory)
-        ticket.tenant.running += len(needs)
+        ticket.tenant.took_memory(len(needs))
         return True
 
     def _need(self, gang: Gang[GangRun]) -> _Need:
@@ -197,7 +197,7 @@ class Reservations:
 
     def ended(self, gang: Gang[GangRun]) -> None:
         """Its own memory goes, and what only it and those before it needed."""
-        gang.ticket.tenant.running -= 1
+        gang.ticket.tenant.gave_back()
         gang.run.inherited = ()
         blocks, gang.run.blocks = gang.run.blocks, []
         for value in gang.run.spec.drops:
@@ -218,7 +218,7 @@ class Reservations:
             run = gang.run
             if run.started:
                 continue
-            ticket.tenant.running -= 1
+            ticket.tenant.gave_back()
             for entry, donor, block in run.inherited:
                 if block in entry.blocks:
                     entry.blocks = tuple(other for other in entry.blocks if other is not block)
