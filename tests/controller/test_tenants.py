@@ -117,6 +117,23 @@ def test_a_cluster_without_tenants_has_none_to_change():
     assert refusal(play, play.connect("operator"), m.SetTenant("default", share=2.0)) == Code.FAILED_PRECONDITION
 
 
+def fuzzed(message: Any, rng: random.Random) -> Any:
+    """The same message about other things: sessions, hosts, runs, islands and handles that there are, or are not."""
+
+    def other(value: Any) -> Any:
+        if type(value) is int:
+            return rng.choice((0, 1, 2, 3, -1, 1 << 31, rng.getrandbits(62)))
+        if type(value) is str:
+            return rng.choice(("", "bob", "default", "\0", "x" * 1000))
+        if type(value) is tuple:
+            return tuple(other(each) for each in value) * rng.choice((0, 1, 3))
+        return value
+
+    return msgspec.structs.replace(
+        message, **{name: other(getattr(message, name)) for name in message.__struct_fields__}
+    )
+
+
 def test_whatever_who_may_not_says_is_refused_and_does_nothing():
     play = shared()
     rng = random.Random(0)
@@ -127,7 +144,7 @@ def test_whatever_who_may_not_says_is_refused_and_does_nothing():
     before = (status(play, "root"), set(play.controller.connections.peers))
     play.flush()
     for _ in range(MESSAGES):
-        play.receive(user, rng.choice(wrong))
+        play.receive(user, fuzzed(rng.choice(wrong), rng))
         for action in play.flush():
             assert isinstance(action, a.Send), action
             assert action.connection == user
