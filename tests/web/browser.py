@@ -136,7 +136,7 @@ class Page:
 
 
 @asynccontextmanager
-async def browser(folder: Path) -> AsyncIterator[Page]:
+async def browser(folder: Path, *options: str) -> AsyncIterator[Page]:
     """A page in a browser of its own, whose files are in `folder`; it ends with the block."""
     import websockets
 
@@ -152,6 +152,7 @@ async def browser(folder: Path) -> AsyncIterator[Page]:
         "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
         f"--user-data-dir={folder}",
         "--remote-debugging-port=0",
+        *options,
         "about:blank",
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,

@@ -7,13 +7,17 @@ import socket
 import ssl
 import subprocess
 import tempfile
+from base64 import b64encode
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from atoll.cluster.security.authority import Authority
 from atoll.cluster.security.roles import Role
@@ -25,6 +29,7 @@ from atoll.wire.address import parse_address
 from atoll.wire.tls.identity import Identity
 from tests.certificates import identity, known_authority
 from tests.cluster_process import User, free_port
+from tests.web.browser import browser, needs_browser
 from tests.web.cluster import ScriptedSource, serving
 
 _SECONDS = 30.0
@@ -265,6 +270,29 @@ def test_a_page_with_tls_is_believed_by_the_clusters_authority(up: User, tmp_pat
         with socket.create_connection(("127.0.0.1", port), _SECONDS) as sock:
             sock.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
             assert b"HTTP" not in sock.recv(100), "nobody is served in the clear"
+
+
+@pytest.mark.slow
+@needs_browser
+def test_a_browser_shows_a_page_with_tls(up: User, tmp_path: Path):
+    certificate = tmp_path / "page.pem"
+    certificate.write_bytes(known_authority().page_certificate(["127.0.0.1"]))
+    key = x509.load_pem_x509_certificate(certificate.read_bytes()).public_key()
+    known = b64encode(sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest()).decode()
+
+    async def look(url: str) -> None:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            # The certificate of this key is believed, as if somebody had told the browser of its authority.
+            async with browser(Path(folder), f"--ignore-certificate-errors-spki-list={known}") as page:
+                await page.open(url)
+                await page.until("document.querySelectorAll('[data-table=Devices] tbody tr').length === 1")
+                assert {urlsplit(each).scheme for each in page.asked if each.startswith(("http", "ws"))} <= {
+                    "https",
+                    "wss",
+                }
+
+    with serving(up, "web", "--tls-certificate", str(certificate)) as url:
+        asyncio.run(look(url))
 
 
 def test_metrics_with_tls_and_the_users_own_certificate(up: User, tmp_path: Path):
