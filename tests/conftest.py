@@ -39,6 +39,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 RUN = uuid.uuid4().hex
 os.environ["ATOLL_TEST_RUN"] = RUN
+os.environ["ATOLL_STATE_DIR"] = "off"  # or usage would be kept in the folder of who runs the tests
 # Unix sockets' paths are short (107 bytes), and pytest's own folders are not.
 RUNTIME = Path(tempfile.mkdtemp(prefix="at-"))
 os.environ["XDG_RUNTIME_DIR"] = str(RUNTIME)
