@@ -203,6 +203,24 @@ def test_a_tenant_has_no_more_sessions_than_its_quota():
     assert play.open(token="bob").tenant.sessions == 1
 
 
+@pytest.mark.parametrize(("asking", "named"), [("alice", "session 3 of tenant bob"), ("root", "session 3 (secret.py)")])
+def test_who_holds_the_memory_is_named_without_what_anothers_program_is_called(asking, named):
+    play = shared(device_memory=20)
+    own = play.open(token=asking).number
+    play.session = play.open(label="secret.py", token="bob").number
+    play.array(10)
+    play.session = own
+    play.with_call()
+    play.array(10)
+    play.say(m.Launch(1, (10,), (11,), ()))
+    play.say(m.Await(5, (11,)))
+    for now in range(100, 200):
+        play.tick(float(now))
+    text = next(each.status.message for each in play.outbox() if isinstance(each, m.Awaited))
+    assert named in text
+    assert ("secret" in text) == (asking == "root")
+
+
 def test_a_tenant_at_its_quota_of_memory_waits_and_fails_alone():
     play = shared(device_memory=100, memory=20)
     play.session = bob = play.open(token="bob").number
