@@ -63,6 +63,7 @@ _guardian = subprocess.Popen(
     env={},
     start_new_session=True,  # what ends the run, such as Ctrl-C or its process group's end, does not end this
 )
+_guardian.returncode = 0  # it ends after this process, which does not wait for it
 
 LEAK_SECONDS = 10.0
 # One for all connections, which finds out within two seconds that it has nothing to watch: looked for at the end.
@@ -187,7 +188,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_unconfigure() -> None:
-    _guardian.returncode = 0  # it ends after this process, which does not wait for it
     shutil.rmtree(RUNTIME, ignore_errors=True)
 
 
