@@ -44,7 +44,7 @@ class User:
             name: value for name, value in os.environ.items() if not name.startswith(settings) and name != "NPROC"
         }
         self.env.update(XDG_RUNTIME_DIR=str(runtime), TMPDIR=str(runtime), ATOLL_CACHE_DIR=str(program_cache))
-        self.env |= {"ATOLL_STATE_DIR": "off"} | env
+        self.env |= env
 
     def start(self, *command: str, **env: str) -> subprocess.Popen[str]:
         """Starts any command, in a process group of its own."""

@@ -2,7 +2,8 @@
 
 JAX in the test process itself stays on the CPU, with a few forced devices; Atoll's backend runs in children
 only. Each child inherits `ATOLL_TEST_RUN`, which distinguishes its leftovers from those of other runs on this
-machine, and pytest's own `PYTEST_CURRENT_TEST`, by which a leak names its test.
+machine, and pytest's own `PYTEST_CURRENT_TEST`, by which a leak names its test. A run that is killed leaves nothing
+either: see `guardian`.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 RUN = uuid.uuid4().hex
 os.environ["ATOLL_TEST_RUN"] = RUN
+os.environ["ATOLL_STATE_DIR"] = "off"  # or usage would be kept in the folder of who runs the tests
 # Unix sockets' paths are short (107 bytes), and pytest's own folders are not.
 RUNTIME = Path(tempfile.mkdtemp(prefix="at-"))
 os.environ["XDG_RUNTIME_DIR"] = str(RUNTIME)
@@ -52,6 +54,16 @@ from tests.thoroughness import examples  # noqa: E402
 
 if TYPE_CHECKING:
     from tests.cluster_process import User
+
+_guardian = subprocess.Popen(
+    [sys.executable, "-I", "-S", str(Path(__file__).with_name("guardian.py")), str(os.getpid()), RUN, str(RUNTIME)],
+    stdin=subprocess.DEVNULL,
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.DEVNULL,
+    env={},
+    start_new_session=True,  # what ends the run, such as Ctrl-C or its process group's end, does not end this
+)
+_guardian.returncode = 0  # it ends after this process, which does not wait for it
 
 LEAK_SECONDS = 10.0
 # One for all connections, which finds out within two seconds that it has nothing to watch: looked for at the end.
@@ -106,7 +118,7 @@ def leaked_processes() -> list[str]:
     """This run's processes and this process's descendants still alive, each with the test that began it."""
     found = {process.pid: process for process in processes_with("ATOLL_TEST_RUN", RUN)}
     for process in psutil.Process().children(recursive=True):
-        if _runs(process):
+        if _runs(process) and process.pid != _guardian.pid:
             found[process.pid] = process
     return [
         f"process {pid}: {_command(process)} (of {_environment(process).get('PYTEST_CURRENT_TEST', '?')})"

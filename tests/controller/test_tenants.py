@@ -12,11 +12,12 @@ import pytest
 from atoll.cluster.slices import SliceRequest
 from atoll.cluster.tenants import TenantRole, TenantSettings, token_hash
 from atoll.controller.programs.launcher import LAUNCH_WINDOW
-from atoll.errors import Code
+from atoll.errors import Code, Status
+from atoll.ir.program import Call, single
 from atoll.protocol import actions as a
 from atoll.protocol import messages as m
 from atoll.protocol.permissions import Peer, scope_of
-from tests.controller.play import Play, runs
+from tests.controller.play import Play, on, runs
 from tests.protocol.test_messages import sample_message
 
 ALICE = TenantSettings("alice", token_hash("alice"), share=2.0)
@@ -116,6 +117,23 @@ def test_a_cluster_without_tenants_has_none_to_change():
     assert refusal(play, play.connect("operator"), m.SetTenant("default", share=2.0)) == Code.FAILED_PRECONDITION
 
 
+def fuzzed(message: Any, rng: random.Random) -> Any:
+    """The same message about other things: sessions, hosts, runs, islands and handles that there are, or are not."""
+
+    def other(value: Any) -> Any:
+        if type(value) is int:
+            return rng.choice((0, 1, 2, 3, -1, 1 << 31, rng.getrandbits(62)))
+        if type(value) is str:
+            return rng.choice(("", "bob", "default", "\0", "x" * 1000))
+        if type(value) is tuple:
+            return tuple(other(each) for each in value) * rng.choice((0, 1, 3))
+        return value
+
+    return msgspec.structs.replace(
+        message, **{name: other(getattr(message, name)) for name in message.__struct_fields__}
+    )
+
+
 def test_whatever_who_may_not_says_is_refused_and_does_nothing():
     play = shared()
     rng = random.Random(0)
@@ -126,7 +144,7 @@ def test_whatever_who_may_not_says_is_refused_and_does_nothing():
     before = (status(play, "root"), set(play.controller.connections.peers))
     play.flush()
     for _ in range(MESSAGES):
-        play.receive(user, rng.choice(wrong))
+        play.receive(user, fuzzed(rng.choice(wrong), rng))
         for action in play.flush():
             assert isinstance(action, a.Send), action
             assert action.connection == user
@@ -150,6 +168,26 @@ def test_a_proxy_that_says_what_proxies_do_not_loses_its_session_and_nobody_else
         assert set(play.controller.sessions) == {play.session}
 
 
+def test_why_an_island_was_lost_has_no_name_of_somebody_elses():
+    play = shared("1x2x1")
+    play.session = play.open(token="alice").number
+    bob = play.open(token="bob")
+    play.with_function(1, (0, 1))
+    play.say(m.RegisterProgram(1, single("secret_plan", (), Call(1, (), (on(0, 1),), (0, 1)))))
+    (run, _) = runs(play.say(m.Launch(1, (), (11,), ())))
+    play.report(0, m.Failed(run.sequence, Status(Code.INTERNAL, "division by zero in secret.py")))
+    for now in range(100, 107):
+        play.tick(float(now))
+    (restart,) = [each for each in play.outbox() if isinstance(each, m.RestartIsland)]
+    assert "secret_plan failed: division by zero in secret.py" in restart.reason, "the engine's log has it"
+    assert "where a gang failed" in bob.unseen[0].message
+    assert "secret" not in str(status(play, "bob"))
+    for token in ("alice", "root"):
+        hangs, lost = status(play, token)["events"][-2:]
+        assert (hangs["kind"], hangs["tenant"], "secret_plan" in hangs["text"]) == ("hangs", "alice", True)
+        assert (lost["kind"], lost["island"]) == ("lost", 0)
+
+
 # ---- quotas
 
 
@@ -163,6 +201,24 @@ def test_a_tenant_has_no_more_sessions_than_its_quota():
     play.open(token="alice")
     play.close(bob.number)
     assert play.open(token="bob").tenant.sessions == 1
+
+
+@pytest.mark.parametrize(("asking", "named"), [("alice", "session 3 of tenant bob"), ("root", "session 3 (secret.py)")])
+def test_who_holds_the_memory_is_named_without_what_anothers_program_is_called(asking, named):
+    play = shared(device_memory=20)
+    own = play.open(token=asking).number
+    play.session = play.open(label="secret.py", token="bob").number
+    play.array(10)
+    play.session = own
+    play.with_call()
+    play.array(10)
+    play.say(m.Launch(1, (10,), (11,), ()))
+    play.say(m.Await(5, (11,)))
+    for now in range(100, 200):
+        play.tick(float(now))
+    text = next(each.status.message for each in play.outbox() if isinstance(each, m.Awaited))
+    assert named in text
+    assert ("secret" in text) == (asking == "root")
 
 
 def test_a_tenant_at_its_quota_of_memory_waits_and_fails_alone():

@@ -17,6 +17,7 @@ import psutil
 from atoll.cluster.processes.process import command
 from atoll.cluster.security.join import JoinString
 from atoll.cluster.settings import ClusterSettings
+from atoll.cluster.tenants import keep_tenants
 from atoll.engines.options import EngineOptions, Started
 from atoll.ifrt.options import ProxyOptions, Ready
 from atoll.operate.requests import request_report
@@ -48,6 +49,7 @@ class StandingCluster:
         self.directory.mkdir(mode=0o700)
         self._stopped = False
         self.token = token
+        keep_tenants(str(self.directory), settings.pop("tenants", ()))
         options = EngineOptions(
             ClusterSettings(islands, **settings),
             str(self.directory),

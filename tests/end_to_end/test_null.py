@@ -15,6 +15,7 @@ import pytest
 
 from atoll.devices.null.program import NullProgram
 from atoll.errors import Code, StatusError
+from atoll.protocol import messages as m
 from atoll.session.bare import BareClient, call, program, sharded, transfer
 from tests.cluster_process import User
 
@@ -157,5 +158,27 @@ def test_an_island_whose_process_is_killed_comes_back(user: User) -> None:
 
     async def work(client: BareClient) -> None:
         await client.wait([await zeros(client, client.islands[1])])
+
+    with_client(user, work)
+
+
+def test_who_lies_about_its_window_loses_its_session_and_others_go_on(user: User) -> None:
+    async def step_of(client: BareClient) -> int:
+        devices = client.islands[1][:1]
+        step = await client.compile(NullProgram("step", 0.002, (), (SCALAR,)), devices)
+        return client.register(program("step", (), [call(step, (), (sharded(devices),), devices)], (0,)))
+
+    async def work(honest: BareClient) -> None:
+        liar = await BareClient.open(f"unix:{user.runtime}/atoll/default/controller.sock", "liar")
+        session, ended = liar._session, asyncio.get_running_loop().create_future()
+        session.on_lost = ended.set_result
+        lies, steps = await step_of(liar), await step_of(honest)
+        for _ in range(8 * session.window.size):
+            session.send(m.Launch(lies, (), (session.mint(),), (), 0, 1))
+        for _ in range(20):
+            await honest.wait(await honest.launch(steps, (), 1))
+        assert "launches in flight, and launches more" in (await ended).message
+        assert [each["label"] for each in status(user)["sessions"]] == ["bare client"]
+        await honest.wait(await honest.launch(steps, (), 1))
 
     with_client(user, work)

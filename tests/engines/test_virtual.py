@@ -17,6 +17,7 @@ from atoll.engines.virtual.costs import Costs
 from atoll.engines.virtual.tasks import Future
 from atoll.errors import ClusterError, StatusError
 from atoll.ir.program import Node
+from atoll.protocol import messages as m
 from atoll.session.bare import BareClient, call, program, sharded, transfer
 
 SCALAR = ("uint8", (4,))
@@ -196,3 +197,41 @@ def test_a_failure_reaches_the_client():
     client = cluster.client()
     with pytest.raises(StatusError, match="2 islands"):
         cluster.run(client.compile(NullProgram("over both", 1.0, (), (SCALAR,)), client.devices))
+
+
+def longest_wait(neighbours: int, lie: bool) -> tuple[float, list[str]]:
+    """Of a client that has one computation of 1 ms after another, beside some that launch as many as they can.
+
+    And why sessions of the neighbours were ended.
+    """
+    cluster, ends, waits = VirtualCluster("1x1x1"), list[str](), list[float]()
+    chain = Chain(cluster, (honest := cluster.client("honest")), honest.devices, 1e-3)
+
+    async def work() -> None:
+        for _ in range(100):
+            before = cluster.now()
+            await chain.run(1)
+            waits.append(cluster.now() - before)
+
+    async def launch_all(other: Chain) -> None:
+        client, session = other.client, other.client._session
+        session.on_lost = lambda status: ends.append(status.message)
+        (x,) = await client.launch(other.first, (), 1)
+        if lie:
+            for _ in range(8 * session.window.size):
+                session.send(m.Launch(other.next, (x,), (session.mint(),), (), 0, 1))
+        else:
+            while len(waits) < 100:
+                client.release(await client.launch(other.next, (x,), 1))
+
+    others = [Chain(cluster, cluster.client("neighbour"), honest.devices, 1e-3) for _ in range(neighbours)]
+    cluster.run_all([work(), *map(launch_all, others)])
+    return max(waits), ends
+
+
+def test_who_lies_about_its_window_loses_its_session_and_nobody_waits_longer_than_for_two_who_do_not():
+    beside_two, nothing = longest_wait(2, lie=False)
+    beside_liar, (why,) = longest_wait(1, lie=True)
+    assert nothing == []
+    assert "launches in flight, and launches more" in why
+    assert beside_liar <= beside_two

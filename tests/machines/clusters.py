@@ -30,7 +30,8 @@ def environment(**more: str) -> dict[str, str]:
     }
     paths = [str(ROOT / "src"), str(ROOT)]
     run = os.environ.get("ATOLL_TEST_RUN", "")
-    return {**kept, "PYTHONPATH": os.pathsep.join(paths), "ATOLL_TEST_RUN": run, **more}
+    own = {"PYTHONPATH": os.pathsep.join(paths), "ATOLL_TEST_RUN": run, "ATOLL_STATE_DIR": "off"}
+    return {**kept, **own, **more}
 
 
 class Process:

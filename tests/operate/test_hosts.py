@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
 import time
@@ -107,6 +108,32 @@ def test_a_host_joins_by_the_string_for_hosts_and_not_by_that_for_clients(user: 
     finish(host).check()
     for file in files:
         file.unlink()
+    assert user.leftovers() == []
+
+
+def test_tenants_have_join_strings_of_their_own_and_none_of_them_is_a_hosts(user: User, address: str) -> None:
+    folder = user.runtime / "tenants"
+    folder.mkdir()
+    (folder / "red.token").write_text("r" * 32)
+    (folder / "tenants.toml").write_text('[tenant.red]\ntoken = "./red.token"\nshare = 3\n')
+    files = {name: folder / f"join-{name}" for name in ("red", "default", "hosts")}
+    options = ("--listen", address, "--tenants", str(folder / "tenants.toml"))
+    options += ("--join-file", str(folder / "join-{tenant}"), "--host-join-file", str(files["hosts"]))
+    up = user.start_atoll("up", "--engine", "hosts", "--platform", "null", "--islands", "1x1x1", *options)
+    assert eventually(lambda: all(file.exists() for file in files.values()), 30)
+    for name in ("red", "default"):
+        assert "a host was asked for" in user.atoll("host", "--join", str(files[name])).stderr
+    host = user.start_atoll("host", ATOLL_JOIN=str(files["hosts"]))
+    finish(up).check()
+    seen = {}
+    for name in ("red", "default"):
+        tenants = json.loads(user.atoll("tenants", "--json", "--join", str(files[name])).check().stdout)
+        seen[name] = {each["name"]: each["share"] for each in tenants}
+    assert seen == {"red": {"red": 3.0}, "default": {"default": 1.0, "red": 3.0}}
+    assert "that is for its operators" in user.atoll("down", "--join", str(files["red"])).error
+    user.atoll("down", "--join", str(files["default"])).check()
+    finish(host).check()
+    shutil.rmtree(folder)
     assert user.leftovers() == []
 
 

@@ -13,13 +13,19 @@ import os
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import websockets
+import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 _SECONDS = 30.0
+
+needs_browser = pytest.mark.skipif(
+    CHROMIUM is None or not find_spec("websockets") or not find_spec("nicegui"),
+    reason="a browser's test needs Chromium (Debian has it), and the extras web and test",
+)
 
 
 class Page:
@@ -35,6 +41,8 @@ class Page:
 
     async def read(self) -> None:
         """What the browser says, until it ends."""
+        import websockets
+
         with contextlib.suppress(websockets.ConnectionClosed):
             await self._read()
 
@@ -95,14 +103,28 @@ class Page:
         )
         return found
 
-    async def click(self, text: str, within: str = "body") -> None:
-        """The button with this text, once it is there."""
+    async def click(self, text: str, within: str = "body", row: str = "") -> None:
+        """The button with this text, once it is there; in a table, that of the row whose first cell is `row`."""
+        in_row = f" && each.closest('tr').cells[0].innerText.trim() === {json.dumps(row)}" if row else ""
         button = (
             f"[...document.querySelectorAll('{within} button')]"
-            f".find(each => each.innerText.trim() === {json.dumps(text)} && each.offsetParent !== null)"
+            f".find(each => each.innerText.trim() === {json.dumps(text)} && each.offsetParent !== null{in_row})"
         )
         await self.until(button)
         await self.value(f"{button}.click()")
+
+    async def fill(self, field: str, text: str) -> None:
+        """As if somebody had typed it there, in the place of what it was."""
+        found, said = f"document.querySelector({json.dumps(field)})", json.dumps(text)
+        await self.until(found)
+        await self.value(
+            f"""(() => {{
+                const input = {found};
+                Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set.call(input, {said});
+                input.dispatchEvent(new Event('input', {{bubbles: true}}));
+            }})()"""
+        )
+        await self.until(f"{found}.value === {said}")
 
     async def screenshot(self, file: Path, width: int, height: int) -> None:
         await self.ask(
@@ -114,8 +136,10 @@ class Page:
 
 
 @asynccontextmanager
-async def browser(folder: Path) -> AsyncIterator[Page]:
+async def browser(folder: Path, *options: str) -> AsyncIterator[Page]:
     """A page in a browser of its own, whose files are in `folder`; it ends with the block."""
+    import websockets
+
     assert CHROMIUM is not None
     process = await asyncio.create_subprocess_exec(
         CHROMIUM,
@@ -128,6 +152,7 @@ async def browser(folder: Path) -> AsyncIterator[Page]:
         "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
         f"--user-data-dir={folder}",
         "--remote-debugging-port=0",
+        *options,
         "about:blank",
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,

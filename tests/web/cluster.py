@@ -48,9 +48,9 @@ class ScriptedSource:
 
 
 @contextmanager
-def serving(user: User, *arguments: str, **env: str) -> Iterator[str]:
+def serving(user: User, *arguments: str, listen: str = "127.0.0.1:0", **env: str) -> Iterator[str]:
     """The URL that a command prints which serves until it is ended."""
-    process = user.start_atoll(*arguments, "--listen", "127.0.0.1:0", **env)
+    process = user.start_atoll(*arguments, "--listen", listen, **env)
     try:
         yield first_line(process)
     finally:

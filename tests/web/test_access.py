@@ -23,7 +23,9 @@ async def _app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "websocket.accept"})
 
 
-def ask(path: str = "/", query: str = "", kind: str = "http", **headers: str) -> list[dict[str, Any]]:
+def ask(
+    path: str = "/", query: str = "", kind: str = "http", is_secure: bool = False, **headers: str
+) -> list[dict[str, Any]]:
     sent: list[dict[str, Any]] = []
 
     async def send(message: Any) -> None:
@@ -38,7 +40,7 @@ def ask(path: str = "/", query: str = "", kind: str = "http", **headers: str) ->
         "query_string": query.encode(),
         "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
     }
-    guard = KeyGuard(_app, KEY, "atoll-key-1", frozenset({"/metrics"}))
+    guard = KeyGuard(_app, KEY, "atoll-key-1", frozenset({"/metrics"}), is_secure=is_secure)
     asyncio.run(guard(scope, receive, send))
     return sent
 
@@ -65,6 +67,12 @@ def test_the_key_becomes_a_cookie_that_other_sites_cannot_use():
     assert headers[b"set-cookie"].startswith("atoll-key-1=")
     assert "HttpOnly" in headers[b"set-cookie"]
     assert "SameSite=Lax" in headers[b"set-cookie"]
+    assert "Secure" not in headers[b"set-cookie"]
+
+
+def test_with_tls_the_cookie_never_leaves_in_the_clear():
+    started, _ = ask(query="key=the%20key%20of%20this%20test", is_secure=True)
+    assert dict(started["headers"])[b"set-cookie"].endswith(b"; Secure")
 
 
 def test_the_key_leads_to_no_other_site():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
+import signal
 import subprocess
 import urllib.error
 import urllib.parse
@@ -17,7 +19,7 @@ import pytest
 from atoll.web.metrics_server import serve_metrics
 from atoll.web.poller import Poller
 from atoll.wire.address import parse_address
-from tests.cluster_process import User, eventually, free_port
+from tests.cluster_process import User, eventually, first_line, free_port
 from tests.web.cluster import ScriptedSource, serving
 
 PROMETHEUS = shutil.which("prometheus")
@@ -105,6 +107,35 @@ def up(program_cache: Path) -> Iterator[User]:
         yield user
         user.atoll("down").check()
         assert user.leftovers() == []
+
+
+def test_metrics_for_other_machines_are_in_the_clear_only_where_somebody_says_so(up: User, tmp_path: Path):
+    arguments = ("metrics", "--key-file", str(tmp_path / "key"))
+    refused = up.atoll(*arguments, "--listen", "0.0.0.0:0").error
+    assert "give --tls-certificate and --tls-key, or --insecure" in refused
+    with serving(up, *arguments, "--insecure", listen="0.0.0.0:0") as url:
+        assert url.startswith("http://")
+
+
+@pytest.mark.slow
+def test_a_page_that_is_killed_has_nothing_to_lose(up: User, tmp_path: Path):
+    """It writes no file but its key, and the next one is the same page, at the same URL, of the same numbers."""
+    pytest.importorskip("nicegui", reason="the extra web is not installed")
+    arguments = ("web", "--key-file", str(tmp_path / "key"), "--listen", f"127.0.0.1:{free_port()}")
+    files, seen = set(up.runtime.rglob("*")), []
+    for _ in range(2):
+        process = up.start_atoll(*arguments)
+        url = first_line(process)
+        text = get(url.partition("?")[0] + "metrics")[2]
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        counted = sorted(line for line in text.splitlines() if line.startswith("atoll_events_total"))
+        assert 'atoll_events_total{kind="ready"} 2.0' in counted
+        seen.append((url, counted, up.atoll("usage", "--json").check().stdout))
+        assert set(up.runtime.rglob("*")) == files
+    assert seen[0][:2] == seen[1][:2]
+    first, second = (json.loads(each[2]) for each in seen)
+    assert first["rows"] == second["rows"]
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (Debian's package prometheus has it)")

@@ -16,16 +16,10 @@ import pytest
 
 from atoll.quantities import human_bytes
 from tests.cluster_process import User, eventually
+from tests.web.browser import Page, browser, needs_browser
 from tests.web.cluster import serving
 
-pytest.importorskip("nicegui", reason="the extra web is not installed")
-pytest.importorskip("websockets", reason="the extra test is not installed")
-from tests.web.browser import CHROMIUM, Page, browser
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (Debian has it)"),
-]
+pytestmark = [pytest.mark.slow, needs_browser]
 # A session that holds memory, and stays until it is ended.
 HOLDS = """
     import asyncio, sys

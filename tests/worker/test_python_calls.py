@@ -11,7 +11,7 @@ import pytest
 from atoll.errors import Code, Status
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
-from tests.worker.rig import SECONDS, Behaviours, Rig, add, local, says, spec
+from tests.worker.rig import SECONDS, Behaviours, Rig, add, copying, local, says, spec
 
 BEHAVIOURS = Behaviours("tests.worker.test_python_calls")
 
@@ -75,29 +75,13 @@ def it_completes_others_of_the_session_while_a_call_runs(rig: Rig) -> None:
 
 
 @BEHAVIOURS.add
-def it_parks_what_needs_a_promised_array_on_a_device(rig: Rig) -> None:
-    python = FakePython(rig)
-    name = rig.function(add, spec(), spec())
-    (promised,) = call_python(rig, rig.ones())
-    (total,) = rig.start([p.Execute(name, (0, 0), 1, (), (), False)], (promised,))
-    while not python.calls or not rig.executor.plan_executor._parked:
-        pass
-    python.calls[0][1]([[np.full(4, 3, np.float32)]])
-    done(rig, 2)
-    assert rig.shard(total)[0] == 6
-
-
-@BEHAVIOURS.add
 def it_fails_what_needs_an_array_that_will_never_be_with_the_reason(rig: Rig) -> None:
     python = FakePython(rig)
     name = rig.function(add, spec(), spec())
     (promised,) = call_python(rig, rig.ones())
-    rig.start([p.Execute(name, (0, 0), 1, (), (), False)], (promised,))
-    while not python.calls or not rig.executor.plan_executor._parked:
-        pass
+    settled(rig)
     python.calls[0][1](Status(int(Code.ABORTED), "its process has ended"))
-    for _ in range(2):
-        says(rig.reports.get(timeout=SECONDS).status, Code.ABORTED, "its process has ended")
+    says(rig.reports.get(timeout=SECONDS).status, Code.ABORTED, "its process has ended")
     says(rig.failure(rig.call(name, promised, promised)), Code.ABORTED, "its process has ended")
 
 
@@ -185,18 +169,19 @@ def it_drops_a_python_function_in_the_order_of_its_session(rig: Rig) -> None:
     dropped: list[int] = []
     rig.functions.python._session_of["g"] = rig.session
     rig.functions.python.drop = lambda name: dropped.append(len(python.calls))
-    (promised,) = call_python(rig, rig.ones())
-    name = rig.function(add, spec(), spec())
-    rig.start([p.Execute(name, (0, 0), 1, (), (), False)], (promised,))  # parks the session
+    feed = rig.fresh()
+    rig.start([p.Receive(0, local(0), copying(1))], host_feeds=feed)  # parks the session
     call_python(rig)
     rig.executor.submit(m.DropFunction("g"))
     while len(rig.executor.plan_executor._parked.get(rig.session, ())) < 3:
         pass
     assert dropped == []
-    python.calls[0][1]([[np.zeros(4, np.float32)]])
-    done(rig, 2)
+    rig.inbox.put(rig.session, feed, np.ones(16, np.uint8))
+    done(rig, 1)
     settled(rig)
-    assert dropped == [2]
+    assert dropped == [1]
+    python.calls[0][1]([[np.zeros(4, np.float32)]])
+    done(rig, 1)
 
 
 @pytest.fixture(scope="module")

@@ -102,7 +102,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     bulk_tls: OnOff = OnOff.ON  # of data connections, where control connections are with TLS
     relay_group: int = RELAY_GROUP  # hosts for which one of them relays messages, on islands of as many; 0: none does
 
-    tenants: tuple[TenantSettings, ...] = ()  # who shares it: see `cluster.tenants`; (): one tenant
+    tenants: tuple[TenantSettings, ...] = ()  # who shares it, of whom no command line says: see `cluster.tenants`
 
     # Of islands that differ in more than hosts and devices: see `cluster.cluster_file`. (): those of `islands`.
     shapes: tuple[IslandShape, ...] = ()

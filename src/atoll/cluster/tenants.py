@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import re
 import tomllib
 from collections.abc import Iterable
@@ -31,6 +32,8 @@ from atoll.quantities import parse_bytes
 
 TENANTS_VARIABLE = "ATOLL_TENANTS"
 DEFAULT_NAME = "default"
+# In the name of a file of join strings: it stands for one for each tenant.
+TENANT_MARK = "{tenant}"
 MOST_TENANTS = 4096
 MOST_SHARE = 1_000_000.0
 MOST_PRIORITY = 1_000_000
@@ -86,6 +89,27 @@ def whose(tenants: Iterable[TenantSettings], token: str) -> str | None:
         if tenant.token_hash and hmac.compare_digest(tenant.token_hash, said):
             found = tenant.name
     return found
+
+
+def keep_tenants(directory: str, tenants: tuple[TenantSettings, ...]) -> None:
+    """In the cluster's folder, for its own processes: many are too long for a command line, which others see, too."""
+    file = os.open(_kept(directory), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    with open(file, "wb") as out:
+        out.write(msgspec.json.encode(tenants))
+
+
+def kept_tenants(directory: str) -> tuple[TenantSettings, ...]:
+    """Those of `keep_tenants`; () where there are none."""
+    if not directory:
+        return ()
+    try:
+        return msgspec.json.decode(_kept(directory).read_bytes(), type=tuple[TenantSettings, ...])
+    except FileNotFoundError:
+        return ()
+
+
+def _kept(directory: str) -> Path:
+    return Path(directory) / "tenants"
 
 
 def check_tenant_name(name: str) -> str:

@@ -189,11 +189,10 @@ class Admission:
             self._refuse(peer, Code.RESOURCE_EXHAUSTED, text)
             return
         assert peer.tenant is not None
-        exceeded = peer.tenant.exceeded("sessions", 1, peer.tenant.sessions, "these are open (atoll status lists them)")
+        exceeded = peer.tenant.admit()
         if exceeded is not None:
             self._refuse(peer, Code.RESOURCE_EXHAUSTED, exceeded.message)
             return
-        peer.tenant.sessions += 1
         peer.lose = self._proxy_gone
         if self._resources.is_complete:
             self._open_session(peer)
@@ -203,7 +202,7 @@ class Admission:
     def _proxy_gone(self, peer: Peer, reason: str = "") -> None:
         """It waits no more for its session, or will not get one."""
         assert peer.tenant is not None
-        peer.tenant.sessions -= 1
+        peer.tenant.left()
         peer.lose = None
 
     def _refuse(self, peer: Peer, code: Code, text: str) -> None:

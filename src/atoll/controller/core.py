@@ -188,6 +188,8 @@ class Controller:
             settings,
             self.agents.wait_of,
             self._relays.broken,
+            self.tenants,
+            self.history,
         )
         self._sessions = Sessions(
             self.sessions,

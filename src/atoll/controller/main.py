@@ -11,11 +11,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from atoll.cluster.processes.leases import PING_SECONDS
 from atoll.cluster.processes.lifeline import watch_in_loop
 from atoll.cluster.processes.process import read_options, run_loop, spare_collector, start_logging
 from atoll.cluster.security.access import HOST_TOKEN_VARIABLE
 from atoll.cluster.security.joiners import Joiners
+from atoll.cluster.tenants import kept_tenants
 from atoll.cluster.usage.keeper import Keeper
 from atoll.controller.core import Controller
 from atoll.controller.options import ControllerOptions
@@ -47,7 +50,8 @@ class ControllerShell:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._clock = time.monotonic  # as the loop's, but for that of uvloop, which counts milliseconds
-        self._controller = Controller(options.settings, token, host_token=host_token)
+        settings = msgspec.structs.replace(options.settings, tenants=kept_tenants(options.directory))
+        self._controller = Controller(settings, token, host_token=host_token)
         self.joiners = Joiners(options.directory, self._controller.tokens) if has_tls else None
         self.keeper = Keeper(options.usage_file, options.cache_directory)
         self._ready_fd = options.ready_fd

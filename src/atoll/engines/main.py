@@ -14,6 +14,7 @@ from atoll.cluster.processes.lifeline import watch_in_loop
 from atoll.cluster.processes.process import read_options, run_loop, start_logging, write_ready
 from atoll.cluster.security.start import start_security
 from atoll.cluster.settings import DEFAULT_ENGINE
+from atoll.cluster.tenants import kept_tenants
 from atoll.engines.kinds import make_engine
 from atoll.engines.options import EngineOptions, Started
 from atoll.engines.supervisor import Supervisor
@@ -30,7 +31,7 @@ async def serve(options: EngineOptions, stop: asyncio.Event) -> None:
         address = parse_address(options.controller_address)
         has_agents = options.settings.engine != DEFAULT_ENGINE
         start_security(
-            options.directory, address, options.advertise, has_agents, has_tenants=bool(options.settings.tenants)
+            options.directory, address, options.advertise, has_agents, has_tenants=bool(kept_tenants(options.directory))
         )
         supervisor = Supervisor(options, make_engine(options), stop)
         await supervisor.start()

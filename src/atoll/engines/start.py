@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from atoll.cluster.processes.child import Child
 from atoll.cluster.processes.leases import LEAST_LEASE_SECONDS
 from atoll.cluster.security.join import JoinString, read_join
 from atoll.cluster.security.roles import Role
 from atoll.cluster.security.start import host_join_file, join_file
 from atoll.cluster.settings import ClusterSettings
+from atoll.cluster.tenants import keep_tenants
 from atoll.devices.platforms import check_platform
 from atoll.engines.kinds import check_engine
 from atoll.engines.options import EngineOptions, Started
@@ -55,6 +58,9 @@ class EngineProcess(Child):
         environment: Mapping[str, str] | None = None,
     ) -> None:
         check_settings(options.settings)
+        if options.settings.tenants:
+            keep_tenants(options.directory, options.settings.tenants)
+            options = replace(options, settings=replace(options.settings, tenants=()))
         super().__init__("atoll.engines.main", options, who, output, environment)
         self.address = options.controller_address
         self._directory = options.directory

@@ -57,7 +57,7 @@ class TimerEnded(Event, frozen=True, tag=6):
     timer: int
 
 
-class Load(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Load(msgspec.Struct, frozen=True):
     """How busy the controller's process is; counts are since it began.
 
     `lag` is how late its event loop was at most, in seconds, since the measurement before.

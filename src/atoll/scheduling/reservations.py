@@ -101,7 +101,7 @@ class Reservations:
             self._passed(ticket)
         for need in needs:
             self._take(need, ticket.tenant.memory)
-        ticket.tenant.running += len(needs)
+        ticket.tenant.took_memory(len(needs))
         return None
 
     def _need(self, gang: Gang[GangRun]) -> _Need:
@@ -198,7 +198,7 @@ class Reservations:
 
     def ended(self, gang: Gang[GangRun]) -> None:
         """Its own memory goes, and what only it and those before it needed."""
-        gang.ticket.tenant.running -= 1
+        gang.ticket.tenant.gave_back()
         gang.run.inherited = ()
         blocks, gang.run.blocks = gang.run.blocks, []
         for value in gang.run.spec.drops:
@@ -219,7 +219,7 @@ class Reservations:
             run = gang.run
             if run.started:
                 continue
-            ticket.tenant.running -= 1
+            ticket.tenant.gave_back()
             for entry, donor, block in run.inherited:
                 if block in entry.blocks:
                     entry.blocks = tuple(other for other in entry.blocks if other is not block)
@@ -326,19 +326,23 @@ class Reservations:
         else:
             capacity = self.ledger.capacity[device]
             text += f"{human_bytes(max(0, self.ledger.free(device)))} of {human_bytes(capacity)} are free"
-        holders, largest = self._holders(gang.ticket.session, device)
+        holders, largest = self._holders(gang.ticket, device)
         if largest:
             text += "; the rest is held by " + ", ".join(largest)
         report = m.MemoryReport(f"device {device[1]} of host {device[0]}", tuple(holders))
         return Status(Code.RESOURCE_EXHAUSTED, text, {m.MEMORY_REPORT: msgspec.msgpack.encode(report)})
 
-    def _holders(self, asking: int, device: HostDevice) -> tuple[list[m.MemoryHolder], list[str]]:
-        """Who holds the device's memory: by program and stack for the session that asks, else by session."""
+    def _holders(self, asking: Ticket[GangRun], device: HostDevice) -> tuple[list[m.MemoryHolder], list[str]]:
+        """Who holds the device's memory: by program and stack for the session that asks, else by session.
+
+        Users do not read what other tenants' programs are called.
+        """
         sums: dict[tuple[str, int], list[int]] = {}
         sessions: list[tuple[int, str]] = []
         for session in self._sessions.values():
-            mine = session.number == asking
-            label = f"session {session.number} ({session.label or session.pid})"
+            mine = session.number == asking.session
+            is_named = session.tenant is asking.tenant or asking.tenant.is_operator
+            label = session.name if is_named else f"session {session.number} of tenant {session.tenant.name}"
             held = 0
             for entry in session.directory.entries.values():
                 size = sum(nbytes for block in entry.blocks for where, nbytes in block.requirement if where == device)

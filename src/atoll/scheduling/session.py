@@ -111,6 +111,17 @@ class Session:
     late_releases: deque[tuple[int, int]] = field(default_factory=deque)
     has_errors: bool = False  # some buffer of it stands for an error
 
+    def launched(self) -> None:
+        """One launch more is in flight."""
+        self.launches += 1
+        self.in_flight += 1
+        self.tenant.launched()
+
+    def launch_ended(self, credits: int) -> None:
+        self.in_flight -= 1
+        self.credits -= credits
+        self.tenant.ended(1)
+
     @property
     def name(self) -> str:
         """What operators read."""

@@ -14,7 +14,10 @@ from atoll.scheduling.ledger import Ledger
 
 @dataclass(slots=True, eq=False)
 class Tenant:
-    """A tenant, with what its sessions have at this moment. `settings` may change while they run."""
+    """A tenant, with what its sessions have at this moment, which its methods alone count.
+
+    `settings` may change while they run.
+    """
 
     settings: TenantSettings
     sessions: int = 0  # open, or waiting for the cluster to be complete
@@ -29,6 +32,29 @@ class Tenant:
     @property
     def is_operator(self) -> bool:
         return self.settings.role is TenantRole.OPERATOR
+
+    def admit(self) -> Status | None:
+        """Counts one more session, until it has `left`; or says why there may be none."""
+        exceeded = self.exceeded("sessions", 1, self.sessions, "these are open (atoll status lists them)")
+        self.sessions += exceeded is None
+        return exceeded
+
+    def left(self) -> None:
+        self.sessions -= 1
+
+    def launched(self) -> None:
+        self.launches += 1
+
+    def ended(self, launches: int) -> None:
+        """So many of what was launched are in flight no more."""
+        self.launches -= launches
+
+    def took_memory(self, gangs: int) -> None:
+        self.running += gangs
+
+    def gave_back(self) -> None:
+        """The memory of one gang, which has ended, or will not run."""
+        self.running -= 1
 
     def exceeded(self, quota: str, wanted: int, has: int, text: str) -> Status | None:
         """Why it may not have `wanted` more where it has so much: RESOURCE_EXHAUSTED that names the quota."""

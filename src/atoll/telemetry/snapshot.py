@@ -12,6 +12,7 @@ import msgspec
 
 from atoll.cluster.lifecycle import IslandState
 from atoll.cluster.tenants import DEFAULT_NAME
+from atoll.protocol.events import Load
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,17 +182,9 @@ class EventCount(Part, frozen=True):
     count: int
 
 
-class ControllerLoad(Part, frozen=True):
-    """Of the controller's process; see `protocol.events.Load`."""
+class ControllerLoad(Load, frozen=True):
+    """Of the controller's process, with how late its loop was each time."""
 
-    lag: float = 0.0
-    cpu_seconds: float = 0.0
-    connections: int = 0
-    messages_in: int = 0
-    messages_out: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-    unsent_bytes: int = 0
     lags: HistogramView = HistogramView()
 
 

@@ -1,8 +1,8 @@
 """Who may see the page: whoever has its key, which is in the URL that `atoll web` prints.
 
 The key becomes a cookie at the first request, so that it is in no further URL. Other sites' pages cannot use the
-cookie (SameSite), nor can other users of the machine connect without the key. Metrics are open on loopback, as
-scrapers expect; elsewhere they want the key, too, as a bearer token.
+cookie (SameSite), nor can other users of the machine connect without the key. With TLS the cookie never leaves in the
+clear (Secure). Metrics are open on loopback, as scrapers expect; elsewhere they want the key, too, as a bearer token.
 """
 
 from __future__ import annotations
@@ -61,11 +61,14 @@ def _same(given: str, key: str) -> bool:
 class KeyGuard:
     """An ASGI application that lets requests with the key through to another one; `cookie` is a name of its own."""
 
-    def __init__(self, app: Application, key: str, cookie: str, open_paths: frozenset[str]) -> None:
+    def __init__(
+        self, app: Application, key: str, cookie: str, open_paths: frozenset[str], *, is_secure: bool = False
+    ) -> None:
         self.app = app
         self._key = key
         self._cookie = cookie
         self._open_paths = open_paths
+        self._attributes = "Path=/; HttpOnly; SameSite=Lax" + ("; Secure" if is_secure else "")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]
@@ -95,7 +98,7 @@ class KeyGuard:
         return found is not None and _same(found.value, self._key)
 
     async def _redirect(self, send: Send, path: str) -> None:
-        cookie = f"{self._cookie}={self._key}; Path=/; HttpOnly; SameSite=Lax"
+        cookie = f"{self._cookie}={self._key}; {self._attributes}"
         headers = [(b"location", path.encode()), (b"set-cookie", cookie.encode()), (b"referrer-policy", b"no-referrer")]
         await _respond(send, 303, headers, b"")
 

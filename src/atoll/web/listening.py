@@ -12,8 +12,8 @@ from atoll.wire.sockets import bind
 
 def listening_socket(address: Address) -> socket.socket:
     """A socket that listens at HOST:PORT; port 0 is any free one. Raises AddressError."""
-    if address.is_unix or address.tls or address.others:
-        raise AddressError(f"{address}: a page is served at one HOST:PORT, without TLS (put a proxy before it)")
+    if address.is_unix or address.others:
+        raise AddressError(f"{address}: a page is served at one HOST:PORT")
     try:
         return bind(address)
     except OSError as error:

@@ -10,13 +10,16 @@ from atoll.telemetry.metrics import exposition
 from atoll.web.access import METRICS, has_key
 from atoll.web.listening import listening_socket
 from atoll.web.poller import Poller
+from atoll.web.tls import PageTls
 from atoll.wire.address import Address
 
 _REQUEST_SECONDS = 10.0
 _MOST_BYTES = 16 * 1024  # of a request
 
 
-async def serve_metrics(poller: Poller, address: Address, key: str, listening: Callable[[int], None]) -> None:
+async def serve_metrics(
+    poller: Poller, address: Address, key: str, listening: Callable[[int], None], tls: PageTls | None = None
+) -> None:
     """Serves until it is cancelled; calls `listening(port)` first. A `key` of "" is not asked for.
 
     Raises AddressError where it cannot listen.
@@ -36,10 +39,18 @@ async def serve_metrics(poller: Poller, address: Address, key: str, listening: C
         writer.close()
 
     sock = listening_socket(address)
-    server = await asyncio.start_server(serve, sock=sock, limit=_MOST_BYTES)
+    server = await asyncio.start_server(
+        serve,
+        sock=sock,
+        limit=_MOST_BYTES,
+        ssl=tls.context if tls else None,
+        ssl_handshake_timeout=_REQUEST_SECONDS if tls else None,
+    )
     listening(sock.getsockname()[1])
-    async with server:
-        await server.serve_forever()
+    async with server, asyncio.TaskGroup() as tasks:
+        if tls:
+            tasks.create_task(tls.keep_new())
+        tasks.create_task(server.serve_forever())
 
 
 async def _answer(poller: Poller, head: str, key: str) -> tuple[str, str, bytes]:

@@ -183,7 +183,7 @@ class Pages:
     async def _set_share(self, row: dict[str, Any]) -> None:
         name = str(row["name"])
         with ui.dialog() as dialog, ui.card():
-            ui.label(f"The share of {name}:")
+            ui.label(f"The share of {name} is {row['share']:g}. What has not begun counts by the new one at once.")
             number = ui.number(value=row["share"], min=0, step=1)
             with ui.row():
                 ui.button("Cancel", on_click=lambda: dialog.submit(None)).props("flat no-caps")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import uvicorn
@@ -13,12 +14,15 @@ from atoll.web.listening import listening_socket
 from atoll.web.metrics_server import metrics_answer
 from atoll.web.pages import Pages
 from atoll.web.poller import Poller
+from atoll.web.tls import PageTls
 from atoll.wire.address import Address
 
 _END_SECONDS = 3  # for browsers to be told
 
 
-async def serve_page(poller: Poller, address: Address, key: str, listening: Callable[[int], None]) -> None:
+async def serve_page(
+    poller: Poller, address: Address, key: str, listening: Callable[[int], None], tls: PageTls | None = None
+) -> None:
     """Serves until it is told to end (SIGINT, SIGTERM); calls `listening(port)` first. Once a process.
 
     Raises AddressError where it cannot listen.
@@ -42,7 +46,7 @@ async def serve_page(poller: Poller, address: Address, key: str, listening: Call
         binding_refresh_interval=None,
     )
     open_paths = frozenset({METRICS}) if address.is_local else frozenset[str]()
-    guard = KeyGuard(app, key, f"atoll-key-{port}", open_paths)
+    guard = KeyGuard(app, key, f"atoll-key-{port}", open_paths, is_secure=tls is not None)
     config = uvicorn.Config(
         guard,
         log_level="warning",
@@ -51,5 +55,10 @@ async def serve_page(poller: Poller, address: Address, key: str, listening: Call
         server_header=False,
         timeout_graceful_shutdown=_END_SECONDS,
     )
+    config.load()
+    config.ssl = tls.context if tls else None
+    renewing = asyncio.create_task(tls.keep_new()) if tls else None
     listening(port)
     await uvicorn.Server(config).serve(sockets=[sock])
+    if renewing:
+        renewing.cancel()

@@ -23,7 +23,7 @@ from atoll.errors import AccessError, AddressError, AtollError, ConnectError
 from atoll.wire.address import Address
 from atoll.wire.framing import HEADER_BYTES, FrameDecoder, encode, piece_header
 from atoll.wire.pieces import PIECE_BYTES, PieceQueue
-from atoll.wire.sockets import NEXT_SECONDS, bind, keep_little_unsent, send_without_delay
+from atoll.wire.sockets import attempts, bind, keep_little_unsent, none_answered, send_without_delay
 from atoll.wire.tls.errors import explained
 from atoll.wire.tls.identity import HANDSHAKE_SECONDS, Identity, name_of, role_of
 from atoll.wire.tls.layer import TlsLayer
@@ -273,21 +273,14 @@ async def connect(
     Of several addresses, to the first that answers. Raises ConnectError that names the address; of its kin AccessError
     where one side does not trust the other.
     """
-    *others, last = address.each
-    for each in others:
-        seconds = min(timeout, NEXT_SECONDS)
+    for each, seconds in attempts(address, timeout):
         try:
             return await _connect(each, message_type, on_message, on_lost, name, seconds, role, identity)
         except AccessError:
             raise
         except ConnectError as error:
-            _log.debug("the next address is tried: %s", error)
-    try:
-        return await _connect(last, message_type, on_message, on_lost, name, timeout, role, identity)
-    except AccessError:
-        raise
-    except ConnectError as error:
-        raise ConnectError(f"{error}, nor at {', '.join(map(str, others))}" if others else str(error)) from None
+            last = error
+    raise none_answered(address, last) from None
 
 
 async def _connect(

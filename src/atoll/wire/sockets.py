@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from collections.abc import Iterator
 
 from atoll.errors import ConnectError
 from atoll.wire.address import Address
@@ -18,23 +19,35 @@ _UNSENT_BYTES = 64 * 1024
 _GIVE_UP_SECONDS = 600
 
 
+def attempts(address: Address, timeout: float) -> Iterator[tuple[Address, float]]:
+    """Where to dial, in turn, until one answers: each of the addresses, and for how many seconds."""
+    *others, last = address.each
+    for each in others:
+        yield each, min(timeout, NEXT_SECONDS)
+    yield last, timeout
+
+
+def none_answered(address: Address, last: ConnectError) -> ConnectError:
+    """The error of who has tried them all: that of the last, which names the others, too."""
+    *others, _ = address.each
+    return ConnectError(f"{last}, nor at {', '.join(map(str, others))}") if others else last
+
+
 def dial(address: Address, *, what: str = "a process", timeout: float = 10.0) -> socket.socket:
     """A connected blocking socket, without TLS; waits `timeout` seconds at most for each address that a name has.
 
     Of several addresses, the first that answers. Raises ConnectError that names the address and `what` was expected
     there, such as "a data port".
     """
-    *others, last = address.each
-    for each in others:
+    for each, seconds in attempts(address, timeout):
         try:
-            return dial(each, what=what, timeout=min(timeout, NEXT_SECONDS))
-        except ConnectError:
-            continue
-    if others:
-        try:
-            return dial(last, what=what, timeout=timeout)
+            return _dial(each, what, seconds)
         except ConnectError as error:
-            raise ConnectError(f"{error}, nor at {', '.join(map(str, others))}") from None
+            last = error
+    raise none_answered(address, last) from None
+
+
+def _dial(address: Address, what: str, timeout: float) -> socket.socket:
     try:
         if address.is_unix:
             sock = _dial_unix(address.path, timeout)

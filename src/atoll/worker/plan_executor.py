@@ -2,8 +2,8 @@
 
 A unit that awaits bytes of another host is *parked* with all that its session has sent after it; other sessions
 proceed. Collectives keep their order on all hosts of an island, though: one does not overtake another that is parked.
-A unit that calls Python is not parked: it completes when its promises are kept, and only what needs their arrays waits.
-One that calls its client's Python is enqueued like any other; what needs its results is sent when it has ended.
+A unit that calls Python is not parked: it completes when its promises are kept. One that calls its client's Python is
+enqueued like any other. The controller sends what needs the results of either when it has ended.
 
 All of this runs on one thread, which waits for nothing but for the devices to take what is enqueued.
 """
@@ -26,9 +26,9 @@ from atoll.transfers.inbox import Inbox
 from atoll.worker.completions import ArrayCompletion, Watcher
 from atoll.worker.dispatch_unit import DispatchUnit, PlanRun
 from atoll.worker.endings import Endings
-from atoll.worker.promises import Outcome, PromisedArray
+from atoll.worker.promises import Outcome
 from atoll.worker.step_runner import StepRunner
-from atoll.worker.store import Buffer, Store
+from atoll.worker.store import Store
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +63,6 @@ class PlanExecutor:
         self._plan_runs: dict[int, PlanRun] = {}  # those with segments to come, by the sequence number of their first
         self._parked: dict[int, deque[_Item]] = {}  # by session
         self._parked_collectives: deque[DispatchUnit] = deque()
-        self._promises = 0  # calls of Python that have no outcome yet
 
     def handle(self, message: Any) -> None:
         """Takes one of Run, Dispatch, DropRun, Free, RegisterPlan, DropPlan, DropFunction, OpenStore, CloseStore, or an
@@ -195,12 +194,10 @@ class PlanExecutor:
                 segment = plan.segments[unit.segment]
                 while unit.position < len(segment.steps):
                     step = segment.steps[unit.position]
-                    waits = type(step) is p.Receive and not self._is_here(step, unit)
-                    if waits or (self._promises and _needs_promise(step, plan_run.values)):
+                    if type(step) is p.Receive and not self._is_here(step, unit):
                         unit.started = 0  # it takes no time of its own until then
                         return False
                     self._steps.run(step, unit)
-                    self._promises += type(step) is p.Python
                     unit.position += 1
                 if segment.results:
                     handles = dict(zip(plan.results, run.results, strict=True))
@@ -259,7 +256,6 @@ class PlanExecutor:
         """Puts the arrays of a Python call in their buffers' places, or its failure into the store."""
         unit, contents = outcome.unit, outcome.contents
         run, name = unit.plan_run.run, unit.plan_run.plan.name
-        self._promises -= 1
         unit.promises -= 1
         try:
             if isinstance(contents, Status):
@@ -279,11 +275,3 @@ class PlanExecutor:
         else:
             if not unit.promises:
                 self.endings.watch(unit)
-        self.resume_parked()
-
-
-def _needs_promise(step: p.Step, values: dict[int, Buffer]) -> bool:
-    """Whether the step needs an array that is yet to come. A call of Python may wait for its arguments by itself."""
-    return type(step) is not p.Python and any(
-        value in values and isinstance(values[value].array, PromisedArray) for value in p.uses(step)
-    )

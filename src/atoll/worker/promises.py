@@ -1,7 +1,8 @@
 """Arrays that are still being made by something that is no device: by the Python process of a session.
 
-A promise stands in a buffer for the array that it will get. Threads may wait for it; what needs the array on a device
-is parked until it is there. Only the executor's thread keeps or breaks promises.
+A promise stands in a buffer for the array that it will get. Threads may wait for it. What needs the array on a device
+comes when it is there: the controller sees to that (`scheduling.promises`). Only the executor's thread keeps or breaks
+promises.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -91,15 +92,20 @@ def shows(user: User, ray: OneNode, *secrets: str) -> list[str]:
 def test_a_cluster_starts_on_ray_with_tls_shows_nobody_its_secrets_and_leaves_nothing_there(
     user: User, ray_cluster: OneNode, tmp_path: Path
 ) -> None:
-    files = tmp_path / "join", tmp_path / "join-hosts"
+    files = [tmp_path / f"join-{name}" for name in ("red", "default", "hosts")]
+    (tmp_path / "tenants.toml").write_text(f'[tenant.red]\ntoken = "{"r" * 32}"\nshare = 3\n')
     on_ray = ("up", "--engine", "ray", "--ray-address", ray_cluster.address, "--islands", "1x1x2")
-    started = user.atoll(*on_ray, "--join-file", str(files[0]), "--host-join-file", str(files[1]))
+    on_ray += ("--tenants", str(tmp_path / "tenants.toml"))
+    started = user.atoll(*on_ray, "--join-file", str(tmp_path / "join-{tenant}"), "--host-join-file", str(files[2]))
     assert started.check().stdout.startswith("tls://")
     # As somebody who has the join string, and else nothing of the cluster's.
     elsewhere = {"XDG_RUNTIME_DIR": str(tmp_path), "ATOLL_JOIN": str(files[0])}
     code = "import jax; print(len(jax.devices()))"
     assert user.script(code, JAX_PLATFORMS="atoll", **elsewhere).check().stdout == "2\n"
+    assert [each["name"] for each in json.loads(user.atoll("tenants", "--json", **elsewhere).check().stdout)] == ["red"]
+    assert "that is for its operators" in user.atoll("down", **elsewhere).error
     tokens = [file.read_text().strip().rpartition("/")[2] for file in files]
+    assert tokens[0] == "r" * 32
     assert shows(user, ray_cluster, *tokens) == []
     user.atoll("down").check()
     assert has(user, ray_cluster.address) == "[]\n"

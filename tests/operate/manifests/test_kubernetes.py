@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from atoll.cluster.tenants import read_tenants
 from tests.cluster_process import User, finish, free_port
 
 VERSION = "1.37"
@@ -91,6 +93,64 @@ def test_islands_that_differ_are_in_a_file_that_the_controller_reads(user: User,
     assert file["data"] == {"cluster.toml": FILE}
 
 
+TENANTS = """
+[tenant.red]
+token = "./of-red"
+share = 2.5
+memory = "8GiB"
+
+[tenant.blue-2]
+token = "bbbbbbbbbbbbbbbbbbbbbbbb"
+role = "operator"
+
+[tenant.default]
+priority = -1
+"""
+
+
+@pytest.fixture
+def tenants(tmp_path: Path) -> str:
+    """A file of tenants."""
+    (tmp_path / "of-red").write_text("r" * 24 + "\n")
+    (tmp_path / "tenants.toml").write_text(TENANTS)
+    return str(tmp_path / "tenants.toml")
+
+
+def secrets_of(documents: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
+    return {each["metadata"]["name"]: each["stringData"] for each in of_kind(documents, "Secret")}
+
+
+def test_tenants_are_in_a_secret_that_the_controller_reads_with_a_file_for_each_token(
+    user: User, tenants: str, tmp_path: Path
+) -> None:
+    documents = manifests(user, "--islands", "1x1x1", "--tenants", tenants)
+    for each in [*(each for each in documents if each["kind"] != "JobSet"), *jobs(documents)]:
+        kubernetes_validate.validate(each, VERSION, strict=True)
+    (controller,) = of_kind(documents, "Deployment")
+    (container,) = containers(controller)
+    (mount,), (volume,) = container["volumeMounts"], controller["spec"]["template"]["spec"]["volumes"]
+    assert volume["secret"]["secretName"] == "atoll-tenants"
+    command = container["command"]
+    assert command[command.index("--tenants") + 1] == f"{mount['mountPath']}/tenants.toml"
+    files = secrets_of(documents)["atoll-tenants"]
+    assert {"red.token", "blue-2.token"} < set(files)
+    assert "bbbbb" not in files["tenants.toml"]
+    (tmp_path / "mounted").mkdir()
+    for name, content in files.items():
+        (tmp_path / "mounted" / name).write_text(content)
+    assert set(read_tenants(tmp_path / "mounted" / "tenants.toml")) == set(read_tenants(tenants))
+
+
+def test_each_tenant_has_a_secret_with_its_own_token_and_nobody_elses(user: User, tenants: str) -> None:
+    secrets = secrets_of(manifests(user, "--islands", "1x1x1", "--tenants", tenants))
+    joins = {name: data["ATOLL_JOIN"].rpartition("/")[2] for name, data in secrets.items() if "ATOLL_JOIN" in data}
+    assert (joins["atoll-client-red"], joins["atoll-client-blue-2"]) == ("r" * 24, "b" * 24)
+    assert len(set(joins.values())) == 4, "of hosts, of the default tenant, and of two more"
+    again = manifests(user, "--islands", "1x1x1", "--tenants", tenants, "--existing-secrets")
+    assert of_kind(again, "Secret") == []
+    assert "atoll-tenants" in str(again)
+
+
 def test_no_host_and_no_client_gets_the_authoritys_key(user: User) -> None:
     secrets = {
         each["metadata"]["name"]: each["stringData"]
@@ -107,24 +167,30 @@ def test_no_host_and_no_client_gets_the_authoritys_key(user: User) -> None:
         (("--resource", "cpu"), "expected KEY=VALUE"),
         (("--islands", "2x2"), "is no topology"),
         (("--engine", "local"), "--engine hosts"),
+        (("--tenants", "tenants.toml"), "the tenant An.other gets a Secret"),
     ],
 )
-def test_what_cannot_be_is_refused(user: User, options: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_is_refused(user: User, options: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    (tmp_path / "tenants.toml").write_text('[tenant."An.other"]\ntoken = "aaaaaaaaaaaaaaaaaaaa"\n')
+    options = tuple(str(tmp_path / each) if each == "tenants.toml" else each for each in options)
     refused = user.atoll("kubernetes", "--image", "a", "--islands", "1x1x1", *options)
     assert refused.returncode == 2
     assert said in refused.stderr
 
 
-def test_the_commands_and_secrets_of_the_manifests_make_a_cluster(user: User) -> None:
-    """Each container's command, with the environment that Kubernetes would give it; names lead to this machine."""
-    documents = manifests(user, "--islands", "1x2x1")
-    secrets = {each["metadata"]["name"]: each["stringData"] for each in of_kind(documents, "Secret")}
+def test_the_commands_and_secrets_of_the_manifests_make_a_cluster(user: User, tenants: str, tmp_path: Path) -> None:
+    """Each container's command, with what Kubernetes would give it; names and folders lead to this machine."""
+    documents = manifests(user, "--islands", "1x2x1", "--tenants", tenants)
+    secrets, mounted = secrets_of(documents), tmp_path / "mounted"
+    mounted.mkdir()
+    for name, content in secrets["atoll-tenants"].items():
+        (mounted / name).write_text(content)
     address = f"127.0.0.1:{free_port()}"
 
     def here(text: str) -> str:
         for there in ("atoll:7000", "0.0.0.0:7000"):
             text = text.replace(there, address)
-        return text
+        return text.replace("/etc/atoll-tenants", str(mounted))
 
     def command(container: dict[str, Any]) -> list[str]:
         return [here(each).replace("$(POD_IP)", "127.0.0.1") for each in container["command"][1:]]
@@ -142,7 +208,11 @@ def test_the_commands_and_secrets_of_the_manifests_make_a_cluster(user: User) ->
     assert up.stdout is not None
     assert up.stdout.readline() == f"tls://{address}\n"
     script = "import jax, jax.numpy as jnp; print(len(jax.devices()), jnp.arange(4).sum())"
-    assert user.script(script, JAX_PLATFORMS="atoll", **environment("client")).check().stdout == "2 6\n"
+    assert user.script(script, JAX_PLATFORMS="atoll", **environment("client-red")).check().stdout == "2 6\n"
+    seen = json.loads(user.atoll("tenants", "--json", **environment("client-red")).check().stdout)
+    assert [(each["name"], each["share"], each["memory"]) for each in seen] == [("red", 2.5, 8 << 30)]
+    everybody = json.loads(user.atoll("tenants", "--json", **environment("client")).check().stdout)
+    assert {each["name"]: each["priority"] for each in everybody} == {"default": -1, "red": 0, "blue-2": 0}
     for each in (*agents, up):
         each.terminate()
     for each in (*agents, up):

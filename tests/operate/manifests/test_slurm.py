@@ -26,9 +26,9 @@ def executable(path: Path, text: str) -> None:
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
-def run_job(user: User, folder: Path, *command: str) -> tuple[int, str, str]:
+def run_job(user: User, folder: Path, *command: str, options: tuple[str, ...] = ()) -> tuple[int, str, str]:
     """The script of `atoll slurm`, as Slurm would run it on one node of several tasks."""
-    script = user.atoll("slurm", "--islands", "1x2x1", "--", *command).check().stdout
+    script = user.atoll("slurm", "--islands", "1x2x1", *options, "--", *command).check().stdout
     (folder / "bin").mkdir()
     executable(folder / "bin" / "srun", SRUN)
     executable(folder / "bin" / "atoll", "#!/bin/bash\nexec " + " ".join(f"'{each}'" for each in COMMAND) + ' "$@"\n')
@@ -43,6 +43,25 @@ def test_the_job_is_a_cluster_with_a_host_a_task_and_ends_with_its_command(user:
     code = "import jax, jax.numpy as jnp; print(len(jax.devices()), jnp.arange(4).sum())"
     status, out, error = run_job(user, tmp_path, sys.executable, "-c", code)
     assert (status, out.splitlines()[-1]) == (0, "2 6"), error
+    assert user.leftovers() == []
+
+
+def test_tenants_of_a_job_join_by_files_that_go_with_it_and_its_script_has_no_token(user: User, tmp_path: Path) -> None:
+    file = tmp_path / "it's tenants.toml"
+    file.write_text(f'[tenant.red]\ntoken = "{"r" * 24}"\n')
+    options = ("--tenants", str(file))
+    refused = user.atoll("slurm", "--islands", "1x1x1", *options, "--join-file", "a", "--", "true")
+    assert (refused.returncode, "--join-file with {tenant} in it" in refused.stderr) == (2, True)
+    options += ("--platform", "null", "--join-file", str(tmp_path / "join {tenant}"))
+    asked = f'atoll tenants --json; atoll tenants --json --join "{tmp_path}/join red"; cat "{tmp_path}/join red"'
+    script = user.atoll("slurm", "--islands", "1x2x1", *options, "--", "bash", "-c", asked).check().stdout
+    assert "rrrr" not in script
+    status, out, error = run_job(user, tmp_path, "bash", "-c", asked, options=options)
+    assert status == 0, error
+    assert out.count('"name": "red"') == 2
+    assert out.count('"name": "default"') == 1
+    assert out.rstrip().endswith("/" + "r" * 24)
+    assert list(tmp_path.glob("join*")) == []
     assert user.leftovers() == []
 
 

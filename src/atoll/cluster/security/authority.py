@@ -1,13 +1,16 @@
 """A cluster's own certificate authority, made when the cluster starts and gone with it.
 
-It signs for roles (`roles`), never for addresses. Its key is in the cluster's folder, for the engine and the controller
-alone. Made with the package `cryptography`; processes that have nothing to do with TLS do not import this module.
+It signs for roles (`roles`), and for addresses only what browsers meet (`atoll web`), which proves nothing to the
+cluster. Its key is in the cluster's folder, for the engine, the controller and its user's own commands. Made with the
+package `cryptography`; processes that have nothing to do with TLS do not import this module.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -68,7 +71,7 @@ class Authority:
     def __init__(self, key: Key, certificate: x509.Certificate, seconds: float = 24 * 3600.0) -> None:
         self._key = key
         self._certificate = certificate
-        self._seconds = seconds
+        self.seconds = seconds
         self.pem = certificate.public_bytes(serialization.Encoding.PEM)
         self.fingerprint = certificate.fingerprint(hashes.SHA256()).hex()
 
@@ -144,15 +147,33 @@ class Authority:
         assert isinstance(key, ec.EllipticCurvePublicKey)
         return self._sign(key, role, name)
 
+    def page_certificate(self, hosts: Sequence[str]) -> bytes:
+        """A certificate with a new key, in PEM, for who serves browsers by these names or addresses of a machine.
+
+        It is no client's: nobody introduces himself to the cluster with it. Raises AccessError for a role's name.
+        """
+        key, names = make_key(), [_general_name(host) for host in hosts]
+        purposes = [ExtendedKeyUsageOID.SERVER_AUTH]
+        return self._signed(key.public_key(), "Atoll page", names, purposes) + key_pem(key)
+
     def _sign(self, key: ec.EllipticCurvePublicKey, role: Role, name: str) -> bytes:
-        purposes = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH])
+        purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
+        return self._signed(key, name, [x509.DNSName(server_name(role))], purposes)
+
+    def _signed(
+        self,
+        key: ec.EllipticCurvePublicKey,
+        name: str,
+        names: Sequence[x509.GeneralName],
+        purposes: Sequence[x509.ObjectIdentifier],
+    ) -> bytes:
         certificate = (
-            _builder(_named(name), self._certificate.subject, self._seconds)
+            _builder(_named(name), self._certificate.subject, self.seconds)
             .public_key(key)
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName(server_name(role))]), critical=False)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(digital_signature=True), critical=True)
-            .add_extension(purposes, critical=False)
+            .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
             .sign(self._key, hashes.SHA256())
@@ -175,6 +196,19 @@ def _builder(subject: x509.Name, issuer: x509.Name, seconds: float) -> x509.Cert
 def _named(name: str) -> x509.Name:
     printable = "".join(each if each.isprintable() else "?" for each in name)[:_MOST_NAME] or "Atoll"
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, printable)])
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    if host.endswith(server_name("")):
+        raise AccessError(f"{host} is the name of a role, and of no machine")
+    try:
+        return x509.DNSName(host)
+    except ValueError:
+        raise AccessError(f"{host!r} is no name that a certificate can have") from None
 
 
 def _usage(*, digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False) -> x509.KeyUsage:

@@ -20,7 +20,10 @@ from atoll.errors import OK, Code, Status
 from atoll.protocol import messages as m
 from atoll.scheduling.durations import Durations
 from atoll.scheduling.quarantine import Quarantine
-from atoll.scheduling.session import Session
+from atoll.scheduling.session import GangRun, Session
+from atoll.scheduling.tenants import Tenants
+from atoll.scheduling.tickets import Gang
+from atoll.telemetry.history import History
 
 # For the other hosts of a gang to end, once it has failed on one of them.
 HALF_FAILED_SECONDS = 5.0
@@ -50,6 +53,8 @@ class Recovery:
         settings: ClusterSettings,
         wait_of: Callable[[int], str],
         broken: Mapping[int, str],
+        tenants: Tenants,
+        history: History,
     ) -> None:
         self._resources = resources
         self._lifecycle = lifecycle
@@ -65,6 +70,8 @@ class Recovery:
         self._start_seconds = settings.start_seconds
         self._wait_of = wait_of
         self._broken = broken  # links between hosts, by island
+        self._tenants = tenants
+        self._history = history
         self._broken_for: Durations[int] = Durations()  # islands
         self._hanging: Durations[int] = Durations()  # gangs, by sequence
         self._abandoned: Durations[int] = Durations()  # gangs, by sequence
@@ -154,11 +161,9 @@ class Recovery:
             gang = hanging[sequence]
             if seconds > HALF_FAILED_SECONDS:
                 error = gang.run.failure or OK
-                self._restart(
-                    gang.island,
-                    f"hosts {sorted(gang.run.hosts_left)} of island {gang.island} wait for another, where "
-                    f"{gang.run.launch.program.name} failed: {error.message}",
-                )
+                waits = f"hosts {sorted(gang.run.hosts_left)} of island {gang.island} wait for another, where"
+                named = f"{waits} {gang.run.launch.program.name} failed: {error.message}"
+                self._restart_for(gang, f"{waits} a gang failed", named)
 
     def _restart_abandoned(self, now: float) -> None:
         """A gang of a session that is over, with nothing before it on its hosts, is given a bounded time to end."""
@@ -177,19 +182,27 @@ class Recovery:
         for sequence, seconds in self._abandoned.update(now, abandoned).items():
             gang = abandoned[sequence]
             if seconds > self._abandoned_seconds:
-                self._restart(
-                    gang.island,
-                    f"{gang.run.launch.program.name} of {self._closed[gang.ticket.session]} has run on hosts "
-                    f"{sorted(gang.run.hosts_left)} of island {gang.island} for more than "
-                    f"{self._abandoned_seconds:.0f} s after its session ended",
+                runs = (
+                    f"has run on hosts {sorted(gang.run.hosts_left)} of island {gang.island} for more than "
+                    f"{self._abandoned_seconds:.0f} s after its session ended"
                 )
+                named = f"{gang.run.launch.program.name} of {self._closed[gang.ticket.session]} {runs}"
+                self._restart_for(gang, f"a gang {runs}", named)
 
     # ---- islands
 
-    def _restart(self, island: int, reason: str) -> None:
+    def _restart(self, island: int, reason: str, logged: str = "") -> None:
         if self._resources.islands[island].works:
-            self._outbox.to_engine(m.RestartIsland(island, reason))
+            self._outbox.to_engine(m.RestartIsland(island, logged or reason))
             self._lose(island, Status(Code.DEADLINE_EXCEEDED, f"{reason}; its island is restarted, and {_LOST}"))
+
+    def _restart_for(self, gang: Gang[GangRun], reason: str, named: str) -> None:
+        """Restarts a gang's island. `named` has what is its tenant's alone: other tenants read the `reason`."""
+        if not self._tenants.are_told_apart:
+            self._restart(gang.island, named)
+        elif self._resources.islands[gang.island].works:
+            self._history.record("hangs", named, gang.island, gang.ticket.session, gang.ticket.tenant.name)
+            self._restart(gang.island, reason, named)
 
     def _lose(self, island: int, status: Status) -> None:
         """A host of the island is lost, and so is the island, unless that is known already."""

@@ -195,9 +195,7 @@ class Endings:
             return
         for handle in launch.results:
             self._buffers.settle(session, handle, launch.error)
-        session.in_flight -= 1
-        session.credits -= launch.credits
-        session.tenant.launches -= 1
+        session.launch_ended(launch.credits)
         self._outbox.return_credits(launch.session, launch.credits)
 
     def fail(self, launch: Launch, status: Status) -> None:
@@ -233,7 +231,7 @@ class Endings:
 
     def session_closed(self, session: Session) -> None:
         """Gangs of the session that have not started will not, and its memory goes."""
-        session.tenant.launches -= session.in_flight
+        session.tenant.ended(session.in_flight)
         for entry in session.directory.entries.values():
             self._memory.release(entry)
         self._promises.forget(session.number)

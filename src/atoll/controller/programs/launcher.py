@@ -126,9 +126,7 @@ class Launcher:
             session.credits -= message.credits
             self._outbox.return_credits(session.number, message.credits)
             return
-        session.launches += 1
-        session.in_flight += 1
-        session.tenant.launches += 1
+        session.launched()
         launch = self._new_launch(session, program, message)
         may_join = (
             self._sequential is None and not self._quarantine.suspects and not self._is_contended(session, program)

@@ -146,7 +146,7 @@ class Sessions:
         session = self._sessions.pop(number, None)
         if session is None:
             return
-        session.tenant.sessions -= 1
+        session.tenant.left()
         kind = "session closed" if status.ok else "session ended"
         self._history.record(kind, status.message or session.label, -1, number, session.tenant.name)
         self._connections.sessions.pop(number, None)

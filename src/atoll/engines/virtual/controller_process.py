@@ -124,8 +124,10 @@ class ControllerProcess:
             case e.Received(message=m.Done(runs=runs)):
                 return len(runs) * costs.controller_gang_host / 2
             case e.Received(connection=connection, message=m.Launch(program=number)):
-                session = self.controller.connections.peers[connection].number
-                program = self.controller.sessions[session].programs.get(number)
+                peer = self.controller.connections.peers.get(connection)
+                if peer is None:  # it was closed: nothing is read of what else it has sent
+                    return 0.0
+                program = self.controller.sessions[peer.number].programs.get(number)
                 gangs = len(program.gangs) if isinstance(program, RegisteredProgram) else 0
                 return costs.message + gangs * costs.controller_gang / 2
             case e.TimerEnded():

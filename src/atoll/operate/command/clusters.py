@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from atoll.cluster.tenants import DEFAULT_NAME as DEFAULT_TENANT_NAME
+from atoll.cluster.tenants import TENANT_MARK
 from atoll.errors import AtollError
 from atoll.operate.command.options import (
     ClusterAddress,
@@ -23,7 +24,7 @@ from atoll.operate.command.options import (
     tenant_tokens,
     token,
     up_settings,
-    with_cluster_options,
+    with_option_groups,
 )
 from atoll.operate.command.terminal import end_on_signals, fail, say, terminal
 from atoll.operate.registry import DEFAULT_NAME
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from atoll.operate.standing import StandingCluster
     from atoll.operate.standing_on_ray import StandingOnRay
 
-_TENANT = "{tenant}"  # in a join file's name
 _TABLE_WIDTH = 140  # where there is no terminal to ask
 
 JoinFile = Annotated[
@@ -50,7 +50,7 @@ HostJoinFile = Annotated[
 ]
 
 
-@with_cluster_options
+@with_option_groups
 def up(
     *,
     islands: Islands = None,
@@ -191,11 +191,11 @@ def _write_join(
 ) -> None:
     """With {tenant} in its name, a file for each of `tenants`, which are their tokens by name, and for `default`."""
     try:
-        if _TENANT not in file.name:
+        if TENANT_MARK not in file.name:
             join.save(file)
             return
         for tenant, secret in {DEFAULT_TENANT_NAME: join.token, **tenants}.items():
-            replace(join, token=secret).save(file.with_name(file.name.replace(_TENANT, tenant)))
+            replace(join, token=secret).save(file.with_name(file.name.replace(TENANT_MARK, tenant)))
     except OSError as error:
         standing.end()
         fail(f"cannot write {file}: {error.strerror}")

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from atoll.cluster.settings import DEFAULT_PLATFORM, ClusterSettings
-from atoll.operate.command.options import ClusterOptions, Islands, settings_of, with_cluster_options
+from atoll.cluster.tenants import TENANT_MARK
+from atoll.operate.command.options import (
+    ClusterOptions,
+    Islands,
+    settings_of,
+    tenant_tokens,
+    tenants_file,
+    with_option_groups,
+)
 
 # Of Kubernetes' objects, of which some get a suffix.
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
+# What follows a name in that of an object.
+_OBJECT = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 
 def _pairs(texts: list[str] | None, option: str) -> dict[str, str]:
@@ -25,7 +36,7 @@ def _pairs(texts: list[str] | None, option: str) -> dict[str, str]:
     return found
 
 
-@with_cluster_options
+@with_option_groups
 def kubernetes(
     *,
     islands: Islands = None,
@@ -62,15 +73,21 @@ def kubernetes(
     They are a Deployment and a Service for the controller, and a JobSet for each island. JobSet
     (jobset.x-k8s.io) must be installed there. The Secrets hold what the cluster's processes prove themselves with, made
     anew by each run of this command: keep them like passwords. Scripts run in pods of the namespace, with the
-    environment of the Secret NAME-client and `JAX_PLATFORMS=atoll`.
+    environment of the Secret NAME-client, or NAME-client-TENANT, and `JAX_PLATFORMS=atoll`.
     """
     from atoll.operate.manifests.credentials import make_credentials
     from atoll.operate.manifests.kubernetes import KubernetesCluster, manifests
+    from atoll.operate.manifests.tenants import tenants_folder
     from atoll.operate.manifests.text import as_yaml
 
     if not _NAME.fullmatch(name):
         raise typer.BadParameter(f"--name {name!r}: expected up to 40 of a-z, 0-9 and -, beginning with a letter")
-    settings = _settings(islands, cluster)
+    settings, tokens = _settings(islands, cluster), tenant_tokens(cluster)
+    for tenant in tokens:
+        if not _OBJECT.fullmatch(tenant):
+            raise typer.BadParameter(
+                f"--tenants: the tenant {tenant} gets a Secret, whose name has a-z, 0-9 and - alone: call it otherwise"
+            )
     wanted = KubernetesCluster(
         name,
         settings.topology,
@@ -81,12 +98,14 @@ def kubernetes(
         _pairs(resource, "--resource"),
         _pairs(node_selector, "--node-selector"),
         _content(cluster),
+        bool(settings.tenants),
     )
-    credentials = {} if existing_secrets else make_credentials(wanted.address)
-    print(as_yaml(manifests(wanted, credentials)), end="")
+    credentials = {} if existing_secrets else make_credentials(wanted.address, tokens)
+    tenants = None if existing_secrets or not settings.tenants else tenants_folder(settings.tenants, tokens)
+    print(as_yaml(manifests(wanted, credentials, tenants)), end="")
 
 
-@with_cluster_options
+@with_option_groups
 def slurm(
     command: Annotated[list[str], typer.Argument(help="What to run on the cluster, such as: python train.py")],
     *,
@@ -96,6 +115,15 @@ def slurm(
     sbatch: Annotated[
         list[str] | None,
         typer.Option(help="A directive of sbatch, such as --sbatch=--time=2:00:00; several times.", metavar="FLAG"),
+    ] = None,
+    join_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--join-file",
+            help="In a folder that the first node and other clients share: the job writes there how they join its "
+            "cluster, as `atoll up --join-file` does, and removes it in the end. With --tenants, {tenant} in the name "
+            "stands for one file for each tenant.",
+        ),
     ] = None,
 ) -> None:
     """Print a batch script: `atoll slurm --islands 2x4x8 -- python train.py | sbatch`.
@@ -109,8 +137,22 @@ def slurm(
     for each in [name, *(sbatch or ())]:
         if "\n" in each:
             raise typer.BadParameter("a directive of sbatch is one line")
+    flags, tenants = _flags(cluster), tenants_file(cluster)
+    if tenants is not None:
+        # It is read where the job runs: a script, which Slurm keeps, is no place for tokens.
+        flags += ["--tenants", str(tenants.absolute())]
+        if join_file is None or TENANT_MARK not in join_file.name:
+            raise typer.BadParameter(f"--tenants: name a --join-file with {TENANT_MARK} in it, so that they can join")
     job = SlurmJob(
-        name, settings.topology, command, _platform(settings), _flags(cluster), sbatch or (), _content(cluster)
+        name,
+        settings.topology,
+        command,
+        _platform(settings),
+        flags,
+        sbatch or (),
+        _content(cluster),
+        str(join_file.absolute()) if join_file is not None else "",
+        list(tenant_tokens(cluster)),
     )
     print(batch_script(job), end="")
 
@@ -144,5 +186,6 @@ def _flags(cluster: ClusterOptions) -> list[str]:
         "--topology": cluster.mesh,
         "--lease": cluster.lease_seconds,
         "--wait": cluster.wait_seconds,
+        "--bulk-tls": cluster.bulk_tls,
     }
     return [part for flag, value in given.items() if value is not None for part in (flag, str(value))]

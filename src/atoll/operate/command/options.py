@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
@@ -178,26 +178,30 @@ class ClusterOptions:
     ray_strategy: Annotated[str | None, typer.Option(help=_RAY_STRATEGY_HELP, metavar="STRATEGY")] = None
 
 
-def with_cluster_options(command: Callable[..., None]) -> Callable[..., None]:
-    """For a command with a keyword argument `cluster`, whose fields are options of their own on the command line.
+def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """For a command with keyword arguments that are dataclasses, whose fields are options of their own on its line.
 
     Typer finds options in a function's signature, where one parameter cannot stand for several.
     """
-    fields = get_type_hints(ClusterOptions, include_extras=True)
     hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     parameters: list[Parameter] = []
     for each in signature(command).parameters.values():
-        if each.name == "cluster":
-            parameters += [
-                Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=hint) for name, hint in fields.items()
-            ]
-        else:
+        if each.name not in groups:
             parameters.append(each.replace(annotation=hints[each.name]))
+            continue
+        options = get_type_hints(groups[each.name], include_extras=True)
+        parameters += [
+            Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=options[field.name])
+            for field in fields(groups[each.name])
+        ]
 
     @wraps(command)
     def with_each(**given: Any) -> None:
-        cluster = ClusterOptions(**{name: given.pop(name) for name in fields})
-        command(cluster=cluster, **given)
+        made = {
+            name: group(**{each.name: given.pop(each.name) for each in fields(group)}) for name, group in groups.items()
+        }
+        command(**made, **given)
 
     with_each.__signature__ = signature(command).replace(parameters=parameters)  # type: ignore[attr-defined]
     with_each.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -244,18 +248,25 @@ def settings_of(islands: str | None, cluster: ClusterOptions) -> ClusterSettings
     """The cluster of these options, and of the environment where one is None. Raises ClusterError."""
     said, settings = given(islands, cluster), ClusterSettings.from_environment()
     file = said.pop("cluster_file", None) or os.environ.get(FILE_VARIABLE, "")
-    tenants = said.pop("tenants_file", None) or os.environ.get(TENANTS_VARIABLE, "")
-    if tenants:
+    said.pop("tenants_file", None)
+    tenants = tenants_file(cluster)
+    if tenants is not None:
         said["tenants"] = read_tenants(tenants)
     if file and islands is None:
         return read_cluster_file(file, settings, said)
     return msgspec.structs.replace(settings, **said)
 
 
+def tenants_file(cluster: ClusterOptions) -> Path | None:
+    """That of these options, or of the environment."""
+    named = os.environ.get(TENANTS_VARIABLE, "")
+    return cluster.tenants_file or (Path(named) if named else None)
+
+
 def tenant_tokens(cluster: ClusterOptions) -> dict[str, str]:
     """Of the file of tenants of these options, or of the environment. Raises SettingsError."""
-    file = cluster.tenants_file or os.environ.get(TENANTS_VARIABLE, "")
-    return read_tenant_tokens(file) if file else {}
+    file = tenants_file(cluster)
+    return read_tenant_tokens(file) if file is not None else {}
 
 
 def up_settings(islands: str | None, cluster: ClusterOptions) -> ClusterSettings:

@@ -19,14 +19,14 @@ from atoll.operate.command.options import (
     given,
     settings_of,
     token,
-    with_cluster_options,
+    with_option_groups,
 )
 from atoll.operate.command.terminal import end_on_signals, fail, say
 
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127  # exit statuses, as of a shell
 
 
-@with_cluster_options
+@with_option_groups
 def run(
     *,
     command: Annotated[list[str], typer.Argument(help="The command and its arguments.", metavar="COMMAND")],
@@ -72,7 +72,7 @@ def run(
         fail(f"{command[0]}: {error.strerror}", _NOT_EXECUTABLE)
 
 
-@with_cluster_options
+@with_option_groups
 def proxy(
     *,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes any free port.")] = 29000,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from atoll.operate.command.options import ClusterAddress, ClusterJoin, ClusterName, token
+from atoll.operate.command.options import ClusterAddress, ClusterJoin, ClusterName, token, with_option_groups
 
 app = typer.Typer(name="tenants", invoke_without_command=True, rich_markup_mode="markdown")
 _TABLE_WIDTH = 120
@@ -26,21 +27,44 @@ def _amount(text: str) -> int:
 
 
 Tenant = Annotated[str, typer.Argument(help="The tenant, by its name.", metavar="NAME")]
-Share = Annotated[
-    float | None, typer.Option(help="Of device time, relative to the shares of others of the same priority.")
-]
-Priority = Annotated[
-    int | None, typer.Option(help="What a higher one wants goes before everything of a lower one that has not begun.")
-]
-Role = Annotated[str | None, typer.Option(help="user, or operator: who may do everything.", metavar="ROLE")]
-Memory = Annotated[
-    int | None,
-    typer.Option(help="The most on each device, such as 8GiB; 0: no limit.", parser=_amount, metavar="AMOUNT"),
-]
-TotalMemory = Annotated[
-    int | None, typer.Option(help="The most on all devices together.", parser=_amount, metavar="AMOUNT")
-]
+
+
 Count = Annotated[int | None, typer.Option(min=0, help="The most at a time; 0: no limit.", metavar="N")]
+
+
+@dataclass(frozen=True)
+class TenantOptions:
+    """What a tenant may have; None where the user did not say."""
+
+    share: Annotated[
+        float | None, typer.Option(help="Of device time, relative to the shares of others of the same priority.")
+    ] = None
+    priority: Annotated[
+        int | None,
+        typer.Option(help="What a higher one wants goes before everything of a lower one that has not begun."),
+    ] = None
+    role: Annotated[str | None, typer.Option(help="user, or operator: who may do everything.", metavar="ROLE")] = None
+    memory: Annotated[
+        int | None,
+        typer.Option(help="The most on each device, such as 8GiB; 0: no limit.", parser=_amount, metavar="AMOUNT"),
+    ] = None
+    total_memory: Annotated[
+        int | None, typer.Option(help="The most on all devices together.", parser=_amount, metavar="AMOUNT")
+    ] = None
+    devices: Count = None
+    sessions: Count = None
+    launches: Count = None
+    uploads: Count = None
+    compiles: Count = None
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """Those that were given."""
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if value is not None and name not in ("share", "priority", "role")
+        }
 
 
 @app.callback()
@@ -73,48 +97,30 @@ def tenants(
 
 
 @app.command("set")
+@with_option_groups
 def set_tenant(
     tenant: Tenant,
-    share: Share = None,
-    priority: Priority = None,
-    role: Role = None,
-    memory: Memory = None,
-    total_memory: TotalMemory = None,
-    devices: Count = None,
-    sessions: Count = None,
-    launches: Count = None,
-    uploads: Count = None,
-    compiles: Count = None,
+    *,
+    wanted: TenantOptions,
     address: ClusterAddress = "",
     name: ClusterName = "",
     join: ClusterJoin = "",
 ) -> None:
     """Change a tenant, while programs run: what has not begun counts by the new values at once."""
-    limits = _given(
-        memory=memory,
-        total_memory=total_memory,
-        devices=devices,
-        sessions=sessions,
-        launches=launches,
-        uploads=uploads,
-        compiles=compiles,
-    )
-    if not limits and share is None and priority is None and role is None:
+    if wanted == TenantOptions():
         raise typer.BadParameter("nothing is to be changed: give --share, --priority, --role, or a limit")
-    _say(tenant, address, name, join, share=share, priority=priority, role=role, limits=limits)
+    _say(tenant, wanted, address, name, join)
 
 
 @app.command("add")
+@with_option_groups
 def add_tenant(
     tenant: Tenant,
+    *,
     token_file: Annotated[
         Path, typer.Option(help="The file with the tenant's token. The cluster keeps a hash of it.", metavar="FILE")
     ],
-    share: Share = None,
-    priority: Priority = None,
-    role: Role = None,
-    memory: Memory = None,
-    sessions: Count = None,
+    wanted: TenantOptions,
     address: ClusterAddress = "",
     name: ClusterName = "",
     join: ClusterJoin = "",
@@ -124,19 +130,7 @@ def add_tenant(
 
     check_tenant_name(tenant)
     hashed = token_hash(read_token(str(token_file.absolute()), Path(), f"tenant.{tenant}"))
-    limits = _given(memory=memory, sessions=sessions)
-    _say(
-        tenant,
-        address,
-        name,
-        join,
-        share=share,
-        priority=priority,
-        role=role,
-        limits=limits,
-        token_hash=hashed,
-        is_new=True,
-    )
+    _say(tenant, wanted, address, name, join, token_hash=hashed, is_new=True)
 
 
 @app.command("remove")
@@ -148,12 +142,11 @@ def remove_tenant(tenant: Tenant, address: ClusterAddress = "", name: ClusterNam
     print(operate(find(address, name, join), token(), RemoveTenant(tenant)))
 
 
-def _given(**limits: int | None) -> dict[str, int]:
-    return {name: value for name, value in limits.items() if value is not None}
-
-
-def _say(tenant: str, address: str, name: str, join: str, **said: Any) -> None:
+def _say(tenant: str, wanted: TenantOptions, address: str, name: str, join: str, **said: Any) -> None:
     from atoll.operate.clusters import find, operate
     from atoll.protocol.messages import SetTenant
 
-    print(operate(find(address, name, join), token(), SetTenant(tenant, **said)))
+    message = SetTenant(
+        tenant, share=wanted.share, priority=wanted.priority, role=wanted.role, limits=wanted.limits, **said
+    )
+    print(operate(find(address, name, join), token(), message))

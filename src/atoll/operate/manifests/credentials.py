@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from atoll.cluster.security.access import HOST_TOKEN_VARIABLE, TOKEN_VARIABLE
 from atoll.cluster.security.authority import Authority
 from atoll.cluster.security.join import JOIN_VARIABLE, JoinString
@@ -10,8 +12,11 @@ from atoll.cluster.security.start import AUTHORITY_VARIABLE
 from atoll.wire.address import parse_address
 
 
-def make_credentials(address: str) -> dict[str, dict[str, str]]:
-    """The environment of a cluster's "controller", "host" and "client", where its controller is at HOST:PORT."""
+def make_credentials(address: str, tenants: Mapping[str, str] | None = None) -> dict[str, dict[str, str]]:
+    """The environment of a cluster's "controller", "host" and "client", where its controller is at HOST:PORT.
+
+    `tenants` are their tokens by name: each is a "client-NAME".
+    """
     controller = new_environment()
     authority = Authority.parse(controller[AUTHORITY_VARIABLE].encode(), AUTHORITY_VARIABLE)
     where = parse_address(address).secured()
@@ -23,4 +28,5 @@ def make_credentials(address: str) -> dict[str, dict[str, str]]:
         "controller": controller,
         "host": join(controller[HOST_TOKEN_VARIABLE]),
         "client": join(controller[TOKEN_VARIABLE]),
+        **{f"client-{name}": join(token) for name, token in (tenants or {}).items()},
     }

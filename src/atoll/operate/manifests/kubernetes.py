@@ -3,7 +3,7 @@
 Each island is an indexed Job of as many pods as it has hosts, in a JobSet (jobset.x-k8s.io/v1alpha2, which must be
 installed there): Kubernetes starts a pod again that ends, on another node if need be, and the cluster takes it as the
 same host of the same island. The controller is a Deployment of one pod behind a Service; when it ends, the hosts wait
-for the next one. What each kind of process proves itself with is in a Secret of its own.
+for the next one. What each kind of process proves itself with is in a Secret of its own, and so are the tenants.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.cluster.topology import Topology
+from atoll.operate.manifests.tenants import FILE as TENANTS_FILE
 
 Manifest = dict[str, Any]
 
@@ -25,6 +26,8 @@ _RESTARTS = 1_000_000
 
 # Where the cluster's file is, in the controller's pod; the suffix of the object that has it.
 _FOLDER, _FILE, _CLUSTER = "/etc/atoll", "cluster.toml", "-cluster"
+# The same of the tenants.
+_TENANTS_FOLDER, _TENANTS = "/etc/atoll-tenants", "-tenants"
 
 # What a pod asks for to get devices of a platform.
 DEVICE_RESOURCES = {"cuda": "nvidia.com/gpu", "gpu": "nvidia.com/gpu", "rocm": "amd.com/gpu", "tpu": "google.com/tpu"}
@@ -43,6 +46,7 @@ class KubernetesCluster:
     resources: Mapping[str, str] = field(default_factory=dict)
     node_selector: Mapping[str, str] = field(default_factory=dict)
     file: str = ""  # the content of a cluster file, in place of the topology's short form
+    has_tenants: bool = False
 
     @property
     def address(self) -> str:
@@ -50,15 +54,19 @@ class KubernetesCluster:
         return f"{self.name}:{PORT}"
 
 
-def manifests(cluster: KubernetesCluster, credentials: Mapping[str, Mapping[str, str]]) -> list[Manifest]:
+def manifests(
+    cluster: KubernetesCluster, credentials: Mapping[str, Mapping[str, str]], tenants: Mapping[str, str] | None = None
+) -> list[Manifest]:
     """All that the cluster is, in the order in which it is to be applied.
 
     `credentials` is the environment that nobody else may read, of its "controller", "host" and "client": each in a
-    Secret NAME-controller and so on. What is not given is there already.
+    Secret NAME-controller and so on. `tenants` are the files of the Secret NAME-tenants. What is not given is there
+    already.
     """
+    content = {**credentials, _TENANTS[1:]: tenants} if tenants else credentials
     secrets = [
-        _object(cluster, "v1", "Secret", f"-{component}") | {"type": "Opaque", "stringData": dict(environment)}
-        for component, environment in credentials.items()
+        _object(cluster, "v1", "Secret", f"-{component}") | {"type": "Opaque", "stringData": dict(data)}
+        for component, data in content.items()
     ]
     islands = [_island(cluster, number) for number in range(cluster.topology.islands)]
     files = [_object(cluster, "v1", "ConfigMap", _CLUSTER) | {"data": {_FILE: cluster.file}}] if cluster.file else []
@@ -84,10 +92,18 @@ def _controller(cluster: KubernetesCluster) -> Manifest:
         "ports": [{"name": "control", "containerPort": PORT}],
         "readinessProbe": {"tcpSocket": {"port": "control"}, "periodSeconds": 5},
     }
-    pod = _pod([container])
+    volumes = {}
     if cluster.file:
-        container["volumeMounts"] = [{"name": "cluster", "mountPath": _FOLDER, "readOnly": True}]
-        pod["volumes"] = [{"name": "cluster", "configMap": {"name": cluster.name + _CLUSTER}}]
+        volumes["cluster"] = (_FOLDER, {"configMap": {"name": cluster.name + _CLUSTER}})
+    if cluster.has_tenants:
+        container["command"] += ["--tenants", f"{_TENANTS_FOLDER}/{TENANTS_FILE}"]
+        volumes["tenants"] = (_TENANTS_FOLDER, {"secret": {"secretName": cluster.name + _TENANTS}})
+    pod = _pod([container])
+    if volumes:
+        container["volumeMounts"] = [
+            {"name": name, "mountPath": folder, "readOnly": True} for name, (folder, _) in volumes.items()
+        ]
+        pod["volumes"] = [{"name": name, **source} for name, (_, source) in volumes.items()]
     labels = _labels(cluster, "controller")
     return _object(cluster, "apps/v1", "Deployment") | {
         "spec": {

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from atoll.cluster.tenants import DEFAULT_NAME, TENANT_MARK
 from atoll.cluster.topology import Topology
 from atoll.errors import SettingsError
 
@@ -29,6 +30,8 @@ class SlurmJob:
     settings: Sequence[str] = ()
     directives: Sequence[str] = ()
     file: str = ""  # the content of a cluster file, in place of the topology's short form
+    join_file: str = ""  # where clients but the command find how to join; {tenant} stands for one for each of `tenants`
+    tenants: Sequence[str] = ()
 
 
 def batch_script(job: SlurmJob) -> str:
@@ -49,8 +52,16 @@ def batch_script(job: SlurmJob) -> str:
     up = shlex.join(["atoll", "up", "--foreground", "--engine", "hosts", *islands, *platform, *job.settings])
     up += ' --cluster "$folder/cluster.toml"' if job.file else ""
     lines = ["#!/bin/bash", *(f"#SBATCH {each}" for each in (*directives, *job.directives))]
+    joins = [job.join_file.replace(TENANT_MARK, name) for name in (DEFAULT_NAME, *job.tenants)]
     return "\n".join(lines) + _BODY.format(
-        up=up, file=_file(job.file), hosts=hosts, seconds=_START_SECONDS, command=shlex.join(job.command)
+        up=up,
+        file=_file(job.file),
+        hosts=hosts,
+        seconds=_START_SECONDS,
+        command=shlex.join(job.command),
+        join_file=shlex.quote(job.join_file) if job.join_file else '"$folder/clients"',
+        own_join=shlex.quote(joins[0]) if job.join_file else '"$folder/clients"',
+        written=" " + shlex.join(dict.fromkeys(joins)) if job.join_file else "",
     )
 
 
@@ -68,18 +79,18 @@ finish() {{
   # Hosts end with their controller.
   if [ -n "$controller" ]; then kill "$controller" 2>/dev/null && wait "$controller" || true; fi
   if [ -n "$hosts" ]; then kill "$hosts" 2>/dev/null && wait "$hosts" || true; fi
-  rm -rf "$folder"
+  rm -rf "$folder"{written}
 }}
 trap finish EXIT
 {file}
 port=$((20000 + SLURM_JOB_ID % 10000))
 {up} --name "slurm-$SLURM_JOB_ID" \\
   --listen "0.0.0.0:$port" --advertise "$(hostname -f)" \\
-  --join-file "$folder/clients" --host-join-file "$folder/hosts" &
+  --join-file {join_file} --host-join-file "$folder/hosts" &
 controller=$!
 
 for ((i = 0; i < {seconds} * 10; i++)); do
-  [ -s "$folder/hosts" ] && [ -s "$folder/clients" ] && break
+  [ -s "$folder/hosts" ] && break  # which is written last
   kill -0 "$controller" || exit 1
   sleep 0.1
 done
@@ -89,7 +100,7 @@ ATOLL_JOIN=$(cat "$folder/hosts") srun --ntasks={hosts} --overlap --export=ALL a
 hosts=$!
 
 export ATOLL_JOIN
-ATOLL_JOIN=$(cat "$folder/clients")
+ATOLL_JOIN=$(cat {own_join})
 export JAX_PLATFORMS=atoll,cpu
 {command}
 """

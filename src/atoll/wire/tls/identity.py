@@ -81,12 +81,21 @@ def _context(certificate: Certificate, protocol: int, verify: ssl.VerifyMode) ->
     context.load_verify_locations(cadata=certificate.authority.decode())
     if protocol == ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0  # nobody resumes: they would be one more message after each handshake
+    use_certificate(context, certificate.certificate + certificate.key)
+    return context
+
+
+def use_certificate(context: ssl.SSLContext, pem: bytes) -> None:
+    """From now on, what is connected with the context is so with this certificate, whose key is in `pem`, too.
+
+    Raises ssl.SSLError where there are no two that belong together, or the key needs a passphrase.
+    """
     # OpenSSL reads files alone; this one is in memory, and nobody else's.
     descriptor = os.memfd_create("atoll-certificate", os.MFD_CLOEXEC)
     try:
         with open(descriptor, "wb", closefd=False) as file:
-            file.write(certificate.certificate + certificate.key)
-        context.load_cert_chain(f"/proc/self/fd/{descriptor}")
+            file.write(pem)
+        # With a passphrase given, OpenSSL asks for none at the terminal.
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}", password="")
     finally:
         os.close(descriptor)
-    return context

@@ -1,0 +1,60 @@
+"""Ends what a test run has started, once the run itself has ended: also where it was killed, and could end nothing.
+
+A cluster that stays (`atoll up`) has no parent by design, so nobody else would end it. Run as a script, without
+Python's site packages: `python -I -S guardian.py PID RUN FOLDER`. Processes are known by ATOLL_TEST_RUN in their
+environment.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+
+_MOST_SECONDS = 30.0
+
+
+def main(pid: int, run: str, folder: str) -> None:
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        pass
+    else:
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        poller.poll()
+    folders, deadline = {folder}, time.monotonic() + _MOST_SECONDS
+    # Until nobody is left: who is about to be killed may yet start another.
+    while (found := of_run(run)) and time.monotonic() < deadline:
+        for each, runtime in found.items():
+            if os.path.basename(runtime).startswith("at-") and os.path.dirname(runtime) == os.path.dirname(folder):
+                folders.add(runtime)
+            try:
+                os.kill(each, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        time.sleep(0.05)
+    for each in folders:
+        shutil.rmtree(each, ignore_errors=True)
+
+
+def of_run(run: str) -> dict[int, str]:
+    """The live processes of a test run, each with its runtime folder."""
+    found = {}
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{entry}/environ", "rb") as file:
+                pairs = [pair.partition(b"=") for pair in file.read().split(b"\0")]
+        except OSError:
+            continue
+        environment = {name: os.fsdecode(value) for name, _, value in pairs}
+        if environment.get(b"ATOLL_TEST_RUN") == run:  # a zombie has no environment any more
+            found[int(entry)] = environment.get(b"XDG_RUNTIME_DIR", "")
+    return found
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])
