@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from atoll._version import __version__ as __version__
     from atoll.client.connect import ConnectedCluster as ConnectedCluster
     from atoll.client.connect import connect as connect
-    from atoll.client.program import Program as Program
-    from atoll.client.program import program as program
     from atoll.client.slices import Slice as Slice
     from atoll.client.slices import VirtualDeviceSet as VirtualDeviceSet
     from atoll.client.slices import make_virtual_device_set as make_virtual_device_set
@@ -36,6 +34,8 @@ if TYPE_CHECKING:
     from atoll.errors import SliceError as SliceError
     from atoll.errors import StatusError as StatusError
     from atoll.errors import VersionError as VersionError
+    from atoll.programs.program import Program as Program
+    from atoll.programs.program import program as program
     from atoll.protocol.spans import Span as Span
 
 # Each is imported at its first use: JAX imports this package in every script, for the plug-in below it.
@@ -43,8 +43,8 @@ _MODULES = {
     "__version__": "atoll._version",
     "connect": "atoll.client.connect",
     "ConnectedCluster": "atoll.client.connect",
-    "program": "atoll.client.program",
-    "Program": "atoll.client.program",
+    "program": "atoll.programs.program",
+    "Program": "atoll.programs.program",
     "make_virtual_device_set": "atoll.client.slices",
     "Slice": "atoll.client.slices",
     "VirtualDeviceSet": "atoll.client.slices",

@@ -33,7 +33,7 @@ class Ticket(Generic[Payload]):
     behind: int = 0  # in how many lines it is not at the head
     committed: bool = False
     dropped: bool = False
-    is_aside: bool = False  # it is in no line yet: see `scheduling.promises`
+    is_aside: bool = False  # it is in no line yet: see `promises.promises`
     promise: Promise[Payload] | None = None
 
 
@@ -57,7 +57,7 @@ class Promise(Generic[Payload]):
     """Of tickets of one launch: when they join their lines, and when what they make is there for others.
 
     The two are one, unless they are `late`. `awaited` counts the promises that must be kept, or must have joined,
-    before its tickets may join. See `scheduling.promises`.
+    before its tickets may join. See `promises.promises`.
     """
 
     session: int

@@ -13,7 +13,7 @@ from atoll.worker.completions import ReadCompletion, Watcher, are_complete, wait
 from atoll.worker.dispatch_unit import DispatchUnit
 from atoll.worker.step_runner import StepRunner
 
-# As many as the controller lets wait for their clients on a host (`scheduling.client_runs`).
+# As many as the controller lets wait for their clients on a host (`promises.client_runs`).
 MOST_CLIENT_ENDS = 8
 
 

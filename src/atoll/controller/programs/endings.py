@@ -12,13 +12,13 @@ from atoll.cluster.resources import ResourceManager
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.buffers import Buffers
 from atoll.errors import Code, Status
+from atoll.promises.promises import Promises
 from atoll.protocol import messages as m
 from atoll.scheduling.device_clocks import DeviceClocks
 from atoll.scheduling.feeds import Key
 from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.long_gangs import settled
 from atoll.scheduling.programs import RegisteredProgram
-from atoll.scheduling.promises import Promises
 from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.scheduler import Scheduler

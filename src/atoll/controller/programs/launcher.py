@@ -16,6 +16,7 @@ from atoll.controller.outbox import Outbox
 from atoll.controller.programs.buffers import Buffers
 from atoll.controller.programs.endings import Endings
 from atoll.errors import Code, Status, invalid
+from atoll.promises.promises import Promises
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.checks import gang_problem, launch_problem
@@ -25,7 +26,6 @@ from atoll.scheduling.large_plans import LargePlans
 from atoll.scheduling.policies.fair import FairShares
 from atoll.scheduling.policy import Policy
 from atoll.scheduling.programs import RegisteredProgram
-from atoll.scheduling.promises import Promises
 from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.scheduler import Scheduler

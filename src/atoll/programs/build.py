@@ -10,11 +10,11 @@ from typing import Any
 import jax
 
 from atoll.client import jax_internals as internals
-from atoll.client.functions import Function
 from atoll.client.plugin_programs import is_atoll
-from atoll.client.tracing import CallNode, Recording, TransferNode
-from atoll.client.values import Value
 from atoll.ir.program import Call, Node, Program, Transfer
+from atoll.programs.functions import Function
+from atoll.programs.tracing import CallNode, Recording, TransferNode
+from atoll.programs.values import Value
 
 internals.leave_out_of_tracebacks(__file__)
 

@@ -16,9 +16,9 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from atoll.client import jax_internals as internals
-from atoll.client.functions import Function, FunctionTable, JitCall
-from atoll.client.values import ShardingLike, Value, constant_value
 from atoll.errors import ProgramError
+from atoll.programs.functions import Function, FunctionTable, JitCall
+from atoll.programs.values import ShardingLike, Value, constant_value
 
 internals.leave_out_of_tracebacks(__file__)
 

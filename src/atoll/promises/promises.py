@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Generic
 
+from atoll.promises.client_runs import ClientRuns
 from atoll.scheduling.buffer_directory import Entry
-from atoll.scheduling.client_runs import ClientRuns
 from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.tickets import Late, Payload, Promise, Ticket
