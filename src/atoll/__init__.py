@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from atoll.errors import SliceError as SliceError
     from atoll.errors import StatusError as StatusError
     from atoll.errors import VersionError as VersionError
+    from atoll.programs.choices import cond as cond
+    from atoll.programs.choices import switch as switch
+    from atoll.programs.choices import while_loop as while_loop
     from atoll.programs.program import Program as Program
     from atoll.programs.program import program as program
     from atoll.protocol.spans import Span as Span
@@ -45,6 +48,9 @@ _MODULES = {
     "ConnectedCluster": "atoll.client.connect",
     "program": "atoll.programs.program",
     "Program": "atoll.programs.program",
+    "cond": "atoll.programs.choices",
+    "switch": "atoll.programs.choices",
+    "while_loop": "atoll.programs.choices",
     "make_virtual_device_set": "atoll.client.slices",
     "Slice": "atoll.client.slices",
     "VirtualDeviceSet": "atoll.client.slices",
@@ -83,11 +89,14 @@ __all__ = [
     "VersionError",
     "VirtualDeviceSet",
     "__version__",
+    "cond",
     "connect",
     "errors",
     "make_virtual_device_set",
     "program",
+    "switch",
     "trace",
+    "while_loop",
 ]
 
 

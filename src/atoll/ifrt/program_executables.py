@@ -12,17 +12,16 @@ from atoll.ifrt.arguments import Arguments
 from atoll.ifrt.arrays import ArrayRecord
 from atoll.ifrt.executables import Executable
 from atoll.ifrt.loaded import MPMD_ERROR, NO_LAYOUTS, Loaded
-from atoll.ifrt.program_checks import MAX_VALUES, ProgramChecker, consumes
-from atoll.ir.program import Call, Node, Program, output_count
+from atoll.ifrt.program_checks import MAX_VALUES, ProgramChecker
+from atoll.ir.program import Call, Node, Program, consumes, output_count
 from atoll.ir.submission import Staging, Submission, decode
 from atoll.ir.types import ArraySpec
 from atoll.protocol.ifrt import executables_pb2
 from atoll.protocol.translation import codec
 from atoll.protocol.translation.shardings import sharding_to
+from atoll.session.irregular import NODES_PER_CREDIT
 from atoll.session.session import ClusterSession
 
-# A run takes one credit of its session's window for so many nodes: the controller keeps 1 KB for each node.
-NODES_PER_CREDIT = 128
 _NOTHING_RUNS = "staged arguments wait for their program; nothing runs here"
 _ASK_THE_FUNCTIONS = "a program has no cost of its own: ask the functions that it calls (Compiled.cost_analysis() does)"
 

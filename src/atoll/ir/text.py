@@ -87,6 +87,8 @@ def _step(step: p.Step) -> str:
             return f"%{step.output} = put on {_on(step.array)}, feeds {_feeds(step.pieces)}"
         case p.Get():
             return f"%{step.completion} = get %{step.input} shards {ranges_text(step.shards)}, feed {step.feed}"
+        case p.Report():
+            return f"report %{step.input}"
         case p.Move():
             targets = ", ".join(_on(array) for array in step.arrays)
             return f"{_values(step.outputs)} = move {_values(step.inputs)} to {targets}"

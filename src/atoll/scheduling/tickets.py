@@ -21,8 +21,9 @@ NOBODY = Tenant(DEFAULT_TENANT)
 
 @dataclass(slots=True, eq=False)
 class Ticket(Generic[Payload]):
-    """A node of a launch, in line. `number` is its age; `missing` counts what it still waits for, such as its client's
-    bytes.
+    """A node of a launch, in line. `missing` counts what it still waits for, such as its client's bytes.
+
+    `age` is its place in its session's lines: its number, unless what it is was decided only after later launches came.
     """
 
     number: int
@@ -35,6 +36,11 @@ class Ticket(Generic[Payload]):
     dropped: bool = False
     is_aside: bool = False  # it is in no line yet: see `promises.promises`
     promise: Promise[Payload] | None = None
+    age: int = -1
+
+    def __post_init__(self) -> None:
+        if self.age < 0:
+            self.age = self.number
 
 
 class Learnt(Protocol):

@@ -37,6 +37,7 @@ class Endings:
         self._readers = readers
         # A thread for each that waits for its client: the controller sends few at a time.
         self._client_ends = ThreadPoolExecutor(MOST_CLIENT_ENDS, "atoll-client-ends")
+        steps.on_report = lambda sequence, value: report(m.Reported(sequence, value))
         self.completed: list[tuple[int, int, int]] = []  # units that completed at once: see `report_completed`
 
     def report_completed(self) -> None:
