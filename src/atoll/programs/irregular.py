@@ -49,20 +49,21 @@ def switch(
     values = [trace.usable(leaf, what) for leaf in leaves]
     parts = [_Traced(trace, name, branch, tree, values) for name, branch in zip(names, branches, strict=True)]
     _check_alike(what, parts)
+    decides = _number(trace.usable(index, what), what)
+    inputs = _Inputs(trace)
+    recorded = [part.part(inputs.take(part)) for part in parts]
     if _is_on_one_mesh(parts):
 
-        def on_devices(*flat: Any) -> Any:
-            return jax.lax.switch(flat[-1], branches, *tree.unflatten(flat[:-1]))
+        def on_devices(index: Any, *given: Any) -> Any:
+            return jax.lax.switch(index.astype(np.int32), [_evaluated(part) for part in recorded], *given)
 
-        return _as_one_function(what, on_devices, parts[0])(*leaves, index)
-    _check_not_nested(trace, what)
-    decides = _number(trace, trace.usable(index, what), what)
-    inputs = _Inputs(trace)
-    taken = [inputs.take(part) for part in parts]
-    outputs = [_made(result) for result in parts[0].results]
-    recorded = [part.part(where) for part, where in zip(parts, taken, strict=True)]
-    trace.recording.nodes.append(IrregularNode([decides, *inputs.values], outputs, recorded, internals.line()))
-    return parts[0].tree.unflatten([ProgramTracer(trace, value) for value in outputs])
+        results = _as_one_function(what, on_devices, parts[0])(index, *inputs.tracers())
+    else:
+        _check_not_nested(trace, what)
+        decider = trace.resharded(decides, _placed(decides)).root
+        node = IrregularNode([decider, *inputs.values], _made(parts[0].results), recorded, internals.line())
+        results = _recorded(trace, node)
+    return parts[0].tree.unflatten(results)
 
 
 def while_loop(
@@ -81,37 +82,45 @@ def while_loop(
         raise TypeError(f"cond_fun of pw.while_loop must return a boolean scalar, and returns {given}")
     for result in condition.results:
         _place(result, None)
-    if _is_on_one_mesh([body, condition]):
-
-        def on_devices(*flat: Any) -> Any:
-            return jax.lax.while_loop(cond_fun, body_fun, *tree.unflatten(flat))
-
-        return _as_one_function("while_loop", on_devices, body)(*leaves)
-    _check_not_nested(trace, "pw.while_loop")
     stays = [result.root is argument for result, argument in zip(body.results, body.arguments, strict=True)]
     for part in (condition, body):
         part.leave_out([argument for argument, each in zip(part.arguments, stays, strict=True) if not each])
     inputs = _Inputs(trace)
     taken = [inputs.take(part) for part in (condition, body)]
     constants = len(inputs.values)
-    outputs: list[Value | None] = []
     for i, (value, result) in enumerate(zip(values, body.results, strict=True)):
-        if stays[i]:
-            outputs.append(None)
-            continue
-        for part, where in zip((condition, body), taken, strict=True):
-            where[id(part.arguments[i])] = len(inputs.values)
-        inputs.values.append(trace.resharded(value, result.sharding))
-        outputs.append(_made(result))
-    made = [each for each in outputs if each is not None]
+        if not stays[i]:
+            for part, where in zip((condition, body), taken, strict=True):
+                where[id(part.arguments[i])] = len(inputs.values)
+            inputs.values.append(trace.resharded(value, result.sharding))
     body.results = [each for each, kept in zip(body.results, stays, strict=True) if not kept]
     parts = [part.part(where) for part, where in zip((condition, body), taken, strict=True)]
-    if made:
-        trace.recording.nodes.append(IrregularNode(inputs.values, made, parts, internals.line(), constants))
-    results = [
-        leaf if value is None else ProgramTracer(trace, value) for leaf, value in zip(leaves, outputs, strict=True)
-    ]
-    return tree.unflatten(results)[0]
+    if not body.results:
+        return init_val
+    if _is_on_one_mesh([body, condition]):
+        goes_on, following = map(_evaluated, parts)
+
+        def on_devices(*given: Any) -> Any:
+            fixed, carried = given[:constants], given[constants:]
+            return jax.lax.while_loop(lambda c: goes_on(*fixed, *c)[0], lambda c: following(*fixed, *c), carried)
+
+        results = _as_one_function("while_loop", on_devices, body)(*inputs.tracers())
+    else:
+        _check_not_nested(trace, "pw.while_loop")
+        node = IrregularNode(inputs.values, _made(body.results), parts, internals.line(), constants)
+        results = _recorded(trace, node)
+    carried = iter(results)
+    flat = [leaf if kept else next(carried) for leaf, kept in zip(leaves, stays, strict=True)]
+    return tree.unflatten(flat)[0]
+
+
+def _recorded(trace: ProgramTrace, node: IrregularNode) -> list[ProgramTracer]:
+    trace.recording.nodes.append(node)
+    return [ProgramTracer(trace, value) for value in node.outputs]
+
+
+def _made(results: Sequence[Value]) -> list[Value]:
+    return [Value(result.aval, True, internals.line(), result.sharding) for result in results]
 
 
 class _Traced:
@@ -167,6 +176,9 @@ class _Inputs:
     def __init__(self, trace: ProgramTrace) -> None:
         self._trace = trace
         self.values: list[Value] = []
+
+    def tracers(self) -> list[ProgramTracer]:
+        return [ProgramTracer(self._trace, value) for value in self.values]
 
     def take(self, part: _Traced) -> dict[int, int]:
         """The inputs that the part's free values are, by the identity of these."""
@@ -268,14 +280,10 @@ def _placed(value: Value) -> Any:
     return value.sharding
 
 
-def _made(result: Value) -> Value:
-    return Value(result.aval, True, internals.line(), result.sharding)
-
-
-def _number(trace: ProgramTrace, value: Value, what: str) -> Value:
+def _number(value: Value, what: str) -> Value:
     if value.aval.shape or value.aval.dtype.name not in NUMBERS:
         raise TypeError(f"what {what} chooses by must be one integer or boolean, got {value.aval.str_short()}")
-    return trace.resharded(value, _placed(value)).root
+    return value
 
 
 # ---- on one mesh
@@ -285,17 +293,37 @@ def _is_on_one_mesh(parts: Sequence[_Traced]) -> bool:
     """Whether XLA can choose: all that the parts run and touch are functions and arrays on the same devices."""
     devices: set[Any] = set()
     for part in parts:
-        if part.recording.captured or not all(isinstance(node, CallNode) for node in part.nodes):
-            return False
-        devices.update(node.function.devices for node in part.nodes if isinstance(node, CallNode))
+        for node in part.nodes:
+            if not isinstance(node, CallNode) or node.function.call.compiler_options:
+                return False
+            devices.add(node.function.devices)
         devices.update(internals.devices_of(_placed(value)) for value in (*part.free(), *part.results))
     return len(devices) == 1
 
 
+def _evaluated(part: Part) -> Callable[..., tuple[Any, ...]]:
+    """A function of a node's inputs that calls what the part has recorded."""
+
+    def evaluate(*given: Any) -> tuple[Any, ...]:
+        arrays = {key: given[position] for key, position in part.taken.items()}
+        for node in part.nodes:
+            assert isinstance(node, CallNode)
+            function = node.function
+            call = jax.jit(
+                internals.as_function(function.call.jaxpr, function.call.name),
+                in_shardings=tuple(function.inputs),
+                out_shardings=tuple(function.outputs),
+            )
+            made = call(*(arrays[id(value.root)] for value in node.inputs))
+            arrays.update(zip(map(id, node.outputs), made, strict=True))
+        return tuple(arrays[id(value.root)] for value in part.results)
+
+    return evaluate
+
+
 def _as_one_function(name: str, function: Callable[..., Any], given: _Traced) -> Any:
     function.__name__ = function.__qualname__ = name.removeprefix("pw.")
-    shardings = given.tree.unflatten([value.sharding for value in given.results])
-    return jax.jit(function, out_shardings=shardings)
+    return jax.jit(function, out_shardings=tuple(value.sharding for value in given.results))
 
 
 def _check_not_nested(trace: ProgramTrace, what: str) -> None:

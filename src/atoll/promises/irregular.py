@@ -74,8 +74,8 @@ class IrregularNodes:
         self._parts = parts
         self._next_age = next_age
         self._next_handle = _FIRST_HANDLE
-        self._awaited: dict[int, Undecided] = {}  # by the gang that is to report, by sequence
-        self._unreported: dict[int, int] = {}  # of those the ones that have ended, with their islands
+        self._awaited: dict[tuple[int, int], Undecided] = {}  # by the host that is to report, and its gang
+        self._ended: dict[tuple[int, int], None] = {}  # of those the ones whose gang has ended
 
     def statistics(self) -> dict[str, int]:
         return {"undecided": len(self._awaited)}
@@ -128,14 +128,13 @@ class IrregularNodes:
             self._begin(session, whole, parts[0], message.arguments[:1], ())
         return None
 
-    def reported(self, sequence: int, value: int) -> None:
+    def reported(self, host: int, sequence: int, value: int) -> None:
         """A host reports the number that a gang was to report."""
-        whole = self._awaited.pop(sequence, None)
-        self._unreported.pop(sequence, None)
+        whole = self._awaited.pop((host, sequence), None)
+        self._ended.pop((host, sequence), None)
         session = None if whole is None else self._sessions.get(whole.session)
         if whole is None or session is None:
             return
-        whole.awaited = 0
         node, parts = whole.node, whole.parts
         if isinstance(node, m.RegisterSwitch):
             branches = parts[1:]
@@ -158,14 +157,14 @@ class IrregularNodes:
             return
         if launch.error is not None:
             self._fail(session, whole, launch.error)
-        else:
-            reporters = [gang for ticket in launch.tickets for gang in ticket.gangs if gang.sequence == whole.awaited]
-            self._unreported.update((gang.sequence, gang.island) for gang in reporters)
+        elif any(gang.sequence == whole.awaited[1] for ticket in launch.tickets for gang in ticket.gangs):
+            self._ended[whole.awaited] = None
 
     def island_lost(self, island: int, status: Status) -> None:
-        """What was to be reported by the island's hosts will not be."""
-        for sequence in [each for each, where in self._unreported.items() if where == island]:
-            whole = self._awaited[sequence]
+        """What its hosts have not reported, though the gang has ended, is lost on its way."""
+        hosts = set(self._resources.hosts_of(island))
+        for awaited in [each for each in self._ended if each[0] in hosts]:
+            whole = self._awaited[awaited]
             self._fail(self._sessions[whole.session], whole, status.within(whole.parts[-1].name))
 
     def session_closed(self, number: int) -> None:
@@ -192,7 +191,8 @@ class IrregularNodes:
         for handle in results:
             session.directory.entries[handle].uses += 1
         (reporter,) = [gang for ticket in launch.tickets for gang in ticket.gangs if gang.run.spec.kind == "report"]
-        whole.awaited = reporter.sequence
+        (host,) = reporter.hosts
+        whole.awaited = host, reporter.sequence
         self._awaited[whole.awaited] = whole
 
     def _end(self, session: Session, whole: Undecided, program: RegisteredProgram, arguments: tuple[int, ...]) -> None:
@@ -227,7 +227,7 @@ class IrregularNodes:
     def _over(self, whole: Undecided) -> None:
         whole.is_over = True
         self._awaited.pop(whole.awaited, None)
-        self._unreported.pop(whole.awaited, None)
+        self._ended.pop(whole.awaited, None)
         for program in whole.parts:
             program.waiting -= 1
             self._parts.drop_if_idle(program)

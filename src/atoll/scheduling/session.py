@@ -69,7 +69,7 @@ class Undecided:
     context: int
     credits: int
     carried: tuple[int, ...] = ()  # by a loop
-    awaited: int = 0  # the gang that is to report, by sequence; 0: none
+    awaited: tuple[int, int] = (0, 0)  # the host that is to report, and its gang, by sequence
     is_over: bool = False  # its last part has been launched, or it has failed
 
 

@@ -53,7 +53,7 @@ class Hosts:
             m.Failed: self._failed,
             m.Pong: lambda host, message: None,
             m.Enqueued: lambda host, message: launcher.enqueued(message.sequence),
-            m.Reported: lambda host, message: launcher.irregular.reported(message.sequence, message.value),
+            m.Reported: lambda host, message: launcher.irregular.reported(host, message.sequence, message.value),
             m.FeedsLost: self._feeds_lost,
             m.PeerSilent: peer_silent,
             m.FeedsArrived: feeds.feeds_arrived,
