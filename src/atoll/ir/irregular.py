@@ -85,7 +85,7 @@ def split(program: Program) -> tuple[Piece, ...]:
         if isinstance(node, Switch | Loop):
             results = tuple(range(first, first + len(node.outputs)))
             programs = _switch(node, specs, program.name) if isinstance(node, Switch) else _loop(node, program.name)
-            count = sum(len(each.nodes) for each in _programs(programs))
+            count = sum(len(each.nodes) for each in parts_of(programs))
             pieces.append((len(needed), 1, Piece(programs, node.inputs, results, count)))
             nodes += count
             given = needed | {number}
@@ -112,10 +112,13 @@ def split(program: Program) -> tuple[Piece, ...]:
     return tuple(piece for _, _, piece in pieces)
 
 
-def _programs(programs: SwitchPrograms | LoopPrograms) -> tuple[Program, ...]:
+def parts_of(programs: Program | SwitchPrograms | LoopPrograms) -> tuple[Program, ...]:
+    """All programs that a launch may run, in the order of their registration."""
     if isinstance(programs, SwitchPrograms):
         return (programs.index, *programs.branches)
-    return programs.first, programs.following, programs.last
+    if isinstance(programs, LoopPrograms):
+        return programs.first, programs.following, programs.last
+    return (programs,)
 
 
 def _straight(

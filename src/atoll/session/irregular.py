@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from atoll.ir.irregular import Piece, SwitchPrograms, is_irregular, split
+from atoll.ir.irregular import Piece, SwitchPrograms, is_irregular, parts_of, split
 from atoll.ir.program import Program
 from atoll.protocol import messages as m
 
@@ -66,19 +66,15 @@ class SplitPrograms:
         pieces = []
         for piece in split(program):
             programs = piece.programs
-            if isinstance(programs, Program):
-                number = registered(programs)
-            else:
-                message: Any
-                if isinstance(programs, SwitchPrograms):
-                    index, *branches = map(registered, (programs.index, *programs.branches))
-                    message = m.RegisterSwitch(self._number(), index, tuple(branches))
-                else:
-                    parts = [registered(each) for each in (programs.first, programs.following, programs.last)]
-                    message = m.RegisterLoop(self._number(), programs.constants, *parts)
-                self._send(message)
-                number = message.program
+            number, *others = map(registered, parts_of(programs))
+            if not isinstance(programs, Program):
+                first, number = number, self._number()
                 numbers.append(number)
+                if isinstance(programs, SwitchPrograms):
+                    self._send(m.RegisterSwitch(number, first, tuple(others)))
+                else:
+                    following, last = others
+                    self._send(m.RegisterLoop(number, programs.constants, first, following, last))
             pieces.append((number, piece))
         whole = self._number()
         self._known[whole] = _Split(program.results, tuple(pieces), tuple(numbers))
