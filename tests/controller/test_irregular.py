@@ -211,6 +211,17 @@ def test_sequential_dispatch_goes_on_behind_what_is_not_known():
     assert (chosen.results, dependent.results) == ((20,), (21,))
 
 
+def test_sequential_dispatch_does_not_wait_for_what_joins_later_and_is_older():
+    play = Chooser(dispatch=Dispatch.SEQUENTIAL)
+    sequence = play.switch()
+    (one,) = runs(play.report(0, m.Enqueued(sequence)) + play.say(m.Launch(3, (10,), (22,), ())))
+    assert play.say(m.Launch(3, (10,), (23,), ())) == []
+    assert runs(play.number(sequence, 0)) == []
+    (two,) = runs(play.done(sequence) + play.report(0, m.Enqueued(one.sequence)))
+    (chosen,) = runs(play.report(0, m.Enqueued(two.sequence)))
+    assert (two.results, chosen.results) == ((23,), (20,))
+
+
 # ---- clients that lie
 
 

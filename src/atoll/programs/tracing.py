@@ -26,7 +26,7 @@ _SMALL_BYTES = 4096  # host constants up to this size are compared by their cont
 _copy = jax.jit(jax.numpy.copy)
 _ADVICE = (
     "A program runs on the cluster after it has been traced, so Python cannot look at its values. Choose on the "
-    "devices (jax.lax.cond, jax.numpy.where), make the argument a static one (static_argnums, static_argnames), "
+    "devices (atoll.cond, jax.numpy.where), make the argument a static one (static_argnums, static_argnames), "
     "or leave that part out of the program."
 )
 

@@ -281,7 +281,7 @@ _TEXTS = {
     Reason.ORDER: "its turn",
     Reason.ALONE: "a gang that runs alone",
     Reason.BYTES: "bytes that its client sends",
-    Reason.PYTHON: "what Python makes",
+    Reason.PYTHON: "what Python makes, or data decide",
     Reason.FUNCTIONS: "functions that are compiled again",
 }
 
