@@ -73,9 +73,9 @@ class ChoosingClient(Client):
             parts = (
                 (node.index, *node.branches)
                 if isinstance(node, m.RegisterSwitch)
-                else (node.first, node.following, node.last)
+                else tuple({node.first, node.begins, node.following, node.last})
             )
-            for each in (node.program, *parts):
+            for each in (node.program, *sorted(parts)):
                 self.say(m.ReleaseProgram(each))
         return handles
 
@@ -118,20 +118,19 @@ class ChoosingClient(Client):
         name = self.name("body")
         first = self.new_program(Program("first", arguments, (Report((at + 1,)),), ()))
         devices, one = spec.sharding.devices, count.sharding.devices
-        following = self.new_program(
-            Program(
-                name,
-                arguments,
-                (
-                    Call(self.function(devices), (at,), (spec,), devices),
-                    Call(self.function(one), (at + 1,), (count,), one),
-                    Report((at + 3,)),
-                ),
-                (at + 2, at + 3),
+
+        def body(donated: tuple[int, ...]) -> int:
+            nodes = (
+                Call(self.function(devices), (at,), (spec,), devices, donated),
+                Call(self.function(one), (at + 1,), (count,), one, donated),
+                Report((at + 3,)),
             )
-        )
+            return self.new_program(Program(name, arguments, nodes, (at + 2, at + 3)))
+
+        begins = body(())
+        following = body((0,)) if self.rng.random() < 0.5 else begins
         last = self.new_program(Program("last", (spec, count), (view(0, spec), view(1, count)), (2, 3)))
-        node = m.RegisterLoop(self.fresh(), constants, first, following, last)
+        node = m.RegisterLoop(self.fresh(), constants, first, begins, following, last)
         given = (handle, number) if constant is None else (constant, handle, number)
         result, counted = self.launch_node(node, given, 2, {name})
         self.arrays[result] = spec

@@ -11,10 +11,11 @@ from atoll.errors import OK, Code
 from atoll.ir.program import Call, Mapping, Program, Rearrange, Report, Transfer, single
 from atoll.ir.types import ArraySpec, Sharding
 from atoll.protocol import messages as m
+from atoll.scheduling.programs import RegisteredProgram
 from tests.controller.play import BROKEN, Play, on, runs
 
 NUMBER = ArraySpec("int32", (), Sharding((0,)))
-INDEX, FIRST, LAST, FOLLOWING = 30, 40, 41, 42  # programs
+INDEX, FIRST, LAST, BEGINS, FOLLOWING = 30, 40, 41, 42, 43  # programs
 BRANCHES = (31, 32)
 SWITCH, LOOP = 50, 51
 
@@ -45,9 +46,11 @@ class Chooser(Play):
         both = (on(0), NUMBER)
         self.register(FIRST, Program("first", both, (Report((1,)),), ()))
         body = (near, Call(1, (1,), (NUMBER,), (0,)), Report((3,)))
-        self.register(FOLLOWING, Program("following", both, body, (2, 3)))
+        self.register(BEGINS, Program("begins", both, body, (2, 3)))
+        consumes = Call(1, (0,), (on(0),), (0,), donated=(0,))
+        self.register(FOLLOWING, Program("following", both, (consumes, *body[1:]), (2, 3)))
         self.register(LAST, Program("last", both, (view(0, on(0)), view(1, NUMBER)), (2, 3)))
-        self.say(m.RegisterLoop(LOOP, 0, FIRST, FOLLOWING, LAST))
+        self.say(m.RegisterLoop(LOOP, 0, FIRST, BEGINS, FOLLOWING, LAST))
         self.with_call(3)
 
     def register(self, number: int, program: Program) -> None:
@@ -60,6 +63,12 @@ class Chooser(Play):
 
     def number(self, sequence: int, value: int) -> list[Any]:
         return self.report(0, m.Reported(sequence, value))
+
+    def plan(self, program: int) -> int:
+        """Its number."""
+        registered = self.controller.sessions[self.session].programs[program]
+        assert isinstance(registered, RegisteredProgram)
+        return registered.number
 
     def round(self, reporter: int, value: int) -> m.Run:
         """A loop's gang reports, and what was in flight ends; what the loop runs then."""
@@ -153,6 +162,7 @@ def test_a_loop_goes_on_while_the_number_is_not_0_and_keeps_one_round_of_arrays(
     assert one.arguments == (10, 11)
     two = play.round(one.sequence + 2, 1)
     assert two.arguments == one.results
+    assert (one.plan, two.plan) == tuple(play.plan(number) for number in (BEGINS, FOLLOWING))
     last = play.round(two.sequence + 2, 0)
     assert (last.arguments, last.results) == (two.results, (20, 21))
     assert set(one.results).isdisjoint(play.controller.sessions[play.session].directory.entries)
@@ -240,9 +250,11 @@ def test_sequential_dispatch_does_not_wait_for_what_joins_later_and_is_older():
         (m.RegisterSwitch(60, INDEX, (31, 60)), (11, 10), "program 60 does not exist"),
         (m.RegisterSwitch(60, INDEX, BRANCHES), (11,), "do not fit together"),
         (m.RegisterSwitch(60, INDEX, BRANCHES), (), "do not fit together"),
-        (m.RegisterLoop(60, -1, FIRST, FOLLOWING, LAST), (10, 11), "do not fit together"),
-        (m.RegisterLoop(60, 9, FIRST, FOLLOWING, LAST), (10, 11), "do not fit together"),
-        (m.RegisterLoop(60, 0, LAST, FOLLOWING, FIRST), (10, 11), "do not fit together"),
+        (m.RegisterLoop(60, -1, FIRST, BEGINS, FOLLOWING, LAST), (10, 11), "do not fit together"),
+        (m.RegisterLoop(60, 9, FIRST, BEGINS, BEGINS, LAST), (10, 11), "do not fit together"),
+        (m.RegisterLoop(60, 0, LAST, BEGINS, FOLLOWING, FIRST), (10, 11), "do not fit together"),
+        (m.RegisterLoop(60, 0, FIRST, FOLLOWING, BEGINS, LAST), (10, 11), "donates its arrays"),
+        (m.RegisterLoop(60, 1, FIRST, BEGINS, FOLLOWING, LAST), (10, 11), "donates its arrays"),
         (m.RegisterSwitch(60, INDEX, BRANCHES), (99, 10), "array 99 does not exist"),
     ],
 )

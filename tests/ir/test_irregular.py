@@ -65,10 +65,10 @@ def launch(piece: Piece, arguments: list[int]) -> list[int]:
     if isinstance(programs, LoopPrograms):
         kept, carried = arguments[: programs.constants], arguments[programs.constants :]
         run(programs.first, arguments, reports)
-        for _ in range(MOST_ROUNDS):
+        for rounds in range(MOST_ROUNDS):
             if reports.pop() % 3 == 0:
                 break
-            carried = run(programs.following, kept + carried, reports)
+            carried = run(programs.following if rounds else programs.begins, kept + carried, reports)
         return run(programs.last, carried)
     return run(programs, arguments)
 

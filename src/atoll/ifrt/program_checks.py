@@ -26,14 +26,16 @@ _NO_ARRAYS = ("token", "opaque", "string")
 class ProgramChecker:
     """Goes through a client's program once; gives it as the session knows it, and XLA's form of each sharding.
 
-    A part of a node that depends on data consumes nothing that it is given, and may return that.
+    A part of a node that depends on data consumes nothing of the first `kept` arrays that it is given, and may return
+    them.
     """
 
     def __init__(
-        self, program: Program, functions: list[Executable], cluster: ClusterSession, is_part: bool = False
+        self, program: Program, functions: list[Executable], cluster: ClusterSession, kept: int | None = None
     ) -> None:
         self.program = program
-        self.is_part = is_part
+        self.kept = kept or 0
+        self.is_part = kept is not None
         self.functions = functions
         self.cluster = cluster
         self.specs: list[ArraySpec] = []
@@ -70,7 +72,7 @@ class ProgramChecker:
             self.consumed.update(consumed)
             nodes.append(node)
         count = len(program.arguments)
-        if self.is_part and self.consumed.intersection(range(count)):
+        if self.consumed.intersection(range(self.kept)):
             raise invalid(f"{program.name!r} depends on data, and consumes what it is given")
         returned = program.results
         if not self.is_part and (len(set(returned)) != len(returned) or any(value < count for value in returned)):
@@ -163,7 +165,7 @@ class ProgramChecker:
             if len(decides) != 1:
                 raise invalid(f"{condition.name!r} decides whether a loop goes on, with {len(decides)} results")
             _check_number(decides[0][0])
-            body, results = self._part(node.body, taken)
+            body, results = self._part(node.body, taken, node.constants)
             given = [results, [(spec, None) for spec in body.arguments[node.constants :]]]
             node = msgspec.structs.replace(node, condition=condition, body=body)
         for results in given:
@@ -181,7 +183,7 @@ class ProgramChecker:
         return msgspec.structs.replace(node, outputs=tuple(spec for spec, _ in given[0]))
 
     def _part(
-        self, program: Program, taken: tuple[ArraySpec, ...]
+        self, program: Program, taken: tuple[ArraySpec, ...], kept: int | None = None
     ) -> tuple[Program, list[tuple[ArraySpec, bytes | None]]]:
         """A program of a node that depends on data, checked; and what it gives, with XLA's form of the shardings."""
         if len(program.arguments) != len(taken) or not all(map(fits, taken, program.arguments)):
@@ -189,7 +191,7 @@ class ProgramChecker:
                 f"{program.name!r} takes {list(map(describe, program.arguments))}, and is given "
                 f"{list(map(describe, taken))}"
             )
-        checker = ProgramChecker(program, self.functions, self.cluster, is_part=True)
+        checker = ProgramChecker(program, self.functions, self.cluster, len(taken) if kept is None else kept)
         definition, op_shardings = checker.run()
         return definition, [
             (checker.specs[value], op_shardings[value] or _op_sharding(checker.specs[value]))

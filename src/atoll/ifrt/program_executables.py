@@ -13,7 +13,7 @@ from atoll.ifrt.arrays import ArrayRecord
 from atoll.ifrt.executables import Executable
 from atoll.ifrt.loaded import MPMD_ERROR, NO_LAYOUTS, Loaded
 from atoll.ifrt.program_checks import MAX_VALUES, ProgramChecker
-from atoll.ir.program import Call, Node, Program, consumes, output_count
+from atoll.ir.program import Call, Node, Program, consumes, output_count, preserving
 from atoll.ir.submission import Staging, Submission, decode
 from atoll.ir.types import ArraySpec
 from atoll.protocol.ifrt import executables_pb2
@@ -75,7 +75,7 @@ class ProgramExecutable(Loaded):
         self._arguments.check(arguments)
 
     def program(self, preserved: frozenset[int], completion: bool, stream: int) -> Program:
-        nodes = tuple(_preserving(node, preserved) for node in self.definition.nodes)
+        nodes = tuple(preserving(node, preserved) for node in self.definition.nodes)
         if not completion:
             return msgspec.structs.replace(self.definition, nodes=nodes)
         # The calls on which no other node waits end last. Their completions are values, so those after them move.
@@ -166,14 +166,3 @@ def metadata_reply(memory_kinds: Sequence[str], donated: Sequence[int]) -> Any:
 
 def _values(definition: Program) -> list[ArraySpec]:
     return [*definition.arguments, *(spec for node in definition.nodes for spec in node.outputs)]
-
-
-def _preserving(node: Node, kept: frozenset[int]) -> Node:
-    """The node without consuming these arguments of its program."""
-    if not kept.intersection(consumes(node)):
-        return node
-    if isinstance(node, Call):
-        donated = tuple(i for i in node.donated if node.inputs[i] not in kept)
-        preserved = tuple(sorted({*node.preserved, *node.donated} - set(donated)))
-        return msgspec.structs.replace(node, donated=donated, preserved=preserved)
-    return msgspec.structs.replace(node, donate=False)

@@ -23,6 +23,7 @@ from atoll.ir.program import (
     Switch,
     consumes,
     output_count,
+    preserving,
     value_specs,
 )
 from atoll.ir.types import ArraySpec
@@ -42,12 +43,14 @@ class SwitchPrograms:
 
 @dataclass(frozen=True)
 class LoopPrograms:
-    """`first` reports whether to begin. `following` makes the next carried arrays, and reports whether to go on. Both
-    take the constants and the carried arrays; `last` makes the results of the carried ones.
+    """`first` reports whether to begin. `begins`, and then `following`, makes the next carried arrays, and reports
+    whether to go on. All three take the constants and the carried arrays; `following` alone may consume carried ones.
+    `last` makes the results of the carried ones.
     """
 
     constants: int
     first: Program
+    begins: Program
     following: Program
     last: Program
 
@@ -117,7 +120,7 @@ def parts_of(programs: Program | SwitchPrograms | LoopPrograms) -> tuple[Program
     if isinstance(programs, SwitchPrograms):
         return (programs.index, *programs.branches)
     if isinstance(programs, LoopPrograms):
-        return programs.first, programs.following, programs.last
+        return programs.first, programs.begins, programs.following, programs.last
     return (programs,)
 
 
@@ -157,9 +160,10 @@ def _loop(node: Loop, name: str) -> LoopPrograms:
     nodes.append(Report((numbers[goes_on],)))
     first = msgspec.structs.replace(condition, nodes=(*condition.nodes, Report((goes_on,))), results=())
     following = msgspec.structs.replace(body, nodes=tuple(nodes))
+    begins = msgspec.structs.replace(body, nodes=tuple(preserving(each, frozenset(carried)) for each in nodes))
     specs = tuple(body.arguments[i] for i in carried)
     last = _distinct(Program(f"{name} (results)", specs, (), tuple(range(len(specs)))))
-    return LoopPrograms(node.constants, first, following, last)
+    return LoopPrograms(node.constants, first, begins, following, last)
 
 
 def _distinct(program: Program) -> Program:

@@ -172,6 +172,17 @@ def consumes(node: Node) -> tuple[int, ...]:
     return node.inputs if getattr(node, "donate", False) else ()
 
 
+def preserving(node: Node, kept: frozenset[int]) -> Node:
+    """The node without consuming these values."""
+    if not kept.intersection(consumes(node)):
+        return node
+    if isinstance(node, Call):
+        donated = tuple(i for i in node.donated if node.inputs[i] not in kept)
+        preserved = tuple(sorted({*node.preserved, *node.donated} - set(donated)))
+        return msgspec.structs.replace(node, donated=donated, preserved=preserved)
+    return msgspec.structs.replace(node, donate=False)
+
+
 def value_specs(program: Program) -> list[ArraySpec | None]:
     """What each value of the program is; None for a completion."""
     specs: list[ArraySpec | None] = list(program.arguments)

@@ -65,6 +65,7 @@ def while_loop(cond_fun: _Function, body_fun: _Function, init_val: Any) -> Any:
     As `jax.lax.while_loop`, for functions on any devices. `cond_fun` returns one boolean. `body_fun` returns arrays of
     the types and shardings that it takes; an initial value on no device in particular goes to where the body puts it.
     Arrays that the body returns as they are, and those that the functions use from around them, stay where they are.
+    What the body's functions donate of its argument is consumed, but for the initial value.
 
     Each time around costs a message from a host to the controller and back. A loop without an end runs until its
     session ends, and takes its turns with the work of others.

@@ -127,10 +127,17 @@ class _Traced:
     """A function that a node may run, traced with stand-ins for `values`."""
 
     def __init__(
-        self, trace: ProgramTrace, name: str, function: Callable[..., Any], tree: Any, values: Sequence[Value]
+        self,
+        trace: ProgramTrace,
+        name: str,
+        function: Callable[..., Any],
+        tree: Any,
+        values: Sequence[Value],
+        *,
+        may_consume: bool = False,
     ) -> None:
         self.name = name
-        self.arguments = [value.stand_in() for value in values]
+        self.arguments = [value.stand_in(shared=not may_consume) for value in values]
         self.origins = {id(inner): outer for inner, outer in zip(self.arguments, values, strict=True)}
         trees: list[Any] = []
 
@@ -235,7 +242,7 @@ def _settled(
     """
     for _ in range(3):
         values = [trace.usable(leaf, "pw.while_loop") for leaf in leaves]
-        body = _Traced(trace, "body_fun", body_fun, tree, values)
+        body = _Traced(trace, "body_fun", body_fun, tree, values, may_consume=True)
         if body.tree != tree.children()[0]:
             raise TypeError(
                 f"body_fun of pw.while_loop must return the tree that it takes, {tree.children()[0]}, and returns "

@@ -142,11 +142,12 @@ class IrregularNodes:
             self._end(session, whole, branch, whole.arguments[1:])
             return
         if not value:
-            self._end(session, whole, parts[2], whole.carried)
+            self._end(session, whole, parts[3], whole.carried)
             return
-        before = whole.carried
+        before, begins = whole.carried, whole.arguments[node.constants :]
         whole.carried = tuple([self._mint(session) for _ in before])
-        self._begin(session, whole, parts[1], whole.arguments[: node.constants] + before, whole.carried)
+        around = parts[1] if before == begins else parts[2]
+        self._begin(session, whole, around, whole.arguments[: node.constants] + before, whole.carried)
         self._drop_carried(session, whole, before)
 
     def part_ended(self, launch: Launch) -> None:
@@ -255,15 +256,17 @@ def _parts(
 ) -> tuple[RegisteredProgram, ...]:
     """The programs of a node, checked: a client is not believed in how they fit together. Raises StatusError."""
     taken, given = len(message.arguments), len(message.results)
+    may_consume = range(0)  # a loop's following ones
     if isinstance(node, m.RegisterSwitch):
         numbers = (node.index, *node.branches)
         shapes = [(1, 0, 1), *((taken - 1, given, 0) for _ in node.branches)]
     else:
-        numbers = (node.first, node.following, node.last)
+        numbers = (node.first, node.begins, node.following, node.last)
         carried = taken - node.constants
-        shapes = [(taken, 0, 1), (taken, carried, 1), (carried, given, 0)]
+        shapes = [(taken, 0, 1), (taken, carried, 1), (taken, carried, 1), (carried, given, 0)]
+        may_consume = range(max(node.constants, 0), taken)
     found = []
-    for number in numbers:
+    for position, number in enumerate(numbers):
         program = session.programs.get(number)
         if isinstance(program, Status):
             raise StatusError(Code(program.code), program.message, program.payloads)
@@ -271,7 +274,7 @@ def _parts(
             raise not_found(f"program {number} does not exist in this session")
         if program.is_late:
             raise unimplemented(f"{program.name} calls Python, which what depends on data cannot do")
-        if program.feeds or program.donated:
+        if program.feeds or not program.donated.issubset(may_consume if position == 2 else ()):
             raise invalid(f"{program.name} depends on data, and takes bytes of the client or donates its arrays")
         found.append(program)
     has = [(each.arguments, each.results, each.reports) for each in found]

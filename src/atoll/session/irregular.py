@@ -57,11 +57,14 @@ class SplitPrograms:
             self._send(m.RegisterProgram(number, program))
             return number
         numbers: list[int] = []
+        known: dict[Program, int] = {}
 
         def registered(each: Program) -> int:
-            numbers.append(self._number())
-            self._send(m.RegisterProgram(numbers[-1], each))
-            return numbers[-1]
+            if each not in known:
+                known[each] = self._number()
+                numbers.append(known[each])
+                self._send(m.RegisterProgram(known[each], each))
+            return known[each]
 
         pieces = []
         for piece in split(program):
@@ -73,8 +76,8 @@ class SplitPrograms:
                 if isinstance(programs, SwitchPrograms):
                     self._send(m.RegisterSwitch(number, first, tuple(others)))
                 else:
-                    following, last = others
-                    self._send(m.RegisterLoop(number, programs.constants, first, following, last))
+                    begins, following, last = others
+                    self._send(m.RegisterLoop(number, programs.constants, first, begins, following, last))
             pieces.append((number, piece))
         whole = self._number()
         self._known[whole] = _Split(program.results, tuple(pieces), tuple(numbers))

@@ -92,6 +92,16 @@ def loop_over_islands(lib: Any) -> Any:
     return carry, none[:2]
 
 
+def loop_that_donates(lib: Any) -> Any:
+    step = jax.jit(lambda x: x * 1.5 + 1, donate_argnums=0)
+
+    def body(carry: Any) -> Any:
+        count, x = carry
+        return count + 1, step(x) + _there_and_back(count * jnp.ones_like(x))
+
+    return lib.while_loop(lambda carry: carry[0] < 5, body, (jax.device_put(np.int32(0), jax.devices()[0]), _square()))
+
+
 def one_mesh(lib: Any) -> Any:
     x = _square()
     y = lib.cond(_positive(x), _double, jax.jit(lambda x: x - 1), x)
@@ -107,4 +117,12 @@ def several_in_one(lib: Any) -> Any:
     return x + 1, y + 1, y + z, w, lib.cond(_positive(w), lambda: y, lambda: _there_and_back(z))
 
 
-CHOICES = (cond_over_islands, cond_with_trees, switch_out_of_range, loop_over_islands, one_mesh, several_in_one)
+CHOICES = (
+    cond_over_islands,
+    cond_with_trees,
+    switch_out_of_range,
+    loop_over_islands,
+    loop_that_donates,
+    one_mesh,
+    several_in_one,
+)

@@ -69,7 +69,8 @@ def test_a_loop_is_its_programs_and_what_is_around_it_launches_of_their_own(rig:
     rig.make(2, OUTPUT)
     rig.ask("execute", executable=reply.executable, arguments=[1, 2], results=[5])
     first, following, last, loop_message, after, launch, second, release = rig.take()
-    assert loop_message == m.RegisterLoop(loop_message.program, 1, first.program, following.program, last.program)
+    around = following.program  # also the first time: it consumes nothing
+    assert loop_message == m.RegisterLoop(loop_message.program, 1, first.program, around, around, last.program)
     assert [type(node) for node in following.definition.nodes] == [Call, Report]
     assert (launch.program, second.program) == (loop_message.program, after.program)
     assert (second.arguments, second.results) == (launch.results, (5,))

@@ -48,13 +48,15 @@ class RegisterSwitch(Message, frozen=True, tag=57):
 class RegisterLoop(Message, frozen=True, tag=58):
     """A launch of `program` takes `constants` arrays that stay, and carried ones, and gives carried ones.
 
-    It runs `first`, which reports whether to go on, then `following` for as long as that is so, which takes all arrays,
-    gives the next carried ones and reports the same; then `last`, which takes the carried ones and gives the results.
+    It runs `first`, which reports whether to go on; for as long as that is so, what takes all arrays, gives the next
+    carried ones and reports the same: `begins` once, and then `following`, which may consume what is carried; and then
+    `last`, which takes the carried ones and gives the results.
     """
 
     program: int
     constants: int
     first: int
+    begins: int
     following: int
     last: int
 
