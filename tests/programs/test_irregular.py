@@ -90,6 +90,25 @@ def test_initial_values_go_to_where_the_body_puts_them_and_get_its_types() -> No
     assert [(spec.dtype, spec.sharding.devices) for spec in outputs] == [("float32", (0,)), ("float32", (0,))]
 
 
+def test_numbers_of_python_take_the_types_that_arrays_have_elsewhere() -> None:
+    """Also where one of them is an operand beside."""
+
+    def with_number(x: Any) -> Any:
+        return there(x) * 3.0, 3.0
+
+    def with_array(x: Any) -> Any:
+        return there(x), x.sum()
+
+    switch = last(body(lambda x: atoll.cond(positive(x), with_number, with_array, x), vector()), Switch)
+    assert [spec.dtype for spec in switch.outputs] == ["float32", "float32"]
+
+    def step(carry: Any) -> Any:
+        return there(carry[0]), carry[1] + 0.5
+
+    loop = last(body(lambda x: atoll.while_loop(lambda c: c[1] < 5, step, (x, 0)), vector()), Loop)
+    assert [spec.dtype for spec in loop.outputs] == ["float32", "float64"]
+
+
 def test_a_program_may_look_at_a_choice_before_it_runs() -> None:
     text = atoll.program(lambda x: atoll.cond(positive(x), here, there, x) + 1).lower(vector()).as_text()
     assert "which reports a number" in text

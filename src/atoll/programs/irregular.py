@@ -28,7 +28,7 @@ from atoll.programs.tracing import (
     Recording,
     record,
 )
-from atoll.programs.values import Value
+from atoll.programs.values import Value, constant_value
 
 internals.leave_out_of_tracebacks(__file__)
 
@@ -214,8 +214,8 @@ def _check_alike(what: str, parts: Sequence[_Traced]) -> None:
         for part in parts:
             result = part.results[i]
             if result.host and result.constant is not None and result.aval.weak_type and not result.aval.shape:
-                cast = np.asarray(result.constant, strong.aval.dtype)
-                result.constant, result.aval = cast, internals.abstractify(cast)
+                cast = constant_value(np.asarray(result.constant, strong.aval.dtype), result.line)
+                result = part.results[i] = cast  # not in place: the constant may be an operand, too
             _place(result, placed)
             _compare(f"branches of {what}", first, part, path, first.results[i], result)
 
@@ -263,7 +263,8 @@ def _settled(
 
 
 def _as_carried(trace: ProgramTrace, leaf: Any, value: Value, result: Value) -> Any:
-    if value.aval.weak_type and not result.aval.weak_type and value.aval.shape == result.aval.shape:
+    is_other = value.aval.dtype != result.aval.dtype or not result.aval.weak_type
+    if value.aval.weak_type and is_other and value.aval.shape == result.aval.shape:
         if isinstance(leaf, ProgramTracer) or hasattr(leaf, "sharding"):
             return jax.lax.convert_element_type(leaf, result.aval.dtype)
         return np.asarray(leaf, result.aval.dtype)
