@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from atoll.cluster.settings import Dispatch
 from tests.controller.irregular_world import ChoosingWorld
 from tests.controller.outcome import check_nothing_is_left, check_outcomes, play
+from tests.thoroughness import examples
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(50))
 @given(
     st.integers(0, 2**32),
     st.integers(1, 120),

@@ -18,6 +18,7 @@ from atoll.ir.program import Call, Loop, Node, Program, Rearrange, Report, Switc
 from atoll.ir.text import render, render_lowered
 from atoll.ir.types import ArraySpec, Sharding
 from tests.ir.machine import cluster
+from tests.thoroughness import examples
 
 SPEC = ArraySpec("int32", (), Sharding((0,)))
 MOST_ROUNDS = 5
@@ -118,7 +119,7 @@ def programs(draw: st.DrawFn) -> Program:
     return Program("p", (SPEC,) * arguments, tuple(nodes), tuple(results_))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(100))
 @given(programs())
 def test_the_launches_of_a_program_give_what_its_nodes_say(program: Program) -> None:
     arguments = list(range(len(program.arguments)))

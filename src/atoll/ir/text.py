@@ -45,7 +45,7 @@ def _each_launch(program: Program, text_of: Callable[[Program], str]) -> str:
         if isinstance(programs, SwitchPrograms):
             what = f"the first, which reports a number, and that of the {len(programs.branches)} others"
         elif isinstance(programs, LoopPrograms):
-            what = "the first, then the second while the number that was reported last is not 0, then the third"
+            what = "the first; the second, then the third, while what was reported last is not 0; then the last"
         texts.append(f"// ({_values(piece.results)}) = run ({_values(piece.arguments)}): {what}\n")
         texts.extend(map(text_of, parts_of(programs)))
     return "".join(texts)
