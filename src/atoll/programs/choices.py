@@ -32,7 +32,8 @@ def cond(pred: Any, true_fun: _Function, false_fun: _Function, *operands: Any) -
 
     `pred` is a boolean that a device computes, or a number that is compared with 0; the call does not wait for it. The
     functions may be, and do, whatever a function of `atoll.program` may, on any devices; both are traced. They must
-    return arrays of the same types and shardings. Works inside and outside of `atoll.program`.
+    return arrays of the same types and shardings. Works inside and outside of `atoll.program`; outside, each pair of
+    functions is traced once for each type of operands, as a function of jit is: make them once, not in each step.
 
     Where all is on one mesh, this is `jax.lax.cond` in one compiled function, as it is inside of `jax.jit`.
 
