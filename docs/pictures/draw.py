@@ -217,7 +217,8 @@ def rooms_picture() -> Picture:
     from tests.test_layers import LAYERS
 
     words = {
-        "client": "in the user's process: plug-in, connect, slices, programs",
+        "programs": "in the user's process: functions that become one launch",
+        "client": "in the user's process: plug-in, connect, slices",
         "operate": "the command `atoll`",
         "engines": "start, watch and end hosts",
         "web": "the page, metrics over HTTP",
@@ -228,6 +229,7 @@ def rooms_picture() -> Picture:
         "devices": "XLA's and null devices",
         "host_services": "calls into Python, profiles",
         "telemetry": "report, model, time line, metrics",
+        "promises": "what launches wait for",
         "scheduling": "order, policies, ledger of memory",
         "transfers": "the data plane",
         "protocol": "messages",

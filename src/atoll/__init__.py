@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from atoll._version import __version__ as __version__
     from atoll.client.connect import ConnectedCluster as ConnectedCluster
     from atoll.client.connect import connect as connect
-    from atoll.client.program import Program as Program
-    from atoll.client.program import program as program
     from atoll.client.slices import Slice as Slice
     from atoll.client.slices import VirtualDeviceSet as VirtualDeviceSet
     from atoll.client.slices import make_virtual_device_set as make_virtual_device_set
@@ -36,6 +34,11 @@ if TYPE_CHECKING:
     from atoll.errors import SliceError as SliceError
     from atoll.errors import StatusError as StatusError
     from atoll.errors import VersionError as VersionError
+    from atoll.programs.choices import cond as cond
+    from atoll.programs.choices import switch as switch
+    from atoll.programs.choices import while_loop as while_loop
+    from atoll.programs.program import Program as Program
+    from atoll.programs.program import program as program
     from atoll.protocol.spans import Span as Span
 
 # Each is imported at its first use: JAX imports this package in every script, for the plug-in below it.
@@ -43,8 +46,11 @@ _MODULES = {
     "__version__": "atoll._version",
     "connect": "atoll.client.connect",
     "ConnectedCluster": "atoll.client.connect",
-    "program": "atoll.client.program",
-    "Program": "atoll.client.program",
+    "program": "atoll.programs.program",
+    "Program": "atoll.programs.program",
+    "cond": "atoll.programs.choices",
+    "switch": "atoll.programs.choices",
+    "while_loop": "atoll.programs.choices",
     "make_virtual_device_set": "atoll.client.slices",
     "Slice": "atoll.client.slices",
     "VirtualDeviceSet": "atoll.client.slices",
@@ -83,11 +89,14 @@ __all__ = [
     "VersionError",
     "VirtualDeviceSet",
     "__version__",
+    "cond",
     "connect",
     "errors",
     "make_virtual_device_set",
     "program",
+    "switch",
     "trace",
+    "while_loop",
 ]
 
 

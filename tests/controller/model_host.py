@@ -55,6 +55,7 @@ class ModelHost:
         self.sends: list[tuple[int, int, int]] = []  # (host, session, feed) that are to arrive
         self.functions: set[str] = set()
         self.compiled: list[str] = []  # to be reported
+        self.numbers: list[int] = []  # sequences of units whose numbers are to be reported
 
     def take(self, message: Any) -> None:
         match message:
@@ -164,6 +165,8 @@ class ModelHost:
             state.values.difference_update(p.consumes(step))
             if isinstance(step, p.Send):
                 self.sends.extend((piece.host, run.session, run.host_feeds + piece.feed) for piece in step.pieces)
+            if isinstance(step, p.Report):
+                self.numbers.append(sequence)
             if isinstance(step, p.Receive):
                 for piece in step.pieces:
                     while (run.session, run.host_feeds + piece.feed) not in self.inbox:

@@ -14,8 +14,8 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
 from atoll.controller.main import ControllerShell, serve
 from atoll.controller.options import ControllerOptions
-from atoll.controller.replay import replay
 from atoll.errors import Code
+from atoll.operate.replay import replay
 from atoll.protocol import messages as m
 from atoll.protocol.actions import AnyAction
 from atoll.wire.address import Address

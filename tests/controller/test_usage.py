@@ -8,9 +8,9 @@ import msgspec
 
 from atoll.cluster.tenants import TenantRole, TenantSettings, token_hash
 from atoll.cluster.usage.records import By, Estimate, Usage
-from atoll.controller.replay import replay
 from atoll.errors import OK
 from atoll.ir.program import single
+from atoll.operate.replay import replay
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m

@@ -18,8 +18,8 @@ from atoll.cluster.security.access import joined
 from atoll.cluster.security.join import JoinString, read_join
 from atoll.cluster.security.roles import Role
 from atoll.cluster.security.start import host_join_file, join_file
-from atoll.controller.replay import replay
 from atoll.errors import AccessError, ConnectError
+from atoll.operate.replay import replay
 from atoll.operate.requests import request_dump, request_report, request_stop
 from atoll.protocol import messages as m
 from atoll.transfers.channel import DataChannel

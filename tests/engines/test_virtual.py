@@ -16,7 +16,8 @@ from atoll.engines.virtual.cluster import VirtualCluster
 from atoll.engines.virtual.costs import Costs
 from atoll.engines.virtual.tasks import Future
 from atoll.errors import ClusterError, StatusError
-from atoll.ir.program import Node
+from atoll.ir.program import Node, Switch
+from atoll.ir.types import ArraySpec, Sharding
 from atoll.protocol import messages as m
 from atoll.session.bare import BareClient, call, program, sharded, transfer
 
@@ -63,6 +64,20 @@ def test_events_happen_by_their_times_and_then_as_they_were_added():
     clock.run_until(lambda: len(seen) == 4, 10.0)
     assert seen == ["first", "second", "a time that has passed is now", "last"]
     assert clock.now() == 2.0
+
+
+def test_what_depends_on_data_is_refused_where_arrays_have_no_contents():
+    cluster = VirtualCluster("1x1x1")
+    client = cluster.client()
+    number = ArraySpec("int32", (), Sharding((0,)))
+    branch = program("branch", (number,), [], (0,))
+
+    async def choose() -> None:
+        client.register(program("p", (number,), [Switch((0, 0), (number,), (branch,))], (1,)))
+        await Future[None]()
+
+    with pytest.raises(StatusError, match="cannot run in virtual time"):
+        cluster.run(choose())
 
 
 def test_what_never_happens_is_an_error_and_no_endless_run():

@@ -17,10 +17,10 @@ import typer
 
 from atoll import __version__
 from atoll.cluster.settings import VARIABLES
-from atoll.controller.replay import replay
 from atoll.operate import clusters, standalone_proxy, standing
 from atoll.operate import command as cli
 from atoll.operate.command import operators, scripts
+from atoll.operate.replay import replay
 from atoll.protocol.actions import Send
 from atoll.protocol.messages import Run
 from tests.cluster_process import Result, User, eventually, finish, first_line, free_port

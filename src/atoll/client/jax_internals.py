@@ -50,6 +50,10 @@ def line() -> str:
     return str(source_info_util.summarize(source_info_util.current()))
 
 
+def current_trace() -> Any:
+    return core.trace_ctx.trace
+
+
 def run_now(primitive: Any, arguments: Sequence[Any], params: dict[str, Any]) -> Any:
     """What eager JAX does for a primitive that no tracer takes part in."""
     return core.eval_trace.process_primitive(primitive, arguments, params)

@@ -12,8 +12,8 @@ import msgspec
 
 from atoll.errors import StatusError, invalid
 from atoll.ifrt.executables import Executable
-from atoll.ir.program import Call, Node, Program, Transfer, check
-from atoll.ir.types import DTYPE_BITS, ArraySpec, Even, Replicated, Tiled, shard_boxes, shard_shape
+from atoll.ir.program import Call, Loop, Node, Program, Switch, Transfer, check, consumes
+from atoll.ir.types import DTYPE_BITS, NUMBERS, ArraySpec, Even, Replicated, Tiled, shard_boxes, shard_shape
 from atoll.protocol.ifrt import xla_pb2
 from atoll.protocol.translation import codec
 from atoll.session.session import ClusterSession
@@ -24,10 +24,18 @@ _NO_ARRAYS = ("token", "opaque", "string")
 
 
 class ProgramChecker:
-    """Goes through a client's program once; gives it as the session knows it, and XLA's form of each sharding."""
+    """Goes through a client's program once; gives it as the session knows it, and XLA's form of each sharding.
 
-    def __init__(self, program: Program, functions: list[Executable], cluster: ClusterSession) -> None:
+    A part of a node that depends on data consumes nothing of the first `kept` arrays that it is given, and may return
+    them.
+    """
+
+    def __init__(
+        self, program: Program, functions: list[Executable], cluster: ClusterSession, kept: int | None = None
+    ) -> None:
         self.program = program
+        self.kept = kept or 0
+        self.is_part = kept is not None
         self.functions = functions
         self.cluster = cluster
         self.specs: list[ArraySpec] = []
@@ -54,6 +62,8 @@ class ProgramChecker:
                     node = self._call(node)
                 case Transfer():
                     self._transfer(node)
+                case Switch() | Loop() if not self.is_part:
+                    node = self._irregular(node)
                 case _:
                     raise invalid(f"a client's program has calls and transfers, no {type(node).__name__}")
             consumed = consumes(node)
@@ -62,7 +72,10 @@ class ProgramChecker:
             self.consumed.update(consumed)
             nodes.append(node)
         count = len(program.arguments)
-        if len(set(program.results)) != len(program.results) or any(value < count for value in program.results):
+        if self.consumed.intersection(range(self.kept)):
+            raise invalid(f"{program.name!r} depends on data, and consumes what it is given")
+        returned = program.results
+        if not self.is_part and (len(set(returned)) != len(returned) or any(value < count for value in returned)):
             raise invalid(f"program {program.name!r} returns a value twice, or an argument")
         if self.consumed.intersection(program.results):
             raise invalid(f"program {program.name!r} returns a value that it has donated")
@@ -132,6 +145,59 @@ class ProgramChecker:
             tuple(i for i in function.info.donated if i not in may),
         )
 
+    def _irregular(self, node: Switch | Loop) -> Switch | Loop:
+        taken = tuple(self.specs[value] for value in node.inputs)
+        given: list[list[tuple[ArraySpec, bytes | None]]] = []
+        if isinstance(node, Switch):
+            if not node.inputs or not node.branches:
+                raise invalid(f"program {self.program.name!r} has a switch without a number or without branches")
+            _check_number(taken[0])
+            branches = []
+            for branch in node.branches:
+                definition, results = self._part(branch, taken[1:])
+                branches.append(definition)
+                given.append(results)
+            node = msgspec.structs.replace(node, branches=tuple(branches))
+        else:
+            if not 0 <= node.constants <= len(node.inputs):
+                raise invalid(f"program {self.program.name!r} has a loop with {node.constants} constants")
+            condition, decides = self._part(node.condition, taken)
+            if len(decides) != 1:
+                raise invalid(f"{condition.name!r} decides whether a loop goes on, with {len(decides)} results")
+            _check_number(decides[0][0])
+            body, results = self._part(node.body, taken, node.constants)
+            given = [results, [(spec, None) for spec in body.arguments[node.constants :]]]
+            node = msgspec.structs.replace(node, condition=condition, body=body)
+        for results in given:
+            if [spec for spec, _ in results] != [spec for spec, _ in given[0]]:
+                raise invalid(
+                    f"program {self.program.name!r} depends on data whether it gives "
+                    f"{[describe(spec) for spec, _ in given[0]]} or {[describe(spec) for spec, _ in results]}"
+                )
+        if len(given[0]) != len(node.outputs):
+            raise invalid(f"program {self.program.name!r} takes {len(node.outputs)} results of {len(given[0])}")
+        for declared, (actual, op_sharding) in zip(node.outputs, given[0], strict=True):
+            if not fits(actual, declared):
+                raise invalid(f"program {self.program.name!r} takes {describe(declared)} for {describe(actual)}")
+            self._define(actual, op_sharding)
+        return msgspec.structs.replace(node, outputs=tuple(spec for spec, _ in given[0]))
+
+    def _part(
+        self, program: Program, taken: tuple[ArraySpec, ...], kept: int | None = None
+    ) -> tuple[Program, list[tuple[ArraySpec, bytes | None]]]:
+        """A program of a node that depends on data, checked; and what it gives, with XLA's form of the shardings."""
+        if len(program.arguments) != len(taken) or not all(map(fits, taken, program.arguments)):
+            raise invalid(
+                f"{program.name!r} takes {list(map(describe, program.arguments))}, and is given "
+                f"{list(map(describe, taken))}"
+            )
+        checker = ProgramChecker(program, self.functions, self.cluster, len(taken) if kept is None else kept)
+        definition, op_shardings = checker.run()
+        return definition, [
+            (checker.specs[value], op_shardings[value] or _op_sharding(checker.specs[value]))
+            for value in program.results
+        ]
+
     def _transfer(self, node: Transfer) -> None:
         if not node.reshard:
             raise invalid("a client's program reshards what it transfers")
@@ -144,10 +210,9 @@ class ProgramChecker:
             self._define(target, _op_sharding(target))
 
 
-def consumes(node: Node) -> tuple[int, ...]:
-    if isinstance(node, Call):
-        return tuple(node.inputs[i] for i in node.donated)
-    return node.inputs if isinstance(node, Transfer) and node.donate else ()
+def _check_number(spec: ArraySpec) -> None:
+    if spec.shape or spec.dtype not in NUMBERS:
+        raise invalid(f"a number that decides is one integer or boolean, no {spec.dtype}{list(spec.shape)}")
 
 
 def _shard_shapes(spec: ArraySpec) -> set[tuple[int, ...]]:

@@ -12,17 +12,16 @@ from atoll.ifrt.arguments import Arguments
 from atoll.ifrt.arrays import ArrayRecord
 from atoll.ifrt.executables import Executable
 from atoll.ifrt.loaded import MPMD_ERROR, NO_LAYOUTS, Loaded
-from atoll.ifrt.program_checks import MAX_VALUES, ProgramChecker, consumes
-from atoll.ir.program import Call, Node, Program, output_count
+from atoll.ifrt.program_checks import MAX_VALUES, ProgramChecker
+from atoll.ir.program import Call, Node, Program, consumes, output_count, preserving
 from atoll.ir.submission import Staging, Submission, decode
 from atoll.ir.types import ArraySpec
 from atoll.protocol.ifrt import executables_pb2
 from atoll.protocol.translation import codec
 from atoll.protocol.translation.shardings import sharding_to
+from atoll.session.irregular import NODES_PER_CREDIT
 from atoll.session.session import ClusterSession
 
-# A run takes one credit of its session's window for so many nodes: the controller keeps 1 KB for each node.
-NODES_PER_CREDIT = 128
 _NOTHING_RUNS = "staged arguments wait for their program; nothing runs here"
 _ASK_THE_FUNCTIONS = "a program has no cost of its own: ask the functions that it calls (Compiled.cost_analysis() does)"
 
@@ -76,7 +75,7 @@ class ProgramExecutable(Loaded):
         self._arguments.check(arguments)
 
     def program(self, preserved: frozenset[int], completion: bool, stream: int) -> Program:
-        nodes = tuple(_preserving(node, preserved) for node in self.definition.nodes)
+        nodes = tuple(preserving(node, preserved) for node in self.definition.nodes)
         if not completion:
             return msgspec.structs.replace(self.definition, nodes=nodes)
         # The calls on which no other node waits end last. Their completions are values, so those after them move.
@@ -167,14 +166,3 @@ def metadata_reply(memory_kinds: Sequence[str], donated: Sequence[int]) -> Any:
 
 def _values(definition: Program) -> list[ArraySpec]:
     return [*definition.arguments, *(spec for node in definition.nodes for spec in node.outputs)]
-
-
-def _preserving(node: Node, kept: frozenset[int]) -> Node:
-    """The node without consuming these arguments of its program."""
-    if not kept.intersection(consumes(node)):
-        return node
-    if isinstance(node, Call):
-        donated = tuple(i for i in node.donated if node.inputs[i] not in kept)
-        preserved = tuple(sorted({*node.preserved, *node.donated} - set(donated)))
-        return msgspec.structs.replace(node, donated=donated, preserved=preserved)
-    return msgspec.structs.replace(node, donate=False)

@@ -17,11 +17,12 @@ from atoll.ir.dialect.ops import (
     ProgramOp,
     PutOp,
     RearrangeOp,
+    ReportOp,
     ReturnOp,
     TransferOp,
 )
 from atoll.ir.dialect.types import ArrayType, CompletionType
-from atoll.ir.program import Call, DeviceToHost, HostToDevice, Node, Program, Transfer
+from atoll.ir.program import Call, DeviceToHost, HostToDevice, Loop, Node, Program, Report, Switch, Transfer
 from atoll.ir.types import ArraySpec
 
 COMPLETION = CompletionType()
@@ -86,6 +87,10 @@ def _op(
             if node.strides is not None:
                 facts["strides"] = Strides(node.strides)
             return GetOp.create(operands=operands, result_types=[COMPLETION], properties=facts)
+        case Report():
+            return ReportOp.create(operands=operands)
+        case Switch() | Loop():
+            raise invalid("a node that depends on data is no part of a launch")
         case Transfer():
             flags = [("donate", node.donate), ("reshard", node.reshard)]
             facts = {name: PRESENT for name, present in flags if present}

@@ -88,6 +88,12 @@ class Get(msgspec.Struct, frozen=True, array_like=True, tag="get", gc=False):
     boxes: tuple[Box, ...]
 
 
+class Report(msgspec.Struct, frozen=True, array_like=True, tag="report", gc=False):
+    """Tells the controller what an array of one element is, once it is ready; every shard holds it."""
+
+    input: int
+
+
 class Move(msgspec.Struct, frozen=True, array_like=True, tag="move", gc=False):
     """Copies shard by shard to other devices or memories of this host."""
 
@@ -141,7 +147,7 @@ class Select(msgspec.Struct, frozen=True, array_like=True, tag="select", gc=Fals
     bitcast: bool
 
 
-Step = Execute | Python | Put | Get | Move | Send | Receive | Select
+Step = Execute | Python | Put | Get | Report | Move | Send | Receive | Select
 
 # What each step is for, as traces name it.
 STEP_KINDS: dict[type[Step], str] = {
@@ -149,6 +155,7 @@ STEP_KINDS: dict[type[Step], str] = {
     Python: "python",
     Put: "put",
     Get: "get",
+    Report: "report",
     Move: "move",
     Send: "send",
     Receive: "receive",
@@ -163,7 +170,7 @@ def uses(step: Step) -> tuple[int, ...]:
             return inputs
         case Python(arguments=arguments):
             return tuple(value for _, value in arguments)
-        case Get(input=value) | Send(input=value):
+        case Get(input=value) | Report(input=value) | Send(input=value):
             return (value,)
         case Select(inputs=inputs, takes=takes):
             return tuple({inputs[take.input]: None for take in takes})

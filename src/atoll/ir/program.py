@@ -102,7 +102,39 @@ class Rearrange(msgspec.Struct, frozen=True, array_like=True, tag="rearrange"):
     bitcast: bool = False
 
 
-Node = Call | HostToDevice | DeviceToHost | Transfer | Rearrange
+class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
+    """Reports to the controller what its input is: one integer or boolean. See `atoll.ir.irregular`."""
+
+    inputs: tuple[int]
+    outputs: tuple[ArraySpec, ...] = ()
+
+
+class Switch(msgspec.Struct, frozen=True, array_like=True, tag="switch"):
+    """Runs the branch that its first input chooses on the other inputs; a number out of range chooses the nearest one.
+
+    Only what a client submits has this node and the next: `atoll.ir.irregular` makes launches of them.
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[ArraySpec, ...]
+    branches: tuple[Program, ...]
+
+
+class Loop(msgspec.Struct, frozen=True, array_like=True, tag="loop"):
+    """Runs `body` again and again, for as long as `condition` gives true.
+
+    Both take the first `constants` inputs, which stay what they are, and the carried values, which begin as the other
+    inputs, and of which the body gives the next.
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[ArraySpec, ...]
+    constants: int
+    condition: Program
+    body: Program
+
+
+Node = Call | HostToDevice | DeviceToHost | Transfer | Rearrange | Report | Switch | Loop
 
 
 class Program(msgspec.Struct, frozen=True, array_like=True):
@@ -131,6 +163,24 @@ def output_count(node: Node) -> int:
     """How many values the node defines."""
     completes = isinstance(node, DeviceToHost) or (isinstance(node, Call) and node.completion)
     return len(node.outputs) + completes
+
+
+def consumes(node: Node) -> tuple[int, ...]:
+    """The values whose buffers the node consumes."""
+    if isinstance(node, Call):
+        return tuple(node.inputs[i] for i in node.donated)
+    return node.inputs if getattr(node, "donate", False) else ()
+
+
+def preserving(node: Node, kept: frozenset[int]) -> Node:
+    """The node without consuming these values."""
+    if not kept.intersection(consumes(node)):
+        return node
+    if isinstance(node, Call):
+        donated = tuple(i for i in node.donated if node.inputs[i] not in kept)
+        preserved = tuple(sorted({*node.preserved, *node.donated} - set(donated)))
+        return msgspec.structs.replace(node, donated=donated, preserved=preserved)
+    return msgspec.structs.replace(node, donate=False)
 
 
 def value_specs(program: Program) -> list[ArraySpec | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 
 from atoll.cluster.locations import Placement
@@ -10,6 +10,7 @@ from atoll.ir import plan as p
 from atoll.ir.build import build
 from atoll.ir.dialect.syntax import box_text, ranges_text
 from atoll.ir.exchange import ReceivePiece
+from atoll.ir.irregular import LoopPrograms, SwitchPrograms, is_irregular, parts_of, split
 from atoll.ir.lowered import LoweredGang
 from atoll.ir.lowering import lower
 from atoll.ir.program import Program, check
@@ -21,7 +22,8 @@ def render(program: Program, functions: Sequence[str]) -> str:
     `functions[i]` is the name of function i; of equal names the later ones get a number.
     """
     check(program)
-    return str(build(program, _symbols(functions))) + "\n"
+    symbols = _symbols(functions)
+    return _each_launch(program, lambda each: str(build(each, symbols)) + "\n")
 
 
 def render_lowered(program: Program, placement: Placement, functions: Sequence[str]) -> str:
@@ -29,7 +31,28 @@ def render_lowered(program: Program, placement: Placement, functions: Sequence[s
 
     For reading: it does not parse. Raises what `lower` raises.
     """
-    lowered = lower(program, placement, _symbols(functions))
+    symbols = _symbols(functions)
+    return _each_launch(program, lambda each: _lowered(each, placement, symbols))
+
+
+def _each_launch(program: Program, text_of: Callable[[Program], str]) -> str:
+    """The text of a program; of one with nodes that depend on data, that of each of its launches."""
+    if not is_irregular(program):
+        return text_of(program)
+    texts = []
+    for piece in split(program):
+        programs, what = piece.programs, "once"
+        if isinstance(programs, SwitchPrograms):
+            what = f"the first, which reports a number, and that of the {len(programs.branches)} others"
+        elif isinstance(programs, LoopPrograms):
+            what = "the first; the second, then the third, while what was reported last is not 0; then the last"
+        texts.append(f"// ({_values(piece.results)}) = run ({_values(piece.arguments)}): {what}\n")
+        texts.extend(map(text_of, parts_of(programs)))
+    return "".join(texts)
+
+
+def _lowered(program: Program, placement: Placement, symbols: Mapping[int, str]) -> str:
+    lowered = lower(program, placement, symbols)
     results = ", ".join(f"%{value}" for value in lowered.results)
     lines = [
         f"program @{program.name}: {len(program.arguments)} arguments, returns ({results}), {program.feeds} feeds",
@@ -87,6 +110,8 @@ def _step(step: p.Step) -> str:
             return f"%{step.output} = put on {_on(step.array)}, feeds {_feeds(step.pieces)}"
         case p.Get():
             return f"%{step.completion} = get %{step.input} shards {ranges_text(step.shards)}, feed {step.feed}"
+        case p.Report():
+            return f"report %{step.input}"
         case p.Move():
             targets = ", ".join(_on(array) for array in step.arrays)
             return f"{_values(step.outputs)} = move {_values(step.inputs)} to {targets}"

@@ -162,6 +162,10 @@ DTYPE_BITS = {
 }
 
 
+# Of numbers that decide which program runs.
+NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+
+
 def nbytes(spec: ArraySpec | None) -> int:
     """What the array takes on all its devices together, in bytes; 0 where nobody can say."""
     if spec is None or isinstance(spec.sharding.tiling, Opaque):

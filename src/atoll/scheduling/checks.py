@@ -21,7 +21,7 @@ def launch_problem(
     """Why a launch cannot be, as far as that is known now; None where it can."""
     if isinstance(program, Status):
         return program
-    exceeded = session.tenant.exceeded("launches", 1, session.tenant.launches, "these are in flight")
+    exceeded = quota_problem(session)
     if exceeded is not None:
         return exceeded
     if program is None:
@@ -41,6 +41,18 @@ def launch_problem(
         problem = session.directory.problem(handle)
         if problem is not None:
             return problem
+    return program_problem(session, program, quarantine, resources)
+
+
+def quota_problem(session: Session) -> Status | None:
+    """Why one more launch would be too many for the session's tenant."""
+    return session.tenant.exceeded("launches", 1, session.tenant.launches, "these are in flight")
+
+
+def program_problem(
+    session: Session, program: RegisteredProgram, quarantine: Quarantine, resources: ResourceManager
+) -> Status | None:
+    """Why no launch of the program can be, whatever it takes."""
     if quarantine.refused:
         for name in program.functions:
             if name in quarantine.refused:

@@ -12,7 +12,7 @@ from atoll.errors import invalid
 from atoll.ir import plan as p
 from atoll.ir.lowered import Lowered, LoweredGang, LoweredValue
 from atoll.ir.lowering import lower
-from atoll.ir.program import Call, Program, value_specs
+from atoll.ir.program import Call, Program, Report, value_specs
 from atoll.ir.types import ArraySpec
 from atoll.scheduling.dispatch_units import Unit, UnitBuilder
 from atoll.scheduling.gangs import ClientFeed, GangSpec, HostFeeds, MadeValue
@@ -72,6 +72,7 @@ class RegisteredProgram:
     waiting: int = 0
     released: bool = False
     is_large: bool = False  # some plan of it is: all are sent in pieces
+    reports: int = 0  # numbers that a launch of it reports
 
     _by_plan: dict[tuple[int, ...], list[tuple[HostPlan, tuple[int, ...]]]] = field(default_factory=dict)
 
@@ -158,6 +159,7 @@ def register(
         any(gang.late for node in gangs for gang in node),
         account or Account(),
         is_large=largest >= LARGE_PLAN_BYTES,
+        reports=sum(isinstance(node, Report) for node in program.nodes),
     )
 
 

@@ -104,7 +104,7 @@ class Scheduler(Generic[Payload]):
         for gang in ticket.gangs:
             line = self._islands[gang.island].lines.setdefault(ticket.session, deque())
             place = len(line)
-            while place and line[place - 1].number > ticket.number:
+            while place and line[place - 1].age > ticket.age:
                 place -= 1
             if place:
                 ticket.behind += 1

@@ -27,9 +27,12 @@ class SequentialDispatch(Generic[Payload]):
         self._next: dict[int, deque[Ticket[Payload]]] = {}
         self._unacknowledged: dict[int, int] = {}  # hosts that have yet to acknowledge, by sequence
         self._unstarted: dict[int, int] = {}  # gangs of the current ticket, by its number
+        self._joined = 0
 
     def join(self, ticket: Ticket[Payload]) -> None:
-        """The ticket waits for all of its session that joined before it."""
+        """The ticket waits for all of its session that joined before it: in its lines, too, whatever its age."""
+        self._joined += 1
+        ticket.age = self._joined
         if ticket.session in self._current:
             self._scheduler.lacks(ticket, Reason.OWN)
             self._next.setdefault(ticket.session, deque()).append(ticket)

@@ -42,6 +42,7 @@ class Launch:
     error: Status | None = None
     credits: int = 1  # of its session's window
     promise: Promise[GangRun] | None = None  # of its results
+    part_of: Undecided | None = None  # the launch of a node that depends on data
     seconds: float = 0.0  # when it came, by the controller's clock
     handles: tuple[int, ...] = field(init=False)  # of arguments and results
 
@@ -53,6 +54,24 @@ class Launch:
         made = [self.entries[each.value].nbytes for each in spec.makes]
         read = (self.entries[each].nbytes for each in spec.handles if each < len(self.arguments))
         return sum(made) or sum(read)
+
+
+@dataclass(slots=True, eq=False)
+class Undecided:
+    """One launch of a node that depends on data: see `promises.irregular`. `parts` are its node's programs."""
+
+    session: int
+    node: m.RegisterSwitch | m.RegisterLoop
+    parts: tuple[RegisteredProgram, ...]
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+    promise: Promise[GangRun]
+    age: int  # of its tickets
+    context: int
+    credits: int
+    carried: tuple[int, ...] = ()  # by a loop
+    awaited: tuple[int, int] = (0, 0)  # the host that is to report, and its gang, by sequence
+    is_over: bool = False  # its last part has been launched, or it has failed
 
 
 # A buffer that is written to the memory of a donated one: (the buffer, the donor, its block).
@@ -92,6 +111,7 @@ class Session:
     pongs: int = 0  # that it has answered
     directory: Directory = field(default_factory=Directory)
     programs: dict[int, RegisteredProgram | Status] = field(default_factory=dict)  # or why it cannot be lowered
+    irregular: dict[int, m.RegisterSwitch | m.RegisterLoop] = field(default_factory=dict)  # nodes, by number
     functions: dict[int, str] = field(default_factory=dict)
     # Functions that are being compiled for where the session migrates to: their names there.
     migrating: dict[int, str] = field(default_factory=dict)

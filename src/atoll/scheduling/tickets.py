@@ -25,8 +25,9 @@ NOBODY = Tenant(DEFAULT_TENANT)
 
 @dataclass(slots=True, eq=False)
 class Ticket(Generic[Payload]):
-    """A node of a launch, in line. `number` is its age; `missing` counts what it still waits for, such as its client's
-    bytes.
+    """A node of a launch, in line. `missing` counts what it still waits for, such as its client's bytes.
+
+    `age` is its place in its session's lines: its number, unless what it is was decided only after later launches came.
     """
 
     number: int
@@ -37,12 +38,17 @@ class Ticket(Generic[Payload]):
     behind: int = 0  # in how many lines it is not at the head
     committed: bool = False
     dropped: bool = False
-    is_aside: bool = False  # it is in no line yet: see `scheduling.promises`
+    is_aside: bool = False  # it is in no line yet: see `promises.promises`
     promise: Promise[Payload] | None = None
+    age: int = -1
     since: float = 0.0  # when it began to wait for `reason`, by the controller's clock
     reason: Reason = Reason.ORDER
     lacks: Reason = Reason.BYTES  # what is `missing`
     waited: list[tuple[Reason, float]] | None = None  # what it waited for before, and for how many seconds
+
+    def __post_init__(self) -> None:
+        if self.age < 0:
+            self.age = self.number
 
     def wait_for(self, reason: Reason, now: float) -> None:
         """From now on it waits for something else."""
@@ -83,7 +89,7 @@ class Promise(Generic[Payload]):
     """Of tickets of one launch: when they join their lines, and when what they make is there for others.
 
     The two are one, unless they are `late`. `awaited` counts the promises that must be kept, or must have joined,
-    before its tickets may join. See `scheduling.promises`.
+    before its tickets may join. See `promises.promises`.
     """
 
     session: int

@@ -13,7 +13,6 @@ from typing import Any
 
 from atoll.cluster.slices import SliceRequest
 from atoll.errors import Code, Status, StatusError, not_found
-from atoll.ir.program import Program
 from atoll.protocol import messages as m
 from atoll.session.connection import (
     CallTaker,
@@ -26,6 +25,7 @@ from atoll.session.connection import (
 )
 from atoll.session.controller_lease import ControllerLease
 from atoll.session.functions import FunctionTable
+from atoll.session.irregular import SplitPrograms
 from atoll.session.programs import ProgramCache
 from atoll.session.recorder import CallRecorder
 from atoll.session.window import LaunchWindow
@@ -59,7 +59,6 @@ class ClusterSession:
         self.send = control.send
         self.make_future = make_future
         self.window = LaunchWindow(welcome.launch_window)
-        self.programs = ProgramCache(self.register_program, self.release_program)
         self.lost: Status | None = None  # why the session is over
         self.on_lost: Callable[[Status], None] = lambda status: None
         self.on_hosts_lost: Callable[[], None] = lambda: None
@@ -70,6 +69,9 @@ class ClusterSession:
         self._control = control
         self._channels = open_channels(self._on_feed, self._lose)
         self._functions = FunctionTable()
+        self._split = split = SplitPrograms(self.send, self.number, self.mint)
+        self.register_program, self.release_program = split.register, split.release
+        self.programs = ProgramCache(split.register, split.release)
         self._hosts = {device.id: device.host for device in welcome.devices}  # by virtual device
         self._lost_hosts: set[int] = set()  # that are not back yet
         self._waits: dict[int, Callable[[Status], None]] = {}
@@ -125,14 +127,6 @@ class ClusterSession:
 
     # ---- programs and launches
 
-    def register_program(self, program: Program) -> int:
-        number = self.number()
-        self.send(m.RegisterProgram(number, program))
-        return number
-
-    def release_program(self, number: int) -> None:
-        self.send(m.ReleaseProgram(number))
-
     def launch(
         self,
         program: int,
@@ -146,6 +140,8 @@ class ClusterSession:
 
         `context` is the client's number for the stack of its request. The launch takes `credits` of the window.
         """
+        if program in self._split:
+            return self._split.launch(program, arguments, results, context, self.launch)
         self.window.take(credits)
         self.send(m.Launch(program, tuple(arguments), tuple(results), tuple(feeds), context, credits))
 

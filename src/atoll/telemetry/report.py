@@ -284,7 +284,7 @@ _TEXTS = {
     Reason.ALONE: "a gang that runs alone",
     Reason.BYTES: "bytes that its client sends",
     Reason.PLAN: "its plan, which is sent to the hosts",
-    Reason.PYTHON: "what Python makes",
+    Reason.PYTHON: "what Python makes, or data decide",
     Reason.FUNCTIONS: "functions that are compiled again",
 }
 

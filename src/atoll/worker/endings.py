@@ -13,7 +13,7 @@ from atoll.worker.completions import ReadCompletion, Watcher, are_complete, wait
 from atoll.worker.dispatch_unit import DispatchUnit
 from atoll.worker.step_runner import StepRunner
 
-# As many as the controller lets wait for their clients on a host (`scheduling.client_runs`).
+# As many as the controller lets wait for their clients on a host (`promises.client_runs`).
 MOST_CLIENT_ENDS = 8
 
 
@@ -37,6 +37,7 @@ class Endings:
         self._readers = readers
         # A thread for each that waits for its client: the controller sends few at a time.
         self._client_ends = ThreadPoolExecutor(MOST_CLIENT_ENDS, "atoll-client-ends")
+        steps.on_report = lambda sequence, value: report(m.Reported(sequence, value))
         self.completed: list[tuple[int, int, int]] = []  # units that completed at once: see `report_completed`
 
     def report_completed(self) -> None:

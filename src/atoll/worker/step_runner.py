@@ -48,6 +48,7 @@ class StepRunner:
         self._keys = keys
         self._python = functions.python
         self.on_outcome: Callable[[Outcome], None] = lambda outcome: None  # on any thread
+        self.on_report: Callable[[int, int], None] = lambda sequence, value: None  # the same
         self.deletions = DeletionGuard()
         self.release_memory = backend.release_memory
         self._readers_lock = threading.Lock()
@@ -65,6 +66,8 @@ class StepRunner:
             unit.completions.append(ArrayCompletion(values[step.output].array, self.deletions))
         elif type(step) is p.Get:
             unit.reads.append(self._get(step, run, values))
+        elif type(step) is p.Report:
+            unit.reads.append(self._report(step, unit, values))
         elif type(step) is p.Move:
             for source, target, array in zip(step.inputs, step.outputs, step.arrays, strict=True):
                 values[target] = self._move(values[source], array, step.donate)
@@ -323,6 +326,20 @@ class StepRunner:
             return is_small_and_ready(array) and self._data_port.takes_at_once(run.session, SMALL_BYTES)
 
         return Read(read, at_once)
+
+    def _report(self, step: p.Report, unit: DispatchUnit, values: dict[int, Buffer]) -> Read:
+        buffer = values[step.input]
+        array = _alive(buffer)
+        shards = self._backend.shards(array)
+        release = self._hold(buffer, len(shards))
+
+        def read() -> None:
+            try:
+                self.on_report(unit.sequence, int(np.asarray(shards[0]).reshape(())))
+            finally:
+                release()
+
+        return Read(read, lambda: is_small_and_ready(array))
 
     def _send(self, step: p.Send, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
         buffer = values[step.input]

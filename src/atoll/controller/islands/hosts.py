@@ -54,7 +54,8 @@ class Hosts:
             m.Done: self._done,
             m.Failed: self._failed,
             m.Pong: lambda host, message: tracing.host_answered(host, message, outbox.seconds),
-            m.Enqueued: self._enqueued,
+            m.Enqueued: lambda host, message: launcher.enqueued(message.sequence),
+            m.Reported: lambda host, message: launcher.irregular.reported(host, message.sequence, message.value),
             m.FeedsLost: self._feeds_lost,
             m.PeerSilent: peer_silent,
             m.FeedsArrived: feeds.feeds_arrived,
@@ -103,9 +104,6 @@ class Hosts:
 
     def _failed(self, host: int, message: m.Failed) -> None:
         self._launcher.run_failed(host, message.sequence, message.status)
-
-    def _enqueued(self, host: int, message: m.Enqueued) -> None:
-        self._launcher.enqueued(message.sequence)
 
     def _feeds_lost(self, host: int, message: m.FeedsLost) -> None:
         """The host that awaits them is told, past the connection that broke."""

@@ -6,6 +6,8 @@ a host arrive in order, so a `Free` that is sent then comes after the last use.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from atoll.controller.outbox import Outbox
 from atoll.errors import Status
 from atoll.protocol import messages as m
@@ -39,8 +41,11 @@ class Buffers:
     def drop_uses(self, session: Session, gang: Gang[GangRun]) -> None:
         """The gang has started, or never will: it keeps none of its buffers from being freed any more."""
         handles = gang.run.launch.handles
-        for position in gang.run.spec.handles:
-            handle = handles[position]
+        self.unuse(session, [handles[position] for position in gang.run.spec.handles])
+
+    def unuse(self, session: Session, handles: Sequence[int]) -> None:
+        """One use less of each of these."""
+        for handle in handles:
             entry = session.directory.entries.get(handle)
             if entry is None:
                 continue

@@ -12,13 +12,13 @@ from atoll.cluster.resources import ResourceManager
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.buffers import Buffers
 from atoll.errors import Code, Status
+from atoll.promises.promises import Promises
 from atoll.protocol import messages as m
 from atoll.scheduling.device_clocks import DeviceClocks
 from atoll.scheduling.feeds import Key
 from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.long_gangs import settled
 from atoll.scheduling.programs import RegisteredProgram
-from atoll.scheduling.promises import Promises
 from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.scheduler import Scheduler
@@ -51,6 +51,7 @@ class Endings:
     ) -> None:
         self.in_flight: dict[int, Gang[GangRun]] = {}  # by sequence
         self.trace = Trace()
+        self.on_part_ended: Callable[[Launch], None]  # of what depends on data
         self._resources = resources
         self._sessions = sessions
         self._outbox = outbox
@@ -164,6 +165,10 @@ class Endings:
         if gang.run.spec.late is Late.PYTHON and session is not None:
             session.python_gangs.discard(gang.sequence)
         program.waiting -= 1
+        self.drop_if_idle(program)
+
+    def drop_if_idle(self, program: RegisteredProgram) -> None:
+        """One that needs the program less."""
         if program.released and not program.waiting:
             self._on_program_idle(program)
 
@@ -195,8 +200,15 @@ class Endings:
             return
         for handle in launch.results:
             self._buffers.settle(session, handle, launch.error)
-        session.launch_ended(launch.credits)
-        self._outbox.return_credits(launch.session, launch.credits)
+        if launch.credits:
+            self.end_credits(session, launch.credits)
+        if launch.part_of is not None:
+            self.on_part_ended(launch)
+
+    def end_credits(self, session: Session, credits: int) -> None:
+        """A launch of the client's that took these has ended."""
+        session.launch_ended(credits)
+        self._outbox.return_credits(session.number, credits)
 
     def fail(self, launch: Launch, status: Status) -> None:
         """A launch fails: what of it has not started will not, and nothing new may use its results."""

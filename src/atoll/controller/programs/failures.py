@@ -40,6 +40,7 @@ class Failures:
     def island_lost(self, island: int, status: Status) -> None:
         """Launches that run on the island, are committed to it, or have bytes there fail; the others wait for it."""
         self._scheduler.pause(island)
+        self._launcher.irregular.island_lost(island, status)
         for gang in [g for g in self._launcher.in_flight.values() if g.island == island]:
             self._launcher.fail(gang.run.launch, status.within(gang.run.launch.program.name))
             self._launcher.finish(gang)

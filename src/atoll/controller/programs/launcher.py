@@ -16,6 +16,8 @@ from atoll.controller.outbox import Outbox
 from atoll.controller.programs.buffers import Buffers
 from atoll.controller.programs.endings import Endings
 from atoll.errors import Code, Status, invalid
+from atoll.promises.irregular import IrregularNodes
+from atoll.promises.promises import Promises
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.checks import gang_problem, launch_problem
@@ -25,12 +27,11 @@ from atoll.scheduling.large_plans import LargePlans
 from atoll.scheduling.policies.fair import FairShares
 from atoll.scheduling.policy import Policy
 from atoll.scheduling.programs import RegisteredProgram
-from atoll.scheduling.promises import Promises
 from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.sequential import SequentialDispatch
-from atoll.scheduling.session import GangRun, Launch, Session
+from atoll.scheduling.session import GangRun, Launch, Session, Undecided
 from atoll.scheduling.tallies import Tallies
 from atoll.scheduling.tickets import Gang, Late, Ticket
 
@@ -94,9 +95,13 @@ class Launcher:
         self.runs_ended = self._endings.runs_ended
         self.finish = self._endings.finish
         self.fail = self._endings.fail
-        self.session_closed = self._endings.session_closed
         self.release = self._buffers.release
         self.settle = self._buffers.settle
+        self.unuse = self._buffers.unuse
+        self.end_credits = self._endings.end_credits
+        self.drop_if_idle = self._endings.drop_if_idle
+        self.irregular = IrregularNodes(sessions, resources, quarantine, self._promises, self, self._number)
+        self._endings.on_part_ended = self.irregular.part_ended
 
     # ---- events
 
@@ -116,8 +121,12 @@ class Launcher:
         session.directory.check_new(message.results)
         session.credits += message.credits
         program = session.programs.get(message.program)
-        problem = launch_problem(session, program, message, self._quarantine, self._resources)
-        if problem is not None or not isinstance(program, RegisteredProgram):
+        is_irregular = program is None and message.program in session.irregular
+        if is_irregular:
+            problem = self.irregular.launch(session, message)
+        else:
+            problem = launch_problem(session, program, message, self._quarantine, self._resources)
+        if problem is not None:
             session.has_errors = True
             for handle in message.results:
                 session.directory.add(handle, Entry((), 0, ready=True, error=problem))
@@ -127,24 +136,46 @@ class Launcher:
             self._outbox.return_credits(session.number, message.credits)
             return
         session.launched()
-        launch = self._new_launch(session, program, message)
+        if isinstance(program, RegisteredProgram):
+            launch = self._new_launch(session, program, message)
+            self._line_up(launch, self._make_tickets(session, launch))
+        self.pump()
+
+    def launch_part(self, whole: Undecided, program: RegisteredProgram, message: m.Launch) -> Launch:
+        """Launches a part of what depends on data: see `promises.irregular`. Its last part takes credits."""
+        session = self._sessions[whole.session]
+        launch = self._new_launch(session, program, message, are_promised=bool(message.credits))
+        launch.part_of = whole
+        units = self._make_tickets(session, launch, whole.age)
+        if message.credits:
+            launch.promise = whole.promise
+        if not (message.credits and launch.pending):
+            self._line_up(launch, units)
+        return launch
+
+    def _make_tickets(self, session: Session, launch: Launch, age: int = -1) -> Sequence[Unit]:
+        """The launch's dispatch units, each with its ticket."""
+        program = launch.program
         may_join = (
             self._sequential is None and not self._quarantine.suspects and not self._is_contended(session, program)
         )
         units = program.units.next_launch(may_join=may_join)
         for unit in units:
-            self._make_ticket(session, launch, unit)
+            self._make_ticket(session, launch, unit, age)
         for i in program.donated:
             launch.entries[i].consumed = True
+        return units
+
+    def _line_up(self, launch: Launch, units: Sequence[Unit]) -> None:
+        """Its tickets join their lines, or wait until they may."""
         if not launch.pending:
             self._endings.launch_done(launch)
             return
-        if program.is_late or self._promises.has_some(session.number):
+        if launch.program.is_late or self._promises.has_some(launch.session):
             self._order_by_promises(launch, units)
         if launch.promise is None:
             for ticket in launch.tickets:
                 self._join_lines(ticket)
-        self.pump()
 
     def _order_by_promises(self, launch: Launch, units: Sequence[Unit]) -> None:
         program, entries = launch.program, launch.entries
@@ -159,10 +190,16 @@ class Launcher:
             self._sequential.join(ticket)
         self.scheduler.enqueue(ticket)
 
-    def _new_launch(self, session: Session, program: RegisteredProgram, message: m.Launch) -> Launch:
+    def _new_launch(
+        self, session: Session, program: RegisteredProgram, message: m.Launch, are_promised: bool = False
+    ) -> Launch:
+        """With `are_promised`, its results have their entries already."""
         directory = session.directory
         entries = [directory.entries[handle] for handle in message.arguments]
         for made in program.values:
+            if are_promised and made.result >= 0:
+                entries.append(directory.entries[message.results[made.result]])
+                continue
             entry = Entry(made.hosts, made.nbytes, maker=program.name, context=message.context)
             if made.result >= 0:
                 entry.spec = program.result_specs[made.result]
@@ -182,21 +219,29 @@ class Launcher:
             seconds=self._outbox.seconds,
         )
 
+    def _number(self) -> int:
+        self._next_sequence += 1
+        return self._next_sequence - 1
+
+    def session_closed(self, session: Session) -> None:
+        """Nothing of the session that has not started will."""
+        self.irregular.session_closed(session.number)
+        self._endings.session_closed(session)
+
     def _is_contended(self, session: Session, program: RegisteredProgram) -> bool:
         """Whether other sessions wait for an island that the program needs."""
         return any(self.scheduler.others_wait(island, session.number) for island in program.islands)
 
-    def _make_ticket(self, session: Session, launch: Launch, unit: tuple[GangSpec, ...]) -> None:
+    def _make_ticket(self, session: Session, launch: Launch, unit: tuple[GangSpec, ...], age: int) -> None:
         """A dispatch unit of the launch gets its ticket. Notes what it waits for, and the buffers that it needs."""
         ticket: Ticket[GangRun] = Ticket(
-            self._next_sequence, session.number, tenant=session.tenant, since=launch.seconds
+            self._next_sequence, session.number, tenant=session.tenant, age=age, since=launch.seconds
         )
         launch.tickets.append(ticket)
         handles, entries = launch.handles, session.directory.entries
         gangs = []
         for spec in unit:
-            sequence = self._next_sequence
-            self._next_sequence += 1
+            sequence = self._number()
             for host, feed in spec.awaited:
                 key = (host, launch.feeds[feed])
                 if not session.feeds.claim(key):

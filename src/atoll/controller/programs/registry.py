@@ -47,6 +47,7 @@ class ProgramRegistry:
     def release(self, session: Session, number: int) -> None:
         """The session needs the program no more."""
         session.definitions.pop(number, None)
+        session.irregular.pop(number, None)
         program = session.programs.pop(number, None)
         if isinstance(program, RegisteredProgram):
             self.drop(program)

@@ -75,6 +75,8 @@ class Sessions:
             m.Await: self._await,
             m.RegisterProgram: self._register_program,
             m.ReleaseProgram: self._release_program,
+            m.RegisterSwitch: self._register_irregular,
+            m.RegisterLoop: self._register_irregular,
             m.RegisterFunction: compilation.register,
             m.CompileAgain: compilation.again,
             m.ReleaseFunction: self._release_function,
@@ -229,6 +231,9 @@ class Sessions:
 
     def _register_program(self, session: Session, message: m.RegisterProgram) -> None:
         self._programs.register(session, message.program, message.definition)
+
+    def _register_irregular(self, session: Session, message: m.RegisterSwitch | m.RegisterLoop) -> None:
+        session.irregular[message.program] = message
 
     def _release_program(self, session: Session, message: m.ReleaseProgram) -> None:
         self._programs.release(session, message.program)

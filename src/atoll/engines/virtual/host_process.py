@@ -11,6 +11,8 @@ from atoll.devices.null.model import NullModel
 from atoll.engines.null_hosts.host import AtOnce, NullHost
 from atoll.engines.virtual.clock import VirtualClock
 from atoll.engines.virtual.costs import Costs
+from atoll.errors import unimplemented
+from atoll.ir.plan import Report
 from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox
 
@@ -97,6 +99,10 @@ class HostProcess:
             gangs = 1
         elif isinstance(message, m.Dispatch):
             gangs = len(message.units)
+        elif isinstance(message, m.RegisterPlan):
+            steps = (step for segment in message.definition.segments for step in segment.steps)
+            if any(isinstance(step, Report) for step in steps):
+                raise unimplemented("what depends on data cannot run in virtual time, where arrays have no contents")
         self._do(gangs * self._costs.host_gang or self._costs.message, partial(self._handle, message))
 
     def _handle(self, message: Any) -> None:

@@ -12,7 +12,7 @@ from xdsl.parser import Parser
 
 from atoll.ir.dialect.attributes import Buffers, DeviceLocations, Mappings, Numbers, Strides
 from atoll.ir.dialect.moves import MoveOp, ReceiveOp, SendOp
-from atoll.ir.dialect.ops import CallOp, GetOp, ProgramOp, PutOp, RearrangeOp, ReturnOp, TransferOp
+from atoll.ir.dialect.ops import CallOp, GetOp, ProgramOp, PutOp, RearrangeOp, ReportOp, ReturnOp, TransferOp
 from atoll.ir.dialect.types import ArrayType, CompletionType, PlacedCompletionType, PlacedType
 
 Atoll = Dialect(
@@ -25,6 +25,7 @@ Atoll = Dialect(
         PutOp,
         GetOp,
         RearrangeOp,
+        ReportOp,
         MoveOp,
         SendOp,
         ReceiveOp,

@@ -32,7 +32,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from atoll.ir.dialect.attributes import Bare, Buffers, DeviceLocations, Mappings, Numbers, Strides
 from atoll.ir.dialect.types import ArrayType, CompletionType, PlacedCompletionType, PlacedType
-from atoll.ir.types import ArraySpec
+from atoll.ir.types import NUMBERS, ArraySpec, Replicated
 
 PRESENT = UnitAttr()
 
@@ -323,6 +323,27 @@ class GetOp(Node):
 
     def verify_(self) -> None:
         spec_of(self.input)
+
+
+@irdl_op_definition
+class ReportOp(Node):
+    """`atoll.report %0`: reports to the controller what a number is."""
+
+    name = "atoll.report"
+    input = operand_def(AnyAttr())
+
+    @classmethod
+    def parse_facts(cls, parser: Parser, operands: list[SSAValue], properties: dict[str, Attribute]) -> None:
+        operands.append(parse_value(parser))
+
+    def print_facts(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        printer.print_ssa_value(self.input)
+
+    def verify_(self) -> None:
+        spec = spec_of(self.input)
+        if spec.shape or spec.dtype not in NUMBERS or not isinstance(spec.sharding.tiling, Replicated):
+            raise VerifyException(f"a number that decides is one integer or boolean, no {spec.dtype}{list(spec.shape)}")
 
 
 @irdl_op_definition

@@ -10,7 +10,7 @@ from xdsl.ir import Operation, SSAValue
 from atoll.errors import invalid
 from atoll.ir import plan as p
 from atoll.ir.dialect.moves import MoveOp, ReceiveOp, SendOp
-from atoll.ir.dialect.ops import CallOp, GetOp, Node, ProgramOp, PutOp, RearrangeOp
+from atoll.ir.dialect.ops import CallOp, GetOp, Node, ProgramOp, PutOp, RearrangeOp, ReportOp
 from atoll.ir.dialect.types import PlacedCompletionType, PlacedType
 from atoll.ir.exchange import Exchange
 from atoll.ir.geometry import Located
@@ -118,6 +118,9 @@ class _Cut:
                 self._put(op, node)
             case GetOp():
                 self._get(op, node)
+            case ReportOp():
+                host, (value,) = self._known(op.input).locations[0].host, self._inputs(op)
+                node.on(host).add(p.Report(value), (value,), ())
             case MoveOp():
                 self._move(op, node)
             case SendOp():

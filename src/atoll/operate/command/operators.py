@@ -180,7 +180,7 @@ def dump(
     """Write the controller's event log: every event, in order, a line of JSON each.
 
     A log that begins at the start of the cluster (it keeps the last 50,000 events) replays the controller's decisions:
-    see `atoll.controller.replay.replay`. Which cluster: as for `atoll status`.
+    see `atoll.operate.replay.replay`. Which cluster: as for `atoll status`.
     """
     from atoll.operate.clusters import dump_of, find
 

@@ -38,6 +38,32 @@ class ReleaseProgram(Message, frozen=True, tag=43):
     program: int
 
 
+class RegisterSwitch(Message, frozen=True, tag=57):
+    """A launch of `program` takes a number and what the `branches` take, runs the one of these programs that the number
+    chooses, and gives what that gives. `index` is the program that reports the number.
+    """
+
+    program: int
+    index: int
+    branches: tuple[int, ...]
+
+
+class RegisterLoop(Message, frozen=True, tag=58):
+    """A launch of `program` takes `constants` arrays that stay, and carried ones, and gives carried ones.
+
+    It runs `first`, which reports whether to go on; for as long as that is so, what takes all arrays, gives the next
+    carried ones and reports the same: `begins` once, and then `following`, which may consume what is carried; and then
+    `last`, which takes the carried ones and gives the results.
+    """
+
+    program: int
+    constants: int
+    first: int
+    begins: int
+    following: int
+    last: int
+
+
 class Launch(Message, frozen=True, tag=44):
     """Run a program. Results are numbered by the sender, who may use them at once."""
 
@@ -229,6 +255,8 @@ FromProxy = (
     | ReleaseFunction
     | RegisterProgram
     | ReleaseProgram
+    | RegisterSwitch
+    | RegisterLoop
     | Launch
     | Release
     | Await

@@ -98,6 +98,13 @@ class PlanRegistered(Message, frozen=True, tag=53):
     plan: int
 
 
+class Reported(Message, frozen=True, tag=55):
+    """What the number is that a dispatch unit was to report. Comes beside the unit's end, not instead of it."""
+
+    sequence: int
+    value: int
+
+
 # ---- controller -> worker
 
 
@@ -247,6 +254,7 @@ FromWorker = (
     | FeedsLost
     | PeerSilent
     | PlanRegistered
+    | Reported
 )
 ToWorker = (
     Refused

@@ -12,6 +12,9 @@ is kept where it matters:
 - what consumes an array waits for those that read it and stand aside, or are late;
 - calls of Python are in the order of their launches, and follow those that give their arguments at once;
 - nodes of a launch follow one another.
+
+So does what needs the results of a node that depends on data (`promises.irregular`): what that will run is promised
+before it is known.
 """
 
 from __future__ import annotations
@@ -21,8 +24,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Generic
 
+from atoll.promises.client_runs import ClientRuns
 from atoll.scheduling.buffer_directory import Entry
-from atoll.scheduling.client_runs import ClientRuns
 from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.tickets import Late, Payload, Promise, Ticket
@@ -79,6 +82,25 @@ class Promises(Generic[Payload]):
         if not first.awaited:
             self._start(deque([first]))
         return last
+
+    def of_undecided(self, session: int, arguments: Sequence[Entry]) -> Promise[Payload]:
+        """The promise of a launch that reads these, and whose tickets are not known before `decided`."""
+        promise: Promise[Payload] = Promise(session, (), None, awaited=1)
+        self._find_what_it_awaits(promise, arguments, ())
+        self._unkept[session] += 1
+        for entry in arguments:
+            entry.readers = [*(each for each in entry.readers or () if not each.is_kept), promise]
+        return promise
+
+    def decided(self, promise: Promise[Payload], tickets: Sequence[Ticket[Payload]]) -> None:
+        """These are its tickets; they are in no line yet."""
+        promise.tickets = tuple(tickets)
+        for ticket in tickets:
+            ticket.promise = promise
+            self._scheduler.stand_aside(ticket)
+        promise.awaited -= 1
+        if not promise.awaited:
+            self._start(deque([promise]))
 
     def _find_what_it_awaits(
         self, first: Promise[Payload], arguments: Sequence[Entry], donated: Sequence[Entry]

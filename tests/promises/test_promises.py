@@ -6,10 +6,10 @@ import gc
 
 import pytest
 
+from atoll.promises.client_runs import MOST_OF_A_SESSION, MOST_OF_AN_ISLAND
+from atoll.promises.promises import Promises
 from atoll.scheduling.buffer_directory import Entry
-from atoll.scheduling.client_runs import MOST_OF_A_SESSION, MOST_OF_AN_ISLAND
 from atoll.scheduling.gangs import GangSpec
-from atoll.scheduling.promises import Promises
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.tickets import Gang, Late, Promise, Ticket
 

@@ -16,9 +16,9 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from atoll.client import jax_internals as internals
-from atoll.client.functions import Function, FunctionTable, JitCall
-from atoll.client.values import ShardingLike, Value, constant_value
 from atoll.errors import ProgramError
+from atoll.programs.functions import Function, FunctionTable, JitCall
+from atoll.programs.values import ShardingLike, Value, constant_value
 
 internals.leave_out_of_tracebacks(__file__)
 
@@ -26,7 +26,7 @@ _SMALL_BYTES = 4096  # host constants up to this size are compared by their cont
 _copy = jax.jit(jax.numpy.copy)
 _ADVICE = (
     "A program runs on the cluster after it has been traced, so Python cannot look at its values. Choose on the "
-    "devices (jax.lax.cond, jax.numpy.where), make the argument a static one (static_argnums, static_argnames), "
+    "devices (atoll.cond, jax.numpy.where), make the argument a static one (static_argnums, static_argnames), "
     "or leave that part out of the program."
 )
 
@@ -57,15 +57,47 @@ class TransferNode:
     line: str
 
 
+@dataclass(eq=False)
+class IrregularNode:
+    """A node that depends on data: a switch, whose first input chooses; or, where `constants` counts the inputs that
+    stay, a loop of a condition and a body. The parts take its inputs, a switch's all but the first.
+    """
+
+    inputs: list[Value]
+    outputs: list[Value]
+    parts: list[Part]
+    line: str
+    constants: int | None = None
+    donated: tuple[int, ...] = ()
+
+
+@dataclass(eq=False)
+class Part:
+    """What a node that depends on data may run. `taken` are the inputs that its own values are, by their identity."""
+
+    name: str
+    nodes: list[RecordedNode]
+    taken: dict[int, int]
+    results: list[Value]
+
+
+RecordedNode = CallNode | TransferNode | IrregularNode
+
+
 @dataclass
 class Recording:
-    """All that a traced function does. `results` are its flat results: values, or arrays that no launch changes."""
+    """All that a traced function does. `results` are its flat results: values, or arrays that no launch changes.
+
+    A part of a node that depends on data may use values of the function around it: `captured` are these, by the
+    identity of what stands for them.
+    """
 
     name: str
     arguments: list[Value]
     functions: FunctionTable
-    nodes: list[CallNode | TransferNode] = field(default_factory=list)
+    nodes: list[RecordedNode] = field(default_factory=list)
     results: list[Any] = field(default_factory=list)
+    captured: dict[int, Value] = field(default_factory=dict)
 
 
 class ProgramTracer(internals.Tracer):  # type: ignore[misc]
@@ -102,11 +134,12 @@ class ProgramTracer(internals.Tracer):  # type: ignore[misc]
 
 
 class ProgramTrace(internals.Trace):  # type: ignore[misc]
-    """Records into `recording`."""
+    """Records into `recording`; `outer` is the trace around that of a part."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, outer: ProgramTrace | None = None) -> None:
         super().__init__()
         self.recording = recording
+        self.outer = outer
         self._functions = recording.functions
         self._constants: dict[Any, Value] = {}
         self._computed: set[int] = set()  # arrays that the trace itself has made, by identity
@@ -170,18 +203,28 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
 
     def value_of(self, given: Any) -> Value:
         if isinstance(given, ProgramTracer):
-            if given._trace is not self:
-                raise ProgramError(f"a value of another program is used in {self.recording.name!r}")
-            return given.value
+            return given.value if given._trace is self else self._captured(given)
         key = _identity(given)
         value = self._constants.get(key)
         if value is None:
             value = self._constants[key] = constant_value(given, internals.line())
-            value.shared |= id(given) in self._computed
+            value.shared |= self.outer is not None or id(given) in self._computed
             self._alive.append(given)
         return value
 
-    def _usable(self, given: Any, what: str) -> Value:
+    def _captured(self, given: ProgramTracer) -> Value:
+        """What stands here for a value of the trace around this one."""
+        if self.outer is None:
+            raise ProgramError(f"a value of another program is used in {self.recording.name!r}")
+        value = self.outer.usable(given, self.recording.name)
+        inner = self._constants.get(id(value))
+        if inner is None:
+            inner = self._constants[id(value)] = value.stand_in()
+            self.recording.captured[id(inner)] = value
+            self._alive.append(value)
+        return inner
+
+    def usable(self, given: Any, what: str) -> Value:
         value = self.value_of(given)
         if value.root.host and value.root.donated:
             self._undo_donation(value.root)  # its upload was consumed; the host still has the value
@@ -195,7 +238,7 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
     def _undo_donation(self, root: Value) -> None:
         """Has no node consume it."""
         for node in self.recording.nodes:
-            if isinstance(node, CallNode):
+            if not isinstance(node, TransferNode):
                 node.donated = tuple(i for i in node.donated if node.inputs[i].root is not root)
             elif node.inputs[0] is root:
                 node.donated = False
@@ -217,13 +260,13 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
                 f"{call.name} at {line} has ordered effects, whose order JAX keeps from one launch to the next: a "
                 "program that has them is called as its function, and cannot be lowered"
             )
-        operands = [self._usable(each, call.name) for each in given]
+        operands = [self.usable(each, call.name) for each in given]
         bound = self._functions.bind(call, operands)
         donated = []
         inputs = []
         for i, (value, target) in enumerate(zip(operands, bound.inputs, strict=True)):
             donates = i in call.donated
-            resharded = self._resharded(value, target, fresh=donates)
+            resharded = self.resharded(value, target, fresh=donates)
             if donates and not resharded.root.shared:
                 if sum(other.root is resharded.root for other in operands) > 1:
                     raise ProgramError(f"{call.name} at {line} takes an array twice and consumes it: donate a copy")
@@ -239,7 +282,7 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
         return [ProgramTracer(self, value) for value in outputs]
 
     def _put(self, given: Any, device: Any, copy: Any) -> Any:
-        value = self._usable(given, "device_put")
+        value = self.usable(given, "device_put")
         target = getattr(device, "sharding", device) if hasattr(device, "layout") else device
         if hasattr(device, "layout") and device.layout is not None:
             raise ProgramError(f"device_put at {internals.line()} asks for a layout; a program has default layouts")
@@ -260,7 +303,7 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
                 return _copy(given)
         if target is None:
             return ProgramTracer(self, value)
-        resharded = self._resharded(value, target, fresh=donates, consume=donates)
+        resharded = self.resharded(value, target, fresh=donates, consume=donates)
         if resharded is not value.root:
             resharded.shared |= resharded.put  # two device_puts give two arrays, whichever is consumed
             resharded.put = True
@@ -268,7 +311,7 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
             value.donated = internals.line()
         return ProgramTracer(self, resharded.view())
 
-    def _resharded(self, value: Value, target: ShardingLike, *, fresh: bool = False, consume: bool = False) -> Value:
+    def resharded(self, value: Value, target: ShardingLike, *, fresh: bool = False, consume: bool = False) -> Value:
         """The value with the sharding `target`: by a transfer, where it has another one.
 
         A `fresh` copy is not shared with other uses of the value; with `consume` the transfer donates its source.
@@ -302,18 +345,25 @@ def _identity(given: Any) -> Any:
     return id(given) if not isinstance(given, np.ndarray) else object()
 
 
-def record(name: str, function: Any, arguments: Sequence[Value], functions: FunctionTable) -> Recording:
+def record(
+    name: str,
+    function: Any,
+    arguments: Sequence[Value],
+    functions: FunctionTable,
+    outer: ProgramTrace | None = None,
+) -> Recording:
     """Calls `function` with tracers for `arguments`; it returns its flat results."""
     recording = Recording(name, list(arguments), functions)
-    trace = ProgramTrace(recording)
+    trace = ProgramTrace(recording, outer)
     tracers = [ProgramTracer(trace, value) for value in arguments]
     try:
         with internals.set_current_trace(trace):
             results = function(tracers)
             for each in results:
                 if isinstance(each, ProgramTracer):
-                    value = trace._usable(each, f"the end of program {name!r}")
-                    recording.results.append(value)
+                    recording.results.append(trace.usable(each, f"the end of program {name!r}"))
+                elif outer is not None:
+                    recording.results.append(trace.value_of(each))
                 else:
                     recording.results.append(each)
     except jax.errors.NonConcreteBooleanIndexError as error:

@@ -8,11 +8,11 @@ from typing import Any
 import jax
 
 from atoll.client import jax_internals as internals
-from atoll.client.build import Built, devices, on_atoll
-from atoll.client.launch import Launch
-from atoll.client.values import Value
 from atoll.cluster.locations import DeviceLocation
 from atoll.errors import ProgramError
+from atoll.programs.build import Built, devices, on_atoll
+from atoll.programs.launch import Launch
+from atoll.programs.values import Value
 
 internals.leave_out_of_tracebacks(__file__)
 

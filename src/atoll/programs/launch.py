@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from atoll.client import jax_internals as internals
-from atoll.client.build import Built, devices
 from atoll.client.plugin_programs import submit
-from atoll.client.values import Value
 from atoll.errors import ProgramError
 from atoll.ir.program import Program
 from atoll.ir.submission import Staging, Submission, encode
+from atoll.programs.build import Built, devices
+from atoll.programs.values import Value
 
 internals.leave_out_of_tracebacks(__file__)
 

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from atoll.client import jax_internals as internals
-from atoll.client.values import ShardingLike, Value
+from atoll.programs.values import ShardingLike, Value
 
 internals.leave_out_of_tracebacks(__file__)
 

@@ -66,6 +66,13 @@ class Value:
         """A view of the array: donating the view does not donate this value."""
         return Value(self.aval, True, self.line, view_of=self)
 
+    def stand_in(self, *, shared: bool = True) -> Value:
+        """What stands for the array in a part of a node that depends on data. Nothing there may consume it if it is
+        shared.
+        """
+        sharding = self.root.sharding_like
+        return Value(self.aval, self.committed, self.line, sharding, host=sharding is None, shared=shared)
+
     def donated_at(self) -> str:
         """The line that donated it, or ""."""
         return self.donated or self.root.donated

@@ -19,13 +19,13 @@ import numpy as np
 
 from atoll.client import jax_internals as internals
 from atoll.client.backend import clear_with_client, losses
-from atoll.client.build import Built, build, on_atoll
-from atoll.client.functions import FunctionTable
-from atoll.client.launch import Launch
-from atoll.client.stages import Lowered
-from atoll.client.tracing import OrderedEffects, record
-from atoll.client.values import Value
 from atoll.errors import ProgramError
+from atoll.programs.build import Built, build, on_atoll
+from atoll.programs.functions import FunctionTable
+from atoll.programs.launch import Launch
+from atoll.programs.stages import Lowered
+from atoll.programs.tracing import OrderedEffects, record
+from atoll.programs.values import Value
 
 internals.leave_out_of_tracebacks(__file__)
 

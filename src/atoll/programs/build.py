@@ -10,11 +10,12 @@ from typing import Any
 import jax
 
 from atoll.client import jax_internals as internals
-from atoll.client.functions import Function
 from atoll.client.plugin_programs import is_atoll
-from atoll.client.tracing import CallNode, Recording, TransferNode
-from atoll.client.values import Value
-from atoll.ir.program import Call, Node, Program, Transfer
+from atoll.ir.program import Call, Loop, Node, Program, Switch, Transfer
+from atoll.ir.types import ArraySpec
+from atoll.programs.functions import Function
+from atoll.programs.tracing import CallNode, IrregularNode, Part, RecordedNode, Recording, TransferNode
+from atoll.programs.values import Value
 
 internals.leave_out_of_tracebacks(__file__)
 
@@ -79,29 +80,15 @@ def build(recording: Recording, donated: frozenset[int]) -> Built:
 
     Waits for XLA where it is XLA that chooses a sharding. Raises ProgramError.
     """
-    nodes = _needed(recording)
+    nodes = needed(recording)
     _donate(recording, nodes, [recording.arguments[i].root for i in sorted(donated)])
     made = {id(value.root) for node in nodes for value in node.outputs}
     used = list({id(v.root): v.root for node in nodes for v in node.inputs if id(v.root) not in made}.values())
     counts = Counter(len(value.spec.sharding.devices) for value in used)
     arguments = sorted(used, key=lambda value: (counts[n := len(value.spec.sharding.devices)], n))
     numbers = {id(value): i for i, value in enumerate(arguments)}
-    functions: dict[int, int] = {}
-    compiled: list[Function] = []
-    body: list[Node] = []
-    for node in nodes:
-        inputs = tuple(numbers[id(value.root)] for value in node.inputs)
-        outputs = tuple(value.spec for value in node.outputs)
-        for value in node.outputs:
-            numbers[id(value)] = len(numbers)
-        if isinstance(node, TransferNode):
-            body.append(Transfer(inputs, outputs, node.donated, reshard=True))
-            continue
-        if id(node.function) not in functions:
-            functions[id(node.function)] = len(compiled)
-            compiled.append(node.function)
-        devices = tuple(device.id for device in node.function.devices)
-        body.append(Call(functions[id(node.function)], inputs, outputs, devices, node.donated))
+    compiled: dict[Function, int] = {}
+    body = _numbered(nodes, numbers, compiled, len(arguments))
     leaves = {id(value.root): i for i, value in enumerate(recording.arguments)}
     returned: dict[int, Value] = {}
     results = []
@@ -119,7 +106,7 @@ def build(recording: Recording, donated: frozenset[int]) -> Built:
     program = Program(
         recording.name,
         tuple(value.spec for value in arguments),
-        tuple(body),
+        body,
         tuple(numbers[root] for root in returned),
     )
     return Built(
@@ -133,7 +120,41 @@ def build(recording: Recording, donated: frozenset[int]) -> Built:
     )
 
 
-def _needed(recording: Recording) -> list[CallNode | TransferNode]:
+def _numbered(
+    nodes: Sequence[RecordedNode], numbers: dict[int, int], functions: dict[Function, int], defined: int
+) -> tuple[Node, ...]:
+    """The nodes. Their values get `numbers` from `defined` on, and their functions the next of `functions`."""
+    body: list[Node] = []
+    for node in nodes:
+        inputs = tuple(numbers[id(value.root)] for value in node.inputs)
+        outputs = tuple(value.spec for value in node.outputs)
+        for value in node.outputs:
+            numbers[id(value)] = defined
+            defined += 1
+        if isinstance(node, TransferNode):
+            body.append(Transfer(inputs, outputs, node.donated, reshard=True))
+        elif isinstance(node, CallNode):
+            number = functions.setdefault(node.function, len(functions))
+            devices = tuple(device.id for device in node.function.devices)
+            body.append(Call(number, inputs, outputs, devices, node.donated))
+        elif node.constants is None:
+            specs = tuple(value.spec for value in node.inputs[1:])
+            branches = tuple(_part(part, specs, functions) for part in node.parts)
+            body.append(Switch(inputs, outputs, branches))
+        else:
+            specs = tuple(value.spec for value in node.inputs)
+            condition, repeated = (_part(part, specs, functions) for part in node.parts)
+            body.append(Loop(inputs, outputs, node.constants, condition, repeated))
+    return tuple(body)
+
+
+def _part(part: Part, arguments: tuple[ArraySpec, ...], functions: dict[Function, int]) -> Program:
+    numbers = dict(part.taken)
+    body = _numbered(part.nodes, numbers, functions, len(arguments))
+    return Program(part.name, arguments, body, tuple(numbers[id(value.root)] for value in part.results))
+
+
+def needed(recording: Recording) -> list[RecordedNode]:
     """The nodes on which a result depends, those that have effects, and those that consume something of the user's."""
     wanted = {id(each.root) for each in recording.results if isinstance(each, Value)}
     users = {id(value.root) for value in recording.arguments}
@@ -154,7 +175,7 @@ def _needed(recording: Recording) -> list[CallNode | TransferNode]:
     return nodes[::-1]
 
 
-def _donate(recording: Recording, nodes: list[CallNode | TransferNode], arguments: Sequence[Value]) -> None:
+def _donate(recording: Recording, nodes: list[RecordedNode], arguments: Sequence[Value]) -> None:
     """Has the last node that uses a donated argument consume it, unless the argument itself is a result."""
     returned = {id(each.root) for each in recording.results if isinstance(each, Value)}
     for value in arguments:
@@ -163,7 +184,7 @@ def _donate(recording: Recording, nodes: list[CallNode | TransferNode], argument
             continue
         last = users[-1]
         positions = {i for i, each in enumerate(last.inputs) if each.root is value}
-        if len(positions) > 1:
+        if len(positions) > 1 or isinstance(last, IrregularNode):
             continue
         if isinstance(last, TransferNode):
             last.donated = True

@@ -1,0 +1,191 @@
+"""Programs with nodes that depend on data, as the launches that they are.
+
+Such a node (`Switch`, `Loop`; section 4.5 of the paper calls it irregular) is a launch of its own, of several programs.
+All that depends on the same of these nodes is one launch. So what depends on none of them is dispatched before any is
+known, and what depends on some waits for no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from atoll.errors import invalid
+from atoll.ir.program import (
+    Loop,
+    Mapping,
+    Node,
+    Program,
+    Rearrange,
+    Report,
+    Switch,
+    consumes,
+    output_count,
+    preserving,
+    value_specs,
+)
+from atoll.ir.types import ArraySpec
+
+# Each is a launch or two, of which a session's window has room for some hundreds.
+MAX_IRREGULAR = 128
+MAX_NODES = 1 << 14
+
+
+@dataclass(frozen=True)
+class SwitchPrograms:
+    """`index` reports which of the branches is to run. These give the same, and take the same."""
+
+    index: Program
+    branches: tuple[Program, ...]
+
+
+@dataclass(frozen=True)
+class LoopPrograms:
+    """`first` reports whether to begin. `begins`, and then `following`, makes the next carried arrays, and reports
+    whether to go on. All three take the constants and the carried arrays; `following` alone may consume carried ones.
+    `last` makes the results of the carried ones.
+    """
+
+    constants: int
+    first: Program
+    begins: Program
+    following: Program
+    last: Program
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One of a program's launches; its arguments and results are values of the program."""
+
+    programs: Program | SwitchPrograms | LoopPrograms
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+    nodes: int
+
+
+def is_irregular(program: Program) -> bool:
+    return any(isinstance(node, Switch | Loop) for node in program.nodes)
+
+
+def split(program: Program) -> tuple[Piece, ...]:
+    """The program's launches, in an order in which each comes after those that it needs.
+
+    Raises INVALID_ARGUMENT for a program of too many.
+    """
+    specs = value_specs(program)
+    depends: list[frozenset[int]] = [frozenset()] * len(program.arguments)  # of each value, on which of these nodes
+    readers: list[frozenset[int]] = [frozenset()] * len(specs)  # of each value, on which of them its readers depend
+    groups: dict[frozenset[int], list[tuple[Node, int]]] = {}  # with the first value that each node makes
+    pieces: list[tuple[int, int, Piece]] = []
+    nodes = 0
+    for number, node in enumerate(program.nodes):
+        needed = frozenset[int]().union(*(depends[value] for value in node.inputs))
+        needed = needed.union(*(readers[value] for value in consumes(node)))  # who reads it comes before
+        first = len(depends)
+        given = needed
+        if isinstance(node, Switch | Loop):
+            results = tuple(range(first, first + len(node.outputs)))
+            programs = _switch(node, specs, program.name) if isinstance(node, Switch) else _loop(node, program.name)
+            count = sum(len(each.nodes) for each in parts_of(programs))
+            pieces.append((len(needed), 1, Piece(programs, node.inputs, results, count)))
+            nodes += count
+            given = needed | {number}
+        else:
+            groups.setdefault(needed, []).append((node, first))
+            nodes += 1
+        for value in node.inputs:
+            readers[value] |= given
+        depends.extend([given] * output_count(node))
+    if len(pieces) > MAX_IRREGULAR or nodes > MAX_NODES:
+        raise invalid(
+            f"program {program.name!r} has {len(pieces)} nodes that depend on data, and {nodes} nodes in all; at most "
+            f"{MAX_IRREGULAR} and {MAX_NODES} may be in one program with such nodes"
+        )
+    wanted = set(program.results)
+    for _, _, piece in pieces:
+        wanted.update(piece.arguments)
+    for needed, group in groups.items():
+        for node, _ in group:
+            wanted.update(value for value in node.inputs if depends[value] != needed)
+    for needed, group in groups.items():
+        pieces.append((len(needed), 0, _straight(program.name, group, specs, wanted)))
+    pieces.sort(key=lambda each: each[:2])
+    return tuple(piece for _, _, piece in pieces)
+
+
+def parts_of(programs: Program | SwitchPrograms | LoopPrograms) -> tuple[Program, ...]:
+    """All programs that a launch may run, in the order of their registration."""
+    if isinstance(programs, SwitchPrograms):
+        return (programs.index, *programs.branches)
+    if isinstance(programs, LoopPrograms):
+        return programs.first, programs.begins, programs.following, programs.last
+    return (programs,)
+
+
+def _straight(
+    name: str, group: Sequence[tuple[Node, int]], specs: Sequence[ArraySpec | None], wanted: set[int]
+) -> Piece:
+    made = {value for node, first in group for value in range(first, first + output_count(node))}
+    arguments = tuple(dict.fromkeys(value for node, _ in group for value in node.inputs if value not in made))
+    numbers = {value: i for i, value in enumerate(arguments)}
+    nodes = []
+    for node, first in group:
+        nodes.append(_renumbered(node, numbers.__getitem__))
+        for value in range(first, first + output_count(node)):
+            numbers[value] = len(numbers)
+    results = tuple(sorted(made & wanted))
+    program = Program(name, _arrays(specs, arguments), tuple(nodes), tuple(numbers[value] for value in results))
+    return Piece(program, arguments, results, len(nodes))
+
+
+def _switch(node: Switch, specs: Sequence[ArraySpec | None], name: str) -> SwitchPrograms:
+    index = Program(f"{name} (index)", _arrays(specs, node.inputs[:1]), (Report((0,)),), ())
+    return SwitchPrograms(index, tuple(_distinct(branch) for branch in node.branches))
+
+
+def _loop(node: Loop, name: str) -> LoopPrograms:
+    body, condition = _distinct(node.body), node.condition
+    carried = range(node.constants, len(body.arguments))
+    nodes = list(body.nodes)
+    defined = len(body.arguments) + sum(map(output_count, nodes))
+    # The condition takes what the body has made in the place of the carried arrays.
+    numbers = [*range(node.constants), *body.results]
+    for each in condition.nodes:
+        nodes.append(_renumbered(each, numbers.__getitem__))
+        numbers.extend(range(defined, defined + output_count(each)))
+        defined += output_count(each)
+    (goes_on,) = condition.results
+    nodes.append(Report((numbers[goes_on],)))
+    first = msgspec.structs.replace(condition, nodes=(*condition.nodes, Report((goes_on,))), results=())
+    following = msgspec.structs.replace(body, nodes=tuple(nodes))
+    begins = msgspec.structs.replace(body, nodes=tuple(preserving(each, frozenset(carried)) for each in nodes))
+    specs = tuple(body.arguments[i] for i in carried)
+    last = _distinct(Program(f"{name} (results)", specs, (), tuple(range(len(specs)))))
+    return LoopPrograms(node.constants, first, begins, following, last)
+
+
+def _distinct(program: Program) -> Program:
+    """The program with results that are no arguments and no two of which are one value: with views in their places."""
+    specs = value_specs(program)
+    nodes, results = list(program.nodes), []
+    defined = len(specs)
+    seen: set[int] = set()
+    for value in program.results:
+        spec = specs[value]
+        if (value < len(program.arguments) or value in seen) and spec is not None:
+            whole = (0, len(spec.sharding.devices), 1)
+            nodes.append(Rearrange((value,), (spec,), (Mapping(0, 0, whole, whole),)))
+            value, defined = defined, defined + 1
+        seen.add(value)
+        results.append(value)
+    return msgspec.structs.replace(program, nodes=tuple(nodes), results=tuple(results))
+
+
+def _renumbered(node: Node, number_of: Callable[[int], int]) -> Node:
+    return msgspec.structs.replace(node, inputs=tuple(map(number_of, node.inputs)))
+
+
+def _arrays(specs: Sequence[ArraySpec | None], values: Iterable[int]) -> tuple[ArraySpec, ...]:
+    return tuple(spec for value in values if (spec := specs[value]) is not None)

@@ -1,0 +1,1 @@
+"""Traced programs: functions over several compiled functions, as one launch each."""

@@ -1,0 +1,113 @@
+"""The programs that a session registers. Those with nodes that depend on data are several launches each.
+
+`atoll.ir.irregular` splits them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from atoll.ir.irregular import Piece, SwitchPrograms, is_irregular, parts_of, split
+from atoll.ir.program import Program
+from atoll.protocol import messages as m
+
+# A launch takes one credit of its session's window for so many nodes: the controller keeps 1 KB for each node.
+NODES_PER_CREDIT = 128
+
+
+class Launch(Protocol):
+    """Launches what is registered, as `ClusterSession.launch` does."""
+
+    def __call__(
+        self,
+        program: int,
+        arguments: Sequence[int],
+        results: Sequence[int],
+        feeds: Sequence[int] = (),
+        context: int = 0,
+        credits: int = 1,
+    ) -> None: ...
+
+
+@dataclass(frozen=True)
+class _Split:
+    results: tuple[int, ...]  # values of the program
+    pieces: tuple[tuple[int, Piece], ...]  # with their numbers
+    programs: tuple[int, ...]  # all that are registered for it
+
+
+class SplitPrograms:
+    """Registers programs, and knows those that it has split. `number` and `mint` give fresh numbers and handles."""
+
+    def __init__(self, send: Callable[[Any], None], number: Callable[[], int], mint: Callable[[], int]) -> None:
+        self._send = send
+        self._number = number
+        self._mint = mint
+        self._known: dict[int, _Split] = {}
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._known
+
+    def register(self, program: Program) -> int:
+        """The program's number. Raises INVALID_ARGUMENT for one that cannot be split."""
+        if not is_irregular(program):
+            number = self._number()
+            self._send(m.RegisterProgram(number, program))
+            return number
+        numbers: list[int] = []
+        known: dict[Program, int] = {}
+
+        def registered(each: Program) -> int:
+            if each not in known:
+                known[each] = self._number()
+                numbers.append(known[each])
+                self._send(m.RegisterProgram(known[each], each))
+            return known[each]
+
+        pieces = []
+        for piece in split(program):
+            programs = piece.programs
+            number, *others = map(registered, parts_of(programs))
+            if not isinstance(programs, Program):
+                first, number = number, self._number()
+                numbers.append(number)
+                if isinstance(programs, SwitchPrograms):
+                    self._send(m.RegisterSwitch(number, first, tuple(others)))
+                else:
+                    begins, following, last = others
+                    self._send(m.RegisterLoop(number, programs.constants, first, begins, following, last))
+            pieces.append((number, piece))
+        whole = self._number()
+        self._known[whole] = _Split(program.results, tuple(pieces), tuple(numbers))
+        return whole
+
+    def release(self, number: int) -> None:
+        split = self._known.pop(number, None)
+        for each in (number,) if split is None else split.programs:
+            self._send(m.ReleaseProgram(each))
+
+    def launch(
+        self, number: int, arguments: Sequence[int], results: Sequence[int], context: int, launch: Launch
+    ) -> None:
+        """Launches all pieces of one that was split; what passes between them is released."""
+        whole = self._known[number]
+        handles = dict(enumerate(arguments))
+        handles.update(zip(whole.results, results, strict=True))
+        between = []
+        for each, piece in whole.pieces:
+            for value in piece.results:
+                if value not in handles:
+                    handles[value] = self._mint()
+                    between.append(handles[value])
+            launch(
+                each,
+                [handles[value] for value in piece.arguments],
+                [handles[value] for value in piece.results],
+                (),
+                context,
+                1 + piece.nodes // NODES_PER_CREDIT,
+            )
+        if between:
+            self._send(m.Release(tuple(between)))
