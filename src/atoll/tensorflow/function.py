@@ -1,0 +1,213 @@
+"""`function`: a `tf.function` whose calls run on a mesh, and whose variables are arrays there.
+
+A call is one compiled function from the variables' values and the arguments to results and new values; whatever
+assigns variables inside it, such as a whole step of training, needs no second one. Shapes, dtypes and Python values of
+the arguments choose the compiled function, by the rules of `tf.function`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+import tensorflow as tf
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from atoll.tensorflow import primitive, stablehlo
+from atoll.tensorflow.lowering import Lowered, lower
+from atoll.tensorflow.shardings import Rule, batch_sharding
+from atoll.tensorflow.variables import Variables
+
+_PYTHON = bool | int | float | complex | str | bytes | None  # arguments that tf.function takes as constants
+
+
+@dataclass(frozen=True, eq=False)
+class Functional:
+    """The function for arguments of given shapes, without its state: for `atoll.program`, `jax.jit` and the like.
+
+        state = dict(step.variables)
+        results, state = functional(state, x, y)
+
+    Takes a dict of all variables' values by name, and gives one of their new values. The values of variables that it
+    assigns are donated, unless the function was made with `donate=False`. `arguments` are arrays alone, in the order
+    of `jax.tree.leaves((args, kwargs))`, placed as `shardings` says. Settings are as they are in `state`.
+    """
+
+    lowered: Lowered
+    names: tuple[str, ...]
+    assigned: tuple[str, ...]
+    shardings: tuple[NamedSharding, ...]
+    jitted: Any
+
+    def __call__(self, state: Mapping[str, Any], *arguments: Any) -> tuple[Any, dict[str, Any]]:
+        results, values = self.run(state, arguments)
+        return self.lowered.structure(results), {**state, **dict(zip(self.assigned, values, strict=True))}
+
+    def run(self, state: Mapping[str, Any], arguments: Any) -> tuple[list[Any], list[Any]]:
+        kept = [state[name] for name in self.names if name not in self.assigned]
+        with jax.enable_x64(True):
+            results: tuple[list[Any], list[Any]] = self.jitted([state[n] for n in self.assigned], kept, list(arguments))
+        return results
+
+    def as_text(self) -> str:
+        """Its StableHLO."""
+        return stablehlo.text(self.lowered.module)
+
+
+class Function:
+    """What `function` gives. Calls are asynchronous: results are `jax.Array`s, with 64 bits where TensorFlow has them.
+
+    Raises what the function raises while it is traced, `tf.errors.OpError` with op and line for what XLA cannot
+    compile, and `jax.errors.JaxRuntimeError` for what fails on the devices. After the latter, `variables.load()` begins
+    again from the values of the tf.Variables.
+    """
+
+    def __init__(self, call: Callable[..., Any], variables: Variables, batch: Any, donate: bool) -> None:
+        self._call = call if isinstance(call, tf.types.experimental.PolymorphicFunction) else tf.function(call)
+        self.__name__ = str(getattr(call, "__name__", None) or getattr(call, "name", None) or type(call).__name__)
+        self.variables = variables
+        self.batch = batch
+        self.donate = donate
+        self._traced: dict[Any, Functional] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        functional, arrays = self._prepare(args, kwargs)
+        with jax.enable_x64(True):
+            placed = jax.device_put(arrays, list(functional.shardings))
+        variables = self.variables
+        with variables.lock:
+            variables.take_settings(functional.names)
+            results, values = functional.run(variables._arrays, placed)
+            variables.replace(functional.assigned, values)
+        return functional.lowered.structure(results)
+
+    def functional(self, *args: Any, **kwargs: Any) -> Functional:
+        """The function without its state, for such arguments, or `tf.TensorSpec`s and `jax.ShapeDtypeStruct`s."""
+        return self._prepare(args, kwargs)[0]
+
+    def write_back(self) -> None:
+        """`variables.write_back()`."""
+        self.variables.write_back()
+
+    def _prepare(self, args: Any, kwargs: Any) -> tuple[Functional, list[Any]]:
+        if tf.inside_function():
+            raise tf.errors.FailedPreconditionError(
+                None, None, f"{self.__name__} runs on a mesh of JAX: call it eagerly, not inside a tf.function"
+            )
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        constants = tuple((type(each), each) if isinstance(each, _PYTHON) else _spec(each) for each in leaves)
+        with self.variables.lock:
+            found = self._traced.get((structure, constants))
+            if found is None:
+                found = self._trace(structure, constants, (args, kwargs))
+                self._traced[structure, constants] = found
+        return found, [_array(each) for each in leaves if not isinstance(each, _PYTHON)]
+
+    def _trace(self, structure: Any, constants: tuple[Any, ...], arguments: Any) -> Functional:
+        specs = [each for each in constants if isinstance(each, tf.TensorSpec)]
+
+        def call(*tensors: tf.Tensor) -> Any:
+            values = iter(tensors)
+            leaves = [next(values) if isinstance(each, tf.TensorSpec) else each[1] for each in constants]
+            args, kwargs = jax.tree.unflatten(structure, leaves)
+            return self._call(*args, **kwargs)
+
+        lowered = lower(call, self.__name__, specs)
+        assigned_sources = [lowered.captures[place] for place in lowered.written]
+        names = self.variables.place(lowered.captures, assigned_sources)
+        assigned = tuple(names[place] for place in lowered.written)
+        mesh, arrays = self.variables.mesh, self.variables._arrays
+        shardings = [
+            batch_sharding(each, tuple(spec.shape), mesh)
+            for each, spec in zip(self._batch_specs(arguments, constants), specs, strict=True)
+        ]
+        own = [arrays[name].sharding for name in assigned]
+        kept = [arrays[name].sharding for name in names if name not in assigned]
+        whole = NamedSharding(mesh, PartitionSpec())
+        jitted = jax.jit(
+            _named(partial(_run, lowered, names, assigned), self.__name__),
+            in_shardings=(own, kept, shardings),
+            out_shardings=([whole if not aval.shape else None for aval in lowered.avals], own),
+            donate_argnums=(0,) if self.donate else (),
+        )
+        return Functional(lowered, tuple(names), assigned, tuple(shardings), jitted)
+
+    def _batch_specs(self, arguments: Any, constants: tuple[Any, ...]) -> list[PartitionSpec | None]:
+        """One for each array among the arguments."""
+        if self.batch is None or isinstance(self.batch, PartitionSpec):
+            return [self.batch for each in constants if isinstance(each, tf.TensorSpec)]
+        args, kwargs = arguments
+        is_spec: Callable[[Any], bool] = lambda each: each is None or isinstance(each, PartitionSpec)  # noqa: E731
+        try:
+            full = jax.tree.leaves(jax.tree.broadcast(tuple(self.batch), args, is_leaf=is_spec), is_leaf=is_spec)
+        except ValueError as error:
+            raise ValueError(f"batch={self.batch!r} does not fit the arguments of {self.__name__}: {error}") from None
+        full += [None] * len(jax.tree.leaves(kwargs))
+        return [spec for spec, each in zip(full, constants, strict=True) if isinstance(each, tf.TensorSpec)]
+
+
+def function(
+    call: Callable[..., Any] | None = None,
+    *,
+    mesh: Mesh | None = None,
+    variables: Variables | None = None,
+    shardings: Rule | None = None,
+    batch: PartitionSpec | tuple[Any, ...] | None = None,
+    donate: bool = True,
+) -> Any:
+    """Makes a TensorFlow function run on a mesh; also as a decorator, with or without arguments.
+
+    Args:
+      call: A `tf.function`, a Keras model or layer, or a Python function of tensors.
+      mesh: The devices; all of them, as the axis `data`, without one.
+      variables: Those of another function, to share them; in place of `mesh` and `shardings`.
+      shardings: How variables are cut over the mesh: a dict from regular expressions, searched for in their names, to
+        PartitionSpecs, or a function of the `tf.Variable`. Optimizer slots follow their variables; others are whole.
+      batch: The PartitionSpec of the arguments, or a tuple with one for each (or a structure of them). Without it, an
+        argument's rows are cut over the mesh's first axis where they divide evenly; what is not stays whole.
+      donate: Whether a call takes the memory of the values that it replaces.
+    """
+    if variables is not None and (mesh is not None or shardings is not None):
+        raise ValueError("variables= has a mesh and shardings of its own: leave mesh= and shardings= out")
+    if call is None:
+        return partial(function, mesh=mesh, variables=variables, shardings=shardings, batch=batch, donate=donate)
+    if not callable(call):
+        raise TypeError(f"a tf.function, a Keras model or a Python function is wanted, not {call!r}")
+    return Function(call, variables if variables is not None else Variables(mesh, shardings), batch, donate)
+
+
+def _run(lowered: Lowered, names: list[str], assigned: tuple[str, ...], own: Any, kept: Any, arguments: Any) -> Any:
+    values, others = dict(zip(assigned, own, strict=True)), iter(kept)
+    captured = [values[name] if name in values else next(others) for name in names]
+    return primitive.call(lowered, arguments, captured)
+
+
+def _named(call: Any, name: str) -> Any:
+    call.__name__ = call.__qualname__ = name
+    return call
+
+
+def _spec(leaf: Any) -> tf.TensorSpec:
+    if isinstance(leaf, tf.TensorSpec):
+        return leaf
+    if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor):
+        raise tf.errors.UnimplementedError(
+            None, None, f"an argument is a {type(leaf).__name__}: XLA has dense tensors only; give .to_tensor() of it"
+        )
+    if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
+        raise TypeError(f"an argument is neither a tensor nor a Python value that tf.function takes: {leaf!r}")
+    try:
+        dtype = tf.as_dtype(leaf.dtype)
+    except TypeError:
+        raise TypeError(f"TensorFlow has no tensors of {leaf.dtype}: {leaf!r}") from None
+    return tf.TensorSpec(tuple(leaf.shape), dtype)
+
+
+def _array(leaf: Any) -> Any:
+    if isinstance(leaf, jax.Array | np.ndarray | tf.TensorSpec | jax.ShapeDtypeStruct):
+        return leaf
+    return np.asarray(leaf)
