@@ -82,7 +82,7 @@ class Function:
         with variables.lock:
             variables.take_settings(functional.names)
             results, values = functional.run(variables._arrays, placed)
-            variables.replace(functional.assigned, values)
+            variables.update(dict(zip(functional.assigned, values, strict=True)))
         return functional.lowered.structure(results)
 
     def functional(self, *args: Any, **kwargs: Any) -> Functional:

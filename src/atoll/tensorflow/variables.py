@@ -97,9 +97,12 @@ class Variables(Mapping[str, jax.Array]):
                 self._settable[name] = value
                 self._put([name], [self._arrays[name].sharding])
 
-    def replace(self, names: Sequence[str], arrays: Sequence[jax.Array]) -> None:
-        """Under the lock: what a call made of them."""
-        self._arrays.update(zip(names, arrays, strict=True))
+    def update(self, values: Mapping[str, jax.Array]) -> None:
+        """New arrays by name, as a `Functional` gives them; their meshes and shardings stay the caller's business."""
+        with self.lock:
+            if unknown := set(values) - set(self._arrays):
+                raise KeyError(f"no function here has used the variables {sorted(unknown)}")
+            self._arrays.update(values)
 
     def _put(self, names: Sequence[str], shardings: Sequence[Any]) -> None:
         # TensorFlow's counters and seeds have 64 bits, whatever JAX is set to.
