@@ -142,8 +142,8 @@ def train_on_one(training: Training, dataset: tf.data.Dataset, mesh: Mesh) -> It
 def train_on_several(training: Training, dataset: tf.data.Dataset, meshes: list[Mesh]) -> Iterator[jax.Array]:
     """Data parallel over islands: a replica on each, and gradients that are added up on the first."""
     replicas = [atf.Variables(mesh) for mesh in meshes]
-    part = next(iter(dataset)).shape[0] // len(meshes)
-    example = tf.TensorSpec((part, dataset.element_spec.shape[1]), tf.int32)
+    rows, length = next(iter(dataset)).shape
+    example = tf.TensorSpec((rows // len(meshes), length), tf.int32)
     gradients = [atf.function(training.gradients, variables=each).functional(example) for each in replicas]
     like = [tf.TensorSpec(each.shape, each.dtype) for each in training.model.trainable_variables]
     whole = PartitionSpec()
@@ -168,11 +168,11 @@ def train_on_several(training: Training, dataset: tf.data.Dataset, meshes: list[
         return loss, updated
 
     program = atoll.program(step, donate_argnums=0)
-    rows = [NamedSharding(mesh, PartitionSpec("data")) for mesh in meshes]
+    by_rows = [NamedSharding(mesh, PartitionSpec("data")) for mesh in meshes]
     states = [dict(each) for each in replicas]
     for tokens in dataset:
         parts = np.split(np.asarray(tokens), len(meshes))
-        loss, states = program(states, [jax.device_put(each, to) for each, to in zip(parts, rows, strict=True)])
+        loss, states = program(states, [jax.device_put(each, to) for each, to in zip(parts, by_rows, strict=True)])
         yield loss
     replicas[0].update(states[0])
     replicas[0].write_back()

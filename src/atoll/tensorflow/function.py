@@ -32,15 +32,19 @@ class Functional:
         state = dict(step.variables)
         results, state = functional(state, x, y)
 
-    Takes a dict of all variables' values by name, and gives one of their new values. The values of variables that it
-    assigns are donated, unless the function was made with `donate=False`. `arguments` are arrays alone, in the order
-    of `jax.tree.leaves((args, kwargs))`, placed as `shardings` says. Settings are as they are in `state`.
+    Takes a dict of all variables' values by name, and gives one of their new values. `arguments` are arrays alone, in
+    the order of `jax.tree.leaves((args, kwargs))`. A learning rate is what `state` says, not the tf.Variable.
+
+    Attributes:
+      assigned, kept: Names of the variables that it assigns, whose values are donated (unless the function was made
+        with `donate=False`), and of those that it only reads.
+      shardings: Where the arguments are to be.
     """
 
-    lowered: Lowered
-    names: tuple[str, ...]
     assigned: tuple[str, ...]
+    kept: tuple[str, ...]
     shardings: tuple[NamedSharding, ...]
+    lowered: Lowered
     jitted: Any
 
     def __call__(self, state: Mapping[str, Any], *arguments: Any) -> tuple[Any, dict[str, Any]]:
@@ -48,9 +52,9 @@ class Functional:
         return self.lowered.structure(results), {**state, **dict(zip(self.assigned, values, strict=True))}
 
     def run(self, state: Mapping[str, Any], arguments: Any) -> tuple[list[Any], list[Any]]:
-        kept = [state[name] for name in self.names if name not in self.assigned]
+        own, kept = [state[name] for name in self.assigned], [state[name] for name in self.kept]
         with jax.enable_x64(True):
-            results: tuple[list[Any], list[Any]] = self.jitted([state[n] for n in self.assigned], kept, list(arguments))
+            results: tuple[list[Any], list[Any]] = self.jitted(own, kept, list(arguments))
         return results
 
     def as_text(self) -> str:
@@ -59,7 +63,7 @@ class Functional:
 
 
 class Function:
-    """What `function` gives. Calls are asynchronous: results are `jax.Array`s, with 64 bits where TensorFlow has them.
+    """What `function` gives. A call does not wait. Its results are of the type `jax.Array`, and of TensorFlow's dtypes.
 
     Raises what the function raises while it is traced, `tf.errors.OpError` with op and line for what XLA cannot
     compile, and `jax.errors.JaxRuntimeError` for what fails on the devices. After the latter, `variables.load()` begins
@@ -80,13 +84,13 @@ class Function:
             placed = jax.device_put(arrays, list(functional.shardings))
         variables = self.variables
         with variables.lock:
-            variables.take_settings(functional.names)
-            results, values = functional.run(variables._arrays, placed)
+            variables.take_settings(functional.kept)
+            results, values = functional.run(variables, placed)
             variables.update(dict(zip(functional.assigned, values, strict=True)))
         return functional.lowered.structure(results)
 
     def functional(self, *args: Any, **kwargs: Any) -> Functional:
-        """The function without its state, for such arguments, or `tf.TensorSpec`s and `jax.ShapeDtypeStruct`s."""
+        """The function without its state, for such arguments; a `tf.TensorSpec` stands for a tensor."""
         return self._prepare(args, kwargs)[0]
 
     def write_back(self) -> None:
@@ -120,21 +124,21 @@ class Function:
         assigned_sources = [lowered.captures[place] for place in lowered.written]
         names = self.variables.place(lowered.captures, assigned_sources)
         assigned = tuple(names[place] for place in lowered.written)
-        mesh, arrays = self.variables.mesh, self.variables._arrays
+        mesh, arrays = self.variables.mesh, self.variables
         shardings = [
             batch_sharding(each, tuple(spec.shape), mesh)
             for each, spec in zip(self._batch_specs(arguments, constants), specs, strict=True)
         ]
+        kept = tuple(name for name in names if name not in assigned)
         own = [arrays[name].sharding for name in assigned]
-        kept = [arrays[name].sharding for name in names if name not in assigned]
         whole = NamedSharding(mesh, PartitionSpec())
         jitted = jax.jit(
             _named(partial(_run, lowered, names, assigned), self.__name__),
-            in_shardings=(own, kept, shardings),
+            in_shardings=(own, [arrays[name].sharding for name in kept], shardings),
             out_shardings=([whole if not aval.shape else None for aval in lowered.avals], own),
             donate_argnums=(0,) if self.donate else (),
         )
-        return Functional(lowered, tuple(names), assigned, tuple(shardings), jitted)
+        return Functional(assigned, kept, tuple(shardings), lowered, jitted)
 
     def _batch_specs(self, arguments: Any, constants: tuple[Any, ...]) -> list[PartitionSpec | None]:
         """One for each array among the arguments."""
@@ -193,6 +197,8 @@ def _named(call: Any, name: str) -> Any:
 
 def _spec(leaf: Any) -> tf.TensorSpec:
     if isinstance(leaf, tf.TensorSpec):
+        if not leaf.shape.is_fully_defined():
+            raise ValueError(f"XLA compiles for arrays of a known shape, and an argument is {leaf}")
         return leaf
     if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor):
         raise tf.errors.UnimplementedError(
