@@ -1,4 +1,4 @@
-"""The TensorFlow example: on one island and on two its losses are those of TensorFlow's own run."""
+"""The TensorFlow example: on two islands its losses are those of TensorFlow's own run."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "tensorflow_transfor
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-@pytest.mark.parametrize("islands", [1, 2])
-def test_losses_are_those_of_tensorflow(run_script: RunScript, tmp_path: Path, islands: int):
+def test_losses_are_those_of_tensorflow(run_script: RunScript, tmp_path: Path):
     losses = tmp_path / "losses.json"
-    arguments = ("--islands", str(islands), "--steps", "4", "--losses-out", str(losses))
+    arguments = ("--islands", "2", "--steps", "4", "--losses-out", str(losses))
     env = {"JAX_PLATFORMS": None, "ATOLL_ISLANDS": None}
     run_script(SCRIPT, *arguments, env=env, timeout=280.0).check()
     found = json.loads(losses.read_text())

@@ -71,6 +71,7 @@ def test_a_dataset_of_tf_data_is_fitted_and_a_model_that_is_compiled_anew_is_tra
     trainer = atf.Trainer(made, mesh=mesh)
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(24)
     first = trainer.fit(dataset, shuffle=False, verbose=0).history
+    assert trainer.variables[made.optimizer.iterations] == 3
     made.compile(keras.optimizers.SGD(1e-3), "sparse_categorical_crossentropy", metrics=[])
     second = trainer.fit(dataset, shuffle=False, verbose=0).history
     assert (set(first), set(second)) == ({"accuracy", "loss"}, {"loss"})

@@ -9,6 +9,7 @@ callbacks see it.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -47,12 +48,14 @@ class Trainer:
         self.variables = Variables(mesh, shardings)
         self._batch = batch
         self._functions: dict[str, Function] = {}
-        self._compiled: Any = None  # for which model.compile
+        self._compiled: Any = None  # what each model.compile makes anew
 
-    def fit(self, *args: Any, callbacks: Any = None, **kwargs: Any) -> Any:
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
         """`model.fit`, with its arguments, result and exceptions."""
+        given = inspect.signature(self.model.fit).bind(*args, **kwargs)
         with self._attached():
-            return self.model.fit(*args, callbacks=self._callbacks(callbacks), **kwargs)
+            given.arguments["callbacks"] = self._callbacks(given.arguments.get("callbacks"))
+            return self.model.fit(*given.args, **given.kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """`model.evaluate`, likewise."""
@@ -80,9 +83,10 @@ class Trainer:
         model = self.model
         if model.run_eagerly:
             raise ValueError("a model with run_eagerly=True runs op by op: there is nothing to compile for a mesh")
-        compiled = (model.optimizer, getattr(model, "_compile_loss", None)) if model.compiled else None
-        if compiled != self._compiled:
-            self._functions.clear()  # compiled anew: another optimizer, loss or metrics
+        compiled = getattr(model, "_loss_tracker", None)
+        if compiled is not self._compiled:
+            self._functions.clear()  # it has another optimizer, loss and metrics
+            self.variables = Variables(self.variables.mesh, self.variables.shardings)
             self._compiled = compiled
         self.variables.load()
         replaced = {
