@@ -61,6 +61,7 @@ def test_fit_evaluate_and_predict_are_those_of_keras_with_callbacks_and_validati
     np.testing.assert_allclose(weights, their_weights, rtol=1e-3, atol=1e-5)
     assert evaluated == pytest.approx(their_evaluated, rel=1e-4)
     np.testing.assert_allclose(predicted, their_predicted, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(trainer.predict(X[:8], verbose=0), their_predicted[:8], rtol=1e-3, atol=1e-5)
     # Without the trainer the model is as Keras left it, and has what was trained.
     assert ours.evaluate(X, Y, verbose=0) == pytest.approx(their_evaluated, rel=1e-4)
     assert int(ours.optimizer.iterations) == int(theirs.optimizer.iterations)

@@ -141,7 +141,7 @@ class Trainer:
 
         def call(batches: list[Any]) -> Any:
             outputs = [self._function(name)(_plain(data)) for data in batches]
-            return keras.tree.map_structure(lambda *parts: np.concatenate(jax.device_get(parts)), *outputs)
+            return keras.tree.map_structure(lambda *parts: tf.constant(np.concatenate(jax.device_get(parts))), *outputs)
 
         return call
 
