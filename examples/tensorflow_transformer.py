@@ -95,7 +95,9 @@ class Training:
             logits = self.model(tokens[:, :-1], training=True)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tokens[:, 1:], logits)
             loss = tf.reduce_mean(losses)
-        return loss, tape.gradient(loss, self.model.trainable_variables)
+        found = tape.gradient(loss, self.model.trainable_variables)
+        # Those of the embeddings are tf.IndexedSlices: dense they can be summed, and their norm is that of the sum.
+        return loss, [tf.convert_to_tensor(each) for each in found]
 
     def apply(self, *gradients: tf.Tensor) -> None:
         self.optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True))
