@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -143,6 +144,33 @@ def test_shapes_and_python_values_choose_the_compiled_function_as_in_tf_function
     assert (len(traced), set(traced)) == (seen, {(4, 2, True), (4, 3, True), (8, 2, False)})
 
 
+def test_variables_and_objects_are_arguments_by_their_identity_and_functions_are_methods(mesh: Mesh):
+    class Counter:
+        def __init__(self, start: float) -> None:
+            self.total = tf.Variable(start)
+
+        @atf.function(mesh=mesh)
+        def add(self, x, other):
+            other.assign_add(1.0)
+            return self.total.assign_add(x)
+
+    first, second, calls = Counter(0.0), Counter(10.0), tf.Variable(0.0, name="calls")
+    one = np.float32(1)
+    assert [float(first.add(one, calls)), float(second.add(one, calls)), float(first.add(one, calls))] == [1, 11, 2]
+    assert float(Counter.add.variables[calls]) == 3
+
+
+def test_a_loaded_saved_model_is_a_function(mesh: Mesh, tmp_path: Path):
+    module = tf.Module()
+    module.weights = tf.Variable(ramp(4, 2))
+    spec = tf.TensorSpec([None, 4], tf.float32)
+    module.serve = tf.function(lambda x: {"y": x @ module.weights}, input_signature=[spec])
+    tf.saved_model.save(module, str(tmp_path), signatures=module.serve)
+    loaded = tf.saved_model.load(str(tmp_path))
+    serve = atf.function(loaded.signatures["serving_default"], mesh=mesh)
+    np.testing.assert_allclose(serve(x=ramp(8, 4))["y"], ramp(8, 4) @ ramp(4, 2))
+
+
 def test_a_captured_tensor_may_be_a_shape_or_a_large_constant(mesh: Mesh):
     shape, table = tf.constant([2, 2]), tf.constant(ramp(30, 10))
     taken = atf.function(lambda x: (tf.reshape(x, shape), tf.gather(table, [29])), mesh=mesh)(ramp(4))
@@ -227,8 +255,8 @@ def test_what_is_no_function_no_tensor_or_called_inside_a_tf_function_is_refused
     with pytest.raises(TypeError, match=r"a tf.function, a Keras model or a Python function is wanted"):
         atf.function(3)
     same = atf.function(lambda x: x, mesh=mesh)
-    with pytest.raises(TypeError, match="neither a tensor nor a Python value"):
-        same(object())
+    with pytest.raises(TypeError, match="neither a tensor nor hashable"):
+        same({1, 2})
     with pytest.raises(tf.errors.FailedPreconditionError, match="call it eagerly"):
         tf.function(lambda: same(tf.ones(4)))()
     with pytest.raises(KeyError, match="no function here has used the variable 'other:0'"):

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import keras
 import numpy as np
 import tensorflow as tf
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -22,7 +23,27 @@ from atoll.tensorflow.lowering import Lowered, lower
 from atoll.tensorflow.shardings import Rule, batch_sharding
 from atoll.tensorflow.variables import Variables
 
-_PYTHON = bool | int | float | complex | str | bytes | None  # arguments that tf.function takes as constants
+
+@dataclass(frozen=True)
+class _Constant:
+    """An argument that is no tensor: a Python value, a tf.Variable, or an object such as a model, by its identity."""
+
+    kind: type
+    value: Any
+
+    @classmethod
+    def of(cls, leaf: Any) -> _Constant:
+        try:
+            value = leaf.ref() if isinstance(leaf, tf.Variable) else leaf
+            hash(value)
+        except TypeError:
+            raise TypeError(
+                f"an argument is neither a tensor nor hashable, as a constant has to be: {leaf!r}"
+            ) from None
+        return cls(type(leaf), value)
+
+    def get(self) -> Any:
+        return self.value.deref() if issubclass(self.kind, tf.Variable) else self.value
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +110,10 @@ class Function:
             variables.update(dict(zip(functional.assigned, values, strict=True)))
         return functional.lowered.structure(results)
 
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """As a method its first argument is the object."""
+        return self if instance is None else partial(self, instance)
+
     def functional(self, *args: Any, **kwargs: Any) -> Functional:
         """The function without its state, for such arguments; a `tf.TensorSpec` stands for a tensor."""
         return self._prepare(args, kwargs)[0]
@@ -103,20 +128,20 @@ class Function:
                 None, None, f"{self.__name__} runs on a mesh of JAX: call it eagerly, not inside a tf.function"
             )
         leaves, structure = jax.tree.flatten((args, kwargs))
-        constants = tuple((type(each), each) if isinstance(each, _PYTHON) else _spec(each) for each in leaves)
+        signature = tuple(_spec(each) if _is_tensor(each) else _Constant.of(each) for each in leaves)
         with self.variables.lock:
-            found = self._traced.get((structure, constants))
+            found = self._traced.get((structure, signature))
             if found is None:
-                found = self._trace(structure, constants, (args, kwargs))
-                self._traced[structure, constants] = found
-        return found, [_array(each) for each in leaves if not isinstance(each, _PYTHON)]
+                found = self._trace(structure, signature, (args, kwargs))
+                self._traced[structure, signature] = found
+        return found, [_array(each) for each in leaves if _is_tensor(each)]
 
-    def _trace(self, structure: Any, constants: tuple[Any, ...], arguments: Any) -> Functional:
-        specs = [each for each in constants if isinstance(each, tf.TensorSpec)]
+    def _trace(self, structure: Any, signature: tuple[Any, ...], arguments: Any) -> Functional:
+        specs = [each for each in signature if isinstance(each, tf.TensorSpec)]
 
         def call(*tensors: tf.Tensor) -> Any:
             values = iter(tensors)
-            leaves = [next(values) if isinstance(each, tf.TensorSpec) else each[1] for each in constants]
+            leaves = [each.get() if isinstance(each, _Constant) else next(values) for each in signature]
             args, kwargs = jax.tree.unflatten(structure, leaves)
             return self._call(*args, **kwargs)
 
@@ -127,7 +152,7 @@ class Function:
         mesh, arrays = self.variables.mesh, self.variables
         shardings = [
             batch_sharding(each, tuple(spec.shape), mesh)
-            for each, spec in zip(self._batch_specs(arguments, constants), specs, strict=True)
+            for each, spec in zip(self._batch_specs(arguments, signature), specs, strict=True)
         ]
         kept = tuple(name for name in names if name not in assigned)
         own = [arrays[name].sharding for name in assigned]
@@ -140,10 +165,10 @@ class Function:
         )
         return Functional(assigned, kept, tuple(shardings), lowered, jitted)
 
-    def _batch_specs(self, arguments: Any, constants: tuple[Any, ...]) -> list[PartitionSpec | None]:
+    def _batch_specs(self, arguments: Any, signature: tuple[Any, ...]) -> list[PartitionSpec | None]:
         """One for each array among the arguments."""
         if self.batch is None or isinstance(self.batch, PartitionSpec):
-            return [self.batch for each in constants if isinstance(each, tf.TensorSpec)]
+            return [self.batch for each in signature if isinstance(each, tf.TensorSpec)]
         args, kwargs = arguments
         is_spec: Callable[[Any], bool] = lambda each: each is None or isinstance(each, PartitionSpec)  # noqa: E731
         try:
@@ -151,7 +176,7 @@ class Function:
         except ValueError as error:
             raise ValueError(f"batch={self.batch!r} does not fit the arguments of {self.__name__}: {error}") from None
         full += [None] * len(jax.tree.leaves(kwargs))
-        return [spec for spec, each in zip(full, constants, strict=True) if isinstance(each, tf.TensorSpec)]
+        return [spec for spec, each in zip(full, signature, strict=True) if isinstance(each, tf.TensorSpec)]
 
 
 def function(
@@ -195,6 +220,12 @@ def _named(call: Any, name: str) -> Any:
     return call
 
 
+def _is_tensor(leaf: Any) -> bool:
+    if isinstance(leaf, tf.Variable | keras.Variable | keras.layers.Layer):
+        return False
+    return hasattr(leaf, "dtype") and hasattr(leaf, "shape")
+
+
 def _spec(leaf: Any) -> tf.TensorSpec:
     if isinstance(leaf, tf.TensorSpec):
         if not leaf.shape.is_fully_defined():
@@ -204,8 +235,6 @@ def _spec(leaf: Any) -> tf.TensorSpec:
         raise tf.errors.UnimplementedError(
             None, None, f"an argument is a {type(leaf).__name__}: XLA has dense tensors only; give .to_tensor() of it"
         )
-    if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
-        raise TypeError(f"an argument is neither a tensor nor a Python value that tf.function takes: {leaf!r}")
     try:
         dtype = tf.as_dtype(leaf.dtype)
     except TypeError:

@@ -41,9 +41,14 @@ def variable_specs(variables: Sequence[tf.Variable], rule: Rule | None, mesh: Me
     found = []
     for variable, spec in zip(variables, named, strict=True):
         spec = spec if spec is not None else _followed(variable, variables, named)
-        check(spec, tuple(variable.shape), mesh, f"the variable {variable_name(variable)!r}")
+        check(spec, _shape(variable), mesh, f"the variable {variable_name(variable)!r}")
         found.append(spec)
     return found
+
+
+def _shape(variable: tf.Variable) -> tuple[int, ...]:
+    """That of its value, where its own leaves some sizes open."""
+    return tuple(variable.shape if variable.shape.is_fully_defined() else variable.read_value().shape)
 
 
 def _named(variable: tf.Variable, rule: Rule | None) -> PartitionSpec | None:
