@@ -146,10 +146,12 @@ def train_on_several(training: Training, dataset: tf.data.Dataset, meshes: list[
     replicas = [atf.Variables(mesh) for mesh in meshes]
     rows, length = next(iter(dataset)).shape
     example = tf.TensorSpec((rows // len(meshes), length), tf.int32)
-    gradients = [atf.function(training.gradients, variables=each).functional(example) for each in replicas]
+    gradient_step = atf.function(training.gradients, variables=replicas[0])
+    gradients = [gradient_step.on(each).functional(example) for each in replicas]
     like = [tf.TensorSpec(each.shape, each.dtype) for each in training.model.trainable_variables]
     whole = PartitionSpec()
-    updates = [atf.function(training.apply, variables=each, batch=whole).functional(*like) for each in replicas]
+    apply_step = atf.function(training.apply, variables=replicas[0], batch=whole)
+    updates = [apply_step.on(each).functional(*like) for each in replicas]
     at = [NamedSharding(mesh, whole) for mesh in meshes]
 
     @jax.jit

@@ -251,6 +251,36 @@ def test_without_its_state_it_is_a_function_of_all_values_and_the_arguments(mesh
     assert "func.func @main" in functional.as_text()
 
 
+def test_a_function_runs_on_another_replica_of_its_variables_and_is_traced_once(mesh: Mesh):
+    other = Mesh(np.array(jax.devices()[4:6]), ("data",))
+    weights, traces = tf.Variable(ramp(4), name="weights"), []
+
+    def add(x):
+        traces.append(x)
+        return weights.assign_add(x)
+
+    first = atf.function(add, mesh=mesh)
+    first(ramp(4))
+    seen = len(traces)
+    second = first.on(atf.Variables(other))
+    np.testing.assert_allclose(second(ramp(4)), 2 * ramp(4))
+    np.testing.assert_allclose(second(ramp(4)), 3 * ramp(4))
+    np.testing.assert_allclose(first.variables["weights"], 2 * ramp(4))
+    assert (len(traces), second.variables["weights"].sharding.mesh) == (seen, other)
+
+
+def test_load_begins_again_where_the_arrays_are_lost(mesh: Mesh):
+    weights = tf.Variable(ramp(4), name="weights")
+    add = atf.function(lambda x: weights.assign_add(x), mesh=mesh)
+    add(ramp(4))
+    add.write_back()
+    add.variables["weights"].delete()
+    with pytest.raises((RuntimeError, ValueError), match="deleted"):
+        add(ramp(4))
+    add.variables.load()
+    np.testing.assert_allclose(add(ramp(4)), 3 * ramp(4))
+
+
 def test_what_is_no_function_no_tensor_or_called_inside_a_tf_function_is_refused(mesh: Mesh):
     with pytest.raises(TypeError, match=r"a tf.function, a Keras model or a Python function is wanted"):
         atf.function(3)

@@ -97,6 +97,7 @@ class Function:
         self.variables = variables
         self.batch = batch
         self.donate = donate
+        self._lowered: dict[Any, Lowered] = {}  # by signature; shared with other replicas
         self._traced: dict[Any, Functional] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -113,6 +114,13 @@ class Function:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """As a method its first argument is the object."""
         return self if instance is None else partial(self, instance)
+
+    def on(self, variables: Variables) -> Function:
+        """The same function for another replica of its variables, on that one's mesh; traced once for all of them."""
+        other = Function(self._call, variables, self.batch, self.donate)
+        other.__name__ = self.__name__
+        other._lowered = self._lowered
+        return other
 
     def functional(self, *args: Any, **kwargs: Any) -> Functional:
         """The function without its state, for such arguments; a `tf.TensorSpec` stands for a tensor."""
@@ -145,7 +153,9 @@ class Function:
             args, kwargs = jax.tree.unflatten(structure, leaves)
             return self._call(*args, **kwargs)
 
-        lowered = lower(call, self.__name__, specs)
+        lowered = self._lowered.get((structure, signature))
+        if lowered is None:
+            lowered = self._lowered[structure, signature] = lower(call, self.__name__, specs)
         assigned_sources = [lowered.captures[place] for place in lowered.written]
         names = self.variables.place(lowered.captures, assigned_sources)
         assigned = tuple(names[place] for place in lowered.written)
