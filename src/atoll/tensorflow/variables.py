@@ -93,8 +93,7 @@ class Variables(Mapping[str, jax.Array]):
     def take_settings(self, names: Iterable[str]) -> None:
         """Of these, takes the values of those that the program sets, where they have changed."""
         for name in names:
-            if name in self._settable and self._settable[name] != (value := self._sources[name].numpy()):
-                self._settable[name] = value
+            if name in self._settable and self._settable[name] != self._sources[name].numpy():
                 self._put([name], [self._arrays[name].sharding])
 
     def update(self, values: Mapping[str, jax.Array]) -> None:
@@ -107,9 +106,9 @@ class Variables(Mapping[str, jax.Array]):
     def _put(self, names: Sequence[str], shardings: Sequence[Any]) -> None:
         # TensorFlow's counters and seeds have 64 bits, whatever JAX is set to.
         with jax.enable_x64(True):
-            values = [np.asarray(_value(self._sources[name])) for name in names]
-            # A copy: a tf.Variable may be assigned while its buffer is still being read.
-            arrays = jax.device_put([np.array(value) for value in values], list(shardings))
+            # Copies: a tf.Variable may be assigned while its buffer is still being read.
+            values = [np.array(_value(self._sources[name])) for name in names]
+            arrays = jax.device_put(values, list(shardings))
         for name, value, array in zip(names, values, arrays, strict=True):
             self._arrays[name] = array
             if name in self._settable:
