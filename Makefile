@@ -35,7 +35,7 @@ machines: $(VENV)/.test  ## Run the tests on several "machines" (as root), which
 	ATOLL_TEST_MACHINES=1 $(BIN)/python -m pytest tests/machines tests/end_to_end/test_relays.py tests/operate/test_cluster_file.py $(ARGS)
 
 tensorflow: $(VENV)/.test $(VENV)/.tensorflow  ## Run the tests of the front end for TensorFlow, which is 1.4 GB to install
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile tests/tensorflow tests/examples/test_tensorflow_transformer.py $(ARGS)
+	ATOLL_TEST_TENSORFLOW=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile tests/tensorflow tests/examples/test_tensorflow_transformer.py $(ARGS)
 
 ray: $(VENV)/.test $(VENV)/.ray  ## Run the tests of clusters on Ray, over several "machines" (as root): ten minutes
 	ATOLL_TEST_RAY=1 $(BIN)/python -m pytest tests/machines/test_ray.py tests/machines/test_demo.py tests/engines/ray $(ARGS)

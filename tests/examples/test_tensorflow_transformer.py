@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,11 @@ pytest.importorskip("tensorflow", reason="the extra tensorflow is not installed"
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "tensorflow_transformer.py"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not os.environ.get("ATOLL_TEST_TENSORFLOW"), reason="this takes a while: `make tensorflow`"),
+]
 
 
 def test_losses_are_those_of_tensorflow(run_script: RunScript, tmp_path: Path):

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tests.conftest import RunScript
 
 pytest.importorskip("tensorflow", reason="the extra tensorflow is not installed")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not os.environ.get("ATOLL_TEST_TENSORFLOW"), reason="this takes a while: `make tensorflow`"),
+]
 
 SCRIPT = """
     import os
