@@ -15,6 +15,7 @@ myst_enable_extensions = ["deflist", "fieldlist"]
 myst_heading_anchors = 4
 
 autodoc_member_order = "bysource"
+autodoc_mock_imports = ["keras", "tensorflow"]  # the API of atoll.tensorflow is shown without gigabytes of its extra
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 napoleon_google_docstring = True

@@ -237,6 +237,7 @@ def rooms_picture() -> Picture:
         "cluster": "settings, meshes, slices, island states, processes",
         "wire": "framing, HTTP/2, gRPC",
         "data": "input that is made on the hosts",
+        "tensorflow": "TensorFlow on JAX's devices",
         "testing": "clusters in virtual time",
     }
     boxes: list[Box | Arrow] = []
