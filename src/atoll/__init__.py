@@ -3,9 +3,9 @@
     JAX_PLATFORMS=atoll python train.py
 
 runs any JAX script on an embedded cluster. `connect` does the same from Python; `program` makes a function over
-several compiled functions into one launch; `make_virtual_device_set` asks the cluster for slices of its islands;
-`trace` records what the cluster runs; the command `atoll` starts clusters that stay. All errors are subclasses of
-`AtollError`: `atoll.errors` shows the tree.
+several compiled functions into one launch; `pipeline` cuts a model over several meshes; `make_virtual_device_set` asks
+the cluster for slices of its islands; `trace` records what the cluster runs; the command `atoll` starts clusters that
+stay. All errors are subclasses of `AtollError`: `atoll.errors` shows the tree.
 """
 
 from __future__ import annotations
@@ -31,11 +31,18 @@ if TYPE_CHECKING:
     from atoll.errors import ClusterError as ClusterError
     from atoll.errors import ConnectError as ConnectError
     from atoll.errors import FrameError as FrameError
+    from atoll.errors import PipelineError as PipelineError
     from atoll.errors import ProgramError as ProgramError
     from atoll.errors import SettingsError as SettingsError
     from atoll.errors import SliceError as SliceError
     from atoll.errors import StatusError as StatusError
     from atoll.errors import VersionError as VersionError
+    from atoll.pipelines.boundary import stage_boundary as stage_boundary
+    from atoll.pipelines.pipeline import Pipeline as Pipeline
+    from atoll.pipelines.pipeline import PipelineState as PipelineState
+    from atoll.pipelines.pipeline import pipeline as pipeline
+    from atoll.pipelines.schedule import Schedule as Schedule
+    from atoll.pipelines.schedules import schedule as schedule
     from atoll.protocol.spans import Span as Span
 
 # Each is imported at its first use: JAX imports this package in every script, for the plug-in below it.
@@ -49,6 +56,12 @@ _MODULES = {
     "Slice": "atoll.client.slices",
     "VirtualDeviceSet": "atoll.client.slices",
     "trace": "atoll.client.trace",
+    "pipeline": "atoll.pipelines.pipeline",
+    "Pipeline": "atoll.pipelines.pipeline",
+    "PipelineState": "atoll.pipelines.pipeline",
+    "stage_boundary": "atoll.pipelines.boundary",
+    "schedule": "atoll.pipelines.schedules",
+    "Schedule": "atoll.pipelines.schedule",
     "Span": "atoll.protocol.spans",
     "AtollError": "atoll.errors",
     "AddressError": "atoll.errors",
@@ -59,6 +72,7 @@ _MODULES = {
     "ClusterError": "atoll.errors",
     "SettingsError": "atoll.errors",
     "BackendError": "atoll.errors",
+    "PipelineError": "atoll.errors",
     "ProgramError": "atoll.errors",
     "SliceError": "atoll.errors",
     "StatusError": "atoll.errors",
@@ -73,8 +87,12 @@ __all__ = [
     "ConnectError",
     "ConnectedCluster",
     "FrameError",
+    "Pipeline",
+    "PipelineError",
+    "PipelineState",
     "Program",
     "ProgramError",
+    "Schedule",
     "SettingsError",
     "Slice",
     "SliceError",
@@ -86,7 +104,10 @@ __all__ = [
     "connect",
     "errors",
     "make_virtual_device_set",
+    "pipeline",
     "program",
+    "schedule",
+    "stage_boundary",
     "trace",
 ]
 
