@@ -13,6 +13,10 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from atoll.client.jax_internals import leave_out_of_tracebacks
+
+leave_out_of_tracebacks(__file__)
+
 Tree = TypeVar("Tree")
 
 boundary_p = Primitive("stage_boundary")

@@ -42,8 +42,8 @@ def cut_evenly(costs: Sequence[float], crossing: Sequence[float], parts: int) ->
     """Where a list of items begins each of its parts but the first.
 
     `crossing[i]` are the bytes that would cross a cut before item i. Of all cuts whose costliest part costs at most
-    `SLACK` times that of the most even one, this is one that the fewest bytes cross. There are as many items as parts
-    or more.
+    `SLACK` times that of the most even one, this is one that the fewest bytes cross, and of these the most even. There
+    are as many items as parts or more.
     """
     count = len(costs)
     before = np.concatenate([[0.0], np.cumsum(np.asarray(costs, float))])
@@ -53,9 +53,10 @@ def cut_evenly(costs: Sequence[float], crossing: Sequence[float], parts: int) ->
     for _ in range(parts - 1):
         worst = np.min(np.maximum(worst[:, None], part), axis=0)
     bound = SLACK * float(worst[count])
-    toll = np.where(part <= bound, 0.0, np.inf)
+    # Less than a byte for each part: it decides only where as many bytes cross.
+    toll = np.where(part <= bound, 0.5 / parts * (np.minimum(part, bound) / max(bound, 1.0)) ** 2, np.inf)
     toll[1:count] += np.asarray(crossing, float)[1:, None]
-    least = np.where(part[0] <= bound, 0.0, np.inf)
+    least = toll[0].copy()
     origins = []
     for _ in range(parts - 1):
         ways = least[:, None] + toll
