@@ -116,7 +116,9 @@ def test_a_value_that_skips_parts_is_sent_and_told_of_by_size_and_line() -> None
     with pytest.warns(UserWarning, match="no stage_boundary names") as warned:
         made, _ = cut_up(skipping, params, jax.ShapeDtypeStruct((4, 8), np.float32), 3)
     text = str(warned[0].message)
-    assert re.search(r"f32\[4,8\] \(128 B\) of part 0 to part 2: made at .*test_cut.py:\d+.*; used at .*test_cut.py", text)
+    assert re.search(
+        r"f32\[4,8\] \(128 B\) of part 0 to part 2: made at .*test_cut.py:\d+.*; used at .*test_cut.py", text
+    )
     assert made.crossings[0].targets == (2,)
 
 

@@ -8,6 +8,7 @@ from atoll.pipelines.order import Action, Move, Run, order
 from atoll.pipelines.schedule import Entry, Kind, Schedule
 from atoll.pipelines.schedules import SCHEDULES, schedule
 
+
 def chain(table: Schedule) -> list[Action]:
     return order(table, {part: [part + 1] for part in range(table.parts - 1)})
 
@@ -45,7 +46,9 @@ def test_what_crosses_is_moved_once_after_it_is_made_and_before_it_is_used(
     for move in moves:
         kinds = (Kind.BACKWARD, Kind.INPUT) if move.gradients else (Kind.FORWARD,)
         ends = [
-            at[entry] for part in (move.source, move.target) for kind in kinds
+            at[entry]
+            for part in (move.source, move.target)
+            for kind in kinds
             if (entry := Entry(part, kind, move.microbatch)) in at
         ]
         assert ends[0] < at[move] < ends[1]

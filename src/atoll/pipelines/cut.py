@@ -229,11 +229,7 @@ class _Cutter:
                 for equation in (*by_part[targets[var][0]], *self.equations)
                 if any(atom is var for atom in equation.invars)
             )
-            crossings.append(
-                Crossing(
-                    var, self.part_of[var], tuple(targets[var]), self._origin(var), eq.place(user)
-                )
-            )
+            crossings.append(Crossing(var, self.part_of[var], tuple(targets[var]), self._origin(var), eq.place(user)))
         return crossings
 
     def _origin(self, var: Var) -> str:

@@ -65,9 +65,7 @@ class _Cutter:
             self.like[var] = i % self.count
 
     def cut(self) -> Update:
-        leaves = list(
-            zip(self.update.inputs[2 * self.count :], self.update.outputs[self.count :], strict=True)
-        )
+        leaves = list(zip(self.update.inputs[2 * self.count :], self.update.outputs[self.count :], strict=True))
         changed = True
         while changed:  # a leaf belongs to the stage of its next value
             for equation in self.update.equations:
@@ -136,9 +134,7 @@ class _Cutter:
                     use(source, stage, None)
         return list(exports), level
 
-    def _rounds(
-        self, exports: Sequence[Var], level: dict[Var, int], stages: Sequence[int | None]
-    ) -> list[Round]:
+    def _rounds(self, exports: Sequence[Var], level: dict[Var, int], stages: Sequence[int | None]) -> list[Round]:
         rounds = []
         for number in sorted({level.get(var, 0) for var in exports}):
             known = [var for var in exports if level.get(var, 0) < number]
@@ -147,9 +143,7 @@ class _Cutter:
                 if here:
                     rounds.append(Round(stage, self.update.cut(here, known), exports=tuple(here)))
         for stage in sorted(set(self.owners)):
-            results = [
-                i for i, at in enumerate((*self.owners, *stages)) if at == stage or at is None
-            ]
+            results = [i for i, at in enumerate((*self.owners, *stages)) if at == stage or at is None]
             outputs: list[Atom] = [self.update.outputs[i] for i in results]
             rounds.append(Round(stage, self.update.cut(outputs, exports), results=tuple(results)))
         return rounds
@@ -158,7 +152,9 @@ class _Cutter:
 def tracer_of(optimizer: Any, unflatten: Callable[[Sequence[Any]], Any], state_tree: Any, microbatches: int) -> Any:
     """The function whose computation is cut: of flat gradients, parameters and leaves of the optimizer."""
 
-    def update(gradients: Sequence[Any], parameters: Sequence[Any], leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def update(
+        gradients: Sequence[Any], parameters: Sequence[Any], leaves: Sequence[Any]
+    ) -> tuple[list[Any], list[Any]]:
         import jax
 
         if microbatches > 1:

@@ -34,9 +34,7 @@ class Move:
 Action = Run | Move
 
 
-def order(
-    schedule: Schedule, links: Mapping[int, Iterable[int]], times: Times = DEFAULT_TIMES
-) -> list[Action]:
+def order(schedule: Schedule, links: Mapping[int, Iterable[int]], times: Times = DEFAULT_TIMES) -> list[Action]:
     """`links[part]` are the parts that use what a part makes. Raises PipelineError where the schedule cannot run."""
     spans = schedule.check(times).spans
     stage = {part: schedule.stage_of(part) for part in range(schedule.parts)}

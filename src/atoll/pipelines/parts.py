@@ -88,9 +88,7 @@ def derivative(part: Part, trainable: Callable[[int], bool]) -> Derivative:
         values = dict(zip(whole.inputs, arguments, strict=False))
         values.update(zip(recomputed, again(*(values[var] for var in again.inputs)), strict=True))
         values.update(zip(kept, arguments[len(inputs) :], strict=False))
-        leaves = [
-            jnp.asarray(atom.val, atom.aval.dtype) if eq.is_literal(atom) else values[atom] for atom in residuals
-        ]
+        leaves = [jnp.asarray(atom.val, atom.aval.dtype) if eq.is_literal(atom) else values[atom] for atom in residuals]
         pull = jax.tree.unflatten(trees[-1], leaves)
         return list(pull(list(arguments[len(inputs) + len(kept) :])))
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from atoll.client.program import Program
@@ -18,12 +15,13 @@ from atoll.pipelines import equations as eq
 from atoll.pipelines.computation import Computation, is_inexact, nbytes, trace
 from atoll.pipelines.cut import Cut, Part, cut
 from atoll.pipelines.meshes import batch_sharding, mesh_of, parameter_sharding
-from atoll.pipelines.optimizer import Update, cut_update, tracer_of
+from atoll.pipelines.optimizer import cut_update, tracer_of
 from atoll.pipelines.order import order
 from atoll.pipelines.parts import derivative
+from atoll.pipelines.plan import StagePlan, StepPlan
 from atoll.pipelines.schedule import Schedule
 from atoll.pipelines.schedules import schedule as schedule_named
-from atoll.pipelines.step import StagePlan, Step, StepPlan
+from atoll.pipelines.step import Step
 from atoll.pipelines.trees import Batch, Parameters
 from atoll.quantities import human_bytes
 
@@ -93,7 +91,9 @@ class Pipeline:
         if not stages:
             raise PipelineError("a pipeline has one stage or more")
         if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):
-            raise PipelineError(f"an optimizer has init(params) and update(gradients, state, params), and {optimizer!r} not")
+            raise PipelineError(
+                f"an optimizer has init(params) and update(gradients, state, params), and {optimizer!r} not"
+            )
         self._loss_fn = loss_fn
         self._meshes = [mesh_of(stage, number) for number, stage in enumerate(stages)]
         self._microbatches = microbatches
@@ -119,7 +119,10 @@ class Pipeline:
         parameters = Parameters(params, self._param_specs)
         self._built = built = self._build(parameters, Batch(batch, self._batch_specs, self._microbatches))
         placed = [
-            [jax.device_put(parameters.arrays[i], sharding, may_alias=False) for i, sharding in stage.parameters.items()]
+            [
+                jax.device_put(parameters.arrays[i], sharding, may_alias=False)
+                for i, sharding in stage.parameters.items()
+            ]
             for stage in built.plan.stages
         ]
         return PipelineState(placed, [built.first_leaves(number, placed) for number in range(len(placed))])
@@ -127,13 +130,13 @@ class Pipeline:
     def step(self, state: PipelineState, batch: Any) -> tuple[PipelineState, Any]:
         """One step of training: the next state, and the loss before it, a scalar on the last stage."""
         built = self._known()
-        parameters, leaves, loss = built.program(state.parameters, state.optimizer, built.batch.leaves_of(batch))
+        parameters, leaves, loss = built.program(*built.arguments(state, batch))
         return PipelineState(parameters, leaves), loss
 
     def lower(self, state: PipelineState, batch: Any) -> Any:
         """The program of a step before it runs; `lower(...).as_text()` shows it."""
         built = self._known()
-        return built.program.lower(state.parameters, state.optimizer, built.batch.leaves_of(batch))
+        return built.program.lower(*built.arguments(state, batch))
 
     def params(self, state: PipelineState) -> Any:
         """The parameters, as the tree that `init` was given; each array is on the stage that first uses it."""
@@ -210,9 +213,12 @@ class Pipeline:
         for number, mesh in enumerate(self._meshes):
             here = sorted(i for i, stages in users.items() if number in stages or (owners[i] == number and not stages))
             shardings = {
-                i: parameter_sharding(parameters.arrays[i], parameters.specs[i], mesh, parameters.names[i]) for i in here
+                i: parameter_sharding(parameters.arrays[i], parameters.specs[i], mesh, parameters.names[i])
+                for i in here
             }
-            used = sorted({i for part, stage in zip(parts, stage_of, strict=True) if stage == number for i in part.batch})
+            used = sorted(
+                {i for part, stage in zip(parts, stage_of, strict=True) if stage == number for i in part.batch}
+            )
             plans.append(
                 StagePlan(
                     mesh,
@@ -240,12 +246,10 @@ class Pipeline:
             {each.var: each.targets for each in made.crossings},
             order(self.schedule, {part: sorted(targets) for part, targets in links.items()}),
             self._microbatches,
-            trainable,
-            [owners[number] for number in trainable],
+            {number: owners[number] for number in trainable},
             update,
         )
-        program = Program(_step_function(plan), donate_argnums=(0, 1) if self._donate else None)
-        return _Built(parameters, batch, made, plan, program, first, state_tree)
+        return _Built(parameters, batch, made, plan, _step_program(plan, self._donate), first, state_tree)
 
 
 @dataclass(frozen=True)
@@ -260,6 +264,17 @@ class _Built:
     first: Computation  # the optimizer's state, of the trainable parameters
     state_tree: Any
 
+    def arguments(self, state: PipelineState, batch: Any) -> tuple[Any, Any, Any, Any]:
+        """What the program takes. Only what a stage replaces is donated, not its copies of what others do."""
+        updated: list[list[Any]] = []
+        others: list[list[Any]] = []
+        for number, (stage, here) in enumerate(zip(self.plan.stages, state.parameters, strict=True)):
+            updated.append([])
+            others.append([])
+            for i, array in zip(stage.parameters, here, strict=True):
+                (updated if self.plan.owner.get(i) == number else others)[number].append(array)
+        return updated, state.optimizer, others, self.batch.leaves_of(batch)
+
     def first_leaves(self, number: int, placed: Sequence[Sequence[Any]]) -> list[Any]:
         """The optimizer's first leaves of a stage."""
         stage = self.plan.stages[number]
@@ -271,7 +286,9 @@ class _Built:
             arrays.update(zip(plan.parameters, here, strict=True))
         arrays.update(zip(stage.parameters, placed[number], strict=True))
         given = [
-            jax.device_put(arrays[self.plan.trainable[self.first.inputs.index(var)]], NamedSharding(stage.mesh, PartitionSpec()))
+            jax.device_put(
+                arrays[list(self.plan.owner)[self.first.inputs.index(var)]], NamedSharding(stage.mesh, PartitionSpec())
+            )
             for var in computation.inputs
         ]
         run = jax.jit(lambda inputs: computation(*inputs), out_shardings=list(stage.leaves.values()))
@@ -279,13 +296,18 @@ class _Built:
         return leaves
 
 
-def _step_function(plan: StepPlan) -> Callable[..., Any]:
+def _step_program(plan: StepPlan, donate: bool) -> Program:
+    """Takes what each stage updates, the optimizer's leaves, what it does not update, and the batch."""
     step = Step(plan)
 
-    def pipeline_step(parameters: Any, leaves: Any, batch: Any) -> Any:
+    def pipeline_step(updated: Any, leaves: Any, others: Any, batch: Any) -> Any:
+        parameters = []
+        for number, stage in enumerate(plan.stages):
+            mine, rest = iter(updated[number]), iter(others[number])
+            parameters.append([next(mine if number == plan.owner.get(i) else rest) for i in stage.parameters])
         return step.run(parameters, leaves, batch)
 
-    return pipeline_step
+    return Program(pipeline_step, donate_argnums=(0, 1) if donate else None)
 
 
 def _on(part: Part, mesh: Any) -> Part:
@@ -306,6 +328,10 @@ def _like(
     mesh: Any,
 ) -> NamedSharding:
     """How a leaf of the optimizer lies: as the parameter of its shape that it is made of, or whole on each device."""
-    if number is not None and trainable[number] in shardings and parameters.types[trainable[number]].shape == leaf.shape:
+    if (
+        number is not None
+        and trainable[number] in shardings
+        and parameters.types[trainable[number]].shape == leaf.shape
+    ):
         return shardings[trainable[number]]
     return NamedSharding(mesh, PartitionSpec())

@@ -156,9 +156,7 @@ class Schedule:
             for stage, row in enumerate(self.rows):
                 while done[stage] < len(row) and all(each in spans for each in self.needs(row[done[stage]])):
                     entry = row[done[stage]]
-                    came = [
-                        spans[each][1] + times.transfer * (where[each][0] != stage) for each in self.needs(entry)
-                    ]
+                    came = [spans[each][1] + times.transfer * (where[each][0] != stage) for each in self.needs(entry)]
                     start = max([free[stage], *came])
                     free[stage] = start + times.of(entry)
                     spans[entry] = start, free[stage]

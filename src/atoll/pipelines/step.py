@@ -2,126 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Var
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from atoll.client.jax_internals import leave_out_of_tracebacks
 from atoll.pipelines.computation import Computation
-from atoll.pipelines.cut import Part
+from atoll.pipelines.functions import PartFunctions, named
 from atoll.pipelines.meshes import moved
-from atoll.pipelines.optimizer import Update
-from atoll.pipelines.order import Action, Move
-from atoll.pipelines.parts import Derivative
+from atoll.pipelines.order import Move
+from atoll.pipelines.plan import StagePlan, StepPlan
 from atoll.pipelines.schedule import Kind
 
 leave_out_of_tracebacks(__file__)
-
-
-@dataclass(frozen=True)
-class StagePlan:
-    """What a stage has: its parameters and the leaves of the optimizer, by their numbers, and how they lie."""
-
-    mesh: Mesh
-    parameters: dict[int, NamedSharding]
-    leaves: dict[int, NamedSharding]
-    batch: dict[int, NamedSharding]  # of a micro-batch's leaves
-
-
-@dataclass(frozen=True)
-class StepPlan:
-    """All that a step is made of. `owners` are the stages of the trainable parameters, `trainable` their numbers."""
-
-    stages: Sequence[StagePlan]
-    parts: Sequence[Part]
-    derivatives: Sequence[Derivative]
-    stage_of: Sequence[int]  # of each part
-    source: dict[Var, int]  # of a value that crosses: the part that makes it
-    targets: dict[Var, tuple[int, ...]]
-    actions: Sequence[Action]
-    microbatches: int
-    trainable: Sequence[int]
-    owners: Sequence[int]
-    update: Update
-
-
-def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    function.__name__ = function.__qualname__ = name
-    return function
-
-
-class PartFunctions:
-    """The jit functions of a part, on its stage's mesh."""
-
-    def __init__(self, number: int, part: Part, derivative: Derivative, stage: StagePlan, microbatches: int) -> None:
-        self.part = part
-        self.derivative = derivative
-        sent = len(part.sent)
-        trained = [part.parameters[i] for i in derivative.parameters]
-        shardings = [stage.parameters[i] for i in trained]
-        accumulate = microbatches > 1
-        donated = (0,) if accumulate else ()
-
-        def gradients_of(given: Sequence[Sequence[Any]]) -> list[Any]:
-            """For each output: the sum of what its users gave; the loss has none but itself."""
-            return [
-                sum(gradients[1:], gradients[0]) if gradients else jnp.ones((), computation.outputs[i].aval.dtype)
-                for i, gradients in zip(derivative.outputs, given, strict=True)
-            ]
-
-        def added(sums: Sequence[Any], more: Sequence[Any]) -> list[Any]:
-            return [a + b for a, b in zip(sums, more, strict=True)] if accumulate else list(more)
-
-        computation = part.computation
-        count = len(trained)
-
-        def backward(sums: Any, inputs: Any, kept: Any, given: Any) -> Any:
-            made = derivative.backward(*inputs, *kept, *gradients_of(given))
-            return added(sums, made[:count]), made[count:]
-
-        def whole(sums: Any, inputs: Any) -> Any:
-            results = derivative.forward(*inputs)
-            some = [inputs[i] for i in derivative.again]
-            made = derivative.backward(
-                *some, *results[len(results) - derivative.kept :], *gradients_of([()] * len(derivative.outputs))
-            )
-            return results[sent], added(sums, made[:count]), made[count:]
-
-        first, second = derivative.halves()
-        received = len(derivative.received)
-        self.has_input_half = bool(first.outputs)
-
-        def input_half(inputs: Any, kept: Any, given: Any) -> Any:
-            made = first(*inputs, *kept, *gradients_of(given))
-            return made[:received], made[received:]
-
-        def weights_half(sums: Any, inputs: Any, kept: Any, given: Any, between: Any) -> Any:
-            return added(sums, second(*inputs, *kept, *gradients_of(given), *between))
-
-        def forward(inputs: Any) -> Any:
-            made = derivative.forward(*inputs)
-            cut = len(made) - derivative.kept
-            return made[:cut], made[cut:]
-
-        def name(what: str) -> str:
-            return f"part_{number}_{what}"
-
-        self.forward = jax.jit(_named(forward, name("forward")))
-        self.backward = jax.jit(
-            _named(backward, name("backward")), donate_argnums=donated, out_shardings=(shardings, None)
-        )
-        self.whole = jax.jit(
-            _named(whole, name("forward_backward")), donate_argnums=donated, out_shardings=(None, shardings, None)
-        )
-        self.input_half = jax.jit(_named(input_half, name("backward_inputs")))
-        self.weights_half = jax.jit(
-            _named(weights_half, name("backward_weights")), donate_argnums=donated, out_shardings=shardings
-        )
 
 
 @dataclass
@@ -141,8 +39,8 @@ class _Values:
 
 
 class Step:
-    """`run(parameters, leaves, batch)` is the function of the program: a list by stage of parameters, one of leaves of the
-    optimizer, and the batch's flat leaves -> both lists, and the loss."""
+    """`run(parameters, leaves, batch)` is what a step does: lists by stage of parameters and of the optimizer's leaves,
+    and the batch's flat leaves -> both lists, and the loss."""
 
     def __init__(self, plan: StepPlan) -> None:
         self.plan = plan
@@ -152,9 +50,9 @@ class Step:
         ]
         self._splits = [self._split(number, stage) for number, stage in enumerate(plan.stages)]
         self._zeros = [self._zero(number, stage) for number, stage in enumerate(plan.stages)]
-        self._mean = jax.jit(_named(lambda losses: sum(losses[1:], losses[0]) / len(losses), "mean_loss"))
-        self._add = jax.jit(_named(lambda parts: sum(parts[1:], parts[0]), "sum_gradients"))
-        self._zeros_like = jax.jit(_named(lambda x: jnp.zeros_like(x), "zeros"))
+        self._mean = jax.jit(named(lambda losses: sum(losses[1:], losses[0]) / len(losses), "mean_loss"))
+        self._add = jax.jit(named(lambda parts: sum(parts[1:], parts[0]), "sum_gradients"))
+        self._zeros_like = jax.jit(named(lambda x: jnp.zeros_like(x), "zeros"))
         self._rounds = [
             self._round(number, each.stage, each.computation, each.results)
             for number, each in enumerate(plan.update.rounds)
@@ -162,7 +60,9 @@ class Step:
 
     def run(self, parameters: Any, leaves: Any, batch: Sequence[Any]) -> tuple[Any, Any, Any]:
         plan = self.plan
-        numbered = [dict(zip(stage.parameters, each, strict=True)) for stage, each in zip(plan.stages, parameters, strict=True)]
+        numbered = [
+            dict(zip(stage.parameters, each, strict=True)) for stage, each in zip(plan.stages, parameters, strict=True)
+        ]
         cut = [
             dict(zip(stage.batch, split([batch[i] for i in stage.batch]), strict=True)) if stage.batch else {}
             for stage, split in zip(plan.stages, self._splits, strict=True)
@@ -274,11 +174,7 @@ class Step:
 
     def _trained(self, stage: int) -> list[int]:
         """The trainable parameters that a stage uses."""
-        return [i for i in self.plan.stages[stage].parameters if i in self._trainable]
-
-    @property
-    def _trainable(self) -> frozenset[int]:
-        return frozenset(self.plan.trainable)
+        return [i for i in self.plan.stages[stage].parameters if i in self.plan.owner]
 
     def _of_part(self, number: int) -> list[int]:
         part = self.plan.parts[number]
@@ -324,11 +220,9 @@ class Step:
 
     def _update(self, parameters: list[dict[int, Any]], leaves: Any, sums: list[dict[int, Any]]) -> tuple[Any, Any]:
         plan = self.plan
-        gradients = {
-            number: self._summed(number, owner, parameters, sums)
-            for number, owner in zip(plan.trainable, plan.owners, strict=True)
-        }
-        count = len(plan.trainable)
+        gradients = {number: self._summed(number, owner, parameters, sums) for number, owner in plan.owner.items()}
+        trainable = list(plan.owner)
+        count = len(trainable)
         numbered = [dict(zip(stage.leaves, each, strict=True)) for stage, each in zip(plan.stages, leaves, strict=True)]
         exports: dict[Var, Any] = {}
         results: list[dict[int, Any]] = [{} for _ in plan.stages]
@@ -341,26 +235,25 @@ class Step:
                     here = plan.stages[stage].mesh
                     return jax.device_put(exports[var], NamedSharding(here, PartitionSpec()))
                 if i < count:
-                    return gradients[plan.trainable[i]]
+                    return gradients[trainable[i]]
                 if i < 2 * count:
-                    return parameters[stage][plan.trainable[i - count]]
+                    return parameters[stage][trainable[i - count]]
                 return numbered[stage][i - 2 * count]
 
             made = run([value(var) for var in each.computation.inputs])
             exports.update(zip(each.exports, made, strict=False))
             results[each.stage].update(zip(each.results, made, strict=False))
-        owner = dict(zip(plan.trainable, plan.owners, strict=True))
-        position = {number: i for i, number in enumerate(plan.trainable)}
+        position = {number: i for i, number in enumerate(trainable)}
         new = []
         for at, stage in enumerate(plan.stages):
             new.append([])
             for number, sharding in stage.parameters.items():
-                if number not in owner:
+                owner = plan.owner.get(number)
+                if owner is None:
                     new[-1].append(parameters[at][number])
-                elif owner[number] == at:
-                    new[-1].append(results[at][position[number]])
                 else:
-                    new[-1].append(jax.device_put(results[owner[number]][position[number]], sharding))
+                    made = results[owner][position[number]]
+                    new[-1].append(made if owner == at else jax.device_put(made, sharding))
         return new, [[results[at][count + i] for i in stage.leaves] for at, stage in enumerate(plan.stages)]
 
     def _summed(self, number: int, owner: int, parameters: Any, sums: list[dict[int, Any]]) -> Any:
@@ -389,7 +282,7 @@ class Step:
             return [[leaf[:, i] if leaf.ndim else leaf for i in range(count)] for leaf in cut]
 
         return jax.jit(
-            _named(split, f"stage_{number}_microbatches"),
+            named(split, f"stage_{number}_microbatches"),
             in_shardings=(list(stage.batch.values()),),
             out_shardings=shardings,
         )
@@ -397,15 +290,13 @@ class Step:
     def _zero(self, number: int, stage: StagePlan) -> Any:
         shardings = [stage.parameters[i] for i in self._trained(number)]
         return jax.jit(
-            _named(lambda like: [jnp.zeros(each.shape, each.dtype) for each in like], f"stage_{number}_zeros"),
+            named(lambda like: [jnp.zeros(each.shape, each.dtype) for each in like], f"stage_{number}_zeros"),
             out_shardings=shardings,
         )
 
     def _round(self, number: int, stage: int, computation: Computation, results: Sequence[int]) -> Any:
-        plan, count = self.plan, len(self.plan.trainable)
-        here = plan.stages[stage]
-        shardings = [
-            here.parameters[plan.trainable[i]] if i < count else here.leaves[i - count] for i in results
-        ] or None
+        here, trainable = self.plan.stages[stage], list(self.plan.owner)
+        count = len(trainable)
+        shardings = [here.parameters[trainable[i]] if i < count else here.leaves[i - count] for i in results] or None
         name = f"stage_{stage}_update" if results else f"stage_{stage}_update_round_{number}"
-        return jax.jit(_named(lambda inputs: computation(*inputs), name), out_shardings=shardings)
+        return jax.jit(named(lambda inputs: computation(*inputs), name), out_shardings=shardings)

@@ -92,7 +92,9 @@ def _spread(specs: Any, tree: Any, name: str) -> list[PartitionSpec | None]:
 
     found: list[PartitionSpec | None] = []
     try:
-        jax.tree.map(lambda spec, below: found.extend([spec] * len(jax.tree.leaves(below))), specs, tree, is_leaf=is_spec)
+        jax.tree.map(
+            lambda spec, below: found.extend([spec] * len(jax.tree.leaves(below))), specs, tree, is_leaf=is_spec
+        )
     except ValueError as error:
         raise PipelineError(f"{name} is no prefix of the tree: {error}") from None
     return found
