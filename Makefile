@@ -14,7 +14,7 @@ MATRIX_TESTS := tests/client tests/session tests/ifrt tests/worker tests/end_to_
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough machines ray matrix check docs bench conformance soak protos clean
+.PHONY: help demo test thorough machines pipelines ray matrix check docs bench conformance soak protos clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ thorough: $(VENV)/.test  ## Run for long what the suite runs for short: tests of
 
 machines: $(VENV)/.test  ## Run the tests on several "machines" (as root), which take long
 	ATOLL_TEST_MACHINES=1 $(BIN)/python -m pytest tests/machines tests/end_to_end/test_relays.py tests/operate/test_cluster_file.py $(ARGS)
+
+pipelines: $(VENV)/.test  ## Twenty steps of three libraries' models in all schedules over 1, 2 and 4 islands: twenty minutes
+	ATOLL_TEST_PIPELINES=1 $(BIN)/python -m pytest tests/end_to_end/pipelines $(ARGS)
 
 ray: $(VENV)/.test $(VENV)/.ray  ## Run the tests of clusters on Ray, over several "machines" (as root): ten minutes
 	ATOLL_TEST_RAY=1 $(BIN)/python -m pytest tests/machines/test_ray.py tests/machines/test_demo.py tests/engines/ray $(ARGS)

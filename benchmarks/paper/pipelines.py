@@ -13,7 +13,8 @@ from benchmarks.paper.costs import measured_costs
 from benchmarks.paper.figure import Figure, Options, at_most, quotient
 
 if TYPE_CHECKING:
-    from atoll.pipelines.schedule import Schedule, Times
+    from atoll.pipelines.entries import Times
+    from atoll.pipelines.schedule import Schedule
 
 STAGES = (4, 8, 16)
 NAMES = ("gpipe", "1f1b", "interleaved", "zb-h1")
@@ -47,7 +48,7 @@ def _points(options: Options) -> list[Benchmark]:
 
 
 def prepare(settings: Settings) -> Round:
-    from atoll.pipelines.schedule import Times
+    from atoll.pipelines.entries import Times
     from atoll.pipelines.schedules import schedule
 
     stages = int(settings.point["stages"])

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from atoll.devices.null.program import NullProgram
 from atoll.ir.program import Node
 from atoll.ir.types import ShardType
+from atoll.pipelines.entries import Entry, Kind, Times
 from atoll.pipelines.order import Action, Move, order
-from atoll.pipelines.schedule import Entry, Kind, Schedule, Times
+from atoll.pipelines.schedule import Schedule
 from atoll.session.bare import BareClient, call, program, sharded, transfer
 from benchmarks.paper.training import Training
 

@@ -217,6 +217,7 @@ def rooms_picture() -> Picture:
     from tests.test_layers import LAYERS
 
     words = {
+        "pipelines": "models cut over meshes: schedules, cutting, steps",
         "client": "in the user's process: plug-in, connect, slices, programs",
         "operate": "the command `atoll`",
         "engines": "start, watch and end hosts",

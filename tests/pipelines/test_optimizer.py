@@ -61,7 +61,7 @@ def test_an_update_in_rounds_is_that_of_the_whole_tree(optimizer: Any) -> None:
 
 
 def test_an_optimizer_that_keeps_to_each_parameter_has_one_round_a_stage() -> None:
-    update, leaves, _ = cut_up(optax.adam(1e-2))
+    update, _, _ = cut_up(optax.adam(1e-2))
     assert [each.stage for each in update.rounds] == [0, 1, 2]
     assert update.stages == (None, 0, 1, 2, 0, 1, 2)  # the count is everywhere, moments are with their parameters
     assert update.like == (None, 0, 1, 2, 0, 1, 2)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from atoll.pipelines.entries import Entry, Kind
 from atoll.pipelines.order import Action, Move, Run, order
-from atoll.pipelines.schedule import Entry, Kind, Schedule
+from atoll.pipelines.schedule import Schedule
 from atoll.pipelines.schedules import SCHEDULES, schedule
 
 

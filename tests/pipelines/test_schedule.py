@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from atoll.errors import PipelineError
-from atoll.pipelines.schedule import Entry, Kind, Schedule, Times
+from atoll.pipelines.entries import Entry, Kind, Times
+from atoll.pipelines.schedule import Schedule
 from atoll.pipelines.schedules import SCHEDULES, schedule
 
 SIZES = [(1, 1), (1, 4), (2, 2), (2, 8), (4, 4), (4, 16), (8, 32), (16, 64)]

@@ -24,28 +24,18 @@ boundary_p.multiple_results = True
 
 
 def stage_boundary(x: Tree) -> Tree:
-    """Marks where a stage ends, in the function that `atoll.pipeline` is given. Returns `x`, an array or a tree of them.
+    """Marks where a part ends, in the function that `atoll.pipeline` is given. Returns `x`, an array or a tree of them.
 
         h = block(params, h)
         h = atoll.stage_boundary(h)   # what is computed from here on is the next stage's
 
-    `x` is what the next stages get of this one. A value that they use besides it is sent, too, and `pipeline` warns of
-    it; `stage_boundary((h, mask))` names both. It stands outside of `jax.checkpoint`, `jax.lax.scan` and the like, which
+    `x` is what later parts get of this one. A value that they use besides it is sent, too, and `pipeline` warns of it;
+    `stage_boundary((h, mask))` names both. It stands outside of `jax.checkpoint`, `jax.lax.scan` and the like, which
     JAX takes as one computation. Everywhere else than in a pipeline it is the identity.
     """
     leaves, tree = jax.tree.flatten(x)
     marked: Tree = jax.tree.unflatten(tree, boundary_p.bind(*leaves))
     return marked
-
-
-@boundary_p.def_impl
-def _run(*values: Any) -> list[Any]:
-    return list(values)
-
-
-@boundary_p.def_abstract_eval
-def _types(*avals: Any) -> list[Any]:
-    return list(avals)
 
 
 def _jvp(values: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -57,6 +47,8 @@ def _batch(values: Sequence[Any], dimensions: Sequence[Any]) -> tuple[list[Any],
     return boundary_p.bind(*values), list(dimensions)
 
 
+boundary_p.def_impl(lambda *values: list(values))
+boundary_p.def_abstract_eval(lambda *avals: list(avals))
 ad.primitive_jvps[boundary_p] = _jvp
 ad.primitive_transposes[boundary_p] = lambda cotangents, *_: list(cotangents)
 batching.primitive_batchers[boundary_p] = _batch

@@ -1,4 +1,4 @@
-"""What equations cost, estimated from their shapes, and where a list of them is cut so that its parts cost alike. Pure."""
+"""What equations cost, by their shapes, and where a list of them is cut into parts that cost alike. Pure."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def flops(equation: Any) -> float:
     if name == "dot_general":
         (contracted, _), _ = params["dimension_numbers"]
         left = equation.invars[0].aval.shape
-        return 2.0 * _size(equation.outvars[0].aval) * math.prod(left[d] for d in contracted)
+        return 2.0 * _size(equation.outvars[0].aval) * math.prod(int(left[d]) for d in contracted)
     if name == "conv_general_dilated":
         kernel = equation.invars[1].aval.shape
         outputs = kernel[params["dimension_numbers"].rhs_spec[0]]
-        return 2.0 * _size(equation.outvars[0].aval) * math.prod(kernel) / outputs
+        return 2.0 * _size(equation.outvars[0].aval) * float(math.prod(kernel) / outputs)
     inside = [sum(map(flops, each.eqns)) for each in eq.inner(equation)]
     if not inside:
         return float(sum(_size(var.aval) for var in equation.outvars))
@@ -35,7 +35,7 @@ def flops(equation: Any) -> float:
 
 
 def _size(aval: Any) -> int:
-    return math.prod(getattr(aval, "shape", ()))
+    return int(math.prod(getattr(aval, "shape", ())))
 
 
 def cut_evenly(costs: Sequence[float], crossing: Sequence[float], parts: int) -> list[int]:

@@ -1,9 +1,9 @@
 """Cuts a traced loss function into the parts of a pipeline.
 
 An equation that depends on parameters and on the batch belongs to the part in which it stands: between which marks
-(`stage_boundary`), or between which of the places that `costs.cut_evenly` chose. What depends on parameters alone, or on
-the batch alone (a cast, a mask, targets cut out of tokens), is computed in each part that needs it. So parameters are
-where they are used. What reduces parameters to much less, such as a penalty on weights, stays with these.
+(`stage_boundary`), or between which of the places that `costs.cut_evenly` chose. What depends on parameters alone, or
+on the batch alone (a cast, a mask, targets cut out of tokens), is computed in each part that needs it. So parameters
+are where they are used. What reduces parameters to much less, such as a penalty on weights, stays with these.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _MUCH_LESS = 16
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the model. Its computation takes the parameters and leaves of the batch with these numbers and the values
-    that it receives, and gives those that it sends; the last part gives the loss."""
+    """A part of the model. Its computation takes the parameters and leaves of the batch with these numbers, and the
+    values that it receives, and gives those that it sends; the last part gives the loss."""
 
     computation: Computation
     parameters: tuple[int, ...]
@@ -244,8 +244,8 @@ class _Cutter:
         for each in crossings:
             if each.var not in marked and self.depends[each.var] == _BOTH:
                 warnings.warn(
-                    f"a value crosses from part to part that no stage_boundary names: {each}. It is sent, and kept until "
-                    "then; stage_boundary((x, value)) says that it is meant",
+                    f"a value crosses from part to part that no stage_boundary names: {each}. It is sent, and kept "
+                    "until then; stage_boundary((x, value)) says that it is meant",
                     stacklevel=2,
                 )
 

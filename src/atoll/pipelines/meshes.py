@@ -25,8 +25,8 @@ def mesh_of(stage: Any, number: int) -> Mesh:
         found = list(getattr(stage, "devices", stage if isinstance(stage, Sequence) else ()))
         if not found or not all(isinstance(each, jax.Device) for each in found):
             raise PipelineError(
-                f"stage {number} is {stage!r}; a stage is a jax.sharding.Mesh, a slice of atoll.make_virtual_device_set, "
-                "a list of devices or a device"
+                f"stage {number} is {stage!r}; a stage is a jax.sharding.Mesh, a slice of "
+                "atoll.make_virtual_device_set, a list of devices or a device"
             )
         if len(getattr(stage, "shape", (1,))) != 1:
             raise PipelineError(

@@ -35,8 +35,8 @@ class Round:
 
 @dataclass(frozen=True)
 class Update:
-    """An update in rounds. `stages[i]` has the optimizer's leaf i, `like[i]` is the parameter with its sharding; None: all
-    stages have the leaf, or it is like none."""
+    """An update in rounds. `stages[i]` has the optimizer's leaf i, `like[i]` is the parameter with its sharding; None:
+    all stages have the leaf, or it is like none."""
 
     inputs: tuple[Var, ...]
     rounds: tuple[Round, ...]

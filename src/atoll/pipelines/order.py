@@ -1,16 +1,19 @@
 """The order of a step's nodes, from a schedule: one list, of which each stage's own order is a part. Pure.
 
 A host runs what it has of a program in the program's order, and what stands behind a receive waits for it. So a receive
-stands as late as it can, and a send as early: nodes go by the times that the schedule's check gives them; what is needed
-at a time is moved before the entries that begin then, and what else is ready after them. One list cannot deadlock.
+stands as late as it can, and a send as early: nodes go by the times that the schedule's check gives them; what is
+needed at a time is moved before the entries that begin then, and what else is ready after them. One list cannot
+deadlock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
-from atoll.pipelines.schedule import DEFAULT_TIMES, Entry, Kind, Schedule, Times
+from atoll.pipelines.entries import DEFAULT_TIMES, Entry, Kind, Times
+from atoll.pipelines.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ def _whole(schedule: Schedule) -> set[Entry]:
     return {
         entry
         for row in schedule.rows
-        for before, entry in zip(row, row[1:], strict=False)
+        for before, entry in pairwise(row)
         if entry.kind is Kind.BACKWARD
         and entry.part == schedule.parts - 1
         and before == Entry(entry.part, Kind.FORWARD, entry.microbatch)

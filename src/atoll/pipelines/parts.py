@@ -1,7 +1,7 @@
 """What a stage computes of its part: forward, backward, and the halves of backward, as computations. Nothing runs here.
 
-Forward keeps what JAX's own `vjp` keeps for backward, so `jax.checkpoint` decides what is computed again. What is kept and
-depends on parameters alone (a cast of them, for instance) is computed again from these, and not kept for each micro-batch.
+Forward keeps what JAX's own `vjp` keeps for backward, so `jax.checkpoint` decides what is computed again. Of that, what
+depends on parameters alone (a cast of them, for instance) is computed again from these: not one for each micro-batch.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from atoll.pipelines.cut import Part
 class Derivative:
     """A part and its derivative. Inputs of the part are those of `Part.computation`, flat.
 
-    `forward` takes them, and gives what the part sends (the last one: the loss, too) and then what is `kept`. `backward`
-    takes those of the inputs that are numbered in `again`, what was kept, and a gradient of each of the outputs that are
-    numbered in `outputs`; it gives gradients of the inputs that are numbered in `parameters`, and then in `received`.
+    `forward` takes them, and gives what the part sends (the last one: the loss, too) and then what is `kept`.
+    `backward` takes those of the inputs that are numbered in `again`, what was kept, and a gradient of each of the
+    outputs that are numbered in `outputs`; it gives gradients of the inputs that are numbered in `parameters`, and then
+    in `received`.
     """
 
     forward: Computation

@@ -56,12 +56,13 @@ def pipeline(
         params = pipe.params(state)
 
     `loss_fn(params, batch)` is written for one device or one mesh, and gives the mean over the rows of its batch. It is
-    traced once and cut where `atoll.stage_boundary(x)` stands (of more marks than needed, those that balance the parts),
+    traced once and cut where `atoll.stage_boundary(x)` stands (of more marks than needed, where the parts cost alike),
     or, without marks, where the parts cost alike and few bytes cross. Parameters live where they are used.
 
     Args:
-      stages: for each a `jax.sharding.Mesh`, a slice, a list of devices or a device. Within a mesh of several devices XLA
-        shards as in jit: rows of the batch over its first axis, parameters as their own sharding or `param_specs` say.
+      stages: for each a `jax.sharding.Mesh`, a slice, a list of devices or a device. Within a mesh of several devices
+        XLA shards as in jit: rows of the batch over its first axis, parameters as their own sharding or `param_specs`
+        say.
       microbatches: into how many a batch is cut; row r is of micro-batch r modulo `microbatches`.
       optimizer: with optax's `init` and `update`. It sees the whole tree of parameters.
       schedule: "gpipe", "1f1b", "interleaved", "zb-h1", or a `Schedule`.

@@ -1,88 +1,22 @@
 """A pipeline's schedule as data: for each stage, what it runs in which order. Pure.
 
-A *stage* is what one mesh runs; it has one *part* of the model, or several (interleaved). An *entry* runs one part on one
-micro-batch, forward or backward. `Schedule.check` is the one place that says whether a table is complete and can run, and
-what it costs: its bubble, and how many activations each stage holds.
+A *stage* is what one mesh runs; it has one *part* of the model, or several (interleaved). An *entry* runs one part on
+one micro-batch, forward or backward. `Schedule.check` is the one place that says whether a table is complete and can
+run, and what it costs: its bubble, and how many activations each stage holds.
 """
 
 from __future__ import annotations
 
-import enum
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from atoll.errors import PipelineError
+from atoll.pipelines import picture
+from atoll.pipelines.entries import DEFAULT_TIMES, Check, Entry, Kind, Times
 
-_ENTRY = re.compile(r"(\d+)([FBIW])(\d+)")
 _IDLE = ("", ".", "-")
-
-
-class Kind(enum.StrEnum):
-    """What an entry computes. INPUT and WEIGHTS are the two halves of a BACKWARD (Qi et al., 2023)."""
-
-    FORWARD = "F"
-    BACKWARD = "B"
-    INPUT = "I"
-    WEIGHTS = "W"
-
-
-@dataclass(frozen=True, order=True, slots=True)
-class Entry:
-    """One part, on one micro-batch. As text `2F5`: part 2, forward, micro-batch 5."""
-
-    part: int
-    kind: Kind
-    microbatch: int
-
-    def __str__(self) -> str:
-        return f"{self.part}{self.kind}{self.microbatch}"
-
-    @classmethod
-    def parse(cls, text: str) -> Entry:
-        found = _ENTRY.fullmatch(text)
-        if found is None:
-            raise PipelineError(
-                f"{text!r} is no entry of a schedule: write part, kind and micro-batch, as in 0F3; kinds are F "
-                "(forward), B (backward), or I and W (backward, for inputs and for weights)"
-            )
-        return cls(int(found[1]), Kind(found[2]), int(found[3]))
-
-
-@dataclass(frozen=True)
-class Times:
-    """How long entries take, in any unit. `transfer` is from one stage to another."""
-
-    forward: float = 1.0
-    backward: float = 2.0
-    input: float = 1.0
-    weights: float = 1.0
-    transfer: float = 0.0
-
-    def of(self, entry: Entry) -> float:
-        by_kind = {
-            Kind.FORWARD: self.forward,
-            Kind.BACKWARD: self.backward,
-            Kind.INPUT: self.input,
-            Kind.WEIGHTS: self.weights,
-        }
-        return by_kind[entry.kind]
-
-
-DEFAULT_TIMES = Times()
-
-
-@dataclass(frozen=True)
-class Check:
-    """What a table comes to. `held` is, by stage, the most activations of micro-batches that it holds at a time: from
-    the forward entry of a part to the end of its backward one (of its W, where the backward one is split)."""
-
-    spans: Mapping[Entry, tuple[float, float]]
-    length: float
-    bubble: float  # the part of the stages' time in which they do nothing
-    held: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -130,15 +64,14 @@ class Schedule:
         return next(stage for stage, row in enumerate(self.rows) if any(entry.part == part for entry in row))
 
     def __str__(self) -> str:
-        from atoll.pipelines.picture import text
-
-        return text(self)
+        return picture.text(self.name, self.rows, self.check())
 
     def plot(self, times: Times = DEFAULT_TIMES, ax: Any = None) -> Any:
-        """Draws the table over time with matplotlib (extra `plot`) and returns the axes; `print(schedule)` needs none."""
-        from atoll.pipelines.picture import plot
+        """Draws the table over time on matplotlib's axes, and returns them. Needs the extra `plot`; `print` needs none.
 
-        return plot(self, times, ax)
+        Raises PipelineError where matplotlib is missing.
+        """
+        return picture.plot(self.name, self.rows, self.check(times), ax)
 
     def check(self, times: Times = DEFAULT_TIMES) -> Check:
         """Runs the table as the stages would: each entry when its stage is free and what it needs has come.

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from atoll.errors import PipelineError
-from atoll.pipelines.schedule import Entry, Kind, Schedule
+from atoll.pipelines.entries import Entry, Kind
+from atoll.pipelines.schedule import Schedule
 
 F, B, INPUT, W = Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHTS
 

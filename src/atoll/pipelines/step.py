@@ -13,11 +13,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from atoll.client.jax_internals import leave_out_of_tracebacks
 from atoll.pipelines.computation import Computation
+from atoll.pipelines.entries import Kind
 from atoll.pipelines.functions import PartFunctions, named
 from atoll.pipelines.meshes import moved
 from atoll.pipelines.order import Move
 from atoll.pipelines.plan import StagePlan, StepPlan
-from atoll.pipelines.schedule import Kind
 
 leave_out_of_tracebacks(__file__)
 
@@ -244,7 +244,7 @@ class Step:
             exports.update(zip(each.exports, made, strict=False))
             results[each.stage].update(zip(each.results, made, strict=False))
         position = {number: i for i, number in enumerate(trainable)}
-        new = []
+        new: list[list[Any]] = []
         for at, stage in enumerate(plan.stages):
             new.append([])
             for number, sharding in stage.parameters.items():

@@ -66,6 +66,7 @@ class Batch:
 
     def leaves_of(self, batch: Any) -> list[Any]:
         """The leaves of a batch of this kind. Raises PipelineError for another one."""
+        leaves: list[Any]
         leaves, tree = jax.tree.flatten(batch)
         if tree != self.structure:
             raise PipelineError(f"init got a batch of structure {self.structure}, and step got {tree}")

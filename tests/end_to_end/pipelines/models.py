@@ -55,7 +55,7 @@ def nnx_model() -> tuple[Any, Loss]:
     def loss(model: Any, batch: Any) -> jax.Array:
         return cross_entropy(model(batch["tokens"]), batch)
 
-    return Transformer(nnx.Rngs(0)), loss
+    return nnx.jit(lambda: Transformer(nnx.Rngs(0)))(), loss
 
 
 def linen_model() -> tuple[Any, Loss]:
@@ -82,7 +82,7 @@ def linen_model() -> tuple[Any, Loss]:
     def loss(params: Any, batch: Any) -> jax.Array:
         return cross_entropy(model.apply(params, batch["tokens"]), batch)
 
-    return model.init(jax.random.key(0), batches(1)[0]["tokens"]), loss
+    return jax.jit(model.init)(jax.random.key(0), batches(1)[0]["tokens"]), loss
 
 
 def equinox_model() -> tuple[Any, Loss]:
@@ -124,10 +124,25 @@ def equinox_model() -> tuple[Any, Loss]:
     def loss(model: Any, batch: Any) -> jax.Array:
         return cross_entropy(jax.vmap(model)(batch["tokens"]), batch)
 
-    return Transformer(jax.random.key(0)), loss
+    return eqx.filter_jit(Transformer)(jax.random.key(0)), loss
 
 
-MODELS = {"nnx": nnx_model, "linen": linen_model, "equinox": equinox_model}
+def plain_model() -> tuple[Any, Loss]:
+    """The least that has two parts."""
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        x = params["embedding"][batch["tokens"]]
+        for each in params["layers"]:
+            x = x + jax.nn.gelu(x @ each)
+        return cross_entropy(x @ params["embedding"].T, batch)
+
+    rng = np.random.default_rng(1)
+    layers = [rng.standard_normal((WIDTH, WIDTH), np.float32) / 4 for _ in range(2)]
+    return {"embedding": rng.standard_normal((VOCABULARY, WIDTH), np.float32) / 4, "layers": layers}, loss
+
+
+LIBRARIES = {"nnx": nnx_model, "linen": linen_model, "equinox": equinox_model}
+MODELS = LIBRARIES | {"plain": plain_model}
 
 
 def optimizer() -> optax.GradientTransformation:

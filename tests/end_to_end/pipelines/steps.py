@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,9 +20,7 @@ def islands() -> list[list[Any]]:
     return [found[island] for island in sorted(found)]
 
 
-def pipeline_losses(
-    kind: str, stages: int, microbatches: int, schedule: str, steps: int, reset: bool = False
-) -> list[float]:
+def pipeline_losses(kind: str, stages: int, microbatches: int, schedule: str, steps: int) -> list[float]:
     """Losses of a model's first steps over so many islands."""
     params, loss = models.MODELS[kind]()
     pipe = pw.pipeline(loss, islands()[:stages], microbatches, models.optimizer(), schedule)
@@ -35,8 +35,8 @@ def pipeline_losses(
 
 def parameters_come_back() -> tuple[bool, float, int]:
     """Whether the tree is the user's own; how far a step has changed it; how many islands its arrays are on."""
-    params, loss = models.linen_model()
-    pipe = pw.pipeline(loss, islands()[:2], 2, models.optimizer())
+    params, loss = models.plain_model()
+    pipe = pw.pipeline(loss, islands()[:2], 4, models.optimizer(), "gpipe")
     batch = models.batches(1)[0]
     state = pipe.init(params, batch)
     before = pipe.params(state)
@@ -51,3 +51,25 @@ def parameters_come_back() -> tuple[bool, float, int]:
     )
     used = {device.slice_index for leaf in jax.tree.leaves(after) for device in leaf.devices()}
     return same, changed, len(used)
+
+
+def programs_of_a_step() -> set[str]:
+    """The programs that compute during a step."""
+    params, loss = models.plain_model()
+    pipe = pw.pipeline(loss, islands()[:2], 4, models.optimizer(), "gpipe")
+    batch = models.batches(1)[0]
+    state = pipe.init(params, batch)
+    state, _ = jax.block_until_ready(pipe.step(state, batch))
+    with pw.trace() as spans:
+        jax.block_until_ready(pipe.step(state, batch))
+    return {span.program for span in spans if span.kind == "call"}
+
+
+def page() -> list[float]:
+    """The losses that the first program of docs/pipelines.md prints."""
+    text = (Path(__file__).parents[3] / "docs" / "pipelines.md").read_text()
+    (program, *_) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    printed: list[Any] = []
+    exec(program, {"print": printed.append})
+    assert "part 1 on stage 1" in printed[-1]
+    return [each for each in printed if isinstance(each, float)]

@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 SECONDS = 300.0
 STEPS = 3
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1")
-FEW = [("nnx", 2, "1f1b"), ("linen", 4, "zb-h1"), ("equinox", 2, "interleaved"), ("linen", 2, "gpipe")]
-ALL = [(kind, stages, schedule) for kind in models.MODELS for stages in (1, 2, 4) for schedule in SCHEDULES]
+FEW = [("nnx", 2, "1f1b"), ("linen", 4, "zb-h1"), ("equinox", 2, "interleaved"), ("plain", 2, "gpipe")]
+ALL = [(kind, stages, schedule) for kind in models.LIBRARIES for stages in (1, 2, 4) for schedule in SCHEDULES]
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +55,12 @@ def test_twenty_losses_are_those_of_plain_jax(
 
 
 def test_one_stage_and_one_microbatch_are_plain_jax_bit_for_bit(four_islands: RemotePython) -> None:
-    losses = four_islands.call(steps.pipeline_losses, "linen", 1, 1, "1f1b", STEPS, seconds=SECONDS)
-    assert losses == four_islands.call(models.plain_losses, "linen", STEPS, seconds=SECONDS)
+    losses = four_islands.call(steps.pipeline_losses, "plain", 1, 1, "1f1b", STEPS, seconds=SECONDS)
+    assert losses == four_islands.call(models.plain_losses, "plain", STEPS, seconds=SECONDS)
+
+
+def test_a_step_is_one_program(four_islands: RemotePython) -> None:
+    assert four_islands.call(steps.programs_of_a_step, seconds=SECONDS) == {"pipeline_step"}
 
 
 def test_parameters_come_back_as_the_users_tree_from_where_they_are_used(four_islands: RemotePython) -> None:
@@ -64,3 +68,8 @@ def test_parameters_come_back_as_the_users_tree_from_where_they_are_used(four_is
     assert same
     assert changed > 0
     assert used == 2
+
+
+def test_the_program_of_the_page_runs_as_it_stands(four_islands: RemotePython) -> None:
+    losses = four_islands.call(steps.page, seconds=SECONDS)
+    assert losses[-1] < losses[0]
