@@ -9,7 +9,7 @@ WORKERS ?= 3
 # What `make matrix` tests: versions of Python, as commands, each with one of JAX.
 MATRIX ?= python3.11:0.10.2 python3.12:0.11.2 python3.12:0.12.0.1
 # The tests of everything that touches JAX.
-MATRIX_TESTS := tests/client tests/session tests/ifrt tests/worker tests/end_to_end
+MATRIX_TESTS := tests/client tests/pipelines tests/session tests/ifrt tests/worker tests/end_to_end
 # More arguments for the tool behind a target, for example: make test ARGS="-k cli -x"
 ARGS ?=
 

@@ -170,6 +170,16 @@ def test_a_loss_without_parameters_is_refused() -> None:
         cut_up(lambda params, batch: jnp.mean(batch), [np.ones(3)], jax.ShapeDtypeStruct((4, 8), np.float32), 1)
 
 
+def test_a_print_is_left_out_and_told_of() -> None:
+    def printing(params: Any, batch: Any) -> Any:
+        h = batch @ params[0]
+        jax.debug.print("{}", h)
+        return jnp.mean(h)
+
+    with pytest.warns(UserWarning, match=r"debug.* at .*test_cut.py.* is left out of the pipeline"):
+        cut_up(printing, [np.ones((8, 8), np.float32)], jax.ShapeDtypeStruct((4, 8), np.float32), 1)
+
+
 def test_a_boundary_is_the_identity_under_transformations() -> None:
     def f(x: jax.Array) -> jax.Array:
         return jnp.sum(stage_boundary(jnp.sin(x)) ** 2)

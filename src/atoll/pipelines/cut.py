@@ -78,6 +78,7 @@ class _Cutter:
         self.marks = [each for each in loss.equations if each.primitive is boundary_p]
         # A mark stays where nothing else of its part is needed: it says where the part ends.
         self.loss = loss.cut((*loss.outputs, *(var for mark in self.marks for var in mark.outvars)))
+        _warn_of_effects(loss.equations)
         self.inputs = loss.inputs
         self.parameters = set(loss.inputs[:parameters])
         self.equations = self.loss.equations
@@ -264,6 +265,17 @@ class _Cutter:
             sent,
             sum(map(flops, equations)),
         )
+
+
+def _warn_of_effects(equations: Sequence[Equation]) -> None:
+    """What no result depends on is in no part."""
+    for equation in equations:
+        if equation.effects and not equation.outvars:
+            warnings.warn(
+                f"{equation.primitive.name} at {eq.place(equation)} is left out of the pipeline: the loss does not "
+                "depend on it",
+                stacklevel=2,
+            )
 
 
 def _refuse_hidden_marks(equation: Equation) -> None:

@@ -75,8 +75,9 @@ def _moved(value: Any, mesh: Mesh) -> Any:
     return value
 
 
-def _fits(one: Any, other: Any) -> bool:
-    return one.axis_names == other.axis_names and dict(one.shape) == dict(other.shape)
+def _fits(one: Any, other: Mesh) -> bool:
+    """An abstract mesh names no devices, and stays."""
+    return isinstance(one, Mesh) and one.axis_names == other.axis_names and dict(one.shape) == dict(other.shape)
 
 
 def inner(equation: Equation) -> list[Any]:
