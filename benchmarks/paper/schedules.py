@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from atoll.devices.null.program import NullProgram
 from atoll.ir.program import Node
 from atoll.ir.types import ShardType
-from atoll.pipelines.entries import Entry, Kind, Times
-from atoll.pipelines.order import Action, Move, order
+from atoll.pipelines.entries import Kind, Times
+from atoll.pipelines.order import Action, Move, Run, order
 from atoll.pipelines.schedule import Schedule
 from atoll.session.bare import BareClient, call, program, sharded, transfer
 from benchmarks.paper.training import Training
 
-_VALUE: ShardType = ("uint8", (4,))
-
 
 @dataclass(frozen=True)
 class Sizes:
-    """Seconds of one unit of `Times`, and bytes of what goes from stage to stage."""
+    """Seconds of one unit of `Times`; bytes that go from stage to stage, and that forward keeps for backward."""
 
     unit: float
     activation_bytes: int
+    kept_bytes: int = 4
 
 
 async def make_training(
@@ -34,7 +34,7 @@ async def make_training(
 
 
 class _Builder:
-    """An entry takes what its stage's last one gave, which stands for what a stage keeps, and what was sent to it."""
+    """Nodes as those of `atoll.pipelines.step`: stages add up gradients, and keep something of each forward entry."""
 
     def __init__(
         self, client: BareClient, groups: Sequence[Sequence[int]], schedule: Schedule, times: Times, sizes: Sizes
@@ -43,78 +43,101 @@ class _Builder:
         self._groups = groups
         self._schedule = schedule
         self._times = times
-        self._sizes = sizes
-        self._activations: ShardType = ("uint8", (sizes.activation_bytes,))
+        self._unit = sizes.unit
         self._stage = {part: schedule.stage_of(part) for part in range(schedule.parts)}
-        self._functions: dict[tuple[int, float, int, int], int] = {}
+        self._small, self._activations, self._kept_bytes = 4, sizes.activation_bytes, sizes.kept_bytes
+        self._functions: dict[Any, int] = {}
         self._nodes: list[Node] = []
-        self._values = schedule.stages
-        self._kept = list(range(schedule.stages))  # at first a stage's weights
+        self._values: list[int] = [self._small] * schedule.stages  # bytes of each value: at first the weights
+        self._sums: dict[int, int] = {}  # by stage
+        self._kept: dict[tuple[int, int], int] = {}  # by part and micro-batch
+        self._between: dict[tuple[int, int], int] = {}
         self._sent: dict[tuple[int, int, bool], int] = {}  # by the part that takes it, micro-batch, and direction
 
     async def build(self, actions: Sequence[Action]) -> Training:
-        stages = self._schedule.stages
+        stages = range(self._schedule.stages)
+        for stage in stages:
+            (self._sums[stage],) = await self._call("zeros", stage, 0.0, [stage], [self._small])
         for action in actions:
             if isinstance(action, Move):
                 key = action.target, action.microbatch, action.gradients
-                group = self._groups[self._stage[action.target]]
-                spec = sharded(group, self._sizes.activation_bytes)
-                self._sent[key] = self._add(transfer(self._sent[key], spec), 1)
+                spec = sharded(self._groups[self._stage[action.target]], self._activations)
+                self._sent[key] = self._add(transfer(self._sent[key], spec), [self._activations])[0]
             else:
-                await self._run(action.entry, action.whole)
-        weights = [sharded(group) for group in self._groups]
-        results = []
-        for stage in range(stages):
-            update = await self._function(stage, 0.0, 1)  # gives a value to send, too, which is the step's loss
-            outputs = (sharded(self._groups[stage]), sharded(self._groups[stage], self._sizes.activation_bytes))
-            results.append(self._add(call(update, (self._kept[stage],), outputs, self._groups[stage]), 2))
-        first = []
-        for stage, group in enumerate(self._groups):
-            null = NullProgram("first", 0.0, (), (_VALUE,))
-            first.append(call(await self._client.compile(null, group), (), (weights[stage],), group))
-        loss = results[0] + 1
+                await self._run(action)
+        weights, losses = [], []
+        for stage in stages:
+            made = await self._call("update", stage, 0.0, [stage, self._sums[stage]], [self._small] * 2, (0, 1))
+            weights.append(made[0])
+            losses.append(made[1])
+        specs = [sharded(group) for group in self._groups]
+        null = NullProgram("first", 0.0, (), (_vector(self._small),))
+        first = [
+            call(await self._client.compile(null, group), (), (spec,), group)
+            for group, spec in zip(self._groups, specs, strict=True)
+        ]
         return Training(
-            self._client.register(program("first weights", (), first, range(stages))),
-            self._client.register(program("step", weights, self._nodes, (*results, loss))),
-            stages,
+            self._client.register(program("first weights", (), first, stages)),
+            self._client.register(program("step", specs, self._nodes, (*weights, losses[0]))),
+            len(stages),
             1 + len(self._nodes) // 128,
         )
 
-    async def _run(self, entry: Entry, whole: bool) -> None:
+    async def _run(self, run: Run) -> None:
+        entry = run.entry
         part, microbatch, stage = entry.part, entry.microbatch, self._stage[entry.part]
-        seconds = self._times.of(entry)
-        if whole:
-            seconds += self._times.backward
-        gradients = entry.kind is not Kind.FORWARD
-        taken = []
-        for key in ((part, microbatch, False), (part, microbatch, True)):
-            if key in self._sent and (key[2] == gradients or whole):
-                taken.append(self._sent.pop(key))
-        last, first = self._schedule.parts - 1, 0
-        targets = []
-        if (entry.kind is Kind.FORWARD and not whole) and part < last:
-            targets = [(part + 1, microbatch, False)]
-        elif (gradients or whole) and entry.kind is not Kind.WEIGHTS and part > first:
-            targets = [(part - 1, microbatch, True)]
-        function = await self._function(stage, seconds * self._sizes.unit, len(targets), len(taken))
+        key = part, microbatch
+        seconds = self._times.of(entry) + (self._times.backward if run.whole else 0.0)
+        if entry.kind is Kind.FORWARD and not run.whole:
+            targets = [(part + 1, microbatch, False)] if part < self._schedule.parts - 1 else []
+            inputs, outputs = [stage, *self._received(part, microbatch, False)], [self._kept_bytes]
+            self._kept[key], *sent = await self._call(
+                "forward", stage, seconds, inputs, outputs + [self._activations] * len(targets)
+            )
+        elif entry.kind is Kind.WEIGHTS:
+            targets, sent = [], list[int]()
+            inputs = [self._sums[stage], self._kept.pop(key), self._between.pop(key)]
+            (self._sums[stage],) = await self._call("weights", stage, seconds, inputs, [self._small], (0,))
+        else:
+            targets = [(part - 1, microbatch, True)] if part else []
+            outputs = [self._small] + [self._activations] * len(targets)
+            if entry.kind is Kind.INPUT:
+                inputs = [self._kept[key], *self._received(part, microbatch, True)]
+                self._between[key], *sent = await self._call("inputs", stage, seconds, inputs, outputs)
+            else:
+                kept = self._received(part, microbatch, False) if run.whole else [self._kept.pop(key)]
+                inputs = [self._sums[stage], *kept, *self._received(part, microbatch, True)]
+                self._sums[stage], *sent = await self._call("backward", stage, seconds, inputs, outputs, (0,))
+        self._sent.update(zip(targets, sent, strict=True))
+
+    def _received(self, part: int, microbatch: int, gradients: bool) -> list[int]:
+        found = self._sent.pop((part, microbatch, gradients), None)
+        return [] if found is None else [found]
+
+    async def _call(
+        self,
+        name: str,
+        stage: int,
+        seconds: float,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        donated: tuple[int, ...] = (),
+    ) -> list[int]:
+        """A node of a function that takes these values and gives some of so many bytes, whose numbers it returns."""
+        takes = tuple(_vector(self._values[value]) for value in inputs)
+        null = NullProgram(name, seconds * self._unit, takes, tuple(map(_vector, outputs)), donated)
         group = self._groups[stage]
-        outputs = [sharded(group), *[sharded(group, self._sizes.activation_bytes)] * len(targets)]
-        made = self._add(call(function, (self._kept[stage], *taken), outputs, group), len(outputs))
-        self._kept[stage] = made
-        for i, key in enumerate(targets):
-            self._sent[key] = made + 1 + i
+        if (stage, null) not in self._functions:
+            self._functions[stage, null] = await self._client.compile(null, group)
+        specs = [sharded(group, nbytes) for nbytes in outputs]
+        return self._add(call(self._functions[stage, null], inputs, specs, group, donated), outputs)
 
-    async def _function(self, stage: int, seconds: float, sent: int, taken: int = 0) -> int:
-        key = stage, seconds, sent, taken
-        if key not in self._functions:
-            takes = (_VALUE, *(self._activations,) * taken)
-            gives = (_VALUE, *(self._activations,) * sent)
-            null = NullProgram(f"{'entry' if seconds else 'update'} of stage {stage}", seconds, takes, gives)
-            self._functions[key] = await self._client.compile(null, self._groups[stage])
-        return self._functions[key]
-
-    def _add(self, node: Node, outputs: int) -> int:
-        """The first of its values."""
+    def _add(self, node: Node, outputs: Sequence[int]) -> list[int]:
+        first = len(self._values)
         self._nodes.append(node)
         self._values += outputs
-        return self._values - outputs
+        return list(range(first, len(self._values)))
+
+
+def _vector(nbytes: int) -> ShardType:
+    return "uint8", (nbytes,)
