@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 from jax.extend.core import Var
 
 from atoll.errors import PipelineError
@@ -155,8 +156,6 @@ def tracer_of(optimizer: Any, unflatten: Callable[[Sequence[Any]], Any], state_t
     def update(
         gradients: Sequence[Any], parameters: Sequence[Any], leaves: Sequence[Any]
     ) -> tuple[list[Any], list[Any]]:
-        import jax
-
         if microbatches > 1:
             gradients = [gradient / microbatches for gradient in gradients]
         params = unflatten(parameters)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -313,8 +313,6 @@ def _step_program(plan: StepPlan, donate: bool) -> Program:
 
 def _on(part: Part, mesh: Any) -> Part:
     """The part, with the stage's mesh in the place of the one that the model names."""
-    from dataclasses import replace
-
     computation = part.computation
     equations = tuple(eq.on_mesh(each, mesh) for each in computation.equations)
     return replace(part, computation=replace(computation, equations=equations))
