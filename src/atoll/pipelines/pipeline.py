@@ -58,7 +58,7 @@ def pipeline(
       microbatches: into how many a batch is cut; row r is of micro-batch r modulo `microbatches`.
       optimizer: with optax's `init` and `update`. It sees the whole tree of parameters.
       schedule: "gpipe", "1f1b", "interleaved", "zb-h1", or a `Schedule`.
-      param_specs, batch_specs: `jax.sharding.PartitionSpec`s, as a prefix of the tree of params or batch.
+      param_specs, batch_specs: each a `jax.sharding.PartitionSpec`, or a prefix of the tree with such leaves.
       donate: whether `step` consumes its state.
 
     Raises:
