@@ -107,8 +107,9 @@ def build(wanted: Wanted, parameters: Parameters, batch: Batch) -> Built:
         schedule.microbatches,
         {number: users[number][0] for number in trainable},
         update,
+        wanted.donate,
     )
-    return Built(parameters, batch, made, plan, _step_program(plan, wanted.donate), first, state_tree)
+    return Built(parameters, batch, made, plan, _step_program(plan), first, state_tree)
 
 
 def _traced_loss(wanted: Wanted, parameters: Parameters, batch: Batch) -> Computation:
@@ -184,7 +185,7 @@ def _stage(
     )
 
 
-def _step_program(plan: StepPlan, donate: bool) -> Program:
+def _step_program(plan: StepPlan) -> Program:
     """Takes what each stage updates, the optimizer's leaves, what it does not update, and the batch."""
     step = Step(plan)
 
@@ -195,7 +196,7 @@ def _step_program(plan: StepPlan, donate: bool) -> Program:
             parameters.append([next(mine if number == plan.owner.get(i) else rest) for i in stage.parameters])
         return step.run(parameters, leaves, batch)
 
-    return Program(pipeline_step, donate_argnums=(0, 1) if donate else None)
+    return Program(pipeline_step, donate_argnums=(0, 1) if plan.donate else None)
 
 
 def _on(part: Part, mesh: Any) -> Part:

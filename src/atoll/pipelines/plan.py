@@ -26,7 +26,8 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """All that a step is made of. `owner` is, for each parameter that is trained, the stage that updates it."""
+    """All that a step is made of. `owner` is, for each parameter that is trained, the stage that updates it; with
+    `donate`, new parameters and leaves take the place of the old ones."""
 
     stages: Sequence[StagePlan]
     parts: Sequence[Part]
@@ -38,3 +39,4 @@ class StepPlan:
     microbatches: int
     owner: dict[int, int]
     update: Update
+    donate: bool

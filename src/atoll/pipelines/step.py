@@ -12,10 +12,10 @@ from jax.extend.core import Var
 from jax.sharding import NamedSharding, PartitionSpec
 
 from atoll.client.jax_internals import leave_out_of_tracebacks
-from atoll.pipelines.computation import Computation
 from atoll.pipelines.entries import Kind
 from atoll.pipelines.functions import PartFunctions, named
 from atoll.pipelines.meshes import moved
+from atoll.pipelines.optimizer import Round
 from atoll.pipelines.order import Move
 from atoll.pipelines.plan import StagePlan, StepPlan
 
@@ -53,10 +53,7 @@ class Step:
         self._mean = jax.jit(named(lambda losses: sum(losses[1:], losses[0]) / len(losses), "mean_loss"))
         self._add = jax.jit(named(lambda parts: sum(parts[1:], parts[0]), "sum_gradients"))
         self._zeros_like = jax.jit(named(lambda x: jnp.zeros_like(x), "zeros"))
-        self._rounds = [
-            self._round(number, each.stage, each.computation, each.results)
-            for number, each in enumerate(plan.update.rounds)
-        ]
+        self._rounds = [self._round(number, each) for number, each in enumerate(plan.update.rounds)]
 
     def run(self, parameters: Any, leaves: Any, batch: Sequence[Any]) -> tuple[Any, Any, Any]:
         plan = self.plan
@@ -240,7 +237,8 @@ class Step:
                     return parameters[stage][trainable[i - count]]
                 return numbered[stage][i - 2 * count]
 
-            made = run([value(var) for var in each.computation.inputs])
+            replaced, rest = self._replaced(each)
+            made = run([value(var) for var in replaced], [value(var) for var in rest])
             exports.update(zip(each.exports, made, strict=False))
             results[each.stage].update(zip(each.results, made, strict=False))
         position = {number: i for i, number in enumerate(trainable)}
@@ -294,9 +292,22 @@ class Step:
             out_shardings=shardings,
         )
 
-    def _round(self, number: int, stage: int, computation: Computation, results: Sequence[int]) -> Any:
-        here, trainable = self.plan.stages[stage], list(self.plan.owner)
+    def _replaced(self, each: Round) -> tuple[list[Var], list[Var]]:
+        """Which of the inputs of a round its results take the place of, and the others: the last round's are parameters
+        and leaves of the optimizer."""
+        state = set(self.plan.update.inputs[len(self.plan.owner) :]) if each.results else set()
+        inputs = each.computation.inputs
+        return [var for var in inputs if var in state], [var for var in inputs if var not in state]
+
+    def _round(self, number: int, each: Round) -> Any:
+        here, trainable = self.plan.stages[each.stage], list(self.plan.owner)
         count = len(trainable)
-        shardings = [here.parameters[trainable[i]] if i < count else here.leaves[i - count] for i in results] or None
-        name = f"stage_{stage}_update" if results else f"stage_{stage}_update_round_{number}"
-        return jax.jit(named(lambda inputs: computation(*inputs), name), out_shardings=shardings)
+        replaced, rest = self._replaced(each)
+        computation = each.computation.taking((*replaced, *rest))
+        shardings = [here.parameters[trainable[i]] if i < count else here.leaves[i - count] for i in each.results]
+        name = f"stage_{each.stage}_update" + ("" if each.results else f"_round_{number}")
+        return jax.jit(
+            named(lambda replaced, rest: computation(*replaced, *rest), name),
+            donate_argnums=(0,) if self.plan.donate and each.results else (),
+            out_shardings=shardings or None,
+        )

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-VOCABULARY, WIDTH, HEADS, LAYERS, LENGTH, ROWS = 17, 16, 2, 4, 8, 8
+VOCABULARY, WIDTH, HEADS, LENGTH, ROWS = 17, 16, 2, 8, 8
 
 Loss = Callable[[Any, Any], jax.Array]
 
@@ -25,7 +25,7 @@ def cross_entropy(logits: jax.Array, batch: Any) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"]).mean()
 
 
-def nnx_model() -> tuple[Any, Loss]:
+def nnx_model(layers: int) -> tuple[Any, Loss]:
     from flax import nnx
 
     class Block(nnx.Module):
@@ -43,7 +43,7 @@ def nnx_model() -> tuple[Any, Loss]:
     class Transformer(nnx.Module):
         def __init__(self, rngs: nnx.Rngs) -> None:
             self.embedding = nnx.Embed(VOCABULARY, WIDTH, rngs=rngs)
-            self.blocks = nnx.List([Block(rngs) for _ in range(LAYERS)])
+            self.blocks = nnx.List([Block(rngs) for _ in range(layers)])
             self.norm = nnx.LayerNorm(WIDTH, rngs=rngs)
 
         def __call__(self, tokens: jax.Array) -> jax.Array:
@@ -58,7 +58,7 @@ def nnx_model() -> tuple[Any, Loss]:
     return nnx.jit(lambda: Transformer(nnx.Rngs(0)))(), loss
 
 
-def linen_model() -> tuple[Any, Loss]:
+def linen_model(layers: int) -> tuple[Any, Loss]:
     from flax import linen as nn
 
     class Block(nn.Module):
@@ -73,7 +73,7 @@ def linen_model() -> tuple[Any, Loss]:
         def __call__(self, tokens: jax.Array) -> jax.Array:
             embedding = nn.Embed(VOCABULARY, WIDTH)
             x = embedding(tokens)
-            for _ in range(LAYERS):
+            for _ in range(layers):
                 x = Block()(x)
             return embedding.attend(nn.LayerNorm()(x))
 
@@ -85,7 +85,7 @@ def linen_model() -> tuple[Any, Loss]:
     return jax.jit(model.init)(jax.random.key(0), batches(1)[0]["tokens"]), loss
 
 
-def equinox_model() -> tuple[Any, Loss]:
+def equinox_model(layers: int) -> tuple[Any, Loss]:
     import equinox as eqx
 
     class Block(eqx.Module):
@@ -110,7 +110,7 @@ def equinox_model() -> tuple[Any, Loss]:
         norm: eqx.nn.LayerNorm
 
         def __init__(self, key: jax.Array) -> None:
-            keys = jax.random.split(key, LAYERS + 1)
+            keys = jax.random.split(key, layers + 1)
             self.embedding = eqx.nn.Embedding(VOCABULARY, WIDTH, key=keys[0])
             self.blocks = [Block(each) for each in keys[1:]]
             self.norm = eqx.nn.LayerNorm(WIDTH)
@@ -127,8 +127,8 @@ def equinox_model() -> tuple[Any, Loss]:
     return eqx.filter_jit(Transformer)(jax.random.key(0)), loss
 
 
-def plain_model() -> tuple[Any, Loss]:
-    """The least that has two parts."""
+def plain_model(layers: int) -> tuple[Any, Loss]:
+    """The least of which parts can be made; the embedding is used at both ends."""
 
     def loss(params: Any, batch: Any) -> jax.Array:
         x = params["embedding"][batch["tokens"]]
@@ -137,7 +137,7 @@ def plain_model() -> tuple[Any, Loss]:
         return cross_entropy(x @ params["embedding"].T, batch)
 
     rng = np.random.default_rng(1)
-    layers = [rng.standard_normal((WIDTH, WIDTH), np.float32) / 4 for _ in range(2)]
+    layers = [rng.standard_normal((WIDTH, WIDTH), np.float32) / 4 for _ in range(layers)]
     return {"embedding": rng.standard_normal((VOCABULARY, WIDTH), np.float32) / 4, "layers": layers}, loss
 
 
@@ -150,11 +150,11 @@ def optimizer() -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
 
 
-def plain_losses(kind: str, steps: int, device: int = 0) -> list[float]:
+def plain_losses(kind: str, layers: int, steps: int) -> list[float]:
     """Of plain JAX, on one device, on whole batches: as each library's own documentation trains."""
     from atoll.pipelines.trees import is_array
 
-    params, loss = MODELS[kind]()
+    params, loss = MODELS[kind](layers)
     leaves, tree = jax.tree.flatten(params)
     trained = [is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves]
     adam = optimizer()
@@ -169,7 +169,7 @@ def plain_losses(kind: str, steps: int, device: int = 0) -> list[float]:
         updates, state = adam.update(gradients, state, some)
         return optax.apply_updates(some, updates), state, value
 
-    here = jax.devices()[device]
+    here = jax.devices()[0]
     some = jax.device_put([leaf for each, leaf in zip(trained, leaves, strict=True) if each], here)
     state = adam.init(some)
     losses = []

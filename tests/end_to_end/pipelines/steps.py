@@ -20,9 +20,9 @@ def islands() -> list[list[Any]]:
     return [found[island] for island in sorted(found)]
 
 
-def pipeline_losses(kind: str, stages: int, microbatches: int, schedule: str, steps: int) -> list[float]:
+def pipeline_losses(kind: str, layers: int, stages: int, microbatches: int, schedule: str, steps: int) -> list[float]:
     """Losses of a model's first steps over so many islands."""
-    params, loss = models.MODELS[kind]()
+    params, loss = models.MODELS[kind](layers)
     pipe = pw.pipeline(loss, islands()[:stages], microbatches, models.optimizer(), schedule)
     data = models.batches(steps)
     state = pipe.init(params, data[0])
@@ -35,7 +35,7 @@ def pipeline_losses(kind: str, stages: int, microbatches: int, schedule: str, st
 
 def parameters_come_back() -> tuple[bool, float, int]:
     """Whether the tree is the user's own; how far a step has changed it; how many islands its arrays are on."""
-    params, loss = models.plain_model()
+    params, loss = models.plain_model(2)
     pipe = pw.pipeline(loss, islands()[:2], 4, models.optimizer(), "gpipe")
     batch = models.batches(1)[0]
     state = pipe.init(params, batch)
@@ -55,7 +55,7 @@ def parameters_come_back() -> tuple[bool, float, int]:
 
 def programs_of_a_step() -> set[str]:
     """The programs that compute during a step."""
-    params, loss = models.plain_model()
+    params, loss = models.plain_model(2)
     pipe = pw.pipeline(loss, islands()[:2], 4, models.optimizer(), "gpipe")
     batch = models.batches(1)[0]
     state = pipe.init(params, batch)

@@ -17,8 +17,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 SECONDS = 300.0
 STEPS = 3
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1")
-FEW = [("nnx", 2, "1f1b"), ("linen", 4, "zb-h1"), ("equinox", 2, "interleaved"), ("plain", 2, "gpipe")]
-ALL = [(kind, stages, schedule) for kind in models.LIBRARIES for stages in (1, 2, 4) for schedule in SCHEDULES]
+FEW = [
+    ("nnx", 2, 2, "1f1b"),
+    ("linen", 2, 2, "zb-h1"),
+    ("equinox", 2, 2, "gpipe"),
+    ("plain", 8, 4, "interleaved"),
+    ("plain", 4, 4, "zb-h1"),
+]
+ALL = [(kind, 8, stages, schedule) for kind in models.LIBRARIES for stages in (1, 2, 4) for schedule in SCHEDULES]
 
 
 @pytest.fixture(scope="module")
@@ -32,31 +38,33 @@ def need(kind: str) -> None:
 
 
 @functools.cache
-def plain(kind: str, count: int) -> list[float]:
-    return models.plain_losses(kind, count)
+def plain(kind: str, layers: int, count: int) -> list[float]:
+    return models.plain_losses(kind, layers, count)
 
 
-@pytest.mark.parametrize(("kind", "stages", "schedule"), FEW)
-def test_losses_are_those_of_plain_jax(four_islands: RemotePython, kind: str, stages: int, schedule: str) -> None:
+@pytest.mark.parametrize(("kind", "layers", "stages", "schedule"), FEW)
+def test_losses_are_those_of_plain_jax(
+    four_islands: RemotePython, kind: str, layers: int, stages: int, schedule: str
+) -> None:
     need(kind)
-    losses = four_islands.call(steps.pipeline_losses, kind, stages, 4, schedule, STEPS, seconds=SECONDS)
-    assert losses == pytest.approx(plain(kind, STEPS), rel=1e-5)
+    losses = four_islands.call(steps.pipeline_losses, kind, layers, stages, 4, schedule, STEPS, seconds=SECONDS)
+    assert losses == pytest.approx(plain(kind, layers, STEPS), rel=1e-5)
     assert losses[-1] < losses[0]
 
 
 @pytest.mark.skipif(not os.environ.get("ATOLL_TEST_PIPELINES"), reason="make pipelines runs all of them, for minutes")
-@pytest.mark.parametrize(("kind", "stages", "schedule"), ALL)
+@pytest.mark.parametrize(("kind", "layers", "stages", "schedule"), ALL)
 def test_twenty_losses_are_those_of_plain_jax(
-    four_islands: RemotePython, kind: str, stages: int, schedule: str
+    four_islands: RemotePython, kind: str, layers: int, stages: int, schedule: str
 ) -> None:
     need(kind)
-    losses = four_islands.call(steps.pipeline_losses, kind, stages, 4, schedule, 20, seconds=SECONDS)
-    assert losses == pytest.approx(plain(kind, 20), rel=1e-5)
+    losses = four_islands.call(steps.pipeline_losses, kind, layers, stages, 4, schedule, 20, seconds=SECONDS)
+    assert losses == pytest.approx(plain(kind, layers, 20), rel=1e-5)
 
 
 def test_one_stage_and_one_microbatch_are_plain_jax_bit_for_bit(four_islands: RemotePython) -> None:
-    losses = four_islands.call(steps.pipeline_losses, "plain", 1, 1, "1f1b", STEPS, seconds=SECONDS)
-    assert losses == four_islands.call(models.plain_losses, "plain", STEPS, seconds=SECONDS)
+    losses = four_islands.call(steps.pipeline_losses, "plain", 2, 1, 1, "1f1b", STEPS, seconds=SECONDS)
+    assert losses == four_islands.call(models.plain_losses, "plain", 2, STEPS, seconds=SECONDS)
 
 
 def test_a_step_is_one_program(four_islands: RemotePython) -> None:
