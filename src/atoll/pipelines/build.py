@@ -176,11 +176,13 @@ def _stage(
             return whole
         return shardings.get(trainable[number], whole)
 
+    # A stage that updates nothing has no part of the optimizer's state.
+    here = {stage, None} if any(users[number][0] == stage for number in trainable) else set()
     taken = sorted({i for part, at in zip(parts, stage_of, strict=True) if at == stage for i in part.batch})
     return StagePlan(
         mesh,
         shardings,
-        {i: like_its_parameter(i) for i in range(len(leaves)) if update.stages[i] in (stage, None)},
+        {i: like_its_parameter(i) for i in range(len(leaves)) if update.stages[i] in here},
         {i: batch_sharding(batch.microbatch_types[i].shape, batch.specs[i], mesh, batch.names[i]) for i in taken},
     )
 

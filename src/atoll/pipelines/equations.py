@@ -64,9 +64,10 @@ def _moved(value: Any, mesh: Mesh) -> Any:
     if isinstance(value, tuple | list):
         parts = [_moved(each, mesh) for each in value]
         return value if all(a is b for a, b in zip(parts, value, strict=True)) else type(value)(parts)
-    if hasattr(value, "consts") and hasattr(value, "jaxpr"):  # a ClosedJaxpr
-        inner = _moved(value.jaxpr, mesh)
-        return value if inner is value.jaxpr else value.replace(jaxpr=inner)
+    jaxpr = getattr(value, "jaxpr", None)
+    if hasattr(jaxpr, "eqns") and type(jaxpr) is not type(value):  # a ClosedJaxpr; from JAX 0.12 on there are none
+        inside = _moved(jaxpr, mesh)
+        return value if inside is jaxpr else value.replace(jaxpr=inside)
     if hasattr(value, "eqns"):
         equations = [on_mesh(each, mesh) for each in value.eqns]
         if all(a is b for a, b in zip(equations, value.eqns, strict=True)):
