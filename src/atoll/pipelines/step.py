@@ -24,7 +24,7 @@ leave_out_of_tracebacks(__file__)
 
 @dataclass
 class _Values:
-    """What has been made so far in a step; what nothing needs any more is taken out."""
+    """What has been made so far in a step. In a program these are traced values: it drops each after its last use."""
 
     parameters: list[dict[int, Any]]
     batch: list[dict[int, list[Any]]]
