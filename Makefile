@@ -34,7 +34,7 @@ thorough: $(VENV)/.test  ## Run for long what the suite runs for short: tests of
 machines: $(VENV)/.test  ## Run the tests on several "machines" (as root), which take long
 	ATOLL_TEST_MACHINES=1 $(BIN)/python -m pytest tests/machines tests/end_to_end/test_relays.py tests/operate/test_cluster_file.py $(ARGS)
 
-pipelines: $(VENV)/.test  ## Twenty steps of three libraries' models in all schedules over 1, 2 and 4 islands: twenty minutes
+pipelines: $(VENV)/.test  ## Twenty steps of three libraries' models in all schedules over 1, 2 and 4 islands, which takes long
 	ATOLL_TEST_PIPELINES=1 $(BIN)/python -m pytest tests/end_to_end/pipelines $(ARGS)
 
 ray: $(VENV)/.test $(VENV)/.ray  ## Run the tests of clusters on Ray, over several "machines" (as root): ten minutes
