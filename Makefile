@@ -9,12 +9,12 @@ WORKERS ?= 3
 # What `make matrix` tests: versions of Python, as commands, each with one of JAX.
 MATRIX ?= python3.11:0.10.2 python3.12:0.11.2 python3.12:0.12.0.1
 # The tests of everything that touches JAX.
-MATRIX_TESTS := tests/client tests/session tests/ifrt tests/worker tests/end_to_end
+MATRIX_TESTS := tests/client tests/pipelines tests/session tests/ifrt tests/worker tests/end_to_end
 # More arguments for the tool behind a target, for example: make test ARGS="-k cli -x"
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough machines tensorflow ray matrix check docs bench conformance soak protos clean
+.PHONY: help demo test thorough machines tensorflow pipelines ray matrix check docs bench conformance soak protos clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ machines: $(VENV)/.test  ## Run the tests on several "machines" (as root), which
 
 tensorflow: $(VENV)/.test $(VENV)/.tensorflow  ## Run the tests of the front end for TensorFlow, which is 1.4 GB to install
 	ATOLL_TEST_TENSORFLOW=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile tests/tensorflow tests/examples/test_tensorflow_transformer.py $(ARGS)
+
+pipelines: $(VENV)/.test  ## Twenty steps of three libraries' models in all schedules over 1, 2 and 4 islands, which takes long
+	ATOLL_TEST_PIPELINES=1 $(BIN)/python -m pytest tests/end_to_end/pipelines $(ARGS)
 
 ray: $(VENV)/.test $(VENV)/.ray  ## Run the tests of clusters on Ray, over several "machines" (as root): ten minutes
 	ATOLL_TEST_RAY=1 $(BIN)/python -m pytest tests/machines/test_ray.py tests/machines/test_demo.py tests/engines/ray $(ARGS)

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from benchmarks.paper import fig5, fig6, fig7, fig8, fig9, fig10, fig11, policies, table1_figure, table2, two_islands
+from benchmarks.paper import (
+    fig5,
+    fig6,
+    fig7,
+    fig8,
+    fig9,
+    fig10,
+    fig11,
+    pipelines,
+    policies,
+    table1_figure,
+    table2,
+    two_islands,
+)
 
 FIGURES = (
     fig5.FIGURE,
@@ -15,5 +28,6 @@ FIGURES = (
     table1_figure.FIGURE,
     table2.FIGURE,
     fig10.FIGURE,
+    pipelines.FIGURE,
     two_islands.FIGURE,
 )

@@ -32,12 +32,12 @@ judged against it; JAX as users start it stands beside it. All other peers are a
 
 _COSTS = """## Costs in virtual time
 
-table1, table2, fig10 and two-islands on null devices are computed: the real controller, hosts and clients exchange
-their messages in one process, and a clock counts what each of these takes. The costs are measured, with real processes
-(`python -m benchmarks costs`), and what the figures show follows from them. The devices, and the networks between them,
-are those of a model (`tpu-v3`); between islands, a transfer is copied to host memory, sent no faster than the data path
-of this machine carries it, and copied to the device. That data path is between processes of one machine, and control
-messages take their way over its loopback.
+table1, table2, fig10, pipelines and two-islands on null devices are computed: the real controller, hosts and clients
+exchange their messages in one process, and a clock counts what each of these takes. The costs are measured, with real
+processes (`python -m benchmarks costs`), and what the figures show follows from them. The devices, and the networks
+between them, are those of a model (`tpu-v3`); between islands, a transfer is copied to host memory, sent no faster than
+the data path of this machine carries it, and copied to the device. That data path is between processes of one machine,
+and control messages take their way over its loopback.
 """
 
 

@@ -217,6 +217,7 @@ def rooms_picture() -> Picture:
     from tests.test_layers import LAYERS
 
     words = {
+        "pipelines": "models cut over meshes: schedules, cutting, steps",
         "programs": "in the user's process: functions that become one launch",
         "client": "in the user's process: plug-in, connect, slices",
         "operate": "the command `atoll`",

@@ -3,9 +3,9 @@
     JAX_PLATFORMS=atoll python train.py
 
 runs any JAX script on an embedded cluster. `connect` does the same from Python; `program` makes a function over
-several compiled functions into one launch; `make_virtual_device_set` asks the cluster for slices of its islands;
-`trace` records what the cluster runs; the command `atoll` starts clusters that stay. All errors are subclasses of
-`AtollError`: `atoll.errors` shows the tree.
+several compiled functions into one launch; `pipeline` cuts a model over several meshes; `make_virtual_device_set` asks
+the cluster for slices of its islands; `trace` records what the cluster runs; the command `atoll` starts clusters that
+stay. All errors are subclasses of `AtollError`: `atoll.errors` shows the tree.
 """
 
 from __future__ import annotations
@@ -29,11 +29,18 @@ if TYPE_CHECKING:
     from atoll.errors import ClusterError as ClusterError
     from atoll.errors import ConnectError as ConnectError
     from atoll.errors import FrameError as FrameError
+    from atoll.errors import PipelineError as PipelineError
     from atoll.errors import ProgramError as ProgramError
     from atoll.errors import SettingsError as SettingsError
     from atoll.errors import SliceError as SliceError
     from atoll.errors import StatusError as StatusError
     from atoll.errors import VersionError as VersionError
+    from atoll.pipelines.boundary import stage_boundary as stage_boundary
+    from atoll.pipelines.pipeline import Pipeline as Pipeline
+    from atoll.pipelines.pipeline import PipelineState as PipelineState
+    from atoll.pipelines.pipeline import pipeline as pipeline
+    from atoll.pipelines.schedule import Schedule as Schedule
+    from atoll.pipelines.schedules import schedule as schedule
     from atoll.programs.choices import cond as cond
     from atoll.programs.choices import switch as switch
     from atoll.programs.choices import while_loop as while_loop
@@ -55,6 +62,12 @@ _MODULES = {
     "Slice": "atoll.client.slices",
     "VirtualDeviceSet": "atoll.client.slices",
     "trace": "atoll.client.trace",
+    "pipeline": "atoll.pipelines.pipeline",
+    "Pipeline": "atoll.pipelines.pipeline",
+    "PipelineState": "atoll.pipelines.pipeline",
+    "stage_boundary": "atoll.pipelines.boundary",
+    "schedule": "atoll.pipelines.schedules",
+    "Schedule": "atoll.pipelines.schedule",
     "Span": "atoll.protocol.spans",
     "AtollError": "atoll.errors",
     "AddressError": "atoll.errors",
@@ -65,6 +78,7 @@ _MODULES = {
     "ClusterError": "atoll.errors",
     "SettingsError": "atoll.errors",
     "BackendError": "atoll.errors",
+    "PipelineError": "atoll.errors",
     "ProgramError": "atoll.errors",
     "SliceError": "atoll.errors",
     "StatusError": "atoll.errors",
@@ -79,8 +93,12 @@ __all__ = [
     "ConnectError",
     "ConnectedCluster",
     "FrameError",
+    "Pipeline",
+    "PipelineError",
+    "PipelineState",
     "Program",
     "ProgramError",
+    "Schedule",
     "SettingsError",
     "Slice",
     "SliceError",
@@ -93,7 +111,10 @@ __all__ = [
     "connect",
     "errors",
     "make_virtual_device_set",
+    "pipeline",
     "program",
+    "schedule",
+    "stage_boundary",
     "switch",
     "trace",
     "while_loop",

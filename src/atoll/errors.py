@@ -10,6 +10,7 @@
     |   +-- SettingsError (ValueError)  settings that no cluster can have: islands, platform, engine, memory, dispatch
     |   +-- BackendError                JAX does not run on Atoll in this process
     +-- ProgramError (TypeError)        a function that `atoll.program` cannot trace, or a call of it that does not fit
+    +-- PipelineError (ValueError)      a model that cannot be cut as asked, or a schedule that cannot run
     +-- SliceError (ValueError)         a slice that nobody can ask for, or that has been released
     +-- StatusError                     a request to a cluster failed; carries a `Status`
 
@@ -123,6 +124,13 @@ class ProgramError(AtollError, TypeError):
     """A function that cannot be made into a program, or a call that does not fit its program.
 
     Names the user's lines and says what to do.
+    """
+
+
+class PipelineError(AtollError, ValueError):
+    """A model that cannot be cut into a pipeline as asked, or a schedule that cannot run.
+
+    Names the value, the parameter or the entry, and the user's lines.
     """
 
 

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 import atoll
 from atoll.errors import ProgramError
 from atoll.ir.program import Call, Program, Transfer, check
+from atoll.programs.functions import FunctionTable
 
 VECTOR = np.arange(8.0)
 double = jax.jit(lambda x: x * 2)
@@ -254,6 +255,23 @@ def test_a_constant_of_the_programs_own_is_never_consumed() -> None:
     (call,) = body(lambda x: consume(np.arange(8.0)) if x is None else x + consume(jnp.arange(8.0)), VECTOR).nodes
     assert isinstance(call, Call)
     assert call.donated == ()
+
+
+def test_a_function_that_consumes_several_arguments_is_made_once_for_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[set[int]] = []
+    donating = FunctionTable.donating
+
+    def counted(table: FunctionTable, function: Any, more: set[int]) -> Any:
+        made.append(more)
+        return donating(table, function, more)
+
+    monkeypatch.setattr(FunctionTable, "donating", counted)
+    add = jax.jit(lambda x, y: (x + 1, y + 1))
+    (call,) = body(add, *(jnp.asarray(VECTOR + i) for i in range(2)), donate_argnums=(0, 1)).nodes
+    assert call.donated == (0, 1)
+    assert made == [{0, 1}]
 
 
 def test_a_host_value_can_be_used_after_a_donation_of_its_upload() -> None:

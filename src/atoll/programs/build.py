@@ -178,6 +178,7 @@ def needed(recording: Recording) -> list[RecordedNode]:
 def _donate(recording: Recording, nodes: list[RecordedNode], arguments: Sequence[Value]) -> None:
     """Has the last node that uses a donated argument consume it, unless the argument itself is a result."""
     returned = {id(each.root) for each in recording.results if isinstance(each, Value)}
+    more: dict[CallNode, set[int]] = {}
     for value in arguments:
         users = [node for node in nodes if any(each.root is value for each in node.inputs)]
         if value.donated or not users or id(value) in returned:
@@ -189,8 +190,10 @@ def _donate(recording: Recording, nodes: list[RecordedNode], arguments: Sequence
         if isinstance(last, TransferNode):
             last.donated = True
         else:
-            last.donated = tuple(sorted({*last.donated, *positions}))
-            last.function = recording.functions.donating(last.function, positions)
+            more.setdefault(last, set()).update(positions)
+    for node, consumed in more.items():
+        node.donated = tuple(sorted({*node.donated, *consumed}))
+        node.function = recording.functions.donating(node.function, consumed)
 
 
 def devices(built: Built) -> set[Any]:

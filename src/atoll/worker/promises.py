@@ -1,7 +1,7 @@
 """Arrays that are still being made by something that is no device: by the Python process of a session.
 
 A promise stands in a buffer for the array that it will get. Threads may wait for it. What needs the array on a device
-comes when it is there: the controller sees to that (`scheduling.promises`). Only the executor's thread keeps or breaks
+comes when it is there: the controller sees to that (`promises.promises`). Only the executor's thread keeps or breaks
 promises.
 """
 

@@ -1,0 +1,123 @@
+"""A traced function as a list of equations that can be cut: what all parts of a pipeline are made of.
+
+JAX's own jaxprs, flat: a jit call inside of another stands as its equations. Scans, checkpoints, custom derivatives and
+other control flow stay one equation each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Literal, Var
+
+from atoll.client.jax_internals import leave_out_of_tracebacks
+from atoll.pipelines import equations as eq
+
+leave_out_of_tracebacks(__file__)
+
+Atom = Any  # a jax.extend.core.Var or Literal
+Equation = Any  # a jax.extend.core.JaxprEqn
+
+
+@dataclass(frozen=True)
+class Computation:
+    """`equations` in an order in which they can run, from `inputs` and `constants` to `outputs`."""
+
+    equations: tuple[Equation, ...]
+    inputs: tuple[Var, ...]
+    outputs: tuple[Atom, ...]
+    constants: Mapping[Var, Any] = field(default_factory=dict)
+
+    def __call__(self, *arguments: Any) -> list[Any]:
+        """Its outputs; under a JAX transformation, traced."""
+        values: dict[Var, Any] = dict(self.constants)
+        values.update(zip(self.inputs, arguments, strict=True))
+
+        def read(atom: Atom) -> Any:
+            return atom.val if isinstance(atom, Literal) else values[atom]
+
+        for equation in self.equations:
+            results = eq.run(equation, [read(atom) for atom in equation.invars])
+            values.update(zip(equation.outvars, results, strict=True))
+        return [read(atom) for atom in self.outputs]
+
+    def cut(self, outputs: Sequence[Atom], given: Collection[Var] = ()) -> Computation:
+        """What computes `outputs` from the values `given`, where these are needed, and else from its inputs.
+
+        The inputs of the result are those that it uses, in the order of this one's and then of `given`.
+        """
+        given = dict.fromkeys(given)
+        wanted = {atom for atom in outputs if isinstance(atom, Var)}
+        kept = []
+        for equation in reversed(self.equations):
+            if any(var in wanted and var not in given for var in equation.outvars):
+                kept.append(equation)
+                wanted.update(atom for atom in equation.invars if isinstance(atom, Var))
+        made = {var for equation in kept for var in equation.outvars if var not in given}
+        used = [var for var in dict.fromkeys((*self.inputs, *given)) if var in wanted and var not in made]
+        constants = {var: value for var, value in self.constants.items() if var in wanted and var not in given}
+        return Computation(tuple(reversed(kept)), tuple(used), tuple(outputs), constants)
+
+    def taking(self, inputs: Sequence[Var]) -> Computation:
+        """The same, with these inputs, of which it may use some."""
+        return Computation(self.equations, tuple(inputs), self.outputs, self.constants)
+
+
+def trace(function: Callable[..., Any], *avals: Any) -> tuple[Computation, Any]:
+    """The computation of a function of arrays, or of trees of arrays, and the tree of its results' types."""
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*avals)
+    return flat(closed), shapes
+
+
+def flat(closed: ClosedJaxpr) -> Computation:
+    equations: list[Equation] = []
+    constants: dict[Var, Any] = {}
+    inputs = tuple(closed.jaxpr.invars)
+    outputs = _flatten(closed, inputs, equations, constants)
+    return Computation(tuple(equations), inputs, tuple(outputs), constants)
+
+
+def _flatten(
+    closed: ClosedJaxpr, arguments: Iterable[Atom], equations: list[Equation], constants: dict[Var, Any]
+) -> list[Atom]:
+    """Appends the equations, with variables of their own, and returns the atoms of the outputs."""
+    names: dict[Var, Atom] = dict(zip(closed.jaxpr.invars, arguments, strict=True))
+    for var, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
+        names[var] = Var(var.aval)
+        constants[names[var]] = value
+
+    def named(atom: Atom) -> Atom:
+        return atom if isinstance(atom, Literal) else names[atom]
+
+    for equation in closed.jaxpr.eqns:
+        operands = [named(atom) for atom in equation.invars]
+        inner = eq.plain_jit(equation)
+        if inner is not None:
+            names.update(zip(equation.outvars, _flatten(inner, operands, equations, constants), strict=True))
+            continue
+        results = [Var(var.aval) for var in equation.outvars]
+        names.update(zip(equation.outvars, results, strict=True))
+        equations.append(equation.replace(invars=operands, outvars=results))
+    return [named(atom) for atom in closed.jaxpr.outvars]
+
+
+def nbytes(aval: Any) -> int:
+    """Of an array of this type."""
+    try:
+        return int(math.prod(aval.shape) * aval.dtype.itemsize)
+    except (AttributeError, TypeError):  # keys, tokens
+        return int(math.prod(getattr(aval, "shape", ()))) * 8
+
+
+def is_inexact(aval: Any) -> bool:
+    """Whether JAX differentiates with respect to it."""
+    return bool(jax.numpy.issubdtype(aval.dtype, jax.numpy.inexact))
+
+
+def structure(aval: Any) -> jax.ShapeDtypeStruct:
+    """The type alone, without a sharding."""
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))

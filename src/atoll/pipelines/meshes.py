@@ -1,0 +1,83 @@
+"""Stages' devices as meshes, and how parameters and batches lie on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from atoll.errors import PipelineError
+
+# Of meshes that Atoll makes of devices: a stage is data-parallel over them.
+AXIS = "data"
+
+
+def mesh_of(stage: Any, number: int) -> Mesh:
+    """The mesh of a stage that the user gave as a mesh, a slice, a list of devices or one device."""
+    if isinstance(stage, Mesh):
+        devices, names = stage.devices, stage.axis_names
+    elif isinstance(stage, jax.Device):
+        devices, names = np.array([stage], object), (AXIS,)
+    else:
+        found = list(getattr(stage, "devices", stage if isinstance(stage, Sequence) else ()))
+        if not found or not all(isinstance(each, jax.Device) for each in found):
+            raise PipelineError(
+                f"stage {number} is {stage!r}; a stage is a jax.sharding.Mesh, a slice of "
+                "atoll.make_virtual_device_set, a list of devices or a device"
+            )
+        if len(getattr(stage, "shape", (1,))) != 1:
+            raise PipelineError(
+                f"stage {number} is a slice of shape {stage.shape}: say what its dimensions are, as in "
+                'slice.mesh(("data", "model"))'
+            )
+        devices, names = np.array(found, object), (AXIS,)
+    # Within a stage XLA chooses what the model does not say.
+    return Mesh(devices, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+def fitted(spec: PartitionSpec, shape: Sequence[int], mesh: Mesh) -> PartitionSpec:
+    """The spec as far as the mesh has its axes and they divide the shape."""
+    fits = []
+    for size, names in zip(shape, [*spec, *[None] * len(shape)], strict=False):
+        several = (names,) if isinstance(names, str) else tuple(names or ())
+        count = 1
+        for name in several:
+            count *= dict(mesh.shape).get(name, 0)
+        fits.append(names if several and count and size % count == 0 else None)
+    return PartitionSpec(*fits)
+
+
+def moved(array: Any, mesh: Mesh) -> NamedSharding:
+    """How an array lies on the mesh that lies so on another stage's."""
+    return NamedSharding(mesh, fitted(_spec(array), array.shape, mesh))
+
+
+def parameter_sharding(leaf: Any, spec: PartitionSpec | None, mesh: Mesh, name: str) -> NamedSharding:
+    """As the user's spec says, or as the array lies where it is."""
+    if spec is None:
+        return moved(leaf, mesh)
+    _check(spec, leaf.shape, mesh, name)
+    return NamedSharding(mesh, spec)
+
+
+def batch_sharding(shape: Sequence[int], spec: PartitionSpec | None, mesh: Mesh, name: str) -> NamedSharding:
+    """Of a micro-batch's leaf; unless the user says it, data-parallel over the mesh's first axis."""
+    if not shape:
+        return NamedSharding(mesh, PartitionSpec())
+    if spec is None:
+        spec = PartitionSpec(mesh.axis_names[0])
+    _check(spec, shape, mesh, f"a micro-batch of {name}")
+    return NamedSharding(mesh, spec)
+
+
+def _check(spec: PartitionSpec, shape: Sequence[int], mesh: Mesh, name: str) -> None:
+    if fitted(spec, shape, mesh) != PartitionSpec(*spec, *[None] * (len(shape) - len(spec))):
+        raise PipelineError(f"{name}, of shape {list(shape)}, cannot lie as {spec} on a mesh of {dict(mesh.shape)}")
+
+
+def _spec(array: Any) -> PartitionSpec:
+    sharding = getattr(array, "sharding", None)
+    return sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()

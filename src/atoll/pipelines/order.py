@@ -1,0 +1,104 @@
+"""The order of a step's nodes, from a schedule: one list, of which each stage's own order is a part. Pure.
+
+A host runs what it has of a program in the program's order, and what stands behind a receive waits for it. So a receive
+stands as late as it can, and a send as early: nodes go by the times that the schedule's check gives them; what is
+needed at a time is moved before the entries that begin then, and what else is ready after them. One list cannot
+deadlock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from atoll.pipelines.entries import DEFAULT_TIMES, Entry, Kind, Times
+from atoll.pipelines.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Run:
+    """A stage runs an entry; with `whole`, the last part's forward and backward entries of a micro-batch in one."""
+
+    entry: Entry
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class Move:
+    """What `source` made for `target`, which is on another stage, goes there: values, or gradients of values."""
+
+    source: int
+    target: int
+    microbatch: int
+    gradients: bool
+
+
+Action = Run | Move
+
+
+def order(schedule: Schedule, links: Mapping[int, Iterable[int]], times: Times = DEFAULT_TIMES) -> list[Action]:
+    """`links[part]` are the parts that use what a part makes. Raises PipelineError where the schedule cannot run."""
+    spans = schedule.check(times).spans
+    stage = {part: schedule.stage_of(part) for part in range(schedule.parts)}
+    whole = _whole(schedule)
+    forward = {part: [each for each in links.get(part, ()) if stage[each] != stage[part]] for part in stage}
+    sources: dict[int, list[int]] = {part: [] for part in stage}
+    for source, targets in forward.items():
+        for target in targets:
+            sources[target].append(source)
+    starts: dict[float, list[Entry]] = {}
+    for entry, (start, _) in spans.items():
+        if not (entry.kind is Kind.BACKWARD and entry in whole):
+            starts.setdefault(round(start, 9), []).append(entry)
+    actions: list[Action] = []
+    pending: dict[Move, float] = {}  # when it can go
+    for now, entries in sorted(starts.items()):
+        needed = {move for entry in entries for move in _needs(entry, sources, forward)}
+        first = [move for move, ready in pending.items() if move in needed or ready < now - 1e-9]
+        _move(first, pending, actions)
+        for entry in sorted(entries, reverse=True):
+            both = Entry(entry.part, Kind.BACKWARD, entry.microbatch)
+            fused = entry.kind is Kind.FORWARD and both in whole
+            actions.append(Run(entry, fused))
+            for done in (entry, both) if fused else (entry,):
+                for move in _makes(done, sources, forward):
+                    pending[move] = spans[done][1]
+        _move([move for move, ready in pending.items() if ready <= now + 1e-9], pending, actions)
+    _move(list(pending), pending, actions)
+    return actions
+
+
+def _whole(schedule: Schedule) -> set[Entry]:
+    """The last part's backward entries that stand right behind their forward ones."""
+    return {
+        entry
+        for row in schedule.rows
+        for before, entry in pairwise(row)
+        if entry.kind is Kind.BACKWARD
+        and entry.part == schedule.parts - 1
+        and before == Entry(entry.part, Kind.FORWARD, entry.microbatch)
+    }
+
+
+def _makes(entry: Entry, sources: Mapping[int, list[int]], targets: Mapping[int, list[int]]) -> list[Move]:
+    if entry.kind is Kind.WEIGHTS:
+        return []
+    gradients = entry.kind is not Kind.FORWARD
+    others = sources if gradients else targets
+    return [Move(entry.part, other, entry.microbatch, gradients) for other in others[entry.part]]
+
+
+def _needs(entry: Entry, sources: Mapping[int, list[int]], targets: Mapping[int, list[int]]) -> list[Move]:
+    if entry.kind is Kind.WEIGHTS:
+        return []
+    gradients = entry.kind is not Kind.FORWARD
+    others = targets if gradients else sources
+    return [Move(other, entry.part, entry.microbatch, gradients) for other in others[entry.part]]
+
+
+def _move(moves: list[Move], pending: dict[Move, float], actions: list[Action]) -> None:
+    """Of what goes along the pipeline, the far end goes first: a stage sends before it waits for something."""
+    for move in sorted(moves, key=lambda each: (each.gradients, each.source if each.gradients else -each.source)):
+        del pending[move]
+        actions.append(move)

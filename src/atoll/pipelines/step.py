@@ -1,0 +1,313 @@
+"""A step of training: the nodes of the program, in the schedule's order, over compiled functions of each stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Var
+from jax.sharding import NamedSharding, PartitionSpec
+
+from atoll.client.jax_internals import leave_out_of_tracebacks
+from atoll.pipelines.entries import Kind
+from atoll.pipelines.functions import PartFunctions, named
+from atoll.pipelines.meshes import moved
+from atoll.pipelines.optimizer import Round
+from atoll.pipelines.order import Move
+from atoll.pipelines.plan import StagePlan, StepPlan
+
+leave_out_of_tracebacks(__file__)
+
+
+@dataclass
+class _Values:
+    """What has been made so far in a step. In a program these are traced values: it drops each after its last use."""
+
+    parameters: list[dict[int, Any]]
+    batch: list[dict[int, list[Any]]]
+    sums: list[dict[int, Any]]  # by stage: gradients of parameters
+    sent: dict[tuple[Var, int, int], Any] = field(default_factory=dict)  # by stage and micro-batch
+    shardings: dict[Var, Any] = field(default_factory=dict)
+    gradients: dict[tuple[Var, int, int], Any] = field(default_factory=dict)  # by the part that gave it
+    kept: dict[tuple[int, int], Any] = field(default_factory=dict)
+    between: dict[tuple[int, int], Any] = field(default_factory=dict)
+    given: dict[tuple[int, int], Any] = field(default_factory=dict)
+    losses: dict[int, Any] = field(default_factory=dict)
+
+
+class Step:
+    """`run(parameters, leaves, batch)` is what a step does: lists by stage of parameters and of the optimizer's leaves,
+    and the batch's flat leaves -> both lists, and the loss."""
+
+    def __init__(self, plan: StepPlan) -> None:
+        self.plan = plan
+        self._parts = [
+            PartFunctions(i, part, derivative, plan.stages[plan.stage_of[i]], plan.microbatches)
+            for i, (part, derivative) in enumerate(zip(plan.parts, plan.derivatives, strict=True))
+        ]
+        self._splits = [self._split(number, stage) for number, stage in enumerate(plan.stages)]
+        self._zeros = [self._zero(number, stage) for number, stage in enumerate(plan.stages)]
+        self._mean = jax.jit(named(lambda losses: sum(losses[1:], losses[0]) / len(losses), "mean_loss"))
+        self._add = jax.jit(named(lambda parts: sum(parts[1:], parts[0]), "sum_gradients"))
+        self._zeros_like = jax.jit(named(lambda x: jnp.zeros_like(x), "zeros"))
+        self._rounds = [self._round(number, each) for number, each in enumerate(plan.update.rounds)]
+
+    def run(self, parameters: Any, leaves: Any, batch: Sequence[Any]) -> tuple[Any, Any, Any]:
+        plan = self.plan
+        numbered = [
+            dict(zip(stage.parameters, each, strict=True)) for stage, each in zip(plan.stages, parameters, strict=True)
+        ]
+        cut = [
+            dict(zip(stage.batch, split([batch[i] for i in stage.batch]), strict=True)) if stage.batch else {}
+            for stage, split in zip(plan.stages, self._splits, strict=True)
+        ]
+        sums = [
+            dict(zip(self._trained(number), zero([numbered[number][i] for i in self._trained(number)]), strict=True))
+            if plan.microbatches > 1 and self._trained(number)
+            else {}
+            for number, zero in enumerate(self._zeros)
+        ]
+        values = _Values(numbered, cut, sums)
+        for action in plan.actions:
+            if isinstance(action, Move):
+                self._move(action, values)
+            elif action.whole:
+                self._whole(action.entry.part, action.entry.microbatch, values)
+            else:
+                run = {
+                    Kind.FORWARD: self._forward,
+                    Kind.BACKWARD: self._backward,
+                    Kind.INPUT: self._input_half,
+                    Kind.WEIGHTS: self._weights_half,
+                }[action.entry.kind]
+                run(action.entry.part, action.entry.microbatch, values)
+        losses = [values.losses[i] for i in range(plan.microbatches)]
+        loss = self._mean(losses) if len(losses) > 1 else losses[0]
+        parameters, leaves = self._update(numbered, leaves, values.sums)
+        return parameters, leaves, loss
+
+    # ---- entries
+
+    def _inputs(self, number: int, microbatch: int, values: _Values) -> list[Any]:
+        part, stage = self.plan.parts[number], self.plan.stage_of[number]
+        return [
+            *(values.parameters[stage][i] for i in part.parameters),
+            *(values.batch[stage][i][microbatch] for i in part.batch),
+            *(values.sent[var, stage, microbatch] for var in part.received),
+        ]
+
+    def _forward(self, number: int, microbatch: int, values: _Values) -> None:
+        made, kept = self._parts[number].forward(self._inputs(number, microbatch, values))
+        self._keep_sent(number, microbatch, made, values)
+        values.kept[number, microbatch] = kept
+
+    def _keep_sent(self, number: int, microbatch: int, made: Sequence[Any], values: _Values) -> None:
+        part, stage = self.plan.parts[number], self.plan.stage_of[number]
+        for var, value in zip(part.sent, made, strict=False):
+            values.sent[var, stage, microbatch] = value
+            values.shardings[var] = value.sharding
+        if len(made) > len(part.sent):
+            values.losses[microbatch] = made[-1]
+
+    def _given(self, number: int, microbatch: int, values: _Values) -> list[list[Any]]:
+        """For each output of the part: the gradients from all who used it."""
+        part, derivative = self.plan.parts[number], self.plan.derivatives[number]
+        return [
+            [
+                values.gradients.pop((part.sent[i], target, microbatch))
+                for target in reversed(self.plan.targets[part.sent[i]])
+            ]
+            if i < len(part.sent)
+            else []
+            for i in derivative.outputs
+        ]
+
+    def _again(self, number: int, microbatch: int, values: _Values) -> list[Any]:
+        inputs = self._inputs(number, microbatch, values)
+        return [inputs[i] for i in self.plan.derivatives[number].again]
+
+    def _backward(self, number: int, microbatch: int, values: _Values) -> None:
+        sums, gradients = self._parts[number].backward(
+            self._sums(number, values),
+            self._again(number, microbatch, values),
+            values.kept.pop((number, microbatch)),
+            self._given(number, microbatch, values),
+        )
+        self._keep_sums(number, sums, values)
+        self._keep_gradients(number, microbatch, gradients, values)
+
+    def _whole(self, number: int, microbatch: int, values: _Values) -> None:
+        loss, sums, gradients = self._parts[number].whole(
+            self._sums(number, values), self._inputs(number, microbatch, values)
+        )
+        values.losses[microbatch] = loss
+        self._keep_sums(number, sums, values)
+        self._keep_gradients(number, microbatch, gradients, values)
+
+    def _input_half(self, number: int, microbatch: int, values: _Values) -> None:
+        given = values.given[number, microbatch] = self._given(number, microbatch, values)
+        if not self._parts[number].has_input_half:
+            values.between[number, microbatch] = []
+            return
+        gradients, between = self._parts[number].input_half(
+            self._again(number, microbatch, values), values.kept[number, microbatch], given
+        )
+        values.between[number, microbatch] = between
+        self._keep_gradients(number, microbatch, gradients, values)
+
+    def _weights_half(self, number: int, microbatch: int, values: _Values) -> None:
+        key = number, microbatch
+        sums = self._parts[number].weights_half(
+            self._sums(number, values),
+            self._again(number, microbatch, values),
+            values.kept.pop(key),
+            values.given.pop(key),
+            values.between.pop(key),
+        )
+        self._keep_sums(number, sums, values)
+
+    def _trained(self, stage: int) -> list[int]:
+        """The trainable parameters that a stage uses."""
+        return [i for i in self.plan.stages[stage].parameters if i in self.plan.owner]
+
+    def _of_part(self, number: int) -> list[int]:
+        part = self.plan.parts[number]
+        return [part.parameters[i] for i in self.plan.derivatives[number].parameters]
+
+    def _sums(self, number: int, values: _Values) -> list[Any]:
+        if self.plan.microbatches == 1:
+            return []
+        return [values.sums[self.plan.stage_of[number]][i] for i in self._of_part(number)]
+
+    def _keep_sums(self, number: int, sums: Sequence[Any], values: _Values) -> None:
+        here = values.sums[self.plan.stage_of[number]]
+        for i, each in zip(self._of_part(number), sums, strict=True):
+            # Of one micro-batch there are no sums, but two parts of a stage may use one parameter.
+            here[i] = self._add([here[i], each]) if self.plan.microbatches == 1 and i in here else each
+
+    def _keep_gradients(self, number: int, microbatch: int, gradients: Sequence[Any], values: _Values) -> None:
+        part, derivative = self.plan.parts[number], self.plan.derivatives[number]
+        first = len(part.parameters) + len(part.batch)
+        for i, gradient in zip(derivative.received, gradients, strict=True):
+            values.gradients[part.received[i - first], number, microbatch] = gradient
+
+    # ---- between stages
+
+    def _move(self, move: Move, values: _Values) -> None:
+        plan = self.plan
+        if move.gradients:
+            here = plan.parts[move.source].received
+            for var in (var for var in here if plan.source[var] == move.target):
+                key = var, move.source, move.microbatch
+                if key in values.gradients:
+                    values.gradients[key] = jax.device_put(values.gradients[key], values.shardings[var])
+            return
+        source, target = plan.stage_of[move.source], plan.stage_of[move.target]
+        for var in (var for var in plan.parts[move.target].received if plan.source[var] == move.source):
+            if (var, target, move.microbatch) not in values.sent:
+                value = values.sent[var, source, move.microbatch]
+                values.sent[var, target, move.microbatch] = jax.device_put(
+                    value, moved(value, plan.stages[target].mesh)
+                )
+
+    # ---- the update
+
+    def _update(self, parameters: list[dict[int, Any]], leaves: Any, sums: list[dict[int, Any]]) -> tuple[Any, Any]:
+        plan = self.plan
+        gradients = {number: self._summed(number, owner, parameters, sums) for number, owner in plan.owner.items()}
+        trainable = list(plan.owner)
+        count = len(trainable)
+        numbered = [dict(zip(stage.leaves, each, strict=True)) for stage, each in zip(plan.stages, leaves, strict=True)]
+        exports: dict[Var, Any] = {}
+        results: list[dict[int, Any]] = [{} for _ in plan.stages]
+        inputs: dict[Var, int] = {var: i for i, var in enumerate(plan.update.inputs)}
+        for each, run in zip(plan.update.rounds, self._rounds, strict=True):
+
+            def value(var: Var, stage: int = each.stage) -> Any:
+                i = inputs.get(var)
+                if i is None:
+                    here = plan.stages[stage].mesh
+                    return jax.device_put(exports[var], NamedSharding(here, PartitionSpec()))
+                if i < count:
+                    return gradients[trainable[i]]
+                if i < 2 * count:
+                    return parameters[stage][trainable[i - count]]
+                return numbered[stage][i - 2 * count]
+
+            replaced, rest = self._replaced(each)
+            made = run([value(var) for var in replaced], [value(var) for var in rest])
+            exports.update(zip(each.exports, made, strict=False))
+            results[each.stage].update(zip(each.results, made, strict=False))
+        position = {number: i for i, number in enumerate(trainable)}
+        new: list[list[Any]] = []
+        for at, stage in enumerate(plan.stages):
+            new.append([])
+            for number, sharding in stage.parameters.items():
+                owner = plan.owner.get(number)
+                if owner is None:
+                    new[-1].append(parameters[at][number])
+                else:
+                    made = results[owner][position[number]]
+                    new[-1].append(made if owner == at else jax.device_put(made, sharding))
+        return new, [[results[at][count + i] for i in stage.leaves] for at, stage in enumerate(plan.stages)]
+
+    def _summed(self, number: int, owner: int, parameters: Any, sums: list[dict[int, Any]]) -> Any:
+        """The gradient of a parameter at its owner, from all stages that use it."""
+        sharding = self.plan.stages[owner].parameters[number]
+        parts = [
+            here[number] if at == owner else jax.device_put(here[number], sharding)
+            for at, here in enumerate(sums)
+            if number in here
+        ]
+        if not parts:  # no part uses it
+            return self._zeros_like(parameters[owner][number])
+        return parts[0] if len(parts) == 1 else self._add(parts)
+
+    # ---- small functions of a stage
+
+    def _split(self, number: int, stage: StagePlan) -> Any:
+        count = self.plan.microbatches
+        shardings = [[sharding] * count for sharding in stage.batch.values()]
+
+        def split(leaves: Sequence[Any]) -> list[list[Any]]:
+            """Row r is of micro-batch r modulo M, so that rows stay on their devices."""
+            if count == 1:
+                return [[leaf] for leaf in leaves]
+            cut = [leaf.reshape(-1, count, *leaf.shape[1:]) if leaf.ndim else leaf for leaf in leaves]
+            return [[leaf[:, i] if leaf.ndim else leaf for i in range(count)] for leaf in cut]
+
+        return jax.jit(
+            named(split, f"stage_{number}_microbatches"),
+            in_shardings=(list(stage.batch.values()),),
+            out_shardings=shardings,
+        )
+
+    def _zero(self, number: int, stage: StagePlan) -> Any:
+        shardings = [stage.parameters[i] for i in self._trained(number)]
+        return jax.jit(
+            named(lambda like: [jnp.zeros(each.shape, each.dtype) for each in like], f"stage_{number}_zeros"),
+            out_shardings=shardings,
+        )
+
+    def _replaced(self, each: Round) -> tuple[list[Var], list[Var]]:
+        """Which of the inputs of a round its results take the place of, and the others: the last round's are parameters
+        and leaves of the optimizer."""
+        state = set(self.plan.update.inputs[len(self.plan.owner) :]) if each.results else set()
+        inputs = each.computation.inputs
+        return [var for var in inputs if var in state], [var for var in inputs if var not in state]
+
+    def _round(self, number: int, each: Round) -> Any:
+        here, trainable = self.plan.stages[each.stage], list(self.plan.owner)
+        count = len(trainable)
+        replaced, rest = self._replaced(each)
+        computation = each.computation.taking((*replaced, *rest))
+        shardings = [here.parameters[trainable[i]] if i < count else here.leaves[i - count] for i in each.results]
+        name = f"stage_{each.stage}_update" + ("" if each.results else f"_round_{number}")
+        return jax.jit(
+            named(lambda replaced, rest: computation(*replaced, *rest), name),
+            donate_argnums=(0,) if self.plan.donate and each.results else (),
+            out_shardings=shardings or None,
+        )

@@ -1,0 +1,101 @@
+"""The user's trees, of parameters and of a batch, as flat lists of arrays with names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from atoll.errors import PipelineError
+from atoll.pipelines.computation import structure
+
+
+class Parameters:
+    """A tree of parameters: its arrays, and what else is in it, which stays as it is."""
+
+    def __init__(self, tree: Any, specs: Any) -> None:
+        paths, self.structure = jax.tree_util.tree_flatten_with_path(tree)
+        every = _spread(specs, tree, "param_specs")
+        self._fixed = {i: leaf for i, (_, leaf) in enumerate(paths) if not is_array(leaf)}
+        places = [i for i in range(len(paths)) if i not in self._fixed]
+        self.arrays = [paths[i][1] for i in places]
+        self.names = [f"params{jax.tree_util.keystr(paths[i][0])}" for i in places]
+        self.specs = [every[i] for i in places]
+        self.types = [structure(jax.typeof(array)) for array in self.arrays]
+
+    def tree_of(self, arrays: Sequence[Any], fixed: bool = True) -> Any:
+        """The tree with these arrays; without `fixed`, with None for what is no array."""
+        left = iter(arrays)
+        leaves = [
+            (self._fixed[i] if fixed else None) if i in self._fixed else next(left)
+            for i in range(self.structure.num_leaves)
+        ]
+        return jax.tree.unflatten(self.structure, leaves)
+
+
+class Batch:
+    """A kind of batch: the types of its leaves, and those of a micro-batch's."""
+
+    def __init__(self, tree: Any, specs: Any, microbatches: int) -> None:
+        paths, self.structure = jax.tree_util.tree_flatten_with_path(tree)
+        self.specs = _spread(specs, tree, "batch_specs")
+        self.names = [f"batch{jax.tree_util.keystr(path)}" for path, _ in paths]
+        self.types = [self._type(leaf, name) for (_, leaf), name in zip(paths, self.names, strict=True)]
+        rows = {name: each.shape[0] for name, each in zip(self.names, self.types, strict=True) if each.shape}
+        if len(set(rows.values())) > 1:
+            raise PipelineError(f"the leaves of a batch have as many rows each, and these have {rows}")
+        for name, count in rows.items():
+            if count % microbatches:
+                raise PipelineError(f"{name} has {count} rows, which cannot be cut into {microbatches} micro-batches")
+        self.microbatch_types = [
+            jax.ShapeDtypeStruct((each.shape[0] // microbatches, *each.shape[1:]), each.dtype) if each.shape else each
+            for each in self.types
+        ]
+
+    def _type(self, leaf: Any, name: str) -> jax.ShapeDtypeStruct:
+        try:
+            return structure(jax.typeof(leaf))
+        except TypeError:
+            raise PipelineError(f"{name} is no array, but {type(leaf)}") from None
+
+    def tree_of(self, leaves: Sequence[Any]) -> Any:
+        return jax.tree.unflatten(self.structure, leaves)
+
+    def leaves_of(self, batch: Any) -> list[Any]:
+        """The leaves of a batch of this kind. Raises PipelineError for another one."""
+        leaves: list[Any]
+        leaves, tree = jax.tree.flatten(batch)
+        if tree != self.structure:
+            raise PipelineError(f"init got a batch of structure {self.structure}, and step got {tree}")
+        for leaf, name, wanted in zip(leaves, self.names, self.types, strict=True):
+            got = self._type(leaf, name)
+            if (got.shape, got.dtype) != (wanted.shape, wanted.dtype):
+                raise PipelineError(
+                    f"{name} is {got.dtype}{list(got.shape)}, and init cut the model for {wanted.dtype}"
+                    f"{list(wanted.shape)}: call init for another kind of batch"
+                )
+        return leaves
+
+
+def is_array(leaf: Any) -> bool:
+    """What JAX's libraries take as one: numbers of Python are settings of a model."""
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic)
+
+
+def _spread(specs: Any, tree: Any, name: str) -> list[PartitionSpec | None]:
+    """A spec for each leaf, of a prefix of the tree."""
+
+    def is_spec(each: Any) -> bool:
+        return each is None or isinstance(each, PartitionSpec)
+
+    found: list[PartitionSpec | None] = []
+    try:
+        jax.tree.map(
+            lambda spec, below: found.extend([spec] * len(jax.tree.leaves(below))), specs, tree, is_leaf=is_spec
+        )
+    except ValueError as error:
+        raise PipelineError(f"{name} is no prefix of the tree: {error}") from None
+    return found

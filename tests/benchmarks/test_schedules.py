@@ -1,0 +1,45 @@
+"""Schedules on null devices, in virtual time: steps take what the tables say."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.devices.null.model import MODELS
+from atoll.engines.virtual.cluster import VirtualCluster
+from atoll.pipelines.entries import Times
+from atoll.pipelines.schedules import SCHEDULES, schedule
+from benchmarks.paper.schedules import Sizes, make_training
+from benchmarks.paper.training import step_seconds
+
+UNIT = 0.05
+
+
+def train(name: str, stages: int, microbatches: int, kept_bytes: int = 4) -> tuple[float, list[int]]:
+    """Seconds of a step, and the most bytes that each stage's device ever had in use, by the ledger of memory."""
+    cluster = VirtualCluster(f"{stages}x1x1", MODELS["tpu-v3"])
+    client = cluster.client()
+    table = schedule(name, stages, microbatches)
+    groups = [[device] for device in client.devices]
+    sizes = Sizes(UNIT, 1 << 20, kept_bytes)
+    training = cluster.run(make_training(client, groups, table, Times(), sizes))
+    seconds = cluster.run(step_seconds(cluster, client, training, 2))
+    peak = cluster.controller.memory.peak
+    return seconds, [peak[device] for device in sorted(peak)]
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_a_step_takes_what_its_table_says_within_a_hundredth(name: str) -> None:
+    seconds, _ = train(name, 4, 8)
+    assert seconds == pytest.approx(UNIT * schedule(name, 4, 8).check().length, rel=0.01)
+
+
+@pytest.mark.parametrize(("name", "microbatches"), [("1f1b", 8), ("1f1b", 24), ("zb-h1", 24), ("gpipe", 24)])
+def test_stages_hold_in_memory_what_the_table_says_and_room_for_one_more(name: str, microbatches: int) -> None:
+    """Memory is reserved before an entry is enqueued: that of the next forward entry while a backward one runs."""
+    kept = 100 << 20
+    _, peaks = train(name, 4, microbatches, kept)
+    held = schedule(name, 4, microbatches).check().held
+    expected = [min(each + 1, microbatches) for each in held]
+    if name == "1f1b":
+        expected[-1] = 0  # the last part keeps nothing: its two entries are one node
+    assert [peak // kept for peak in peaks] == expected

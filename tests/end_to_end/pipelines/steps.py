@@ -1,0 +1,75 @@
+"""What children do with a pipeline; a module of its own, since they import it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import atoll as pw
+from tests.end_to_end.pipelines import models
+
+
+def islands() -> list[list[Any]]:
+    found: dict[int, list[Any]] = {}
+    for device in jax.devices():
+        found.setdefault(device.slice_index, []).append(device)
+    return [found[island] for island in sorted(found)]
+
+
+def pipeline_losses(kind: str, layers: int, stages: int, microbatches: int, schedule: str, steps: int) -> list[float]:
+    """Losses of a model's first steps over so many islands."""
+    params, loss = models.MODELS[kind](layers)
+    pipe = pw.pipeline(loss, islands()[:stages], microbatches, models.optimizer(), schedule)
+    data = models.batches(steps)
+    state = pipe.init(params, data[0])
+    losses = []
+    for batch in data:
+        state, value = pipe.step(state, batch)
+        losses.append(float(value))
+    return losses
+
+
+def parameters_come_back() -> tuple[bool, float, int]:
+    """Whether the tree is the user's own; how far a step has changed it; how many islands its arrays are on."""
+    params, loss = models.plain_model(2)
+    pipe = pw.pipeline(loss, islands()[:2], 4, models.optimizer(), "gpipe")
+    batch = models.batches(1)[0]
+    state = pipe.init(params, batch)
+    before = pipe.params(state)
+    same = jax.tree.structure(before) == jax.tree.structure(params) and all(
+        np.array_equal(a, b) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(params), strict=True)
+    )
+    state, _ = pipe.step(state, batch)
+    after = pipe.params(state)
+    changed = max(
+        float(np.abs(np.asarray(a) - np.asarray(b)).max())
+        for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(params), strict=True)
+    )
+    used = {device.slice_index for leaf in jax.tree.leaves(after) for device in leaf.devices()}
+    return same, changed, len(used)
+
+
+def programs_of_a_step() -> set[str]:
+    """The programs that compute during a step."""
+    params, loss = models.plain_model(2)
+    pipe = pw.pipeline(loss, islands()[:2], 4, models.optimizer(), "gpipe")
+    batch = models.batches(1)[0]
+    state = pipe.init(params, batch)
+    state, _ = jax.block_until_ready(pipe.step(state, batch))
+    with pw.trace() as spans:
+        jax.block_until_ready(pipe.step(state, batch))
+    return {span.program for span in spans if span.kind == "call"}
+
+
+def page() -> list[float]:
+    """The losses that the first program of docs/pipelines.md prints."""
+    text = (Path(__file__).parents[3] / "docs" / "pipelines.md").read_text()
+    (program, *_) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    printed: list[Any] = []
+    exec(program, {"print": printed.append})
+    assert "part 1 on stage 1" in printed[-1]
+    return [each for each in printed if isinstance(each, float)]

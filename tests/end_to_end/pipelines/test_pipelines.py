@@ -1,0 +1,85 @@
+"""Pipelines over islands: the losses of unchanged models are those of plain JAX."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+
+import pytest
+
+from tests.end_to_end.pipelines import models, steps
+from tests.end_to_end.remote_python import RemotePython, StartPython
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+# Compiling takes nearly all of it.
+SECONDS = 300.0
+STEPS = 3
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1")
+FEW = [
+    ("nnx", 2, 2, "1f1b"),
+    ("linen", 2, 2, "zb-h1"),
+    ("equinox", 2, 2, "gpipe"),
+    ("plain", 8, 4, "interleaved"),
+    ("plain", 4, 4, "zb-h1"),
+]
+ALL = [(kind, 8, stages, schedule) for kind in models.LIBRARIES for stages in (1, 2, 4) for schedule in SCHEDULES]
+
+
+@pytest.fixture(scope="module")
+def four_islands(start_python: StartPython) -> RemotePython:
+    return start_python("4x1x1")
+
+
+def need(kind: str) -> None:
+    if kind == "equinox" and importlib.util.find_spec("equinox") is None:
+        pytest.skip("Equinox is not installed: pip install 'atoll[test]'")
+
+
+@functools.cache
+def plain(kind: str, layers: int, count: int) -> list[float]:
+    return models.plain_losses(kind, layers, count)
+
+
+@pytest.mark.parametrize(("kind", "layers", "stages", "schedule"), FEW)
+def test_losses_are_those_of_plain_jax(
+    four_islands: RemotePython, kind: str, layers: int, stages: int, schedule: str
+) -> None:
+    need(kind)
+    losses = four_islands.call(steps.pipeline_losses, kind, layers, stages, 4, schedule, STEPS, seconds=SECONDS)
+    assert losses == pytest.approx(plain(kind, layers, STEPS), rel=1e-5)
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.skipif(
+    not os.environ.get("ATOLL_TEST_PIPELINES"), reason="make pipelines runs all of them, which takes long"
+)
+@pytest.mark.parametrize(("kind", "layers", "stages", "schedule"), ALL)
+def test_twenty_losses_are_those_of_plain_jax(
+    four_islands: RemotePython, kind: str, layers: int, stages: int, schedule: str
+) -> None:
+    need(kind)
+    losses = four_islands.call(steps.pipeline_losses, kind, layers, stages, 4, schedule, 20, seconds=SECONDS)
+    assert losses == pytest.approx(plain(kind, layers, 20), rel=1e-5)
+
+
+def test_one_stage_and_one_microbatch_are_plain_jax_bit_for_bit(four_islands: RemotePython) -> None:
+    losses = four_islands.call(steps.pipeline_losses, "plain", 2, 1, 1, "1f1b", STEPS, seconds=SECONDS)
+    assert losses == four_islands.call(models.plain_losses, "plain", 2, STEPS, seconds=SECONDS)
+
+
+def test_a_step_is_one_program(four_islands: RemotePython) -> None:
+    assert four_islands.call(steps.programs_of_a_step, seconds=SECONDS) == {"pipeline_step"}
+
+
+def test_parameters_come_back_as_the_users_tree_from_where_they_are_used(four_islands: RemotePython) -> None:
+    same, changed, used = four_islands.call(steps.parameters_come_back, seconds=SECONDS)
+    assert same
+    assert changed > 0
+    assert used == 2
+
+
+def test_the_program_of_the_page_runs_as_it_stands(four_islands: RemotePython) -> None:
+    losses = four_islands.call(steps.page, seconds=SECONDS)
+    assert losses[-1] < losses[0]

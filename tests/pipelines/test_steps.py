@@ -1,0 +1,140 @@
+"""Steps of a pipeline on stock JAX's devices, where its program is simply called: stages of several devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from atoll.pipelines.boundary import stage_boundary
+from atoll.pipelines.pipeline import Pipeline, pipeline
+from atoll.pipelines.schedule import Schedule
+from tests.pipelines import models
+
+DEVICES = np.array(jax.devices()[:4])
+MESHES = [Mesh(DEVICES[:2], ("data",)), Mesh(DEVICES[2:], ("data",))]
+ROWS = PartitionSpec("data")
+
+
+def losses_of(pipe: Pipeline, params: Any, batches: Sequence[Any]) -> tuple[list[float], Any]:
+    state, losses = pipe.init(params, batches[0]), []
+    for batch in batches:
+        state, value = pipe.step(state, batch)
+        losses.append(float(value))
+    return losses, pipe.params(state)
+
+
+def plain(loss: Any, optimizer: Any, params: Any, batches: Sequence[Any]) -> tuple[list[float], Any]:
+    """The same on one device, by the whole batch."""
+
+    @jax.jit
+    def step(params: Any, state: Any, batch: Any) -> Any:
+        value, gradients = jax.value_and_grad(loss)(params, batch)
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    state, losses = optimizer.init(params), []
+    for batch in batches:
+        params, state, value = step(params, state, batch)
+        losses.append(float(value))
+    return losses, params
+
+
+def check_same(loss: Any, params: Any, batches: Sequence[Any], stages: int, schedule: str | Schedule) -> None:
+    adam = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-2))
+    microbatches = 4 if isinstance(schedule, str) else schedule.microbatches
+    losses, after = losses_of(pipeline(loss, list(DEVICES[:stages]), microbatches, adam, schedule), params, batches)
+    wanted, wanted_after = plain(loss, adam, params, batches)
+    assert losses == pytest.approx(wanted, rel=1e-5)
+    for one, other in zip(jax.tree.leaves(after), jax.tree.leaves(wanted_after), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages"), [("gpipe", 2), ("1f1b", 1), ("1f1b", 4), ("interleaved", 2), ("zb-h1", 4)]
+)
+def test_losses_and_parameters_are_those_of_plain_jax(schedule: str, stages: int) -> None:
+    check_same(models.loss, models.first_params(8), [models.first_batch(8)] * 3, stages, schedule)
+
+
+def test_one_stage_and_one_microbatch_are_plain_jax_bit_for_bit() -> None:
+    adam = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2))
+    params, batches = models.first_params(), [models.first_batch(8)] * 3
+    losses, after = losses_of(pipeline(models.loss, list(DEVICES[:1]), 1, adam), params, batches)
+    wanted, wanted_after = plain(models.loss, adam, params, batches)
+    assert losses == wanted
+    for one, other in zip(jax.tree.leaves(after), jax.tree.leaves(wanted_after), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_table_of_the_users_own_runs() -> None:
+    v_shaped = Schedule.of("0F0 0F1 3F0 3B0 3F1 3B1 0B0 0B1\n1F0 2F0 1F1 2F1 2B0 1B0 2B1 1B1")
+    check_same(models.loss, models.first_params(4), [models.first_batch(8)] * 2, 2, v_shaped)
+
+
+def test_values_that_skip_stages_and_penalties_on_weights_have_their_gradients() -> None:
+    def loss(params: Any, batch: Any) -> Any:
+        x = first = jnp.tanh(batch @ params[0])
+        for each in params[1:]:
+            x, first = stage_boundary((jnp.tanh(x @ each), first))
+        return jnp.mean((x + first) ** 2) + 1e-2 * sum(jnp.sum(each**2) for each in params)
+
+    rng = np.random.default_rng(0)
+    params = [rng.standard_normal((8, 8), np.float32) for _ in range(4)]
+    check_same(loss, params, [rng.standard_normal((8, 8), np.float32)] * 2, 4, "1f1b")
+
+
+def test_parameters_that_nothing_uses_and_integers_are_as_in_plain_jax() -> None:
+    def loss(params: Any, batch: Any) -> Any:
+        return jnp.mean(jnp.tanh(stage_boundary(batch @ params["first"]) @ params["second"]) * params["count"])
+
+    rng = np.random.default_rng(0)
+    params = {name: rng.standard_normal((8, 8), np.float32) for name in ("first", "second", "unused")}
+    pipe = pipeline(loss, list(DEVICES[:2]), 2, optax.adamw(1e-1))
+    _, after = losses_of(pipe, params | {"count": np.int32(3)}, [np.ones((4, 8), np.float32)])
+    assert after["count"] == 3
+    np.testing.assert_allclose(after["unused"], params["unused"] * (1 - 1e-1 * 1e-4), rtol=1e-6)  # weights decay
+
+
+def test_stages_of_several_devices_shard_as_the_model_and_its_parameters_say() -> None:
+    rng = np.random.default_rng(0)
+    layers = [rng.standard_normal((8, 8), np.float32) for _ in range(2)]
+    batch = rng.standard_normal((8, 8), np.float32)
+
+    def loss(params: Any, batch: Any, constrained: bool = True) -> Any:
+        x = batch
+        for each in params:
+            x = jax.checkpoint(lambda w, x: jnp.tanh(x @ w))(each, x)
+            if constrained:
+                x = jax.lax.with_sharding_constraint(x, NamedSharding(MESHES[0], ROWS))
+        return jnp.mean(x**2)
+
+    adam = optax.adam(1e-2)
+    sharded = [jax.device_put(each, NamedSharding(MESHES[0], ROWS)) for each in layers]
+    pipe = pipeline(loss, MESHES, 2, adam)
+    state = pipe.init(sharded, batch)
+
+    @jax.jit
+    def plain_step(params: Any, moments: Any) -> Any:
+        value, gradients = jax.value_and_grad(lambda params: loss(params, batch, False))(params)
+        updates, moments = adam.update(gradients, moments, params)
+        return optax.apply_updates(params, updates), moments, value
+
+    params, moments = layers, adam.init(layers)
+    for _ in range(2):
+        state, value = pipe.step(state, batch)
+        params, moments, wanted = plain_step(params, moments)
+        assert float(value) == pytest.approx(float(wanted), rel=1e-6)
+    for stage, (one, other) in enumerate(zip(pipe.params(state), params, strict=True)):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+        assert one.sharding.mesh.devices.tolist() == MESHES[stage].devices.tolist()
+        assert one.sharding.spec[0] == "data"
+    assert [each.sharding.spec for each in state.optimizer[0][1:]] == [PartitionSpec("data", None)] * 2
+    assert jax.tree.structure(pipe.optimizer_state(state)) == jax.tree.structure(moments)
+    assert not any(each.is_deleted() for each in sharded)  # the user's own arrays are not consumed
