@@ -222,6 +222,7 @@ def rooms_picture() -> Picture:
         "client": "in the user's process: plug-in, connect, slices",
         "operate": "the command `atoll`",
         "engines": "start, watch and end hosts",
+        "manifests": "for Kubernetes and Slurm",
         "web": "the page, metrics over HTTP",
         "ifrt": "jaxlib's protocol: the front end",
         "session": "what any front end needs",

@@ -11,12 +11,12 @@ import pytest
 
 from atoll.cluster.slices import SliceRequest
 from atoll.cluster.tenants import TenantRole, TenantSettings, token_hash
-from atoll.controller.programs.launcher import LAUNCH_WINDOW
 from atoll.errors import Code, Status
 from atoll.ir.program import Call, single
 from atoll.protocol import actions as a
 from atoll.protocol import messages as m
 from atoll.protocol.permissions import Peer, scope_of
+from atoll.scheduling.checks import LAUNCH_WINDOW
 from tests.controller.play import Play, on, runs
 from tests.protocol.test_messages import sample_message
 

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from atoll.cluster.resources import ResourceManager
-from atoll.errors import Code, Status
+from atoll.errors import Code, Status, invalid
 from atoll.protocol import messages as m
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.session import GangRun, Session
 from atoll.scheduling.tickets import Gang
+
+# Launches that a session may have in the system; its proxy stops reading from its client beyond.
+LAUNCH_WINDOW = 512
+_MOST_CREDITS = 2 * LAUNCH_WINDOW
+
+
+def check_window(session: Session, message: m.Launch) -> None:
+    """Raises INVALID_ARGUMENT where the session has launched more than its proxy lets through."""
+    before = session.credits
+    # It may be ahead by what is on its way; a launch that is larger than the window goes alone.
+    if message.credits < 1 or (before > LAUNCH_WINDOW and before + message.credits > _MOST_CREDITS):
+        raise invalid(f"this session has {before} of {LAUNCH_WINDOW} launches in flight, and launches more")
 
 
 def launch_problem(

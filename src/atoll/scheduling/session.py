@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from atoll.cluster.virtual_devices import SessionDevices
@@ -12,7 +12,7 @@ from atoll.ir.program import Program
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Directory, Entry
 from atoll.scheduling.feeds import Feeds
-from atoll.scheduling.gangs import GangSpec
+from atoll.scheduling.gangs import GangSpec, HostFeeds
 from atoll.scheduling.ledger import Block
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.reasons import Waited
@@ -94,6 +94,12 @@ class GangRun:
     inherited: Sequence[Inherited] = ()  # until it has ended
     waited: Waited = ()  # before it was started
     tally: Tally | None = None  # where it counts, from its start on
+
+    def incoming(self) -> Iterator[HostFeeds]:
+        """What its hosts get from others, by the numbers of this launch."""
+        first = self.launch.host_feeds
+        for host, feeds in self.spec.incoming:
+            yield HostFeeds(host, tuple([(first + number, count) for number, count in feeds]))
 
 
 @dataclass

@@ -266,10 +266,8 @@ class Endings:
         """Its hosts must not wait for what others would have sent them, nor keep what arrives all the same."""
         if gang.run.started and not gang.run.hosts_left:
             return
-        for host, incoming in gang.run.spec.incoming:
+        for host, feeds in gang.run.incoming():
             if not self._resources.is_lost(host):
-                numbered = gang.run.launch.host_feeds
-                feeds = tuple([(numbered + first, count) for first, count in incoming])
                 self._outbox.to_host(host, m.FailFeeds(gang.ticket.session, feeds, status))
 
     def refuse_feeds(

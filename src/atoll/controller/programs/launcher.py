@@ -15,12 +15,12 @@ from atoll.cluster.resources import ResourceManager
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.buffers import Buffers
 from atoll.controller.programs.endings import Endings
-from atoll.errors import Code, Status, invalid
+from atoll.errors import Code, Status
 from atoll.promises.irregular import IrregularNodes
 from atoll.promises.promises import Promises
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
-from atoll.scheduling.checks import gang_problem, launch_problem
+from atoll.scheduling.checks import check_window, gang_problem, launch_problem
 from atoll.scheduling.dispatch_units import Unit
 from atoll.scheduling.gangs import GangSpec
 from atoll.scheduling.large_plans import LargePlans
@@ -37,9 +37,6 @@ from atoll.scheduling.tickets import Gang, Late, Ticket
 
 # Until an island's hosts have said how many runs may be in flight on them.
 GANG_WINDOW = 24
-# Launches that a session may have in the system; its proxy stops reading from its client beyond.
-LAUNCH_WINDOW = 512
-_MOST_CREDITS = 2 * LAUNCH_WINDOW
 
 
 class Launcher:
@@ -107,10 +104,7 @@ class Launcher:
 
     def launch_within_window(self, session: Session, message: m.Launch) -> None:
         """As `launch`, for a client whose proxy is to keep to its window. Raises INVALID_ARGUMENT where it does not."""
-        before = session.credits
-        # It may be ahead by what is on its way; a launch that is larger than the window goes alone.
-        if message.credits < 1 or (before > LAUNCH_WINDOW and before + message.credits > _MOST_CREDITS):
-            raise invalid(f"this session has {before} of {LAUNCH_WINDOW} launches in flight, and launches more")
+        check_window(session, message)
         self.launch(session, message)
 
     def launch(self, session: Session, message: m.Launch) -> None:
@@ -256,18 +250,7 @@ class Launcher:
                 session.python_gangs.add(sequence)
             run = GangRun(launch, spec, set(spec.hosts))
             gangs.append(
-                Gang(
-                    sequence,
-                    spec.island,
-                    ticket,
-                    run,
-                    0,
-                    exclusive,
-                    spec.weight,
-                    spec.hosts,
-                    spec.device_count,
-                    spec,
-                )
+                Gang(sequence, spec.island, ticket, run, 0, exclusive, spec.weight, spec.hosts, spec.device_count, spec)
             )
         ticket.gangs = tuple(gangs)
         if launch.program.is_large:

@@ -15,7 +15,7 @@ from atoll.controller.connections import Connections
 from atoll.controller.islands.recovery import Recovery
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.compilation import Compilation
-from atoll.controller.programs.launcher import LAUNCH_WINDOW, Launcher
+from atoll.controller.programs.launcher import Launcher
 from atoll.controller.programs.registry import ProgramRegistry
 from atoll.controller.sessions.migrations import Migrations
 from atoll.controller.sessions.queries import Queries
@@ -23,6 +23,7 @@ from atoll.controller.sessions.slices import SliceRequests
 from atoll.errors import OK, Code, Status, StatusError, invalid
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
+from atoll.scheduling.checks import LAUNCH_WINDOW
 from atoll.scheduling.session import Session
 from atoll.scheduling.tenants import Tenant
 from atoll.telemetry.history import History

@@ -75,10 +75,10 @@ def kubernetes(
     anew by each run of this command: keep them like passwords. Scripts run in pods of the namespace, with the
     environment of the Secret NAME-client, or NAME-client-TENANT, and `JAX_PLATFORMS=atoll`.
     """
-    from atoll.operate.manifests.credentials import make_credentials
-    from atoll.operate.manifests.kubernetes import KubernetesCluster, manifests
-    from atoll.operate.manifests.tenants import tenants_folder
-    from atoll.operate.manifests.text import as_yaml
+    from atoll.manifests.credentials import make_credentials
+    from atoll.manifests.kubernetes import KubernetesCluster, manifests
+    from atoll.manifests.tenants import tenants_folder
+    from atoll.manifests.text import as_yaml
 
     if not _NAME.fullmatch(name):
         raise typer.BadParameter(f"--name {name!r}: expected up to 40 of a-z, 0-9 and -, beginning with a letter")
@@ -131,7 +131,7 @@ def slurm(
     The job has a node for each host, and a controller on the first one, where the command runs. The cluster ends with
     the command.
     """
-    from atoll.operate.manifests.slurm import SlurmJob, batch_script
+    from atoll.manifests.slurm import SlurmJob, batch_script
 
     settings = _settings(islands, cluster)
     for each in [name, *(sbatch or ())]:
