@@ -209,7 +209,7 @@ def main() -> None:
         losses, seconds = timed(run(training, dataset, meshes if len(meshes) > 1 else meshes[0]))
     trained = float(tf.reduce_mean([training.gradients(tokens)[0] for tokens in dataset.take(4)]))
     worst = max(abs(ours - theirs) / theirs for ours, theirs in zip(losses, expected, strict=True))
-    console.print(f"{len(losses)} steps on {len(meshes)} islands: loss {losses[0]:.4f} -> {losses[-1]:.4f}")
+    console.print(f"{len(losses)} steps, islands: {len(meshes)}, loss {losses[0]:.4f} -> {losses[-1]:.4f}")
     console.print(f"{1000 * seconds:.0f} ms a step; the trained weights in TensorFlow again: loss {trained:.4f}")
     console.print(f"TensorFlow's own run: {expected[0]:.4f} -> {expected[-1]:.4f}; apart by {worst:.1e} at most")
     if options.losses_out is not None:

@@ -64,7 +64,6 @@ BACKENDS = {
         Backend("blocking TLS socket", {"JAX_PLATFORMS": "cpu"}),
         # Of the paper's figures. "Atoll" alone and what is ideal have null devices, and start them themselves.
         Backend("Atoll", {"JAX_PLATFORMS": "cpu"}),
-        Backend("Atoll, an island a stage", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "{stages}x1x1"}),
         Backend("Atoll, sequential dispatch", {"JAX_PLATFORMS": "cpu"}),
         Backend("Atoll, one island", {"JAX_PLATFORMS": "cpu"}),
         Backend("Atoll, two islands", {"JAX_PLATFORMS": "cpu"}),

@@ -10,7 +10,7 @@ from atoll.devices.null.model import MODELS
 from benchmarks.harness.benchmark import Benchmark, Metric, Round, Settings
 from benchmarks.harness.record import BenchmarkRecord, Claim
 from benchmarks.paper.costs import measured_costs
-from benchmarks.paper.figure import Figure, Options, at_most, median, quotient
+from benchmarks.paper.figure import Figure, Options, at_most, quotient
 
 if TYPE_CHECKING:
     from atoll.pipelines.entries import Times
@@ -27,30 +27,11 @@ _METRICS = (
     Metric("step", "step", "s"),
     Metric("bubble", "stages do nothing", "% of the time"),
 )
-_REAL = "Atoll, an island a stage"
-_REAL_STAGES = 4
-_REAL_METRICS = (
-    *_METRICS,
-    Metric("table", "the table's step", "s"),
-    Metric("ratio", "step, of the table's", ""),
-    Metric("unit", "a forward entry alone", "ms"),
-)
 
 
 def _points(options: Options) -> list[Benchmark]:
     if not options.null:
-        return [
-            Benchmark(
-                key="pipelines",
-                title=f"{name}, S={_REAL_STAGES}, M={2 * _REAL_STAGES}",
-                prepare="benchmarks.paper.sleeping:prepare",
-                metrics=_REAL_METRICS,
-                contestants=(_REAL,),
-                point={"stages": _REAL_STAGES, "schedule": NAMES.index(name)},
-                round_deadline=120.0,
-            )
-            for name in NAMES[: 2 if options.quick else None]
-        ]
+        return []
     return [
         Benchmark(
             key="pipelines",
@@ -101,8 +82,6 @@ def simulate(stages: int, table: Schedule, times: Times, steps: int) -> float:
 
 
 def _claims(points: Sequence[BenchmarkRecord], options: Options) -> list[Claim]:
-    if not options.null:
-        return [at_most(f"of the table's step, {point.title}", median(point, _REAL, "ratio"), 1.05) for point in points]
     return [
         at_most(f"of the table's step, {point.title}", quotient(point, "Atoll", "ideal", "step"), 1.02)
         for point in points
@@ -117,9 +96,7 @@ FIGURE = Figure(
         f"time (model tpu-v3). Forward takes {1000 * UNIT_SECONDS:.0f} ms, backward twice as long, and each half of it "
         f"as long as forward; {ACTIVATION_BYTES >> 20} MiB go from stage to stage, and four micro-batches a stage "
         "through each. Nodes and their order are those of `atoll.pipeline`. Ideal is what `Schedule.check` says of the "
-        "table, in which transfers and messages take no time. Interleaved has two parts a stage, so twice the work. On "
-        "real devices, entries sleep for 20 ms in Python, backward ones twice, and the table is computed with what "
-        "such a call takes alone."
+        "table, in which transfers and messages take no time. Interleaved has two parts a stage, so twice the work."
     ),
     paper="GPipe's order alone, in table 2.",
     axes=None,

@@ -121,7 +121,11 @@ class Pipeline:
         return PipelineState(placed, [built.first_leaves(number, placed) for number in range(len(placed))])
 
     def step(self, state: PipelineState, batch: Any) -> tuple[PipelineState, Any]:
-        """One step of training: the next state, and the loss before it, a scalar on the last stage."""
+        """One step of training: the next state, and the loss before it, a scalar on the last stage. Waits for nothing.
+
+        The given state is consumed, unless the pipeline was made with `donate=False`. The batch is of the kind that
+        `init` was given; its leaves are arrays of NumPy or of JAX.
+        """
         built = self._known()
         parameters, leaves, loss = built.program(*built.arguments(state.parameters, state.optimizer, batch))
         return PipelineState(parameters, leaves), loss

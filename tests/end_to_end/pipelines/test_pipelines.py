@@ -52,7 +52,7 @@ def test_losses_are_those_of_plain_jax(
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.skipif(not os.environ.get("ATOLL_TEST_PIPELINES"), reason="make pipelines runs them all, which takes long")
+@pytest.mark.skipif(not os.environ.get("ATOLL_TEST_PIPELINES"), reason="make pipelines runs all of them")
 @pytest.mark.parametrize(("kind", "layers", "stages", "schedule"), ALL)
 def test_twenty_losses_are_those_of_plain_jax(
     four_islands: RemotePython, kind: str, layers: int, stages: int, schedule: str
