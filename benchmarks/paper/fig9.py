@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -59,8 +60,9 @@ def prepare_null(settings: Settings) -> Round:
     seconds = settings.size(full=10, quick=3) * (4 if len(weights) == _MANY else 1)
 
     def measure() -> dict[str, float]:
+        since = time.monotonic()
         run_for(seconds)
-        return {"deviation": deviation(cluster.address, [client.session for client in clients], weights)}
+        return {"deviation": deviation(cluster.address, [client.session for client in clients], weights, since)}
 
     return measure
 
@@ -95,8 +97,9 @@ def prepare(settings: Settings) -> Round:
     seconds = settings.size(full=10, quick=3)
 
     def measure() -> dict[str, float]:
+        since = time.monotonic()
         clients.rate(seconds)
-        return {"deviation": deviation(clients.address, clients.sessions(), weights)}
+        return {"deviation": deviation(clients.address, clients.sessions(), weights, since)}
 
     return measure
 

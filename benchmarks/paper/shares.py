@@ -23,12 +23,16 @@ def tenants(weights: Sequence[float]) -> tuple[TenantSettings, ...]:
     )
 
 
-def deviation(address: str, sessions: Sequence[int], weights: Sequence[float]) -> float:
+def deviation(address: str, sessions: Sequence[int], weights: Sequence[float], since: float) -> float:
     """How far who is furthest from its share of the devices' time is from it, in percent of that share.
 
-    From when the last session has begun until the first has ended, as the hosts have measured it, over all islands.
+    Of what ended after `since`, by the monotonic clock of this machine, the controller's: what was before is of another
+    round, at whose end those with small shares have more to do still. From when the last session has begun until the
+    first has ended, as the hosts have measured it, over all islands.
     """
-    spans = [span for span in request_trace(parse_address(address), "").spans if span.session in sessions]
+    spans = [
+        span for span in request_trace(parse_address(address), "", int(1e9 * since)).spans if span.session in sessions
+    ]
     got: dict[int, float] = defaultdict(float)
     for host in {span.host for span in spans}:
         here = [span for span in spans if span.host == host]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -64,7 +65,7 @@ def test_programs_run_on_islands_that_differ_and_arrays_move_between_them(user: 
     assert user.atoll("add-island").returncode == 1
     added = user.atoll("add-island", "--shape", "1x2", "--kind", "gpu").check().stdout
     assert added == "island 2 is up, with devices 7, 8\n"
-    report = status(user)
+    report = json.loads(user.atoll("status", "--json").check().stdout)
     assert report["topology"] == "1x2x2+1x1x3+1x1x2"
     assert report["islands"][2]["shape"]["kind"] == "gpu"
     user.atoll("down").check()

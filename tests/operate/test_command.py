@@ -114,6 +114,10 @@ def test_trace_writes_what_ran_for_perfetto(after_a_script: tuple[User, Result],
     user.atoll("trace", "--output", str(file)).check()
     events = json.loads(file.read_text())["traceEvents"]
     assert {"put", "call", "get"} <= {event["cat"] for event in events if event["ph"] == "X"}
+    # Of what happens from now on: nothing.
+    user.atoll("trace", "--seconds", "0.1", "--output", str(file)).check()
+    trace = json.loads(file.read_text())
+    assert (trace["traceEvents"], trace["otherData"]["missing"]) == ([], [])
 
 
 def test_status_shows_a_person_the_sessions_and_their_memory(owner: tuple[User, str]) -> None:

@@ -99,8 +99,7 @@ def loop_that_donates(lib: Any) -> Any:
         count, x = carry
         return count + 1, step(x) + _there_and_back(count * jnp.ones_like(x))
 
-    start = jax.device_put(np.int32(0), jax.devices()[0]), _square()
-    return lib.while_loop(lambda carry: carry[0] < 5, body, start)
+    return lib.while_loop(lambda carry: carry[0] < 5, body, (0, _square()))
 
 
 def one_mesh(lib: Any) -> Any:
