@@ -15,6 +15,7 @@ from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPytho
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
 SECONDS = 1.5
+SHARED_SECONDS = 3.0  # in which two clients share the devices
 MB = 1 << 20
 
 
@@ -120,14 +121,14 @@ def test_device_time_goes_by_shares(start_python: StartPython, cluster: Standing
     for client in clients:
         client.call(compute, 400, 0.1)
     for client in clients:
-        client.begin(compute, 400, SECONDS)
+        client.begin(compute, 400, SHARED_SECONDS)
     pids = [client.finish()[0] for client in clients]
     number = {each["pid"]: each["id"] for each in cluster.report()["sessions"]}
     spans = request_trace(parse_address(cluster.address), cluster.token).spans
     by_session = [[span for span in spans if span.session == number[pid]] for pid in pids]
-    # The first and the last of each are its own: they compile, and drain.
-    begin = max(each[len(each) // 10].started for each in by_session)
-    end = min(each[-len(each) // 10].ended for each in by_session)
+    # Before and after this each has the devices for itself for a while: they compile, and drain.
+    end = min(each[-1].ended for each in by_session) - 300_000_000
+    begin = end - (SHARED_SECONDS - 1.0) * 1e9
     small, large = (
         sum(
             min(span.ended, end) - max(span.started, begin)
