@@ -70,6 +70,8 @@ BACKENDS = {
         Backend("ideal", {"JAX_PLATFORMS": "cpu"}),
         Backend("this machine", {"JAX_PLATFORMS": "cpu"}),
         Backend("Atoll, many clients", {"JAX_PLATFORMS": "cpu"}),
+        Backend("fair", {"JAX_PLATFORMS": "cpu"}),
+        Backend("first-come", {"JAX_PLATFORMS": "cpu"}),
         Backend(
             "JAX, one process",
             {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count={devices}"},
