@@ -23,7 +23,7 @@ LAYERS = (
     ("protocol",),
     ("transfers", "scheduling"),
     ("host_services", "promises", "telemetry"),
-    ("devices",),
+    ("devices", "migration"),
     ("controller", "worker", "session"),
     ("ifrt",),
     ("engines", "manifests", "web"),

@@ -229,6 +229,7 @@ def rooms_picture() -> Picture:
         "controller": "all decisions of a cluster",
         "worker": "one a host: plans, stores, devices",
         "devices": "XLA's and null devices",
+        "migration": "sessions that go elsewhere",
         "host_services": "calls into Python, profiles",
         "telemetry": "report, model, time line, metrics",
         "promises": "what launches wait for",
