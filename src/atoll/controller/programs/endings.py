@@ -185,6 +185,9 @@ class Endings:
         launch.pending -= 1
         if not launch.pending:
             self.launch_done(launch)
+            if launch.error is None:  # all were started: nobody looks for them in a line
+                for ticket in launch.tickets:
+                    ticket.gangs = ()  # else they refer to one another, and wait for the garbage collector
 
     def launch_done(self, launch: Launch) -> None:
         """All gangs of the launch have ended: its results are ready, or errors."""
