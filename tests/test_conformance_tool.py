@@ -396,3 +396,11 @@ def test_an_embedded_cluster_is_used_unless_a_standing_one_is_asked_for(monkeypa
     embedded = environments.atoll("1x2x4", "atoll,cpu").variables()
     assert (embedded["ATOLL_ISLANDS"], embedded["ATOLL_ADDRESS"]) == ("1x2x4", "")
     assert environments.atoll("", "atoll,cpu").variables()["ATOLL_ADDRESS"] == "10.0.0.1:7000"
+
+
+def test_a_file_that_makes_its_own_devices_on_stock_has_as_many_on_an_embedded_cluster() -> None:
+    embedded, standing = environments.atoll("1x1x8", "atoll,cpu"), environments.atoll("", "atoll,cpu")
+    four = environments.for_file("flax/nnx/transforms_test", embedded)
+    assert four.settings == {**embedded.settings, "ATOLL_ISLANDS": "1x1x4"}
+    assert environments.for_file("flax/nnx/transforms_test", standing) is standing
+    assert environments.for_file("array_test", embedded) is embedded

@@ -155,8 +155,9 @@ def conformance(
     reports: dict[str, FileReport] = {}
     with Screen([each.name for each in files], console) as screen:
         for each in files:
+            on_atoll = environments.for_file(each.name, atoll)
             if only_differences:
-                measured = run_again(each, atoll, previous[each.name], timeout, screen)
+                measured = run_again(each, on_atoll, previous[each.name], timeout, screen)
             else:
                 listener = screen.running(each.name, "stock")
                 run_stock = partial(run_file, each, stock, timeout=timeout, listener=listener)
@@ -166,7 +167,7 @@ def conformance(
                     suites.record({each.name: expected.seconds})
                 if stock_only:
                     continue
-                measured = run_atoll(each, atoll, expected, timeout, keyword, screen)
+                measured = run_atoll(each, on_atoll, expected, timeout, keyword, screen)
             reports[each.name] = explain(measured)
             screen.atoll_done(each.name, reports[each.name])
             if keyword is None:  # after each file: an interrupted run keeps what it has

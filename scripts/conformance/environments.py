@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atoll.errors import ClusterError
 from atoll.operate.clusters import find, report_of
@@ -18,6 +18,11 @@ COMMON = {"JAX_NUM_GENERATED_CASES": "1", "JAX_SKIP_SLOW_TESTS": "1", "PYTHONHAS
 
 # The user's own settings of these families would make two runs different; Atoll's and gRPC's stay.
 CLEARED = ("JAX_", "XLA_", "PYTEST_", "CONFORMANCE_")
+
+
+# These files set XLA_FLAGS when they are imported, before JAX makes its devices: stock has as many as they say. An
+# embedded cluster has as many, too; a standing one has what it has.
+ISLANDS_OF_FILES = {"flax/nnx/transforms_test": "1x1x4"}
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,13 @@ def atoll(islands: str, platforms: str) -> Environment:
     """
     embedded = {"ATOLL_ISLANDS": islands, "ATOLL_ADDRESS": "", "ATOLL_JOIN": ""} if islands else {}
     return Environment("atoll", {**COMMON, "JAX_PLATFORMS": platforms, **embedded})
+
+
+def for_file(name: str, atoll: Environment) -> Environment:
+    """What a file of that name runs on: `atoll`, unless the file makes its own devices on stock."""
+    if name not in ISLANDS_OF_FILES or "ATOLL_ISLANDS" not in atoll.settings:
+        return atoll
+    return replace(atoll, settings={**atoll.settings, "ATOLL_ISLANDS": ISLANDS_OF_FILES[name]})
 
 
 def islands_of_cluster() -> str:
