@@ -20,9 +20,13 @@ COMMON = {"JAX_NUM_GENERATED_CASES": "1", "JAX_SKIP_SLOW_TESTS": "1", "PYTHONHAS
 CLEARED = ("JAX_", "XLA_", "PYTEST_", "CONFORMANCE_")
 
 
-# These files set XLA_FLAGS when they are imported, before JAX makes its devices: stock has as many as they say. An
-# embedded cluster has as many, too; a standing one has what it has.
-ISLANDS_OF_FILES = {"flax/nnx/transforms_test": "1x1x4"}
+# How many devices these files are to find, where that is not STOCK_DEVICES.
+DEVICES_OF_FILES = {
+    "flax/nnx/transforms_test": 4,  # it sets XLA_FLAGS when it is imported, before JAX makes its devices
+    "pallas/gpu_pallas_interpret_test": 1,  # on more, each test of these three is skipped
+    "pallas/tpu_pallas_interpret_test": 1,
+    "pallas/tpu_pallas_interpret_thread_map_test": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,10 @@ class Environment:
         return {**kept, **self.settings}
 
 
+def forced(devices: int) -> str:
+    return f"--xla_force_host_platform_device_count={devices}"
+
+
 def stock() -> Environment:
     """Stock JAX on the CPU.
 
@@ -48,7 +56,7 @@ def stock() -> Environment:
         {
             **COMMON,
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={STOCK_DEVICES}",
+            "XLA_FLAGS": forced(STOCK_DEVICES),
             "NPROC": str(2 * STOCK_DEVICES),
         },
     )
@@ -64,11 +72,13 @@ def atoll(islands: str, platforms: str) -> Environment:
     return Environment("atoll", {**COMMON, "JAX_PLATFORMS": platforms, **embedded})
 
 
-def for_file(name: str, atoll: Environment) -> Environment:
-    """What a file of that name runs on: `atoll`, unless the file makes its own devices on stock."""
-    if name not in ISLANDS_OF_FILES or "ATOLL_ISLANDS" not in atoll.settings:
-        return atoll
-    return replace(atoll, settings={**atoll.settings, "ATOLL_ISLANDS": ISLANDS_OF_FILES[name]})
+def for_file(name: str, environment: Environment) -> Environment:
+    """The same with as many devices as the file is to find. Not for a standing cluster, which has its own."""
+    if (devices := DEVICES_OF_FILES.get(name)) is None:
+        return environment
+    own = {"XLA_FLAGS": forced(devices), "ATOLL_ISLANDS": f"1x1x{devices}"}
+    changed = {variable: value for variable, value in own.items() if variable in environment.settings}
+    return replace(environment, settings={**environment.settings, **changed})
 
 
 def islands_of_cluster() -> str:
