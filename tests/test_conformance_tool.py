@@ -272,6 +272,14 @@ def test_the_page_keeps_what_stands_around_the_tables(tmp_path: Path) -> None:
         markdown.embed(report, page)
 
 
+def test_files_of_which_nothing_passes_on_stock_have_no_score_but_are_told_of() -> None:
+    skipped = comparison.compare(results_of(a=Outcome.SKIPPED), results_of(a=Outcome.SKIPPED))
+    broken = comparison.compare(FileResults({}, 1.0, 1, ["no module x"]), FileResults({}, 1.0, 1))
+    text = markdown.render(StatusReply("1", "1", "0", "1x1x8", "atoll,cpu", {"f": skipped, "g": broken}))
+    assert "| `f`" not in text
+    assert "- `f`: 1 skipped\n- `g`: no module x\n" in text
+
+
 def test_a_score_is_never_rounded_up_to_all() -> None:
     assert markdown.percent(0.99999) == "99.9 %"
     assert markdown.percent(1.0) == "100.0 %"
