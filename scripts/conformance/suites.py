@@ -96,7 +96,8 @@ def jax_file(name: str, sources: Sources) -> TestFile:
     if not path.is_file():
         raise SuiteError(f"the JAX checkout has no tests/{name}.py")
     version = importlib.metadata.version("jax")
-    return TestFile(name, path, root, root / "pyproject.toml", f"jax {version}", foreign=root)
+    left_out = ("jax", root / "jax")
+    return TestFile(name, path, root, root / "pyproject.toml", f"jax {version}", foreign=root, left_out=left_out)
 
 
 def matching_checkout(sources: Sources) -> Path:

@@ -3,7 +3,8 @@
 A unit that awaits bytes of another host is *parked* with all that its session has sent after it; other sessions
 proceed. Collectives keep their order on all hosts of an island, though: one does not overtake another that is parked.
 A unit that calls Python is not parked: it completes when its promises are kept. One that calls its client's Python is
-enqueued like any other. The controller sends what needs the results of either when it has ended.
+enqueued like any other, or has a thread, and promises, too. The controller sends what needs the results of either when
+it has ended.
 
 All of this runs on one thread, which waits for nothing but for the devices to take what is enqueued.
 """
@@ -253,7 +254,7 @@ class PlanExecutor:
         return False
 
     def _end_promises(self, outcome: Outcome) -> None:
-        """Puts the arrays of a Python call in their buffers' places, or its failure into the store."""
+        """Puts the arrays that were promised in their buffers' places, or the failure into the store."""
         unit, contents = outcome.unit, outcome.contents
         run, name = unit.plan_run.run, unit.plan_run.plan.name
         unit.promises -= 1
@@ -265,7 +266,9 @@ class PlanExecutor:
                 made = self._steps.keep(buffer, promise, array, shards)
                 unit.completions.append(ArrayCompletion(made, self._steps.deletions))
         except Exception as error:
-            status = status_of(error).within(name)
+            status = status_of(error)
+            if not unit.callbacks:  # a client knows its own program
+                status = status.within(name)
             store = self._stores.get(run.session)
             for buffer, promise, _ in outcome.promised:
                 promise.fail(status)

@@ -21,12 +21,13 @@ from atoll.ir.type_keys import TypeKeys
 from atoll.protocol import messages as m
 from atoll.transfers import host_data
 from atoll.transfers.data_port import DataPort
+from atoll.worker.client_runs import ClientRuns, has_thread, stream_of
 from atoll.worker.completions import ArrayCompletion, DeletionGuard, RunCompletion
 from atoll.worker.dispatch_unit import DispatchUnit, Read
 from atoll.worker.functions import Function, Functions
 from atoll.worker.host_network import SMALL_BYTES, HostNetwork, is_small_and_ready
 from atoll.worker.promises import Outcome, PromisedArray, raise_failure
-from atoll.worker.store import Buffer, Deleted, ShardMemory, share
+from atoll.worker.store import COMPUTED, NO_ARRAY, Buffer, ShardMemory, share
 
 
 class StepRunner:
@@ -52,6 +53,7 @@ class StepRunner:
         self.deletions = DeletionGuard()
         self.release_memory = backend.release_memory
         self._readers_lock = threading.Lock()
+        self._client_runs = ClientRuns()
 
     def run(self, step: p.Step, unit: DispatchUnit) -> None:
         """Runs one step: reads and writes the run's values, and notes what the unit's completion depends on."""
@@ -119,7 +121,11 @@ class StepRunner:
                 raise invalid("an argument has been deleted or donated")
         for position in step.preserved:
             arguments[position] = self._backend.copy(arguments[position])
-        stream = unit.plan_run.run.session if unit.callbacks else 0
+        stream = stream_of(unit, function.loaded)
+        if has_thread(step, unit, function.loaded):
+            holds = [self._hold(buffer, 1) for buffer in set(buffers)]
+            self._client_runs.start(step, unit, values, function, arguments, stream, holds, self.on_outcome)
+            return
         if step.donated:
             copied = self._copy_what_others_have(step.donated, buffers, arguments)
             with self.deletions.lock:
@@ -130,10 +136,10 @@ class StepRunner:
             outputs, token = function.loaded.execute(arguments, unit.sequence, stream)
         value = step.first_output
         for array, key in zip(outputs, function.output_keys, strict=True):
-            values[value] = Buffer(array, key, _COMPUTED)
+            values[value] = Buffer(array, key, COMPUTED)
             value += 1
         if step.completion:
-            values[value] = Buffer(_NO_ARRAY, -1, None)
+            values[value] = Buffer(NO_ARRAY, -1, None)
         completions = unit.completions
         if completions:
             last = completions[-1]
@@ -196,7 +202,7 @@ class StepRunner:
             raise
         unit.promises += 1
         if step.completion >= 0:
-            values[step.completion] = Buffer(_NO_ARRAY, -1, None)
+            values[step.completion] = Buffer(NO_ARRAY, -1, None)
 
     def _python_input(self, position: int, buffer: Buffer) -> Input:
         """The argument stays as it is until it has been read, on another thread."""
@@ -215,11 +221,9 @@ class StepRunner:
 
         return Input(position, dtype, shapes, not is_promise and is_small_and_ready(array), read, release)
 
-    def keep(
-        self, buffer: Buffer, promise: PromisedArray, array: p.LocalArray, shards: Sequence[np.ndarray[Any, Any]]
-    ) -> DeviceArray:
+    def keep(self, buffer: Buffer, promise: PromisedArray, array: p.LocalArray | None, contents: Any) -> DeviceArray:
         """Makes the array that was promised, and puts it into its buffer, unless that has been given up."""
-        made: DeviceArray = self._backend.put(array, shards)
+        made: DeviceArray = contents if array is None else self._backend.put(array, contents)
         promise.keep(made)
         if buffer.array is promise:
             buffer.array = made
@@ -297,7 +301,7 @@ class StepRunner:
         array = _alive(buffer)
         shards = self._backend.shards(array)
         release = self._hold(buffer, len(shards))
-        values[step.completion] = Buffer(_NO_ARRAY, -1, None)
+        values[step.completion] = Buffer(NO_ARRAY, -1, None)
         feed = run.feeds[step.feed]
 
         def read() -> None:
@@ -361,19 +365,6 @@ class StepRunner:
         with self._readers_lock:
             for shard in shards:
                 shard.readers += change
-
-
-class _NoArray(Deleted):
-    """The completion of a call or of a read, for a caller that asked for its status, is a value without an array."""
-
-    def is_deleted(self) -> bool:
-        return False
-
-
-_NO_ARRAY = _NoArray()
-
-# What a computed buffer is made of is known to its function, not kept with each buffer.
-_COMPUTED = p.LocalArray("", (), (), (), ())
 
 
 def _unusual_layout(array: p.LocalArray) -> tuple[int, ...] | None:

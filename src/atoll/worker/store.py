@@ -102,6 +102,19 @@ class Buffer:
         self.shards = None
 
 
+class _NoArray(Deleted):
+    """The completion of a call or of a read, for a caller that asked for its status, is a value without an array."""
+
+    def is_deleted(self) -> bool:
+        return False
+
+
+NO_ARRAY = _NoArray()
+
+# What a computed buffer is made of is known to its function, not kept with each buffer.
+COMPUTED = LocalArray("", (), (), (), ())
+
+
 def share(buffer: Buffer, sources: list[tuple[Buffer, int, int]]) -> None:
     """The buffer's shards are those of `sources`: (another buffer, which of its shards, how many it has)."""
     taken = []
