@@ -14,6 +14,7 @@ from typing import Any
 from atoll.cluster.slices import SliceRequest
 from atoll.errors import Code, Status, StatusError, not_found
 from atoll.protocol import messages as m
+from atoll.protocol.questions import DevicesAway
 from atoll.session.connection import (
     CallTaker,
     ControlConnection,
@@ -25,6 +26,7 @@ from atoll.session.connection import (
 )
 from atoll.session.controller_lease import ControllerLease
 from atoll.session.functions import FunctionTable
+from atoll.session.hosts_away import HostsAway
 from atoll.session.irregular import SplitPrograms
 from atoll.session.programs import ProgramCache
 from atoll.session.recorder import CallRecorder
@@ -73,7 +75,7 @@ class ClusterSession:
         self.register_program, self.release_program = split.register, split.release
         self.programs = ProgramCache(split.register, split.release)
         self._hosts = {device.id: device.host for device in welcome.devices}  # by virtual device
-        self._lost_hosts: set[int] = set()  # that are not back yet
+        self._away = HostsAway()
         self._waits: dict[int, Callable[[Status], None]] = {}
         self._replies: dict[int, ReplyFuture] = {}
         self._feeds: dict[int, OnData] = {}
@@ -325,9 +327,13 @@ class ClusterSession:
         """Opens the data channels of all hosts that the controller has named, and calls `then` once all were tried."""
         self._channels.connect(self.welcome.hosts, then)
 
+    def devices_away(self) -> DevicesAway:
+        """Which devices cannot be used now, or not for long."""
+        return self._away.devices(self._hosts)
+
     def _hosts_lost(self, hosts: tuple[int, ...]) -> None:
         """From here on nothing is sent to what is left of them: the controller waits for this acknowledgement."""
-        self._lost_hosts.update(hosts)
+        self._away.lose(hosts)
         self._channels.disconnect(hosts)
         self.send(m.LossAcknowledged(hosts))
         self.on_hosts_lost()
@@ -338,7 +344,7 @@ class ClusterSession:
         The session is lost where one of them cannot be reached.
         """
         back = {host for host, _ in addresses}
-        self._lost_hosts -= back
+        self._away.lost -= back
 
         def connected(unreached: Unreached) -> None:
             if self._closed:
@@ -349,7 +355,7 @@ class ClusterSession:
                 return
             for function, devices in self._functions.devices():
                 hosts = self.hosts_of(devices)
-                if back.intersection(hosts) and self._lost_hosts.isdisjoint(hosts):
+                if back.intersection(hosts) and self._away.lost.isdisjoint(hosts):
                     self._compile_again(function, hosts)
 
         self._channels.connect(addresses, connected, DIAL_SECONDS)
