@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -36,30 +36,32 @@ class ReplicaStatistics:
     nbytes: int  # on devices, of all copies that are held now
 
 
-@dataclass(eq=False)
 class _Generation:
-    """The copies of all arrays as they were at `step`: for each, one or two."""
+    """The copies of all arrays as they were at `step`: of each one where it was and, soon, one on another island.
 
-    step: int
-    structure: Any
-    copies: list[list[Any]]
-    settled: threading.Event = field(default_factory=threading.Event)
-    failure: BaseException | None = None
+    `there` are where the others go, by the array's number. They are sent when the first ones are made: sooner, they
+    would hold a place in line on both islands that the next steps could use. A thread waits for either, so that nobody
+    else does.
+    """
 
-    def watch(self) -> None:
-        """Waits on a thread of its own, so that nobody else does."""
-        threading.Thread(target=self._wait, name="atoll-replica", daemon=True).start()
+    def __init__(self, step: int, structure: Any, snapshot: Sequence[Any], there: dict[int, Any]) -> None:
+        self.step = step
+        self.structure = structure
+        self.copies = [[each] for each in snapshot]
+        self.settled = threading.Event()
+        self.failure: BaseException | None = None
+        threading.Thread(target=self._copy, args=(there,), name="atoll-replica", daemon=True).start()
 
-    def _wait(self) -> None:
+    def _copy(self, there: dict[int, Any]) -> None:
         try:
             jax.block_until_ready(self.copies)
+            sent = jax.device_put([self.copies[number][0] for number in there], list(there.values()))
+            for number, copy in zip(there, sent, strict=True):
+                self.copies[number].append(copy)
+            jax.block_until_ready(sent)
         except BaseException as error:
             self.failure = error
         self.settled.set()
-
-    @property
-    def is_complete(self) -> bool:
-        return self.settled.is_set() and self.failure is None
 
     @property
     def nbytes(self) -> int:
@@ -91,9 +93,9 @@ class Replica:
         Returns whether it did. Waits for nothing: where the one before is not complete yet, none is begun. The arrays
         may be donated right after.
         """
-        if step < self._last + self.every and self._begun_or_complete:
-            return False
         self._settle()
+        if step < self._last + self.every and self.generations():
+            return False
         if self._begun is not None:
             self._counts["skipped"] += 1
             return False
@@ -120,30 +122,19 @@ class Replica:
         """The newest first. One that is not complete may still have a copy of each array."""
         return [each for each in (self._begun, self._broken, self._complete) if each is not None]
 
-    @property
-    def _begun_or_complete(self) -> bool:
-        return self._begun is not None or self._complete is not None
-
     def _begin(self, tree: Any, step: int) -> None:
         leaves, structure = jax.tree.flatten(tree)
         here = [leaf.sharding for leaf in leaves]
+        there = {}
+        working = self.islands.working() if self._other_island else ()
+        sizes = {island: len(devices) for island, devices in self.islands.devices.items()}
+        for number, leaf in enumerate(leaves):
+            island = other_island(_home(self.islands, leaf), working, sizes)
+            if island is not None:
+                there[number] = moved(leaf.sharding, leaf.shape, self.islands.devices[island])
         snapshot = jax.device_put(leaves, here, may_alias=False)
-        copies = [[each] for each in snapshot]
-        if self._other_island:
-            working = self.islands.working()
-            sizes = {island: len(devices) for island, devices in self.islands.devices.items()}
-            sent, there = [], []
-            for number, (leaf, sharding) in enumerate(zip(leaves, here, strict=True)):
-                home = _home(self.islands, sharding, leaf)
-                island = other_island(home, working, sizes)
-                if island is not None:
-                    sent.append(number)
-                    there.append(moved(sharding, leaf.shape, self.islands.devices[island]))
-            for number, copy in zip(sent, jax.device_put([snapshot[i] for i in sent], there), strict=True):
-                copies[number].append(copy)
         self._broken = None
-        self._begun = _Generation(step, structure, copies)
-        self._begun.watch()
+        self._begun = _Generation(step, structure, snapshot, there)
         self._last = step
         self._counts["generations"] += 1
 
@@ -267,11 +258,11 @@ def _gather(
     return found
 
 
-def _home(islands: Islands, sharding: Any, leaf: Any) -> int:
-    found = islands.of(sharding)
+def _home(islands: Islands, leaf: Any) -> int:
+    found = islands.of(leaf.sharding) if isinstance(leaf, jax.Array) else frozenset()
     if len(found) != 1:
         where = f"islands {sorted(found)}" if found else "no island of this session"
-        raise RecoveryError(f"an array of shape {leaf.shape} is on {where}; each is to be on one island")
+        raise RecoveryError(f"a leaf of the tree is on {where}, and each is to be an array on one: {leaf!r:.200}")
     (home,) = found
     return home
 
