@@ -41,10 +41,12 @@ class Away:
 class Islands:
     """All islands of the session: their devices by `slice_index`.
 
-    Raises atoll.BackendError where JAX does not run on Atoll in this process.
+    `leaves` is said once for the session: it takes away what it has on an island that is about to leave, so nothing
+    need be migrated. Raises atoll.BackendError where JAX does not run on Atoll in this process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, leaves: bool = False) -> None:
+        self._leaves = leaves
         devices = jax.devices()
         self._client = devices[0].client
         if not is_atoll(self._client):
@@ -59,7 +61,7 @@ class Islands:
 
     def away(self) -> Away:
         """Asks the proxy, which waits for no host. Raises jax.errors.JaxRuntimeError where the session is over."""
-        found = msgspec.json.decode(ask(self._client, IslandsQuestion()), type=DevicesAway)
+        found = msgspec.json.decode(ask(self._client, IslandsQuestion(self._leaves)), type=DevicesAway)
         return Away(self._of(found.lost), self._of(found.leaving), found.losses)
 
     def working(self) -> tuple[int, ...]:

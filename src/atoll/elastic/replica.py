@@ -124,7 +124,6 @@ class Replica:
 
     def _begin(self, tree: Any, step: int) -> None:
         leaves, structure = jax.tree.flatten(tree)
-        here = [leaf.sharding for leaf in leaves]
         there = {}
         working = self.islands.working() if self._other_island else ()
         sizes = {island: len(devices) for island, devices in self.islands.devices.items()}
@@ -132,7 +131,7 @@ class Replica:
             island = other_island(_home(self.islands, leaf), working, sizes)
             if island is not None:
                 there[number] = moved(leaf.sharding, leaf.shape, self.islands.devices[island])
-        snapshot = jax.device_put(leaves, here, may_alias=False)
+        snapshot = jax.device_put(leaves, [leaf.sharding for leaf in leaves], may_alias=False)
         self._broken = None
         self._begun = _Generation(step, structure, snapshot, there)
         self._last = step

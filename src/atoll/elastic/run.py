@@ -78,7 +78,7 @@ class Run:
         self._ahead = ahead
         self._min_islands = min_islands
         self._patience = patience
-        self._islands = Islands()
+        self._islands = Islands(leaves=True)
         self._trainings: dict[tuple[int, ...], Training] = {}
         self._training: Training | None = None
         self._replica: Replica | None = None

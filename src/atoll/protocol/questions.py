@@ -51,7 +51,12 @@ class MissingHosts(msgspec.Struct, frozen=True):
 
 
 class IslandsQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="islands"):
-    """Which of the session's devices cannot be used now. The answer is `DevicesAway`, in JSON. Waits for no host."""
+    """Which of the session's devices cannot be used now. The answer is `DevicesAway`, in JSON. Waits for no host.
+
+    `leaves`: the client puts nothing on islands that are about to leave, and takes away what it has there.
+    """
+
+    leaves: bool = False
 
 
 class DevicesAway(msgspec.Struct, frozen=True):

@@ -2,9 +2,10 @@
 
 A unit that awaits bytes of another host is *parked* with all that its session has sent after it; other sessions
 proceed. One that does nothing but receive stands *aside* instead: its session goes on, and parks where it needs what
-is expected. So an array that is copied to another island in the background holds up nothing there. Collectives keep their order on all hosts of an island, though: one does not overtake another that is parked.
-A unit that calls Python is not parked: it completes when its promises are kept. One that calls its client's Python is
-enqueued like any other. The controller sends what needs the results of either when it has ended.
+is expected. So an array that is copied to another island in the background holds up nothing there. Collectives keep
+their order on all hosts of an island, though: one does not overtake another that is parked. A unit that calls Python is
+not parked: it completes when its promises are kept. One that calls its client's Python is enqueued like any other. The
+controller sends what needs the results of either when it has ended.
 
 All of this runs on one thread, which waits for nothing but for the devices to take what is enqueued.
 """
