@@ -30,9 +30,9 @@ optimizer = optax.adam(3e-3)
 def first_state() -> dict[str, Any]:
     keys = jax.random.split(jax.random.key(0), 3)
     params = {
-        "embed": 0.1 * jax.random.normal(keys[0], (BYTE_VALUES, WIDTH)),
-        "mix": 0.05 * jax.random.normal(keys[1], (2 * WIDTH, WIDTH)),
-        "predict": 0.05 * jax.random.normal(keys[2], (WIDTH, BYTE_VALUES)),
+        "embed": 0.1 * jax.random.normal(keys[0], (BYTE_VALUES, WIDTH), jnp.float32),
+        "mix": 0.05 * jax.random.normal(keys[1], (2 * WIDTH, WIDTH), jnp.float32),
+        "predict": 0.05 * jax.random.normal(keys[2], (WIDTH, BYTE_VALUES), jnp.float32),
     }
     return {"params": params, "moments": optimizer.init(params)}
 
@@ -79,18 +79,17 @@ def main() -> None:
     losses: list[float] = []
     with pw.connect(islands=f"{options.islands}x1x1"):  # or the cluster of ATOLL_ADDRESS
         run = train(1 << 40 if options.forever else options.steps, options.every)
-        islands: tuple[int, ...] = ()
+        seen = 0
         for step, loss in run:
             losses.append(float(loss))
-            if run.islands != islands:
-                change = run.changes[-1]
+            for change in run.changes[seen:]:
                 print(
-                    f"step {step}: {change.reason}, on islands {', '.join(map(str, run.islands))} "
+                    f"step {change.step}: {change.reason}, on islands {', '.join(map(str, change.islands))} "
                     f"after {change.seconds:.2f} s; {change.repeated} steps again",
                     flush=True,
                 )
-                islands = run.islands
-            elif step % 50 == 0:
+            seen = len(run.changes)
+            if step % 50 == 0:
                 print(f"step {step}: loss {loss:.4f}", flush=True)
     print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f} in {len(losses)} steps")
     if options.losses_out is not None:

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 ROWS = 12  # of a batch: cut evenly among 4, 3 and 2 islands
-ROW_SECONDS = 0.02  # that a device takes for a row
+ROW_SECONDS = 0.05  # that a device takes for a row
 WIDTH = 64
-EVERY = 25  # steps between two copies, or two checkpoints
+EVERY = 20  # steps between two copies, or two checkpoints
 AHEAD = 2
 
 

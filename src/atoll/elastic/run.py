@@ -19,6 +19,7 @@ from typing import Any
 import jax
 
 from atoll.elastic.islands import Islands, is_loss
+from atoll.elastic.preparation import Preparation
 from atoll.elastic.replica import Replica, ReplicaStatistics, recover, replicate
 from atoll.elastic.training import Make, Training
 from atoll.errors import RecoveryError
@@ -88,6 +89,7 @@ class Run:
         self._outputs: deque[tuple[int, Any]] = deque()  # to be given
         self._on: tuple[int, ...] = ()
         self._looked = 0.0
+        self._preparation: Preparation | None = None
         self._change: _Started | None = _Started("begun", first, 0, time.monotonic())
         self.changes: list[Change] = []
 
@@ -181,8 +183,25 @@ class Run:
         working = self._islands.devices.keys() - away.lost - away.leaving
         if using & away.lost or not working or using == working:
             return None  # what is lost is raised where it is read
-        self._change = _Started("leaving" if using & away.leaving else "back", self._begun, 0, now)
-        return tuple(sorted(working))
+        islands = tuple(sorted(working))
+        leaves = bool(using & away.leaving)
+        if not leaves and not self._is_prepared(islands):
+            return None
+        self._change = _Started("leaving" if leaves else "back", self._begun, 0, now)
+        return islands
+
+    def _is_prepared(self, islands: tuple[int, ...]) -> bool:
+        """Whether a step over these islands has been compiled; else that begins, and the run goes on meanwhile."""
+        assert self._replica is not None
+        if self._preparation is not None and self._preparation.islands != islands:
+            self._preparation = None
+        if self._preparation is None:
+            training = self._training_on(islands)
+            self._preparation = Preparation(islands, training, self._replica, self._batches(self._begun))
+        if not self._preparation.is_over:
+            return False
+        self._preparation = None
+        return True
 
     def _training_on(self, islands: tuple[int, ...]) -> Training:
         if islands not in self._trainings:
@@ -206,7 +225,7 @@ class Run:
         since = self._change.since if self._change is not None else time.monotonic()
         _log.warning("step %d: %s", self._finished, str(error).partition("\n")[0])
         self._under_way.clear()
-        self._training = self._state = None
+        self._training = self._state = self._preparation = None
         begun = self._begun
         self._state, self._begun = recover(replica)
         self._change = _Started("lost", self._begun, begun - self._begun, since)
