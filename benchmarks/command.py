@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from benchmarks.elastic.command import elastic
 from benchmarks.micro.command import micro
 from benchmarks.paper.command import add_to
 
@@ -15,4 +16,5 @@ bench = typer.Typer(
     help="Measure Atoll beside its peers, in turn, in one run.",
 )
 bench.command(help="Dispatch, transfers, memory and starts: what the least of each costs.")(micro)
+bench.command(help="A training that loses islands and gets them back, beside stock JAX.")(elastic)
 add_to(bench)

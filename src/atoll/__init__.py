@@ -3,9 +3,10 @@
     JAX_PLATFORMS=atoll python train.py
 
 runs any JAX script on an embedded cluster. `connect` does the same from Python; `program` makes a function over
-several compiled functions into one launch; `pipeline` cuts a model over several meshes; `make_virtual_device_set` asks
-the cluster for slices of its islands; `trace` records what the cluster runs; the command `atoll` starts clusters that
-stay. All errors are subclasses of `AtollError`: `atoll.errors` shows the tree.
+several compiled functions into one launch; `pipeline` cuts a model over several meshes; `elastic.run` goes on where
+islands are lost, and `replicate` keeps second copies; `make_virtual_device_set` asks the cluster for slices of its
+islands; `trace` records what the cluster runs; the command `atoll` starts clusters that stay. All errors are
+subclasses of `AtollError`: `atoll.errors` shows the tree.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from atoll import elastic as elastic
     from atoll import errors as errors
     from atoll._version import __version__ as __version__
     from atoll.client.connect import ConnectedCluster as ConnectedCluster
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from atoll.client.slices import VirtualDeviceSet as VirtualDeviceSet
     from atoll.client.slices import make_virtual_device_set as make_virtual_device_set
     from atoll.client.trace import trace as trace
+    from atoll.elastic.replica import Replica as Replica
+    from atoll.elastic.replica import recover as recover
+    from atoll.elastic.replica import replicate as replicate
     from atoll.errors import AccessError as AccessError
     from atoll.errors import AddressError as AddressError
     from atoll.errors import AtollError as AtollError
@@ -31,6 +36,7 @@ if TYPE_CHECKING:
     from atoll.errors import FrameError as FrameError
     from atoll.errors import PipelineError as PipelineError
     from atoll.errors import ProgramError as ProgramError
+    from atoll.errors import RecoveryError as RecoveryError
     from atoll.errors import SettingsError as SettingsError
     from atoll.errors import SliceError as SliceError
     from atoll.errors import StatusError as StatusError
@@ -68,6 +74,9 @@ _MODULES = {
     "stage_boundary": "atoll.pipelines.boundary",
     "schedule": "atoll.pipelines.schedules",
     "Schedule": "atoll.pipelines.schedule",
+    "replicate": "atoll.elastic.replica",
+    "recover": "atoll.elastic.replica",
+    "Replica": "atoll.elastic.replica",
     "Span": "atoll.protocol.spans",
     "AtollError": "atoll.errors",
     "AddressError": "atoll.errors",
@@ -80,6 +89,7 @@ _MODULES = {
     "BackendError": "atoll.errors",
     "PipelineError": "atoll.errors",
     "ProgramError": "atoll.errors",
+    "RecoveryError": "atoll.errors",
     "SliceError": "atoll.errors",
     "StatusError": "atoll.errors",
 }
@@ -98,6 +108,8 @@ __all__ = [
     "PipelineState",
     "Program",
     "ProgramError",
+    "RecoveryError",
+    "Replica",
     "Schedule",
     "SettingsError",
     "Slice",
@@ -109,10 +121,13 @@ __all__ = [
     "__version__",
     "cond",
     "connect",
+    "elastic",
     "errors",
     "make_virtual_device_set",
     "pipeline",
     "program",
+    "recover",
+    "replicate",
     "schedule",
     "stage_boundary",
     "switch",
@@ -122,8 +137,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "errors":
-        return importlib.import_module("atoll.errors")
+    if name in ("errors", "elastic"):
+        return importlib.import_module(f"atoll.{name}")
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'atoll' has no attribute {name!r}")

@@ -62,6 +62,12 @@ def check_changes(session: Session, wanted: Changes, resources: ResourceManager)
     return changes, islands
 
 
+def has_arrays(session: Session, island: int) -> bool:
+    """Whether something that the session may still use is on the island."""
+    there = {device: location for device, location in session.devices.locations.items() if location.island == island}
+    return any(is_affected(entry, there) for entry in session.directory.entries.values())
+
+
 def is_affected(entry: Entry, changes: Changes) -> bool:
     """Whether an array is on devices that change places."""
     return (

@@ -135,6 +135,7 @@ class Session:
     python_gangs: set[int] = field(default_factory=set)  # those that call Python and have not started, by sequence
     # Functions that are released once all such gangs up to a sequence number have started: (the number, the function).
     late_releases: deque[tuple[int, int]] = field(default_factory=deque)
+    leaves_islands: bool = False  # by itself, when they are drained
     has_errors: bool = False  # some buffer of it stands for an error
 
     def launched(self) -> None:

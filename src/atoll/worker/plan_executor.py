@@ -1,10 +1,11 @@
 """Runs plans, one dispatch unit after another, in the order in which the controller sent them.
 
 A unit that awaits bytes of another host is *parked* with all that its session has sent after it; other sessions
-proceed. Collectives keep their order on all hosts of an island, though: one does not overtake another that is parked.
-A unit that calls Python is not parked: it completes when its promises are kept. One that calls its client's Python is
-enqueued like any other, or has a thread, and promises, too. The controller sends what needs the results of either when
-it has ended.
+proceed. One that does nothing but receive stands *aside* instead: its session goes on, and parks where it needs what
+is expected. So an array that is copied to another island in the background holds up nothing there. Collectives keep
+their order on all hosts of an island, though: one does not overtake another that is parked. A unit that calls Python is
+not parked: it completes when its promises are kept. One that calls its client's Python is enqueued like any other, or
+has a thread, and promises, too. The controller sends what needs the results of either when it has ended.
 
 All of this runs on one thread, which waits for nothing but for the devices to take what is enqueued.
 """
@@ -64,6 +65,7 @@ class PlanExecutor:
         self._plan_runs: dict[int, PlanRun] = {}  # those with segments to come, by the sequence number of their first
         self._parked: dict[int, deque[_Item]] = {}  # by session
         self._parked_collectives: deque[DispatchUnit] = deque()
+        self._aside: dict[int, list[DispatchUnit]] = {}  # by session
 
     def handle(self, message: Any) -> None:
         """Takes one of Run, Dispatch, DropRun, Free, RegisterPlan, DropPlan, DropFunction, OpenStore, CloseStore, or an
@@ -137,6 +139,12 @@ class PlanExecutor:
         progress = True
         while progress:
             progress = False
+            for session, units in list(self._aside.items()):
+                left = [unit for unit in units if not self._advance(unit)]
+                progress |= len(left) < len(units)
+                self._aside[session] = left
+                if not left:
+                    del self._aside[session]
             for session, parked in list(self._parked.items()):
                 while parked and self._do(parked[0]):
                     item = parked.popleft()
@@ -165,6 +173,8 @@ class PlanExecutor:
                 # This is done in order, too: a collective must not be dropped on this host alone.
                 self._stores.pop(session, None)
                 self._inbox.drop_session(session)
+                for unit in self._aside.pop(session, ()):
+                    self.endings.report_dropped(unit.sequence)
                 for run in [run for run, each in self._plan_runs.items() if each.run.session == session]:
                     del self._plan_runs[run]
                 self._steps.release_memory()
@@ -187,6 +197,9 @@ class PlanExecutor:
             if not unit.started:
                 unit.started = self._now()
             if plan_run.values is None:
+                if any(map(store.is_expected, run.arguments)):
+                    unit.started = 0
+                    return False
                 plan_run.values = {
                     value: store.get(handle) for value, handle in zip(plan.arguments, run.arguments, strict=True)
                 }
@@ -197,13 +210,14 @@ class PlanExecutor:
                     step = segment.steps[unit.position]
                     if type(step) is p.Receive and not self._is_here(step, unit):
                         unit.started = 0  # it takes no time of its own until then
-                        return False
+                        return self._stand_aside(unit, store)
                     self._steps.run(step, unit)
                     unit.position += 1
                 if segment.results:
                     handles = dict(zip(plan.results, run.results, strict=True))
+                    keep = store.arrive if unit.aside else store.set
                     for value in segment.results:
-                        store.set(handles[value], plan_run.values[value])
+                        keep(handles[value], plan_run.values[value])
                 for value in segment.drops:
                     plan_run.values.pop(value, None)
                 unit.segment += 1
@@ -218,14 +232,28 @@ class PlanExecutor:
         self.endings.watch(unit)
         return True
 
+    def _stand_aside(self, unit: DispatchUnit, store: Store) -> bool:
+        """Where nothing of its session needs to wait for it, it is as good as done to the others."""
+        if unit.aside or not unit.only_receives:
+            return False
+        unit.aside = True
+        run, plan = unit.plan_run.run, unit.plan_run.plan
+        expected = {value for segment in plan.segments[unit.segment :] for value in segment.results}
+        for value, handle in zip(plan.results, run.results, strict=True):
+            if value in expected:
+                store.expect(handle)
+        self._aside.setdefault(run.session, []).append(unit)
+        return True
+
     def _fail(self, unit: DispatchUnit, store: Store, status: Status) -> None:
         run, plan = unit.plan_run.run, unit.plan_run.plan
         unmade = {
             value for segment in plan.segments[unit.segment :] for value in segment.results
         }  # others may be freed already
+        keep = store.arrive if unit.aside else store.set
         for value, handle in zip(plan.results, run.results, strict=True):
             if value in unmade:
-                store.set(handle, status)
+                keep(handle, status)
         unit.plan_run.failure = status
         unit.plan_run.values = None
         self._leave(unit)
@@ -248,7 +276,7 @@ class PlanExecutor:
     def _is_here(self, step: p.Receive, unit: DispatchUnit) -> bool:
         run = unit.plan_run.run
         feeds = [run.host_feeds + piece.feed for piece in step.pieces]
-        if self._inbox.await_all(run.session, feeds, self._wake):
+        if self._inbox.await_all(run.session, feeds, self._wake, unit.sequence):
             return True
         self.endings.start_reads(unit)  # the other hosts may wait for them
         return False

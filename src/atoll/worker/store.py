@@ -126,14 +126,37 @@ def share(buffer: Buffer, sources: list[tuple[Buffer, int, int]]) -> None:
     buffer.shards = tuple(taken)
 
 
+@dataclass(slots=True)
+class _Expected:
+    """In the place of a buffer whose bytes come from another host."""
+
+    is_deleted: bool = False
+
+
 class Store:
-    """The buffers of one session, or the error that stands in a buffer's place."""
+    """The buffers of one session, or what stands in a buffer's place: an error, or that it is expected."""
 
     def __init__(self) -> None:
-        self._records: dict[int, Buffer | Status] = {}
+        self._records: dict[int, Buffer | Status | _Expected] = {}
 
     def set(self, handle: int, record: Buffer | Status) -> None:
         self._records[handle] = record
+
+    def expect(self, handle: int) -> None:
+        """What is to be here comes later, by `arrive`."""
+        self._records[handle] = _Expected()
+
+    def is_expected(self, handle: int) -> bool:
+        return type(self._records.get(handle)) is _Expected
+
+    def arrive(self, handle: int, record: Buffer | Status) -> None:
+        """What was expected is here. It may have been freed or deleted meanwhile."""
+        expected = self._records.get(handle)
+        if type(expected) is not _Expected:
+            return
+        self._records[handle] = record
+        if expected.is_deleted and isinstance(record, Buffer):
+            record.delete()
 
     def get(self, handle: int) -> Buffer:
         """The buffer; raises its error, or NOT_FOUND."""
@@ -152,6 +175,8 @@ class Store:
         record = self._records.get(handle)
         if isinstance(record, Buffer) and record.spec is not None:
             record.delete()
+        elif isinstance(record, _Expected):
+            record.is_deleted = True
 
     def fail(self, buffer: Buffer, status: Status) -> None:
         """What stands for the buffer is the error from now on."""

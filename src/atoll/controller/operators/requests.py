@@ -25,7 +25,7 @@ from atoll.controller.outbox import Outbox
 from atoll.controller.programs.launcher import Launcher
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
 from atoll.migration.migrations import Migrations
-from atoll.migration.rules import Changes
+from atoll.migration.rules import Changes, has_arrays
 from atoll.protocol import messages as m
 from atoll.scheduling.durations import Durations
 from atoll.scheduling.session import Session
@@ -44,6 +44,10 @@ class _Start:
     seconds: float
 
 
+# For the sessions that leave an island by themselves to have done so.
+LEAVE_SECONDS = 60.0
+
+
 @dataclass(eq=False)
 class _Drain:
     """An island that is being emptied, and then ended."""
@@ -51,6 +55,7 @@ class _Drain:
     operator: int
     island: int
     left: set[int]  # sessions that have yet to move
+    leaving: set[int]  # those of them that do so by themselves
     returns: bool = False  # a machine of it leaves: it comes back on another, or on the same one
     problems: list[str] = field(default_factory=list)
 
@@ -91,6 +96,8 @@ class Operators:
         self._ending: dict[int, _Drain] = {}  # by island: its workers were asked to end
         self._start_times: Durations[int] = Durations()  # islands
         self._end_times: Durations[int] = Durations()
+        self._leaving: dict[int, _Drain] = {}  # by island: it waits for sessions that leave by themselves
+        self._leave_times: Durations[int] = Durations()
 
     def handle(self, operator: int, message: m.RemapRequest | m.AddIslandRequest | m.DrainRequest) -> None:
         try:
@@ -113,6 +120,8 @@ class Operators:
         for island, seconds in self._end_times.update(now, self._ending).items():
             if seconds > END_SECONDS:
                 self.island_ended(island)
+        for island, seconds in self._leave_times.update(now, self._leaving).items():
+            self._look_who_has_left(self._leaving[island], seconds > LEAVE_SECONDS)
 
     # ---- slices
 
@@ -220,7 +229,7 @@ class Operators:
         if record.state is IslandState.DRAINING:
             raise StatusError(Code.FAILED_PRECONDITION, f"island {island} is being drained already")
         if record.state is IslandState.GIVEN_UP:
-            self._end_island(_Drain(operator, island, set()))  # nothing is there any more
+            self._end_island(_Drain(operator, island, set(), set()))  # nothing is there any more
             return
         if record.state is not IslandState.READY:
             raise StatusError(Code.FAILED_PRECONDITION, f"island {island} is {record.state}")
@@ -230,20 +239,48 @@ class Operators:
         self._lifecycle.begin_drain(island)
         plans: dict[int, Callable[[], Changes]] = {}
         problems: list[str] = []
+        leaving: set[int] = set()
         for session in self._sessions.values():
             if any(location.island == island for location in session.devices.locations.values()):
+                if session.leaves_islands:
+                    leaving.add(session.number)
+                    continue
                 try:
                     plans[session.number] = self._way_out(session, island)
                 except StatusError as error:
                     problems.append(f"{session.name}: {error.status.message}")
-        drain = _Drain(operator, island, set(plans), returns, problems)
+        drain = _Drain(operator, island, {*plans, *leaving}, leaving, returns, problems)
         if problems:
             self._stop_draining(drain)
             return
+        if leaving:
+            self._leaving[island] = drain
+            self._tell_leaving(drain, stay=False)
         for number, plan in plans.items():
             self._migrations.begin(self._sessions[number], plan, self._when_moved(drain, number))
-        if not plans:
+        if not drain.left:
             self._end_island(drain)
+
+    def _tell_leaving(self, drain: _Drain, stay: bool) -> None:
+        hosts = tuple(sorted(self._resources.hosts_of(drain.island)))
+        for number in drain.leaving & self._sessions.keys():
+            self._outbox.to_session(number, m.HostsLeave(hosts, stay))
+
+    def _look_who_has_left(self, drain: _Drain, is_late: bool) -> None:
+        """Those that have nothing on the island any more need not be moved: their devices wait for its return."""
+        is_lost = self._resources.islands[drain.island].state is not IslandState.DRAINING
+        for number in sorted(drain.leaving & drain.left):
+            session = self._sessions.get(number)
+            status = OK
+            if is_lost:
+                status = Status(Code.DATA_LOSS, "it was lost meanwhile")
+            elif session is not None and has_arrays(session, drain.island):
+                if not is_late:
+                    continue
+                status = Status(Code.DEADLINE_EXCEEDED, f"it has not left within {LEAVE_SECONDS:.0f} s")
+            self._when_moved(drain, number)(status)
+        if not drain.leaving & drain.left:
+            self._leaving.pop(drain.island, None)
 
     def _way_out(self, session: Session, island: int) -> Callable[[], Changes]:
         """To where all of a session that is on the island can go. Raises StatusError, with what is in the way."""
@@ -293,6 +330,8 @@ class Operators:
 
     def _stop_draining(self, drain: _Drain) -> None:
         self._lifecycle.stop_drain(drain.island)
+        self._leaving.pop(drain.island, None)
+        self._tell_leaving(drain, stay=True)
         text = f"island {drain.island} is in use: {'; '.join(drain.problems)}"
         self._reply(drain.operator, Status(Code.FAILED_PRECONDITION, text))
 

@@ -88,6 +88,7 @@ class Sessions:
             m.ReleaseSlice: self._release_slice,
             m.Quiesced: self._quiesced,
             m.Pong: self._answered,
+            m.LeavesIslands: self._leaves_islands,
             m.CallsRecorded: lambda session, message: tracing.calls_recorded(session.number, message, outbox.seconds),
         }
         self._slice_requests = slice_requests
@@ -259,6 +260,9 @@ class Sessions:
     def _answered(self, session: Session, message: m.Pong) -> None:
         session.pongs = min(session.pongs + 1, session.pings)
         self._tracing.proxy_answered(session.number, message, self._outbox.seconds)
+
+    def _leaves_islands(self, session: Session, message: m.LeavesIslands) -> None:
+        session.leaves_islands = True
 
     def _quiesced(self, session: Session, message: m.Quiesced) -> None:
         self._migrations.quiesced(session, message.migration)
