@@ -197,26 +197,26 @@ def check_route(inputs: Sequence[ArraySpec], outputs: Sequence[ArraySpec], group
     if groups < 1 or len(targets) % 2 or not pairs or len(sources) != (1 if is_back else 2):
         raise invalid("rows are routed from one array and its sizes to blocks and their spans, or back")
     rows = sources[0]
+    _check_rows(rows, groups)
     if not is_back:
-        check_numbers(sources[1], rows, (groups, len(pairs)), groups)
+        _check_numbers(sources[1], rows, (groups, len(pairs)), groups)
     for block, spans in pairs:
-        check_rows(block, groups)
-        check_numbers(spans, block, (groups, 2), groups)
+        _check_rows(block, groups)
+        _check_numbers(spans, block, (groups, 2), groups)
         if (block.dtype, block.shape[1:]) != (rows.dtype, rows.shape[1:]):
             raise invalid(
                 f"rows of {rows.dtype}{list(rows.shape[1:])} cannot be rows of {block.dtype}{list(block.shape[1:])}"
             )
-    check_rows(rows, groups)
 
 
-def check_rows(spec: ArraySpec, groups: int) -> None:
+def _check_rows(spec: ArraySpec, groups: int) -> None:
     if spec.dtype in NO_ROWS or not spec.shape or spec.shape[0] % groups or not spec.shape[0]:
         raise invalid(f"{spec.dtype}{list(spec.shape)} has no rows in {groups} groups of one size")
     if not isinstance(spec.sharding.tiling, Replicated | Tiled):
         raise invalid("rows that are routed are replicated or tiled")
 
 
-def check_numbers(spec: ArraySpec, rows: ArraySpec, shape: tuple[int, int], groups: int) -> None:
+def _check_numbers(spec: ArraySpec, rows: ArraySpec, shape: tuple[int, int], groups: int) -> None:
     """Each device has the numbers of all groups of which it has rows."""
     if (spec.dtype, spec.shape) != (SIZES, shape) or spec.sharding.devices != rows.sharding.devices:
         raise invalid(
@@ -225,8 +225,8 @@ def check_numbers(spec: ArraySpec, rows: ArraySpec, shape: tuple[int, int], grou
         )
     if not isinstance(spec.sharding.tiling, Replicated | Tiled):
         raise invalid("numbers of rows are replicated or tiled")
-    each = rows.shape[0] // groups if groups else 0
+    each = rows.shape[0] // groups
     for mine, known in zip(shard_boxes(rows.sharding, rows.shape), shard_boxes(spec.sharding, spec.shape), strict=True):
-        here = groups_of(mine, each) if each else range(0)
+        here = groups_of(mine, each)
         if here and not (known[0][0] <= here[0] and here[-1] < known[0][1] and known[1] == (0, shape[1])):
             raise invalid("a device has rows of a group, and not the group's numbers")
