@@ -109,10 +109,11 @@ class GangRun:
         return sum([received for _, received in self.rows.values()]) if self.rows else 0
 
     def moved(self, hosts: tuple[int, ...]) -> int:
-        """The bytes that it moves, all of it; of rows, what these hosts did."""
-        if not self.rows:
-            return 0 if self.spec.kind in ROW_TRANSFERS else self.launch.moved_by(self.spec)
-        return sum([max(self.rows.get(host, (0, 0))) for host in hosts])
+        """The bytes that it moves, all of it; of rows, those that these hosts received, or else sent."""
+        if self.spec.kind not in ROW_TRANSFERS:
+            return self.launch.moved_by(self.spec)
+        which = self.spec.kind == "receive rows"
+        return sum([self.rows[host][which] for host in hosts if host in self.rows]) if self.rows else 0
 
     def incoming(self) -> Iterator[HostFeeds]:
         """What its hosts get from others, by the numbers of this launch."""
