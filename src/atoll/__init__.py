@@ -52,6 +52,9 @@ if TYPE_CHECKING:
     from atoll.programs.choices import while_loop as while_loop
     from atoll.programs.program import Program as Program
     from atoll.programs.program import program as program
+    from atoll.programs.routing import Routing as Routing
+    from atoll.programs.routing import route as route
+    from atoll.programs.routing import unroute as unroute
     from atoll.protocol.spans import Span as Span
 
 # Each is imported at its first use: JAX imports this package in every script, for the plug-in below it.
@@ -64,6 +67,9 @@ _MODULES = {
     "cond": "atoll.programs.choices",
     "switch": "atoll.programs.choices",
     "while_loop": "atoll.programs.choices",
+    "route": "atoll.programs.routing",
+    "unroute": "atoll.programs.routing",
+    "Routing": "atoll.programs.routing",
     "make_virtual_device_set": "atoll.client.slices",
     "Slice": "atoll.client.slices",
     "VirtualDeviceSet": "atoll.client.slices",
@@ -110,6 +116,7 @@ __all__ = [
     "ProgramError",
     "RecoveryError",
     "Replica",
+    "Routing",
     "Schedule",
     "SettingsError",
     "Slice",
@@ -128,10 +135,12 @@ __all__ = [
     "program",
     "recover",
     "replicate",
+    "route",
     "schedule",
     "stage_boundary",
     "switch",
     "trace",
+    "unroute",
     "while_loop",
 ]
 

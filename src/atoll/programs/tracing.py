@@ -7,7 +7,7 @@ computed at once. So a program's values are, bit for bit, those of its function 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,7 +82,22 @@ class Part:
     results: list[Value]
 
 
-RecordedNode = CallNode | TransferNode | IrregularNode
+@dataclass(eq=False)
+class RowsNode:
+    """A node of a sparse exchange, of rows in groups; `is_back` where they go back to where they came from."""
+
+    inputs: list[Value]
+    outputs: list[Value]
+    groups: int
+    is_back: bool
+    line: str
+    donated: tuple[int, ...] = ()
+
+
+RecordedNode = CallNode | TransferNode | IrregularNode | RowsNode
+
+# Primitives that become nodes of their own: what records each, for (trace, arguments, parameters).
+RECORDERS: dict[Any, Callable[[ProgramTrace, Sequence[Any], dict[str, Any]], list[ProgramTracer]]] = {}
 
 
 @dataclass
@@ -161,6 +176,8 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
                 self._put(each, device, copy)
                 for each, device, copy in zip(tracers, params["devices"], copies, strict=True)
             ]
+        if primitive in RECORDERS:
+            return RECORDERS[primitive](self, tracers, params)
         if internals.uses_references(primitive, tracers):
             raise ProgramError(
                 f"{primitive.name} at {internals.line()} is about a mutable array (jax.Ref), and a program has none "

@@ -16,7 +16,7 @@ from atoll.scheduling.gangs import GangSpec, HostFeeds
 from atoll.scheduling.ledger import Block
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.reasons import Waited
-from atoll.scheduling.tallies import Tally
+from atoll.scheduling.tallies import ROW_TRANSFERS, Tally
 from atoll.scheduling.tenants import Tenant
 from atoll.scheduling.tickets import NOBODY, Promise, Ticket
 
@@ -94,6 +94,26 @@ class GangRun:
     inherited: Sequence[Inherited] = ()  # until it has ended
     waited: Waited = ()  # before it was started
     tally: Tally | None = None  # where it counts, from its start on
+    rows: dict[int, tuple[int, int]] | None = None  # by host: bytes of rows sent, and received
+
+    def note_rows(self, host: int, sent: int, received: int) -> None:
+        """A host has moved so many bytes of rows, beside those that it has before."""
+        if self.rows is None:
+            self.rows = {}
+        before = self.rows.get(host, (0, 0))
+        self.rows[host] = before[0] + sent, before[1] + received
+
+    @property
+    def received(self) -> int:
+        """Bytes of rows, on all its hosts."""
+        return sum([received for _, received in self.rows.values()]) if self.rows else 0
+
+    def moved(self, hosts: tuple[int, ...]) -> int:
+        """The bytes that it moves, all of it; of rows, those that these hosts received, or else sent."""
+        if self.spec.kind not in ROW_TRANSFERS:
+            return self.launch.moved_by(self.spec)
+        which = self.spec.kind == "receive rows"
+        return sum([self.rows[host][which] for host in hosts if host in self.rows]) if self.rows else 0
 
     def incoming(self) -> Iterator[HostFeeds]:
         """What its hosts get from others, by the numbers of this launch."""

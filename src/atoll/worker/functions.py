@@ -19,9 +19,9 @@ from atoll.host_services.calls.client_errors import status_of
 from atoll.host_services.calls.threads import SessionThreads
 from atoll.host_services.profiles.programs import Programs
 from atoll.host_services.python.sessions import PythonSessions
-from atoll.ir.type_keys import TypeKeys
 from atoll.protocol.messages import Compile, Compiled, FunctionInfo, FunctionSource
 from atoll.transfers.inbox import Inbox
+from atoll.worker.type_keys import TypeKeys
 
 COMPILE_THREADS = 2
 # Functions that no session refers to are kept for the next script that sends the same program.

@@ -1,7 +1,8 @@
 """The seam between hosts: how the contents of shards get from one host of the cluster to another.
 
-`StepRunner` gives Send and Receive steps to a `HostNetwork`. `DataPortNetwork` sends bytes over the data plane; null
-hosts have a network of their own, which takes the time that a model says (`engines.null_hosts.network`).
+`StepRunner` gives Send, Receive, SendRows and ReceiveRows steps to a `HostNetwork`. `DataPortNetwork` sends bytes over
+the data plane; null hosts have a network of their own, which takes the time that a model says
+(`engines.null_hosts.network`).
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from atoll.transfers import host_data
 from atoll.transfers.data_port import DataPort
 from atoll.transfers.dtypes import numpy_dtype
 from atoll.worker.dispatch_unit import DispatchUnit, Read
+from atoll.worker.row_messages import packed, unpacked
 
 # Up to here a read is done on the executor's own thread, where nothing would block.
 SMALL_BYTES = 16 * 1024
 
 
 class HostNetwork(Protocol):
-    """Both methods are called on the executor's thread, and must not block."""
+    """All methods are called on the executor's thread, and must not block."""
 
     def send(self, step: p.Send, unit: DispatchUnit, array: DeviceArray, release: Callable[[], None]) -> None:
         """Has the pieces of `step` sent to their hosts' inboxes, under the run's feed numbers.
@@ -40,15 +42,24 @@ class HostNetwork(Protocol):
         Raises StatusError where one was failed instead.
         """
 
+    def send_rows(
+        self, step: p.SendRows, unit: DispatchUnit, arrays: tuple[DeviceArray, DeviceArray], release: Callable[[], None]
+    ) -> None:
+        """As `send`, for the rows and their numbers: how many go is known when these are ready."""
+
+    def receive_rows(self, step: p.ReceiveRows, unit: DispatchUnit) -> tuple[DeviceArray, DeviceArray | None]:
+        """As `receive`: the array, and its spans if it has any."""
+
 
 def is_small_and_ready(array: DeviceArray) -> bool:
     return array.nbytes <= SMALL_BYTES and array.is_ready()
 
 
 class DataPortNetwork:
-    """Sends bytes from reader threads, by the data port of `host`."""
+    """Sends bytes from reader threads, by the data port of `host`. `report` is told of rows' bytes, on any thread."""
 
-    def __init__(self, backend: DeviceBackend, data_port: DataPort, host: int) -> None:
+    def __init__(self, backend: DeviceBackend, data_port: DataPort, host: int, report: Callable[..., None]) -> None:
+        self._report = report
         self._backend = backend
         self._data_port = data_port
         self._inbox = data_port.inbox
@@ -106,6 +117,48 @@ class DataPortNetwork:
         received: DeviceArray = self._backend.put(array, shards)
         return received
 
+    def send_rows(
+        self, step: p.SendRows, unit: DispatchUnit, arrays: tuple[DeviceArray, DeviceArray], release: Callable[[], None]
+    ) -> None:
+        run = unit.plan_run.run
+        rows, numbers = map(self._backend.shards, arrays)
+        messages = step.exchange.sent(self._host)
+
+        def read() -> None:
+            try:
+                shards, known = [np.asarray(each) for each in rows], [np.asarray(each) for each in numbers]
+                sent = 0
+                for host, feed in messages:
+                    buffers = packed(step, self._host, host, shards, known)
+                    sent += sum(memoryview(each).nbytes for each in buffers)
+                    if host == self._host:
+                        self._inbox.put(run.session, run.host_feeds + feed, np.frombuffer(b"".join(buffers), np.uint8))
+                    else:
+                        send_to_host(self._data_port, self._host, host, run.session, run.host_feeds + feed, *buffers)
+                self._report(m.RowsMoved(unit.sequence, sent=sent))
+            finally:
+                release()
+
+        def at_once() -> bool:
+            return all(map(is_small_and_ready, arrays)) and all(
+                self._data_port.host_takes_at_once(host, SMALL_BYTES) for host, _ in messages if host != self._host
+            )
+
+        unit.reads.append(Read(read, at_once))
+
+    def receive_rows(self, step: p.ReceiveRows, unit: DispatchUnit) -> tuple[DeviceArray, DeviceArray | None]:
+        run = unit.plan_run.run
+        feeds = [run.host_feeds + feed for feed in step.feeds]
+        taken = self._inbox.take_all(run.session, feeds)
+        try:
+            shards, spans, nbytes = unpacked(step, [taken[feed][0] for feed in feeds])
+        finally:
+            for _, done in taken.values():
+                done()
+        self._report(m.RowsMoved(unit.sequence, received=nbytes))
+        array = self._backend.put(step.array, shards)
+        return array, None if step.spans_array is None else self._backend.put(step.spans_array, spans)
+
 
 def feeds_lost(host: int, receiver: int, lost: list[tuple[int, int]], why: str) -> m.FeedsLost:
     """What `host` reports of small pieces that may not have reached `receiver`."""
@@ -120,9 +173,9 @@ class Port(Protocol):
     def to_host(self, host: int) -> Any: ...
 
 
-def send_to_host(port: Port, sender: int, host: int, session: int, feed: int, content: Any) -> None:
+def send_to_host(port: Port, sender: int, host: int, session: int, feed: int, *contents: Any) -> None:
     """Raises UNAVAILABLE where the host cannot be reached: the controller then finds out why."""
     try:
-        port.to_host(host).send(session, feed, [content])
+        port.to_host(host).send(session, feed, contents)
     except OSError as error:  # as ConnectError is, too
         raise StatusError(Code.UNAVAILABLE, f"host {sender} cannot reach host {host}: {error}") from error

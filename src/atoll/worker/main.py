@@ -26,7 +26,6 @@ from atoll.host_services.calls.calls import Calls
 from atoll.host_services.profiles.recorder import Recorder
 from atoll.host_services.python.options import PythonHost
 from atoll.host_services.python.sessions import PythonSessions
-from atoll.ir.type_keys import TypeKeys
 from atoll.protocol import messages as m
 from atoll.transfers.data_port import DataPort
 from atoll.transfers.host_watch import neighbours
@@ -43,6 +42,7 @@ from atoll.worker.host_network import DataPortNetwork, feeds_lost
 from atoll.worker.message_handler import MessageHandler
 from atoll.worker.options import WorkerOptions
 from atoll.worker.step_runner import StepRunner
+from atoll.worker.type_keys import TypeKeys
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class Worker:
             )
         )
         functions = Functions(backend, inbox, keys, report, calls=calls, python=python)
-        network = DataPortNetwork(backend, data_port, options.host)
+        network = DataPortNetwork(backend, data_port, options.host, report)
         steps = StepRunner(backend, functions, data_port, network, keys)
         executor = ExecutorThread(steps, inbox, report)
         lease = Lease(self._lapsed)

@@ -34,6 +34,8 @@ from atoll.worker.store import Store
 
 _log = logging.getLogger(__name__)
 
+# Steps that wait for other hosts.
+_RECEIVES = (p.Receive, p.ReceiveRows)
 # What a session has sent that is done in order.
 _Item = DispatchUnit | m.DropRun | m.Free | m.CloseStore | m.DropFunction
 
@@ -208,7 +210,7 @@ class PlanExecutor:
                 segment = plan.segments[unit.segment]
                 while unit.position < len(segment.steps):
                     step = segment.steps[unit.position]
-                    if type(step) is p.Receive and not self._is_here(step, unit):
+                    if isinstance(step, _RECEIVES) and not self._is_here(step, unit):
                         unit.started = 0  # it takes no time of its own until then
                         return self._stand_aside(unit, store)
                     self._steps.run(step, unit)
@@ -273,9 +275,9 @@ class PlanExecutor:
         if unit.stop == len(unit.plan_run.plan.segments):
             self._plan_runs.pop(unit.plan_run.run.sequence, None)
 
-    def _is_here(self, step: p.Receive, unit: DispatchUnit) -> bool:
+    def _is_here(self, step: p.Receive | p.ReceiveRows, unit: DispatchUnit) -> bool:
         run = unit.plan_run.run
-        feeds = [run.host_feeds + piece.feed for piece in step.pieces]
+        feeds = [run.host_feeds + feed for feed in step.feeds]
         if self._inbox.await_all(run.session, feeds, self._wake, unit.sequence):
             return True
         self.endings.start_reads(unit)  # the other hosts may wait for them

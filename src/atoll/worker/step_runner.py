@@ -17,7 +17,6 @@ from atoll.errors import invalid
 from atoll.host_services.calls.callbacks import Callbacks
 from atoll.host_services.python.sessions import Input
 from atoll.ir import plan as p
-from atoll.ir.type_keys import TypeKeys
 from atoll.protocol import messages as m
 from atoll.transfers import host_data
 from atoll.transfers.data_port import DataPort
@@ -27,7 +26,9 @@ from atoll.worker.dispatch_unit import DispatchUnit, Read
 from atoll.worker.functions import Function, Functions
 from atoll.worker.host_network import SMALL_BYTES, HostNetwork, is_small_and_ready
 from atoll.worker.promises import Outcome, PromisedArray, raise_failure
+from atoll.worker.row_steps import RowSteps
 from atoll.worker.store import COMPUTED, NO_ARRAY, Buffer, ShardMemory, share
+from atoll.worker.type_keys import TypeKeys
 
 
 class StepRunner:
@@ -41,10 +42,8 @@ class StepRunner:
         network: HostNetwork,
         keys: TypeKeys,
     ) -> None:
-        self._backend = backend
-        self._functions = functions
-        self._data_port = data_port
-        self._network = network
+        self._backend, self._functions = backend, functions
+        self._data_port, self._network = data_port, network
         self._inbox = data_port.inbox
         self._keys = keys
         self._python = functions.python
@@ -54,6 +53,7 @@ class StepRunner:
         self.release_memory = backend.release_memory
         self._readers_lock = threading.Lock()
         self._client_runs = ClientRuns()
+        self._rows = RowSteps(network, self.deletions, _alive, self._hold_all, self._made)
 
     def run(self, step: p.Step, unit: DispatchUnit) -> None:
         """Runs one step: reads and writes the run's values, and notes what the unit's completion depends on."""
@@ -64,8 +64,8 @@ class StepRunner:
         elif type(step) is p.Python:
             self._call_python(step, unit, values)
         elif type(step) is p.Put:
-            values[step.output] = self._put(step, run)
-            unit.completions.append(ArrayCompletion(values[step.output].array, self.deletions))
+            buffer = values[step.output] = self._put(step, run)
+            unit.completions.append(ArrayCompletion(buffer.array, self.deletions))
         elif type(step) is p.Get:
             unit.reads.append(self._get(step, run, values))
         elif type(step) is p.Report:
@@ -80,8 +80,10 @@ class StepRunner:
             self._send(step, unit, values)
         elif type(step) is p.Receive:
             received = self._network.receive(step, run)
-            values[step.output] = self._buffer(received, step.array, _unusual_layout(step.array))
+            values[step.output] = self._made(received, step.array)
             unit.completions.append(ArrayCompletion(received, self.deletions))
+        elif type(step) is p.SendRows or type(step) is p.ReceiveRows:
+            self._rows.run(step, unit, values)
 
     def drop_function(self, name: str) -> None:
         """Nothing of what is still to be run needs it."""
@@ -105,7 +107,7 @@ class StepRunner:
             return self._functions.get(step.function).ordinals[0]
         if type(step) is p.Move:
             return step.arrays[0].devices[0]
-        return step.array.devices[0] if isinstance(step, p.Put | p.Receive | p.Select) else 0
+        return step.array.devices[0] if isinstance(step, p.Put | p.Receive | p.ReceiveRows | p.Select) else 0
 
     # ---- compute
 
@@ -241,7 +243,7 @@ class StepRunner:
         finally:
             for _, done in taken.values():
                 done()
-        return self._buffer(array, step.array, _unusual_layout(step.array))
+        return self._made(array, step.array)
 
     def _host_shards(self, step: p.Put, contents: list[Any]) -> list[np.ndarray[Any, Any]]:
         """What each local shard is to hold, by the contents of each piece. Raises INVALID_ARGUMENT where these do not
@@ -348,12 +350,18 @@ class StepRunner:
     def _send(self, step: p.Send, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
         buffer = values[step.input]
         array = _alive(buffer)
-        release = self._hold(buffer, len(self._backend.shards(array)))
+        release = self._hold_all(buffer)
         try:
             self._network.send(step, unit, array, release)
         except Exception:
             release()
             raise
+
+    def _hold_all(self, buffer: Buffer) -> Callable[[], None]:
+        return self._hold(buffer, len(self._backend.shards(buffer.array)))
+
+    def _made(self, array: Any, spec: p.LocalArray) -> Buffer:
+        return self._buffer(array, spec, _unusual_layout(spec))
 
     def _hold(self, buffer: Buffer, count: int) -> Callable[[], None]:
         """Its memory is neither donated nor deleted until the result is called, on any thread."""

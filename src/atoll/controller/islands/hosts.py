@@ -56,6 +56,7 @@ class Hosts:
             m.Pong: lambda host, message: tracing.host_answered(host, message, outbox.seconds),
             m.Enqueued: lambda host, message: launcher.enqueued(message.sequence),
             m.Reported: lambda host, message: launcher.irregular.reported(host, message.sequence, message.value),
+            m.RowsMoved: launcher.rows_moved,
             m.FeedsLost: self._feeds_lost,
             m.PeerSilent: peer_silent,
             m.FeedsArrived: feeds.feeds_arrived,

@@ -90,6 +90,7 @@ class Launcher:
         # For the other parts of the controller, at no cost for what is on the path of each gang.
         self.run_failed = self._endings.run_failed
         self.runs_ended = self._endings.runs_ended
+        self.rows_moved = self._endings.rows_moved
         self.finish = self._endings.finish
         self.fail = self._endings.fail
         self.release = self._buffers.release

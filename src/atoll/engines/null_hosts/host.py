@@ -14,7 +14,6 @@ from atoll.devices.null.model import NullModel
 from atoll.devices.null.moments import Clock
 from atoll.engines.null_hosts.network import NullNetwork
 from atoll.host_services.profiles.recorder import Recorder
-from atoll.ir.type_keys import TypeKeys
 from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox
 from atoll.worker.completions import ArrayCompletion, Completion, ReadCompletion, RunCompletion
@@ -24,6 +23,7 @@ from atoll.worker.message_handler import MessageHandler
 from atoll.worker.plan_executor import PlanExecutor
 from atoll.worker.relay import SendToHost
 from atoll.worker.step_runner import StepRunner
+from atoll.worker.type_keys import TypeKeys
 
 
 class AtOnce(Pool):

@@ -105,6 +105,17 @@ class Reported(Message, frozen=True, tag=55):
     value: int
 
 
+class RowsMoved(Message, frozen=True, tag=59):
+    """How many bytes a dispatch unit has sent to other hosts, or received, in a sparse exchange: only its devices knew.
+
+    Comes ahead of the unit's end.
+    """
+
+    sequence: int
+    sent: int = 0
+    received: int = 0
+
+
 # ---- controller -> worker
 
 
@@ -255,6 +266,7 @@ FromWorker = (
     | PeerSilent
     | PlanRegistered
     | Reported
+    | RowsMoved
 )
 ToWorker = (
     Refused

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.ir.type_keys import TypeKeys
+from atoll.worker.type_keys import TypeKeys
 
 
 def test_equal_types_have_equal_keys_and_others_have_others():
