@@ -27,7 +27,7 @@ def test_clients_whose_slices_migrate_notice_nothing(seed, steps, topology, doom
         world.open()
     for _ in range(steps):
         if rng.random() < 0.1:
-            world.move()
+            rng.choice([world.move, world.suspend])()
         elif rng.random() < 0.7:
             rng.choice(list(world.clients.values())).act()
             world.deliver()
@@ -67,12 +67,13 @@ def test_clients_whose_slices_migrate_notice_nothing(seed, steps, topology, doom
         assert (session.directory.entries, session.directory.nbytes) == ({}, 0)
         for host in world.hosts.values():
             assert host.stores[client.number] == {}, "all memory goes"
+            assert not host.asides.get(client.number), "nothing stays aside"
     assert not any(world.controller.memory.used.values())
 
     for client in list(world.clients.values()):
         world.close(client)
     for host in world.hosts.values():
-        assert (host.plans, host.stores, host.runs) == ({}, {}, {})
+        assert (host.plans, host.stores, host.runs, host.asides) == ({}, {}, {}, {})
         assert not any(host.lines.values())
     assert world.controller.functions.users == {}
     assert world.controller.slices.sessions == {}

@@ -100,6 +100,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     engine: str = DEFAULT_ENGINE  # that starts the hosts: `engines.kinds`
     wait_seconds: float = 0.0  # for an island to be up, its hosts' coming included; 0: as long as the engine needs
     bulk_tls: OnOff = OnOff.ON  # of data connections, where control connections are with TLS
+    suspend_folder: str = ""  # for sessions that are put aside on disk; "": one of each host's own
     relay_group: int = RELAY_GROUP  # hosts for which one of them relays messages, on islands of as many; 0: none does
 
     tenants: tuple[TenantSettings, ...] = ()  # who shares it, of whom no command line says: see `cluster.tenants`

@@ -250,6 +250,15 @@ class Reservations:
         waiting = self._waiting.get(ticket)
         return None if waiting is None else (waiting.device, waiting.nbytes, waiting.quota)
 
+    def is_wanted(self, tenant: Tenant) -> bool:
+        """Whether something of a tenant with a higher priority waits for memory."""
+        priority = tenant.settings.priority
+        return any(each.tenant.settings.priority > priority and not each.dropped for each in self._waiting)
+
+    def holders(self, device: HostDevice) -> list[str]:
+        """The sessions that hold memory of the device, as anybody may read of them."""
+        return [f"session {each.number}" for each in self._sessions.values() if self._held(each, device)]
+
     def is_waiting(self, session: int) -> bool:
         """Whether something of the session waits for memory."""
         return any(ticket.session == session and not ticket.dropped for ticket in self._waiting)

@@ -5,7 +5,6 @@ Every argument is checked here before a device sees it, since XLA ends the proce
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any
@@ -26,7 +25,7 @@ from atoll.worker.dispatch_unit import DispatchUnit, Read
 from atoll.worker.functions import Function, Functions
 from atoll.worker.host_network import SMALL_BYTES, HostNetwork, is_small_and_ready
 from atoll.worker.promises import Outcome, PromisedArray, raise_failure
-from atoll.worker.store import Buffer, Deleted, ShardMemory, share
+from atoll.worker.store import Buffer, Deleted, Readers, share
 
 
 class StepRunner:
@@ -51,7 +50,7 @@ class StepRunner:
         self.on_report: Callable[[int, int], None] = lambda sequence, value: None  # the same
         self.deletions = DeletionGuard()
         self.release_memory = backend.release_memory
-        self._readers_lock = threading.Lock()
+        self.readers = Readers()
 
     def run(self, step: p.Step, unit: DispatchUnit) -> None:
         """Runs one step: reads and writes the run's values, and notes what the unit's completion depends on."""
@@ -200,9 +199,9 @@ class StepRunner:
 
     def _python_input(self, position: int, buffer: Buffer) -> Input:
         """The argument stays as it is until it has been read, on another thread."""
-        array = _alive(buffer)
+        array = alive(buffer)
         dtype, shapes = self._keys.shards(buffer.key)
-        releases = [self._hold(buffer, len(shapes))]
+        releases = [self.readers.hold(buffer, len(shapes))]
 
         def release() -> None:
             with suppress(IndexError):  # it has been called
@@ -257,7 +256,7 @@ class StepRunner:
     # ---- from device to device
 
     def _move(self, buffer: Buffer, array: p.LocalArray, donate: bool) -> Buffer:
-        source = _alive(buffer)
+        source = alive(buffer)
         consume = donate and buffer.is_exclusive
         with self.deletions.lock if consume else nullcontext():
             moved = self._backend.move(source, array, consume)
@@ -269,7 +268,7 @@ class StepRunner:
         shards, sources = [], []
         for i, take in enumerate(step.takes):
             source = values[step.inputs[take.input]]
-            available = self._backend.shards(_alive(source))
+            available = self._backend.shards(alive(source))
             shard = available[take.shard]
             sources.append((source, take.shard, len(available)))
             if step.bitcast:
@@ -294,9 +293,9 @@ class StepRunner:
 
     def _get(self, step: p.Get, run: m.Run, values: dict[int, Buffer]) -> Read:
         buffer = values[step.input]
-        array = _alive(buffer)
+        array = alive(buffer)
         shards = self._backend.shards(array)
-        release = self._hold(buffer, len(shards))
+        release = self.readers.hold(buffer, len(shards))
         values[step.completion] = Buffer(_NO_ARRAY, -1, None)
         feed = run.feeds[step.feed]
 
@@ -329,9 +328,9 @@ class StepRunner:
 
     def _report(self, step: p.Report, unit: DispatchUnit, values: dict[int, Buffer]) -> Read:
         buffer = values[step.input]
-        array = _alive(buffer)
+        array = alive(buffer)
         shards = self._backend.shards(array)
-        release = self._hold(buffer, len(shards))
+        release = self.readers.hold(buffer, len(shards))
 
         def read() -> None:
             try:
@@ -343,24 +342,13 @@ class StepRunner:
 
     def _send(self, step: p.Send, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
         buffer = values[step.input]
-        array = _alive(buffer)
-        release = self._hold(buffer, len(self._backend.shards(array)))
+        array = alive(buffer)
+        release = self.readers.hold(buffer, len(self._backend.shards(array)))
         try:
             self._network.send(step, unit, array, release)
         except Exception:
             release()
             raise
-
-    def _hold(self, buffer: Buffer, count: int) -> Callable[[], None]:
-        """Its memory is neither donated nor deleted until the result is called, on any thread."""
-        shards = buffer.shard_memory(count)
-        self._count_reader(shards, 1)
-        return lambda: self._count_reader(shards, -1)
-
-    def _count_reader(self, shards: tuple[ShardMemory, ...], change: int) -> None:
-        with self._readers_lock:
-            for shard in shards:
-                shard.readers += change
 
 
 class _NoArray(Deleted):
@@ -382,7 +370,7 @@ def _unusual_layout(array: p.LocalArray) -> tuple[int, ...] | None:
     return None if layout is None or layout == tuple(range(len(layout))) else layout
 
 
-def _alive(buffer: Buffer) -> Any:
+def alive(buffer: Buffer) -> Any:
     if buffer.spec is None:
         raise invalid("a call's completion is no array")
     if buffer.array.is_deleted():

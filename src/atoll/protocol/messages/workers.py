@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from atoll.errors import Status
 from atoll.ir.plan import Plan
+from atoll.protocol.messages.asides import AsideFailed, AsidePut, DropAside, PutAside, SendAside
 from atoll.protocol.messages.opening import DeviceInfo, Message, Refused
 from atoll.protocol.messages.relays import Forward, JoinGroup
 
@@ -255,6 +256,8 @@ FromWorker = (
     | PeerSilent
     | PlanRegistered
     | Reported
+    | AsidePut
+    | AsideFailed
 )
 ToWorker = (
     Refused
@@ -270,6 +273,9 @@ ToWorker = (
     | CloseStore
     | DropFeed
     | FailFeeds
+    | PutAside
+    | SendAside
+    | DropAside
     | Ping
     | WorkerQuery
     | Peers
