@@ -19,9 +19,10 @@ from tests.thoroughness import examples
     st.sampled_from(["2x1x2", "1x2x2", "2x2x1", "3x1x1", "1x1x3"]),
     st.sampled_from([0.0, 0.15]),
     st.sampled_from([0, 0, 100]),
+    st.sampled_from([0, 1000]),
 )
-def test_clients_whose_slices_migrate_notice_nothing(seed, steps, topology, doom, memory):
-    world = MigratingWorld(random.Random(seed), topology, doom, device_memory=memory)
+def test_clients_whose_slices_migrate_notice_nothing(seed, steps, topology, doom, memory, spill):
+    world = MigratingWorld(random.Random(seed), topology, doom, device_memory=memory, spill=spill)
     rng = world.rng
     for _ in range(rng.randint(1, 3)):
         world.open()
@@ -55,7 +56,8 @@ def test_clients_whose_slices_migrate_notice_nothing(seed, steps, topology, doom
                 refused = bool(taint) and "share a physical one" in status.message
                 assert status.ok or refused or status.message in taint | maybe, f"{status} is none of {taint | maybe}"
         for handle, spec in client.arrays.items():
-            if session.directory.entries[handle].error is not None:
+            entry = session.directory.entries[handle]
+            if entry.error is not None or entry.aside is not None:
                 continue
             hosts = {client.locations[device].host for device in spec.sharding.devices}
             holding = {host.number for host in world.hosts.values() if handle in host.stores[client.number]}

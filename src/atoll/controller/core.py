@@ -47,6 +47,7 @@ from atoll.errors import invalid
 from atoll.migration.asides import Asides
 from atoll.migration.migrations import Migrations
 from atoll.migration.own_programs import OwnPrograms
+from atoll.migration.pressure import Pressure
 from atoll.migration.suspensions import Suspensions
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
@@ -191,6 +192,16 @@ class Controller:
             self._outbox,
             settings.suspend_folder,
         )
+        pressure = Pressure(
+            self.sessions,
+            self.launcher.memory,
+            self.slices,
+            asides,
+            self.suspensions,
+            settings.spill,
+            settings.suspend_lower,
+            lambda: self._outbox.seconds,
+        )
         self._relays = Relays(self.resources, self._outbox, self.launcher, settings.relay_group)
         self._recovery = Recovery(
             self.resources,
@@ -215,7 +226,9 @@ class Controller:
             self._outbox,
             self.resources,
             self.slices,
-            SliceRequests(self.sessions, self.resources, self.slices, self.memory.free, self._outbox),
+            SliceRequests(
+                self.sessions, self.resources, self.slices, self.memory.free, pressure.make_way, self._outbox
+            ),
             self._compilation,
             self.programs,
             self.launcher,
@@ -279,6 +292,7 @@ class Controller:
         self.suspensions.proceed()
         self.migrations.proceed()
         self.launcher.pump()
+        self.launcher.memory.seek_relief(event.seconds)
         self._compilation.release_late()
         return self._outbox.take()
 

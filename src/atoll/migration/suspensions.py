@@ -138,6 +138,11 @@ class Suspensions:
         self._enter(suspension, Stage.WAITING)
         self._try_to_resume(suspension)
 
+    def coming(self) -> list[Session]:
+        """Sessions whose memory is about to be free."""
+        on_the_way = (Stage.QUIESCING, Stage.DRAINING, Stage.PUTTING)
+        return [each.session for each in self.by_session.values() if each.stage in on_the_way]
+
     def quiesced(self, session: Session, number: int) -> None:
         """The proxy holds its client back; what it has sent before has come."""
         suspension = self.by_session.get(session.number)
