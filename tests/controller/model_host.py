@@ -106,8 +106,8 @@ class ModelHost:
                     assert piece.number in self.asides[session], "a piece comes back that is not aside"
                     self.returning.extend((host, session, feed) for host in hosts)
             case m.DropAside(session=session, pieces=pieces):
-                for piece in pieces:
-                    del self.asides[session][piece.number]
+                for piece in pieces:  # of a host that was lost meanwhile, it is gone already
+                    self.asides.get(session, {}).pop(piece.number, None)
 
     def dispatch(self, state: ModelRun, sequence: int, count: int) -> None:
         self.sequences.append((state.run.session, sequence))

@@ -29,6 +29,10 @@ def test_clients_whose_slices_migrate_notice_nothing(seed, steps, topology, doom
     for _ in range(steps):
         if rng.random() < 0.1:
             rng.choice([world.move, world.suspend])()
+        elif rng.random() < 0.01 and not world.down:
+            world.lose(rng.choice(list(world.controller.resources.islands)))
+        elif rng.random() < 0.05 and world.down:
+            world.restore(min(world.down))
         elif rng.random() < 0.7:
             rng.choice(list(world.clients.values())).act()
             world.deliver()

@@ -210,7 +210,7 @@ def test_the_loss_of_an_island_takes_what_is_in_its_memory_and_not_what_is_on_di
         play.outbox()
         entry = play.controller.sessions[play.session].directory.entries[5]
         assert (entry.error is None) == to_disk
-        assert entry.aside is not None or not to_disk
+        assert (entry.aside is not None) == to_disk
 
 
 @pytest.mark.parametrize("to_disk", [False, True])

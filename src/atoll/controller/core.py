@@ -176,7 +176,7 @@ class Controller:
         """Sessions, and the hosts that they run on."""
         queries = Queries(self.resources, self.sessions, self._outbox, _location, self.memory)
         own = OwnPrograms(self.programs, self.launcher, self._outbox)
-        asides = Asides(self.resources, self.launcher, own, self._outbox)
+        asides = Asides(self.sessions, self.resources, self.launcher, own, self._outbox)
         self.launcher.bring_back = asides.bring_back
         self.launcher.buffers.on_aside_freed = asides.drop
         self.migrations = Migrations(

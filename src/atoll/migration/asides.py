@@ -11,16 +11,17 @@ Pure. Invariant: a logical buffer is on devices, or aside, or on its way back, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from atoll.cluster.locations import Placement
 from atoll.cluster.resources import ResourceManager
-from atoll.errors import OK, Status, unimplemented
+from atoll.errors import OK, Code, Status, unimplemented
 from atoll.ir import program as ir
 from atoll.ir.types import ArraySpec, Opaque, Replicated, Tiled, shard_boxes, shard_shape
 from atoll.migration.controller import Launches, Out
 from atoll.migration.own_programs import OwnPrograms
+from atoll.migration.shared_memory import Shard, view_program, views_of
 from atoll.protocol import messages as m
 from atoll.scheduling.asides import Aside, AsidePart
 from atoll.scheduling.buffer_directory import Entry
@@ -36,6 +37,7 @@ class _Putting:
 
     session: Session
     arrays: dict[int, tuple[Entry, tuple[AsidePart, ...]]]  # by handle
+    views: dict[int, tuple[Shard, ...]]  # of these
     left: set[int]  # hosts
     then: Callable[[Status], None]
     pieces: dict[int, m.AsidePiece] = field(default_factory=dict)  # by number
@@ -58,7 +60,15 @@ class _Coming:
 class Asides:
     """Puts arrays of sessions aside, and brings them back."""
 
-    def __init__(self, resources: ResourceManager, launches: Launches, own: OwnPrograms, out: Out) -> None:
+    def __init__(
+        self,
+        sessions: Mapping[int, Session],
+        resources: ResourceManager,
+        launches: Launches,
+        own: OwnPrograms,
+        out: Out,
+    ) -> None:
+        self._sessions = sessions
         self._resources = resources
         self._launches = launches
         self._own = own
@@ -77,35 +87,37 @@ class Asides:
         handles: Iterable[int],
         then: Callable[[Status], None],
         folder: str = "",
-        manifest: Callable[[Mapping[int, Sequence[AsidePart]]], bytes] = lambda arrays: b"",
+        manifest: Callable[[Mapping[int, Aside]], bytes] = lambda arrays: b"",
     ) -> None:
         """Puts these arrays aside, in files with a `folder`: all of them, or none. Those that are used meanwhile stay.
 
         Raises UNIMPLEMENTED for an array that has no known shards.
         """
+        entries = {handle: session.directory.entries[handle] for handle in handles}
+        for handle, entry in entries.items():
+            _check_kind(handle, entry)
+        views = views_of(entries, session.devices.locations)
         arrays: dict[int, tuple[Entry, tuple[AsidePart, ...]]] = {}
         shards: dict[int, list[tuple[int, int, int]]] = {}  # by host
-        for handle in handles:
-            entry = session.directory.entries[handle]
-            parts = self._parts(session, handle, entry)
+        for handle, entry in sorted(entries.items(), key=lambda each: each[0] in views):  # views after the others
+            parts = self._parts(session, entry) if handle not in views else []
             arrays[handle] = (entry, tuple(part for part, _ in parts))
             for part, shard in parts:
                 shards.setdefault(part.host, []).append((part.piece.number, handle, shard))
         request = self._next_request
         self._next_request += 1
-        self._putting[request] = putting = _Putting(session, arrays, set(shards), then)
-        text = manifest({handle: parts for handle, (_, parts) in arrays.items()}) if folder else b""
+        self._putting[request] = putting = _Putting(session, arrays, views, set(shards), then)
+        asides = {handle: Aside(parts, views.get(handle, ())) for handle, (_, parts) in arrays.items()}
+        text = manifest(asides) if folder else b""
         for host, some in sorted(shards.items()):
             self._out.to_host(host, m.PutAside(session.number, request, tuple(some), bool(folder), folder, text))
         if not shards:
             self._put_done(request, putting)
 
-    def _parts(self, session: Session, handle: int, entry: Entry) -> list[tuple[AsidePart, int]]:
+    def _parts(self, session: Session, entry: Entry) -> list[tuple[AsidePart, int]]:
         """What is to be kept of an array, each with the number of one of its host's shards that holds it."""
         spec = entry.spec
         assert spec is not None
-        if isinstance(spec.sharding.tiling, Opaque):
-            raise unimplemented(f"array {handle}, made by {entry.maker!r}, is of a kind that cannot be put aside")
         same: dict[tuple[int, object], list[int]] = {}
         first: dict[tuple[int, object], int] = {}
         counts: dict[int, int] = {}
@@ -138,21 +150,42 @@ class Asides:
         del self._putting[request]
         session = putting.session
         for handle, (entry, parts) in putting.arrays.items():
-            known = tuple(
-                AsidePart(putting.pieces[part.piece.number], part.host, part.positions)
-                for part in parts
-                if part.piece.number in putting.pieces
-            )
-            if putting.failure is None and session.directory.entries.get(handle) is entry and entry.is_idle:
+            aside = self._aside(putting, handle, parts)
+            is_there = session.directory.entries.get(handle) is entry and entry.is_idle
+            if putting.failure is None and aside is not None and is_there:
                 self._out.free(entry.hosts, session.number, (handle,))
                 self._launches.memory.release(entry)
-                entry.aside = Aside(known)
-                entry.hosts = entry.aside.memory_hosts
+                entry.aside = aside
+                entry.hosts = aside.memory_hosts
                 session.has_asides = True
-            else:
-                self.drop(session, Aside(known))
+            elif aside is not None:
+                self.drop(session, aside)
         self._out.flush_frees()  # what lies there goes before anything comes back under its handle
         putting.then(putting.failure or OK)
+
+    def _aside(self, putting: _Putting, handle: int, parts: tuple[AsidePart, ...]) -> Aside | None:
+        """What is kept of an array now; None for a view of what is not aside."""
+        if handle not in putting.views:
+            pieces = putting.pieces
+            return Aside(
+                tuple(
+                    AsidePart(pieces[part.piece.number], part.host, part.positions)
+                    for part in parts
+                    if part.piece.number in pieces
+                )
+            )
+        sources = {source for source, _ in putting.views[handle]}
+        asides = [putting.arrays[source][0].aside for source in sources]
+        if any(each is None for each in asides):
+            return None
+        hosts = {host for each in asides if each is not None for host in each.memory_hosts}
+        return Aside((), putting.views[handle], tuple(sorted(hosts)))
+
+    def cancel(self, session: Session, status: Status) -> None:
+        """What is being put aside of the session stays on its devices."""
+        for putting in self._putting.values():
+            if putting.session is session:
+                putting.failure = putting.failure or status
 
     # ---- bringing back
 
@@ -170,24 +203,34 @@ class Asides:
         Raises StatusError where an array cannot be there.
         """
         places = session.devices.locations if places is None else places
-        programs: dict[tuple[ArraySpec, tuple[tuple[int, ...], ...]], int] = {}
+        entries = session.directory.entries
+        programs: dict[ir.Program, int] = {}
         try:
-            for handle in handles:
-                entry = session.directory.entries[handle]
-                aside, spec = entry.aside, entry.spec
-                assert aside is not None
+            for handle in sorted(handles, key=lambda each: bool(_there(entries[each]).views)):  # views after the others
+                entry = entries[handle]
+                aside, spec = _there(entry), entry.spec
                 assert spec is not None
-                key = (spec, tuple(part.positions for part in aside.parts))
-                if key not in programs:
-                    programs[key] = self._own.make(session, _definition(*key), places)
+                sources = {source: entries[source].spec for source, _ in aside.views if source in entries}
+                specs = {source: each for source, each in sources.items() if each is not None}
+                if aside.views:
+                    if len(specs) < len({source for source, _ in aside.views}):  # only a proxy that lies releases them
+                        entry.aside, entry.error = None, Status(Code.DATA_LOSS, "what it was a part of is gone")
+                        then(handle, entry.error)
+                        continue
+                    definition = view_program(spec, aside.views, specs)
+                else:
+                    definition = _definition(spec, tuple(part.positions for part in aside.parts))
+                if definition not in programs:
+                    programs[definition] = self._own.make(session, definition, places)
                 coming = _Coming(session, handle, entry, aside, lambda status, h=handle: then(h, status), keeps)  # type: ignore[misc]
-                self._launch(coming, programs[key], spec, places)
+                self._launch(coming, programs[definition], tuple(specs), places)
         finally:
             for number in programs.values():
                 self._own.drop(session, number)
 
-    def _launch(self, coming: _Coming, program: int, spec: ArraySpec, places: Placement) -> None:
-        session, aside = coming.session, coming.aside
+    def _launch(self, coming: _Coming, program: int, sources: tuple[int, ...], places: Placement) -> None:
+        session, aside, spec = coming.session, coming.aside, coming.entry.spec
+        assert spec is not None
         first, count = self._next_feed, len(aside.parts)
         self._next_feed += count
         feeds = tuple(range(first, first + count))
@@ -202,7 +245,7 @@ class Asides:
         for host, pieces in sorted(by_host.items()):
             self._out.to_host(host, m.SendAside(session.number, first, tuple(pieces)))
         self._own.take_credit(session)
-        launch = m.Launch(program, (), (coming.handle,), feeds)
+        launch = m.Launch(program, sources, (coming.handle,), feeds)
         coming.launch = self._launches.launch_again(session, launch, lambda ended: self._came(coming, feeds, ended))
 
     def _is_there(self, host: int) -> bool:
@@ -233,7 +276,11 @@ class Asides:
                 continue
             self._out.free(entry.hosts, session.number, (handle,))
             self._launches.memory.release(entry)
-            entry.aside, entry.error, entry.ready, entry.hosts = aside, None, True, aside.memory_hosts
+            if all(self._is_there(host) for host in aside.memory_hosts):
+                entry.aside, entry.error, entry.ready, entry.hosts = aside, None, True, aside.memory_hosts
+            else:
+                entry.error, entry.ready = entry.error or status, True
+                self.drop(session, aside)
         self._out.flush_frees()
 
     # ---- the end
@@ -258,13 +305,28 @@ class Asides:
                 del self._putting[request]
 
     def hosts_lost(self, hosts: set[int], status: Status) -> None:
-        """What these hosts were to copy will not be."""
+        """What these hosts were to copy will not be. What they had in memory is lost: its errors are set already."""
+        for session in self._sessions.values():
+            for entry in session.directory.entries.values() if session.has_asides else ():
+                if entry.aside is not None and not hosts.isdisjoint(entry.aside.memory_hosts):
+                    self.drop(session, entry.aside)
+                    entry.aside = None
         for request, putting in list(self._putting.items()):
             if putting.left & hosts:
                 putting.failure = putting.failure or status
                 putting.left -= hosts
                 if not putting.left:
                     self._put_done(request, putting)
+
+
+def _check_kind(handle: int, entry: Entry) -> None:
+    if entry.spec is None or isinstance(entry.spec.sharding.tiling, Opaque):
+        raise unimplemented(f"array {handle}, made by {entry.maker!r}, is of a kind that cannot be put aside")
+
+
+def _there(entry: Entry) -> Aside:
+    assert entry.aside is not None
+    return entry.aside
 
 
 def _contents(spec: ArraySpec, position: int) -> object:

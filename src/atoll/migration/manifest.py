@@ -7,14 +7,14 @@ source and where they run, programs as they were defined.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from atoll.ir.program import Program
 from atoll.ir.types import ArraySpec
-from atoll.scheduling.asides import AsidePart
+from atoll.scheduling.asides import Aside
 from atoll.scheduling.session import Session
 
 
@@ -27,11 +27,15 @@ class PartOfArray(msgspec.Struct, frozen=True):
 
 
 class ArrayAside(msgspec.Struct, frozen=True):
-    """A logical buffer. Devices are virtual; `maker` is the program that made it."""
+    """A logical buffer. Devices are virtual; `maker` is the program that made it.
+
+    What shares all of its memory with others has no parts: `views` are, for each shard, (handle, position) of another.
+    """
 
     handle: int
     spec: ArraySpec
     parts: tuple[PartOfArray, ...]
+    views: tuple[tuple[int, int], ...] = ()
     maker: str = ""
 
 
@@ -76,7 +80,7 @@ class SessionAside(msgspec.Struct, frozen=True):
     errors: dict[int, str]
 
 
-def manifest_of(session: Session, arrays: Mapping[int, Sequence[AsidePart]]) -> bytes:
+def manifest_of(session: Session, arrays: Mapping[int, Aside]) -> bytes:
     """As JSON."""
     entries = session.directory.entries
     where = {device.id: device for device in session.devices.virtual}
@@ -97,10 +101,11 @@ def manifest_of(session: Session, arrays: Mapping[int, Sequence[AsidePart]]) -> 
             ArrayAside(
                 handle,
                 _spec(entries[handle].spec),
-                tuple(PartOfArray(part.piece.number, part.host, part.positions) for part in parts),
+                tuple(PartOfArray(part.piece.number, part.host, part.positions) for part in aside.parts),
+                aside.views,
                 entries[handle].maker,
             )
-            for handle, parts in arrays.items()
+            for handle, aside in arrays.items()
         ),
         tuple(
             FunctionAside(number, request.content, request.assignment)

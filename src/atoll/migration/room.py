@@ -27,7 +27,8 @@ class Room:
         """For what the session has aside."""
         found: dict[int, int] = {}
         for entry in session.directory.entries.values():
-            if entry.aside is not None and entry.spec is not None and entry.error is None:
+            # A view has the memory of others.
+            if entry.aside is not None and not entry.aside.views and entry.spec is not None and entry.error is None:
                 sharding = entry.spec.sharding
                 for position, device in enumerate(sharding.devices):
                     shape = shard_shape(sharding, entry.spec.shape, position)

@@ -249,6 +249,7 @@ class Suspensions:
         if self.by_session.pop(session.number, None) is None:
             return
         session.suspended = ""
+        self._asides.cancel(session, status)
         self._out.to_session(session.number, m.Migrated(suspension.number, ()))
         suspension.then(status)
 

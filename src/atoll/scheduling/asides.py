@@ -19,9 +19,13 @@ class AsidePart:
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """All shards of a buffer."""
+    """All shards of a buffer: what is kept of it, or, where others have all of its memory, too, which shards of which
+    other buffers they are, and the hosts in whose memory those are.
+    """
 
     parts: tuple[AsidePart, ...]
+    views: tuple[tuple[int, int], ...] = ()  # (handle, position) of others
+    view_hosts: tuple[int, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -35,7 +39,7 @@ class Aside:
     @property
     def memory_hosts(self) -> tuple[int, ...]:
         """The hosts whose loss is that of the buffer: files outlive them."""
-        return tuple(sorted({part.host for part in self.parts if not part.piece.path}))
+        return self.view_hosts or tuple(sorted({part.host for part in self.parts if not part.piece.path}))
 
     def by_host(self) -> Iterator[tuple[int, tuple[m.AsidePiece, ...]]]:
         """What each host keeps."""

@@ -145,7 +145,7 @@ class Launcher:
         session.launched()
         launch = self._new_launch(session, program, message, are_promised=True)
         launch.then = then
-        for made, entry in zip(program.values, launch.entries, strict=True):
+        for made, entry in zip(program.values, launch.entries[program.arguments :], strict=True):
             entry.hosts, entry.ready = made.hosts, False
         self._line_up(launch, self._make_tickets(session, launch))
         return launch
