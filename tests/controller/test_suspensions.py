@@ -213,6 +213,24 @@ def test_the_loss_of_an_island_takes_what_is_in_its_memory_and_not_what_is_on_di
         assert (entry.aside is not None) == to_disk
 
 
+def test_an_island_can_be_drained_of_sessions_that_are_on_disk():
+    for to_disk in (False, True):
+        play = SuspendPlay()
+        play.suspended(to_disk)
+        play.operator(m.DrainRequest(0))
+        said = play.outbox()
+        assert any(isinstance(each, m.EndIsland) for each in said) == to_disk
+        if not to_disk:
+            assert "session 1 is suspended in memory" in answer_in(said).status.message
+            continue
+        play.engine(m.IslandEnded(0))
+        play.flush()
+        assert "waits for island 0, which is drained" in answer_in(play.resume()).status.message
+        # Another host may see the same files.
+        (send,) = [each for each in play.resume(1) if isinstance(each, m.SendAside)]
+        assert send.pieces[0][2] == (1,)
+
+
 @pytest.mark.parametrize("to_disk", [False, True])
 def test_a_suspended_session_that_ends_leaves_nothing(to_disk: bool):
     play = SuspendPlay()

@@ -138,6 +138,15 @@ class Suspensions:
         self._enter(suspension, Stage.WAITING)
         self._try_to_resume(suspension)
 
+    def needs(self, session: Session, island: int) -> bool:
+        """Whether the session would lose something with the island: of one that is on disk nothing is there."""
+        suspension = self.by_session.get(session.number)
+        if suspension is not None and suspension.stage in (Stage.SUSPENDED, Stage.WAITING):
+            hosts = set(self._resources.hosts_of(island))
+            asides = (entry.aside for entry in session.directory.entries.values())
+            return any(each is not None and not hosts.isdisjoint(each.memory_hosts) for each in asides)
+        return any(location.island == island for location in session.devices.locations.values())
+
     def coming(self) -> list[Session]:
         """Sessions whose memory is about to be free."""
         on_the_way = (Stage.QUIESCING, Stage.DRAINING, Stage.PUTTING)

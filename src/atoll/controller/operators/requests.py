@@ -273,7 +273,7 @@ class Operators:
         plans: dict[int, Callable[[], Changes]] = {}
         problems: list[str] = []
         for session in self._sessions.values():
-            if any(location.island == island for location in session.devices.locations.values()):
+            if self._suspensions.needs(session, island):
                 try:
                     plans[session.number] = self._way_out(session, island)
                 except StatusError as error:
