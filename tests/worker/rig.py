@@ -52,6 +52,7 @@ class Rig:
         from atoll.devices.xla.backend import XlaBackend
         from atoll.transfers.data_port import DataPort
         from atoll.transfers.inbox import Inbox
+        from atoll.worker.asides import Asides
         from atoll.worker.executor_thread import ExecutorThread
         from atoll.worker.functions import Functions
         from atoll.worker.host_network import DataPortNetwork
@@ -66,7 +67,8 @@ class Rig:
         self.functions = Functions(self.backend, self.inbox, keys, self.report)
         network = DataPortNetwork(self.backend, self.port, 0, self.report)
         steps = StepRunner(self.backend, self.functions, self.port, network, keys)
-        self.executor = ExecutorThread(steps, self.inbox, self.report)
+        self.asides = Asides(self.backend, self.inbox, self.port, 0, steps.readers, self.report)
+        self.executor = ExecutorThread(steps, self.inbox, self.report, self.asides)
         self.session = 0
         self._next = 0
 

@@ -44,7 +44,11 @@ from atoll.controller.sessions.queries import Queries
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.sessions.slices import SliceRequests
 from atoll.errors import invalid
+from atoll.migration.asides import Asides
 from atoll.migration.migrations import Migrations
+from atoll.migration.own_programs import OwnPrograms
+from atoll.migration.pressure import Pressure
+from atoll.migration.suspensions import Suspensions
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.protocol.actions import AnyAction, End, KeepEstimates, KeepUsage
@@ -95,6 +99,7 @@ class Controller:
             self._lifecycle,
             self.slices,
             self.migrations,
+            self.suspensions,
             self.launcher,
             self._recovery.forget_hosts,
             self._outbox,
@@ -170,8 +175,32 @@ class Controller:
     def _make_sessions(self, settings: ClusterSettings) -> None:
         """Sessions, and the hosts that they run on."""
         queries = Queries(self.resources, self.sessions, self._outbox, _location, self.memory)
+        own = OwnPrograms(self.programs, self.launcher, self._outbox)
+        asides = Asides(self.sessions, self.resources, self.launcher, own, self._outbox)
+        self.launcher.bring_back = asides.bring_back
+        self.launcher.buffers.on_aside_freed = asides.drop
         self.migrations = Migrations(
-            self.resources, self._compilation, queries, self.launcher, self.programs, self._outbox
+            self.resources, self._compilation, queries, self.launcher, self.programs, own, asides, self._outbox
+        )
+        self.suspensions = Suspensions(
+            self.migrations,
+            asides,
+            self.resources,
+            self.slices,
+            self.launcher,
+            self.history,
+            self._outbox,
+            settings.suspend_folder,
+        )
+        pressure = Pressure(
+            self.sessions,
+            self.launcher.memory,
+            self.slices,
+            asides,
+            self.suspensions,
+            settings.spill,
+            settings.suspend_lower,
+            lambda: self._outbox.seconds,
         )
         self._relays = Relays(self.resources, self._outbox, self.launcher, settings.relay_group)
         self._recovery = Recovery(
@@ -197,12 +226,15 @@ class Controller:
             self._outbox,
             self.resources,
             self.slices,
-            SliceRequests(self.sessions, self.resources, self.slices, self.memory.free, self._outbox),
+            SliceRequests(
+                self.sessions, self.resources, self.slices, self.memory.free, pressure.make_way, self._outbox
+            ),
             self._compilation,
             self.programs,
             self.launcher,
             queries,
             self.migrations,
+            self.suspensions,
             self._recovery,
             settings.lease_seconds,
             self.history,
@@ -223,6 +255,7 @@ class Controller:
             self._recovery.peer_silent,
             self._relays,
             self._tracing,
+            asides,
         )
 
     def _subscribe(self) -> None:
@@ -232,6 +265,7 @@ class Controller:
         subscribe(IslandReady, self._operators.island_ready)
         subscribe(IslandLost, self._recovery.island_lost)
         subscribe(IslandLost, self.migrations.island_lost)
+        subscribe(IslandLost, self.suspensions.island_lost)
         subscribe(IslandLost, self._relays.island_lost)
         subscribe(IslandLost, self.programs.island_lost)
         subscribe(IslandBack, self._recovery.island_back)
@@ -255,8 +289,10 @@ class Controller:
 
     def _flush(self, event: e.Flush) -> list[AnyAction]:
         self.log.trim()
+        self.suspensions.proceed()
         self.migrations.proceed()
         self.launcher.pump()
+        self.launcher.memory.seek_relief(event.seconds)
         self._compilation.release_late()
         return self._outbox.take()
 
@@ -270,6 +306,7 @@ class Controller:
         self._sessions.tick(now)
         self._recovery.tick(now)
         self.migrations.tick(now)
+        self.suspensions.tick(now)
         self._operators.tick(now)
         self._tracing.tick(now)
         self._failures.tick(now)

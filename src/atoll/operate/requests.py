@@ -26,7 +26,16 @@ from atoll.wire.connection import Connection, connect
 REPLY_SECONDS = 10.0
 OPERATION_SECONDS = 900.0  # longer than the controller tries to move something
 
-Operation = m.RemapRequest | m.AddIslandRequest | m.DrainRequest | m.SetTenant | m.RemoveTenant | m.EndSessionRequest
+Operation = (
+    m.RemapRequest
+    | m.SuspendRequest
+    | m.ResumeRequest
+    | m.AddIslandRequest
+    | m.DrainRequest
+    | m.SetTenant
+    | m.RemoveTenant
+    | m.EndSessionRequest
+)
 
 
 def request_report(address: Address, token: str, join: JoinString | None = None) -> bytes:

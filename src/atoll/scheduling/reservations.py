@@ -14,7 +14,7 @@ and nobody counts but the tenant's own sessions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -35,6 +35,8 @@ from atoll.scheduling.tickets import Gang, Ticket
 # Device time of others that may pass a ticket which waits for memory.
 CLAIM_NS = 100_000_000
 _NAMED_HOLDERS = 5
+# For what runs to free memory by itself, until others are made to.
+RELIEF_SECONDS = 0.1
 
 
 @dataclass(slots=True, eq=False)
@@ -78,6 +80,9 @@ class Reservations:
         self._scheduler = scheduler
         self._resources = resources
         self._waiting: dict[Ticket[GangRun], _Waiting] = {}  # in the order in which they began to
+        # Whether a device is about to have so many bytes more for a ticket, which fails otherwise where that is asked
+        # for the last time: see `migration.pressure`.
+        self.relieve: Callable[[Ticket[GangRun], HostDevice, int, bool], bool] = lambda *lacking: False
 
     # ---- taking
 
@@ -250,6 +255,15 @@ class Reservations:
         waiting = self._waiting.get(ticket)
         return None if waiting is None else (waiting.device, waiting.nbytes, waiting.quota)
 
+    def is_wanted(self, tenant: Tenant) -> bool:
+        """Whether something of a tenant with a higher priority waits for memory."""
+        priority = tenant.settings.priority
+        return any(each.tenant.settings.priority > priority and not each.dropped for each in self._waiting)
+
+    def holders(self, device: HostDevice) -> list[str]:
+        """The sessions that hold memory of the device, as anybody may read of them."""
+        return [f"session {each.number}" for each in self._sessions.values() if self._held(each, device)]
+
     def is_waiting(self, session: int) -> bool:
         """Whether something of the session waits for memory."""
         return any(ticket.session == session and not ticket.dropped for ticket in self._waiting)
@@ -261,11 +275,24 @@ class Reservations:
             if ticket.dropped:
                 del self._waiting[ticket]
             elif self._is_hopeless(waiting):
+                if self._may_be_relieved(waiting, is_last=True):
+                    continue
                 del self._waiting[ticket]
                 found.append((waiting.gang, self._exhausted(waiting)))
             else:
                 self._offer(waiting)  # a quota was raised, or a claim counts no more
         return found
+
+    def seek_relief(self, now: float) -> None:
+        """Who has waited for memory for a while, which what runs has not freed, may be helped."""
+        for waiting in list(self._waiting.values()):
+            if not waiting.ticket.dropped and now - waiting.ticket.since >= RELIEF_SECONDS:
+                self._may_be_relieved(waiting, is_last=False)
+
+    def _may_be_relieved(self, waiting: _Waiting, is_last: bool) -> bool:
+        if waiting.quota or waiting.nbytes > self.ledger.capacity.get(waiting.device, waiting.nbytes):
+            return False
+        return self.relieve(waiting.ticket, waiting.device, waiting.nbytes, is_last)
 
     def _is_hopeless(self, waiting: _Waiting) -> bool:
         if not waiting.quota and waiting.nbytes > self.ledger.capacity.get(waiting.device, waiting.nbytes):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from atoll.cluster.virtual_devices import SessionDevices
@@ -44,6 +44,7 @@ class Launch:
     promise: Promise[GangRun] | None = None  # of its results
     part_of: Undecided | None = None  # the launch of a node that depends on data
     seconds: float = 0.0  # when it came, by the controller's clock
+    then: Callable[[Launch], None] | None = None  # called at its end, where the controller itself has launched it
     handles: tuple[int, ...] = field(init=False)  # of arguments and results
 
     def __post_init__(self) -> None:
@@ -157,6 +158,8 @@ class Session:
     late_releases: deque[tuple[int, int]] = field(default_factory=deque)
     leaves_islands: bool = False  # by itself, when they are drained
     has_errors: bool = False  # some buffer of it stands for an error
+    has_asides: bool = False  # some buffer of it may be aside
+    suspended: str = ""  # how far its suspension has come, in a few words; "" where it runs
 
     def launched(self) -> None:
         """One launch more is in flight."""

@@ -34,6 +34,7 @@ from atoll.transfers.kinds import KINDS, ONE_CLIENT_KINDS
 from atoll.wire.address import Address, check_may_listen, parse_address
 from atoll.wire.blocking import BlockingConnection
 from atoll.wire.tls.identity import Identity
+from atoll.worker.asides import Asides
 from atoll.worker.executor_thread import ExecutorThread
 from atoll.worker.functions import Functions
 from atoll.worker.host_group import HostGroup
@@ -97,11 +98,12 @@ class Worker:
         functions = Functions(backend, inbox, keys, report, calls=calls, python=python)
         network = DataPortNetwork(backend, data_port, options.host, report)
         steps = StepRunner(backend, functions, data_port, network, keys)
-        executor = ExecutorThread(steps, inbox, report)
+        asides = Asides(backend, inbox, data_port, options.host, steps.readers, report)
+        executor = ExecutorThread(steps, inbox, report, asides)
         lease = Lease(self._lapsed)
         recorder = Recorder(backend.begin_profile, functions.programs.others, calls, options.host)
         self._handler = MessageHandler(
-            backend, functions, data_port, executor.submit, lease.renew, report, recorder, options.host
+            backend, functions, data_port, executor.submit, lease.renew, report, recorder, asides, options.host
         )
         where = advertised(data_port.address, options.advertise)
         connection.send(*introduction(options.island, options.host, backend, where, options.incarnation, token))

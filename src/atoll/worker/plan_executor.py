@@ -25,6 +25,7 @@ from atoll.host_services.calls.client_errors import status_of
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox
+from atoll.worker.asides import Asides
 from atoll.worker.completions import ArrayCompletion, Watcher
 from atoll.worker.dispatch_unit import DispatchUnit, PlanRun
 from atoll.worker.endings import Endings
@@ -37,7 +38,7 @@ _log = logging.getLogger(__name__)
 # Steps that wait for other hosts.
 _RECEIVES = (p.Receive, p.ReceiveRows)
 # What a session has sent that is done in order.
-_Item = DispatchUnit | m.DropRun | m.Free | m.CloseStore | m.DropFunction
+_Item = DispatchUnit | m.DropRun | m.Free | m.PutAside | m.CloseStore | m.DropFunction
 
 
 class PlanExecutor:
@@ -54,12 +55,14 @@ class PlanExecutor:
         watcher: Watcher,
         readers: Pool,
         wake: Callable[[], None],
+        asides: Asides,
         now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._steps = steps
         self._inbox = inbox
         self._report = report
         self._wake = wake
+        self._asides = asides
         self._now = now
         self.endings = Endings(steps, report, watcher, readers, now)
         self._stores: dict[int, Store] = {}
@@ -70,8 +73,8 @@ class PlanExecutor:
         self._aside: dict[int, list[DispatchUnit]] = {}  # by session
 
     def handle(self, message: Any) -> None:
-        """Takes one of Run, Dispatch, DropRun, Free, RegisterPlan, DropPlan, DropFunction, OpenStore, CloseStore, or an
-        Outcome.
+        """Takes one of Run, Dispatch, DropRun, Free, PutAside, RegisterPlan, DropPlan, DropFunction, OpenStore,
+        CloseStore, or an Outcome.
 
         What belongs to a session is done in order.
         """
@@ -80,7 +83,7 @@ class PlanExecutor:
                 self._run(message)
             elif type(message) is m.Dispatch:
                 self._dispatch(message)
-            elif type(message) in (m.Free, m.DropRun, m.CloseStore):
+            elif type(message) in (m.Free, m.DropRun, m.PutAside, m.CloseStore):
                 self._do_in_order(message.session, message)
             elif type(message) is m.DropFunction:
                 self._do_in_order(self._steps.session_of(message.function), message)
@@ -167,6 +170,8 @@ class PlanExecutor:
                     with self._steps.deletions.lock if delete else nullcontext():
                         for handle in handles:
                             store.free(handle, delete)
+            case m.PutAside():
+                self._asides.put(item, self._stores.get(item.session))
             case m.DropFunction(function=function):
                 self._steps.drop_function(function)
             case m.DropRun(run=run):

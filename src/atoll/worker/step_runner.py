@@ -5,7 +5,6 @@ Every argument is checked here before a device sees it, since XLA ends the proce
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any
@@ -27,7 +26,7 @@ from atoll.worker.functions import Function, Functions
 from atoll.worker.host_network import SMALL_BYTES, HostNetwork, is_small_and_ready
 from atoll.worker.promises import Outcome, PromisedArray, raise_failure
 from atoll.worker.row_steps import RowSteps
-from atoll.worker.store import COMPUTED, NO_ARRAY, Buffer, ShardMemory, share
+from atoll.worker.store import COMPUTED, NO_ARRAY, Buffer, Readers, share
 from atoll.worker.type_keys import TypeKeys
 
 
@@ -51,9 +50,9 @@ class StepRunner:
         self.on_report: Callable[[int, int], None] = lambda sequence, value: None  # the same
         self.deletions = DeletionGuard()
         self.release_memory = backend.release_memory
-        self._readers_lock = threading.Lock()
+        self.readers = Readers()
         self._client_runs = ClientRuns()
-        self._rows = RowSteps(network, self.deletions, _alive, self._hold_all, self._made)
+        self._rows = RowSteps(network, self.deletions, alive, self._hold_all, self._made)
 
     def run(self, step: p.Step, unit: DispatchUnit) -> None:
         """Runs one step: reads and writes the run's values, and notes what the unit's completion depends on."""
@@ -125,7 +124,7 @@ class StepRunner:
             arguments[position] = self._backend.copy(arguments[position])
         stream = stream_of(unit, function.loaded)
         if has_thread(step, unit, function.loaded):
-            holds = [self._hold(buffer, 1) for buffer in set(buffers)]
+            holds = [self.readers.hold(buffer, 1) for buffer in set(buffers)]
             self._client_runs.start(step, unit, values, function, arguments, stream, holds, self.on_outcome)
             return
         if step.donated:
@@ -208,9 +207,9 @@ class StepRunner:
 
     def _python_input(self, position: int, buffer: Buffer) -> Input:
         """The argument stays as it is until it has been read, on another thread."""
-        array = _alive(buffer)
+        array = alive(buffer)
         dtype, shapes = self._keys.shards(buffer.key)
-        releases = [self._hold(buffer, len(shapes))]
+        releases = [self.readers.hold(buffer, len(shapes))]
 
         def release() -> None:
             with suppress(IndexError):  # it has been called
@@ -263,7 +262,7 @@ class StepRunner:
     # ---- from device to device
 
     def _move(self, buffer: Buffer, array: p.LocalArray, donate: bool) -> Buffer:
-        source = _alive(buffer)
+        source = alive(buffer)
         consume = donate and buffer.is_exclusive
         with self.deletions.lock if consume else nullcontext():
             moved = self._backend.move(source, array, consume)
@@ -275,7 +274,7 @@ class StepRunner:
         shards, sources = [], []
         for i, take in enumerate(step.takes):
             source = values[step.inputs[take.input]]
-            available = self._backend.shards(_alive(source))
+            available = self._backend.shards(alive(source))
             shard = available[take.shard]
             sources.append((source, take.shard, len(available)))
             if step.bitcast:
@@ -300,9 +299,9 @@ class StepRunner:
 
     def _get(self, step: p.Get, run: m.Run, values: dict[int, Buffer]) -> Read:
         buffer = values[step.input]
-        array = _alive(buffer)
+        array = alive(buffer)
         shards = self._backend.shards(array)
-        release = self._hold(buffer, len(shards))
+        release = self.readers.hold(buffer, len(shards))
         values[step.completion] = Buffer(NO_ARRAY, -1, None)
         feed = run.feeds[step.feed]
 
@@ -335,9 +334,9 @@ class StepRunner:
 
     def _report(self, step: p.Report, unit: DispatchUnit, values: dict[int, Buffer]) -> Read:
         buffer = values[step.input]
-        array = _alive(buffer)
+        array = alive(buffer)
         shards = self._backend.shards(array)
-        release = self._hold(buffer, len(shards))
+        release = self.readers.hold(buffer, len(shards))
 
         def read() -> None:
             try:
@@ -349,7 +348,7 @@ class StepRunner:
 
     def _send(self, step: p.Send, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
         buffer = values[step.input]
-        array = _alive(buffer)
+        array = alive(buffer)
         release = self._hold_all(buffer)
         try:
             self._network.send(step, unit, array, release)
@@ -358,21 +357,10 @@ class StepRunner:
             raise
 
     def _hold_all(self, buffer: Buffer) -> Callable[[], None]:
-        return self._hold(buffer, len(self._backend.shards(buffer.array)))
+        return self.readers.hold(buffer, len(self._backend.shards(buffer.array)))
 
     def _made(self, array: Any, spec: p.LocalArray) -> Buffer:
         return self._buffer(array, spec, _unusual_layout(spec))
-
-    def _hold(self, buffer: Buffer, count: int) -> Callable[[], None]:
-        """Its memory is neither donated nor deleted until the result is called, on any thread."""
-        shards = buffer.shard_memory(count)
-        self._count_reader(shards, 1)
-        return lambda: self._count_reader(shards, -1)
-
-    def _count_reader(self, shards: tuple[ShardMemory, ...], change: int) -> None:
-        with self._readers_lock:
-            for shard in shards:
-                shard.readers += change
 
 
 def _unusual_layout(array: p.LocalArray) -> tuple[int, ...] | None:
@@ -381,7 +369,7 @@ def _unusual_layout(array: p.LocalArray) -> tuple[int, ...] | None:
     return None if layout is None or layout == tuple(range(len(layout))) else layout
 
 
-def _alive(buffer: Buffer) -> Any:
+def alive(buffer: Buffer) -> Any:
     if buffer.spec is None:
         raise invalid("a call's completion is no array")
     if buffer.array.is_deleted():

@@ -10,7 +10,9 @@ shares its memory gives up its own reference instead, and the memory is freed wi
 
 from __future__ import annotations
 
+import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,6 +133,24 @@ class _Expected:
     """In the place of a buffer whose bytes come from another host."""
 
     is_deleted: bool = False
+
+
+class Readers:
+    """Counts who reads the memory of shards."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def hold(self, buffer: Buffer, count: int) -> Callable[[], None]:
+        """Its memory is neither donated nor deleted until the result is called, on any thread."""
+        shards = buffer.shard_memory(count)
+        self._count(shards, 1)
+        return lambda: self._count(shards, -1)
+
+    def _count(self, shards: tuple[ShardMemory, ...], change: int) -> None:
+        with self._lock:
+            for shard in shards:
+                shard.readers += change
 
 
 class Store:

@@ -15,6 +15,7 @@ from atoll.controller.programs.registry import ProgramRegistry
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.sessions.sessions import Sessions
 from atoll.errors import invalid
+from atoll.migration.asides import Asides
 from atoll.protocol import messages as m
 from atoll.scheduling.ledger import Ledger
 from atoll.scheduling.session import Session
@@ -40,6 +41,7 @@ class Hosts:
         peer_silent: Callable[[int, m.PeerSilent], None],
         relays: Relays,
         tracing: Tracing,
+        asides: Asides,
     ) -> None:
         self._resources = resources
         self._lifecycle = lifecycle
@@ -63,6 +65,8 @@ class Hosts:
             m.Compiled: compilation.compiled,
             m.PlanRegistered: programs.plan_registered,
             m.WorkerAnswer: self._answered,
+            m.AsidePut: asides.put_on,
+            m.AsideFailed: asides.failed,
             **relays.handlers,
         }
 

@@ -25,7 +25,9 @@ from atoll.controller.outbox import Outbox
 from atoll.controller.programs.launcher import Launcher
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
 from atoll.migration.migrations import Migrations
+from atoll.migration.room import homes
 from atoll.migration.rules import Changes, has_arrays
+from atoll.migration.suspensions import Suspensions
 from atoll.protocol import messages as m
 from atoll.scheduling.durations import Durations
 from atoll.scheduling.session import Session
@@ -34,6 +36,7 @@ from atoll.telemetry.history import History
 # For the workers of an island that was drained to end.
 END_SECONDS = 30.0
 _MOST_ISLANDS = 1 << 16
+Operation = m.RemapRequest | m.SuspendRequest | m.ResumeRequest | m.AddIslandRequest | m.DrainRequest
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class Operators:
         lifecycle: Lifecycle,
         slices: Slices,
         migrations: Migrations,
+        suspensions: Suspensions,
         launcher: Launcher,
         forget_hosts: Callable[[int], object],
         outbox: Outbox,
@@ -88,6 +92,7 @@ class Operators:
         self._lifecycle = lifecycle
         self._slices = slices
         self._migrations = migrations
+        self._suspensions = suspensions
         self._launcher = launcher
         self._forget_hosts = forget_hosts
         self._outbox = outbox
@@ -99,11 +104,15 @@ class Operators:
         self._leaving: dict[int, _Drain] = {}  # by island: it waits for sessions that leave by themselves
         self._leave_times: Durations[int] = Durations()
 
-    def handle(self, operator: int, message: m.RemapRequest | m.AddIslandRequest | m.DrainRequest) -> None:
+    def handle(self, operator: int, message: Operation) -> None:
         try:
             match message:
                 case m.RemapRequest():
                     self._remap(operator, message)
+                case m.SuspendRequest():
+                    self._suspend(operator, message)
+                case m.ResumeRequest():
+                    self._resume(operator, message)
                 case m.AddIslandRequest():
                     self._add_island(operator, message)
                 case m.DrainRequest(island=island, returns=returns):
@@ -126,9 +135,7 @@ class Operators:
     # ---- slices
 
     def _remap(self, operator: int, ask: m.RemapRequest) -> None:
-        session = self._sessions.get(ask.session)
-        if session is None:
-            raise not_found(f"session {ask.session} does not exist (atoll status lists them)")
+        session = self._session(ask.session)
         session.devices.get(ask.slice)
         self._known(ask.island)
         wanted = tuple(self._location(number, ask.island) for number in ask.devices)
@@ -147,6 +154,41 @@ class Operators:
             self._reply(operator, OK, f"slice {ask.slice} of session {ask.session} is on devices {numbers} now")
 
         self._migrations.begin(session, plan, then)
+
+    # ---- sessions that are put aside
+
+    def _session(self, number: int) -> Session:
+        session = self._sessions.get(number)
+        if session is None:
+            raise not_found(f"session {number} does not exist (atoll status lists them)")
+        return session
+
+    def _suspend(self, operator: int, ask: m.SuspendRequest) -> None:
+        session = self._session(ask.session)
+
+        def then(status: Status) -> None:
+            if not status.ok:
+                self._reply(operator, Status(status.code, f"session {ask.session} goes on: {status.message}"))
+                return
+            self._reply(operator, OK, f"session {ask.session} is {session.suspended}")
+
+        self._suspensions.suspend(session, ask.to_disk, then)
+
+    def _resume(self, operator: int, ask: m.ResumeRequest) -> None:
+        session = self._session(ask.session)
+
+        def then(status: Status) -> None:
+            if not status.ok:
+                text = f"session {ask.session} stays suspended: {status.message}"
+                self._reply(operator, Status(status.code, text))
+                return
+            islands = sorted({location.island for location in homes(session).values()})
+            where = f" on island {', '.join(map(str, islands))}" if islands else ""
+            self._reply(operator, OK, f"session {ask.session} goes on{where}")
+
+        self._suspensions.resume(session, ask.islands, ask.wait_seconds, then)
+
+    # ---- islands
 
     def _known(self, island: int) -> Island:
         """Raises StatusError for an island that does not exist, yet or any more."""
@@ -241,7 +283,7 @@ class Operators:
         problems: list[str] = []
         leaving: set[int] = set()
         for session in self._sessions.values():
-            if any(location.island == island for location in session.devices.locations.values()):
+            if self._suspensions.needs(session, island):
                 if session.leaves_islands:
                     leaving.add(session.number)
                     continue

@@ -211,6 +211,8 @@ class Endings:
             self.end_credits(session, launch.credits)
         if launch.part_of is not None:
             self.on_part_ended(launch)
+        if launch.then is not None:
+            launch.then(launch)
 
     def end_credits(self, session: Session, credits: int) -> None:
         """A launch of the client's that took these has ended."""

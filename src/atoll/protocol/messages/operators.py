@@ -92,6 +92,24 @@ class RemapRequest(Message, frozen=True, tag=97):
     devices: tuple[int, ...] = ()
 
 
+class SuspendRequest(Message, frozen=True, tag=147):
+    """Put a session aside until it is resumed: its arrays in host memory or on disk, its devices for others."""
+
+    session: int
+    to_disk: bool = False
+
+
+class ResumeRequest(Message, frozen=True, tag=148):
+    """Have a suspended session go on: where it was, or on these islands, one for each that it was on.
+
+    It waits so many seconds for room there, 0: not at all.
+    """
+
+    session: int
+    islands: tuple[int, ...] = ()
+    wait_seconds: float = 0.0
+
+
 class AddIslandRequest(Message, frozen=True, tag=99):
     """Start one more island: of that shape, else like the one of that number, else like the others.
 
@@ -153,6 +171,8 @@ class StopReply(Message, frozen=True, tag=83):
 
 FromOperator = (
     RemapRequest
+    | SuspendRequest
+    | ResumeRequest
     | AddIslandRequest
     | DrainRequest
     | StatusRequest

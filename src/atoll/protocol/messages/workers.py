@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from atoll.errors import Status
 from atoll.ir.plan import Plan
+from atoll.protocol.messages.asides import AsideFailed, AsidePut, DropAside, PutAside, SendAside
 from atoll.protocol.messages.opening import DeviceInfo, Message, Refused
 from atoll.protocol.messages.relays import Forward, JoinGroup
 
@@ -267,6 +268,8 @@ FromWorker = (
     | PlanRegistered
     | Reported
     | RowsMoved
+    | AsidePut
+    | AsideFailed
 )
 ToWorker = (
     Refused
@@ -282,6 +285,9 @@ ToWorker = (
     | CloseStore
     | DropFeed
     | FailFeeds
+    | PutAside
+    | SendAside
+    | DropAside
     | Ping
     | WorkerQuery
     | Peers
