@@ -91,7 +91,7 @@ class NullCluster(Cluster):
 
 
 def _is_controller(process: psutil.Process) -> bool:
-    return "atoll.controller.main" in process.cmdline()
+    return "atoll.controller_process.main" in process.cmdline()
 
 
 def costs(cluster: NullCluster, gangs: int, hosts: int, work: Callable[[], None]) -> dict[str, float]:

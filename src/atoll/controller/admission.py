@@ -6,8 +6,9 @@ A connection begins with a Hello. From then on its messages go to whatever handl
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
-from atoll.cluster.lifecycle import HostState
+from atoll.cluster.lifecycle import HostState, IslandLost
 from atoll.cluster.processes.leases import Leases
 from atoll.cluster.resources import ResourceManager
 from atoll.cluster.security.roles import is_of_the_cluster, may_say
@@ -86,7 +87,7 @@ class Admission:
     def opened(self, event: ConnectionOpened) -> None:
         peer = Peer(event.connection, event.secret, self._hello, role=event.role)
         self._peers[event.connection] = peer
-        self._after(HELLO_SECONDS, lambda: self._expect_introduction(peer))
+        self._after(HELLO_SECONDS, partial(self._expect_introduction, peer))
 
     def _expect_introduction(self, peer: Peer) -> None:
         if self._peers.get(peer.connection) is not peer:
@@ -270,6 +271,9 @@ class Admission:
                 self._open_session(proxy)
             self._outbox.add(ReportReady(self._outbox.cause))
 
+    def island_lost(self, lost: IslandLost) -> None:
+        self.introduce_hosts()
+
     def introduce_hosts(self) -> None:
         """All hosts learn which others are there. A host's secret is that of its worker's connection."""
         if not self._resources.is_complete:
@@ -305,9 +309,9 @@ class Admission:
             self._recovery.worker_lost(peer.number, str(error))
 
     def _worker_lost(self, peer: Peer, reason: str) -> None:
-        def count() -> None:
-            """Does nothing where the engine has reported it, or a new worker has joined, meanwhile."""
-            if peer.number not in self._connections.hosts and not self._resources.is_lost(peer.number):
-                self._recovery.worker_lost(peer.number, reason)
+        self._after(ENGINE_SAYS_SECONDS, partial(self._count_loss, peer.number, reason))
 
-        self._after(ENGINE_SAYS_SECONDS, count)
+    def _count_loss(self, host: int, reason: str) -> None:
+        """Does nothing where the engine has reported it, or a new worker has joined, meanwhile."""
+        if host not in self._connections.hosts and not self._resources.is_lost(host):
+            self._recovery.worker_lost(host, reason)

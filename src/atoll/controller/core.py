@@ -45,10 +45,10 @@ from atoll.controller.sessions.queries import Queries
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.sessions.slices import SliceRequests
 from atoll.errors import invalid
+from atoll.journal.event_log import EventLog
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.protocol.actions import AnyAction, End, KeepEstimates, KeepUsage
-from atoll.protocol.event_log import EventLog
 from atoll.scheduling.estimates import Estimates
 from atoll.scheduling.long_gangs import LongGangs
 from atoll.scheduling.policies import find_policy
@@ -85,7 +85,7 @@ class Controller:
         self._outbox = Outbox(self.connections)
         self.agents = Agents(self.connections, self._outbox)
         self.load = LoadRecord()
-        self.history = History(lambda: self._outbox.seconds)
+        self.history = History(self._outbox.time)
         self._lifecycle = Lifecycle(self.resources.islands)
         self._make_programs(settings)
         self._make_sessions(settings)
@@ -129,17 +129,17 @@ class Controller:
                 self._keep_usage,
             ).received,
         )
-        self._lifecycle.subscribe(IslandLost, lambda lost: self._admission.introduce_hosts())
+        self._lifecycle.subscribe(IslandLost, self._admission.island_lost)
         self._handlers: dict[type[Any], Callable[[Any], list[AnyAction] | None]] = {
             e.Received: self._admission.received,
             e.Flush: self._flush,
-            e.Started: lambda started: None,
+            e.Started: self._started,
             e.ConnectionOpened: self._admission.opened,
             e.ConnectionLost: self._admission.lost,
             e.TimerEnded: self._admission.timer_ended,
             e.Tick: self._tick,
             e.StopAsked: self._stop,
-            e.EstimatesRead: lambda event: self._estimates.load(event.estimates),
+            e.EstimatesRead: self._estimates_read,
         }
 
     def _make_programs(self, settings: ClusterSettings) -> None:
@@ -252,6 +252,12 @@ class Controller:
         outbox.cause += 1
         outbox.seconds = self.meter.now = self.scheduler.now = event.seconds
         return self._handlers[type(event)](event) or _NOTHING
+
+    def _started(self, event: e.Started) -> None:
+        """Nothing follows: it is there to have a time."""
+
+    def _estimates_read(self, event: e.EstimatesRead) -> None:
+        self._estimates.load(event.estimates)
 
     def _flush(self, event: e.Flush) -> list[AnyAction]:
         self.log.trim()

@@ -19,7 +19,7 @@ from atoll.cluster.security.access import token_for
 from atoll.cluster.security.roles import Role
 from atoll.cluster.security.start import load_authority
 from atoll.cluster.topology import IslandShape
-from atoll.controller.options import ControllerOptions
+from atoll.controller_process.options import ControllerOptions
 from atoll.devices.kinds import kind_of
 from atoll.devices.platforms import check_platform
 from atoll.engines.engine import Engine, HostEnd, HostStart
@@ -163,7 +163,7 @@ class Supervisor:
         )
         try:
             self._controller = LocalProcess(
-                command("atoll.controller.main", options), os.environ, self._controller_ended, (ready,)
+                command("atoll.controller_process.main", options), os.environ, self._controller_ended, (ready,)
             )
         finally:
             os.close(ready)

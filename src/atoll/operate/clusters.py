@@ -107,7 +107,7 @@ def report_of(target: Target, token: str) -> dict[str, Any]:
 
 
 def dump_of(target: Target, token: str) -> bytes:
-    """The controller's event log; see `atoll.protocol.event_log`. Raises ConnectError and its kin."""
+    """The controller's event log; see `atoll.journal.event_log`. Raises ConnectError and its kin."""
     with explained():
         return request_dump(target.address, token, target.join)
 

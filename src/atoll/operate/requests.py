@@ -38,7 +38,7 @@ def request_report(address: Address, token: str, join: JoinString | None = None)
 
 
 def request_dump(address: Address, token: str, join: JoinString | None = None) -> bytes:
-    """The event log of the controller at `address`; see `atoll.protocol.event_log`. Raises ConnectError and its kin."""
+    """The event log of the controller at `address`; see `atoll.journal.event_log`. Raises ConnectError and its kin."""
     reply = _run(_request(address, token, join, m.DumpRequest()))
     assert isinstance(reply, m.DumpReply)
     return reply.content

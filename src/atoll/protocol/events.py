@@ -19,10 +19,11 @@ class Event(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Received(Event, frozen=True, tag=1):
-    """A connection's peer has sent a message."""
+    """A connection's peer has sent a message; `body` has its bytes, where it came as such."""
 
     connection: int
     message: m.ToController
+    body: bytes = b""
 
 
 class Flush(Event, frozen=True, tag=2):

@@ -12,9 +12,9 @@ from atoll.controller.connections import Peer
 from atoll.controller.operators.requests import Operators
 from atoll.controller.outbox import Outbox
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
+from atoll.journal.event_log import EventLog
 from atoll.protocol import messages as m
 from atoll.protocol.actions import AnswerUsage, End
-from atoll.protocol.event_log import EventLog
 from atoll.protocol.events import Received
 from atoll.protocol.permissions import Peer as Kind
 from atoll.protocol.permissions import Scope, scope_of

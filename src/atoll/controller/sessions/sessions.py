@@ -88,7 +88,7 @@ class Sessions:
             m.ReleaseSlice: self._release_slice,
             m.Quiesced: self._quiesced,
             m.Pong: self._answered,
-            m.CallsRecorded: lambda session, message: tracing.calls_recorded(session.number, message, outbox.seconds),
+            m.CallsRecorded: self._calls_recorded,
         }
         self._slice_requests = slice_requests
 
@@ -259,6 +259,9 @@ class Sessions:
     def _answered(self, session: Session, message: m.Pong) -> None:
         session.pongs = min(session.pongs + 1, session.pings)
         self._tracing.proxy_answered(session.number, message, self._outbox.seconds)
+
+    def _calls_recorded(self, session: Session, message: m.CallsRecorded) -> None:
+        self._tracing.calls_recorded(session.number, message, self._outbox.seconds)
 
     def _quiesced(self, session: Session, message: m.Quiesced) -> None:
         self._migrations.quiesced(session, message.migration)

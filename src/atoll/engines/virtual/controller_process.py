@@ -1,4 +1,4 @@
-"""The controller's process in virtual time: what `controller.main` is with sockets, around the same `Controller`."""
+"""The controller's process in virtual time: what the room `controller_process` is with sockets."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ import pytest
 
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
-from atoll.controller.main import serve
-from atoll.controller.options import ControllerOptions
+from atoll.controller_process.main import serve
+from atoll.controller_process.options import ControllerOptions
 from atoll.protocol import messages as m
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection

@@ -21,7 +21,7 @@ from atoll.cluster.security.joiners import Joiners
 from atoll.cluster.tenants import kept_tenants
 from atoll.cluster.usage.keeper import Keeper
 from atoll.controller.core import Controller
-from atoll.controller.options import ControllerOptions
+from atoll.controller_process.options import ControllerOptions
 from atoll.errors import AtollError
 from atoll.protocol import actions as a
 from atoll.protocol import events as e

@@ -12,8 +12,8 @@ import pytest
 
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
-from atoll.controller.main import ControllerShell, serve
-from atoll.controller.options import ControllerOptions
+from atoll.controller_process.main import ControllerShell, serve
+from atoll.controller_process.options import ControllerOptions
 from atoll.errors import Code
 from atoll.operate.replay import replay
 from atoll.protocol import messages as m
