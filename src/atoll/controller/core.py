@@ -140,6 +140,8 @@ class Controller:
             e.Tick: self._tick,
             e.StopAsked: self._stop,
             e.EstimatesRead: self._estimates_read,
+            e.ConnectionAway: self._admission.away,
+            e.ConnectionBack: self._admission.back,
         }
 
     def _make_programs(self, settings: ClusterSettings) -> None:
@@ -284,7 +286,9 @@ class Controller:
         self._keep_estimates(now)
 
     def _ping_hosts(self, now: float) -> None:
-        left = {host: round(self.leases.left(host, now), 1) for host in self.connections.hosts}
+        away = self.connections.away
+        there = [host for host, connection in self.connections.hosts.items() if connection not in away]
+        left = {host: round(self.leases.left(host, now), 1) for host in there}
         pings = {seconds: m.Ping(seconds, now) for seconds in left.values()}
         for host in sorted(left, key=lambda host: left[host]):  # those who get the same in a row: it is encoded once
             self._outbox.to_host(host, pings[left[host]])

@@ -90,6 +90,28 @@ class EstimatesRead(Event, frozen=True, tag=9):
     estimates: tuple[Estimate, ...]
 
 
+class ConnectionAway(Event, frozen=True, tag=11):
+    """A connection has lost its socket, and its peer has some time to come back. What is sent to it is kept."""
+
+    connection: int
+
+
+class ConnectionBack(Event, frozen=True, tag=12):
+    """Its peer is back, with nothing lost."""
+
+    connection: int
+
+
 AnyEvent = (
-    Received | Flush | Started | ConnectionOpened | ConnectionLost | TimerEnded | Tick | StopAsked | EstimatesRead
+    Received
+    | Flush
+    | Started
+    | ConnectionOpened
+    | ConnectionLost
+    | TimerEnded
+    | Tick
+    | StopAsked
+    | EstimatesRead
+    | ConnectionAway
+    | ConnectionBack
 )
