@@ -95,6 +95,7 @@ class ControllerShell:
             lambda number: self._handle(e.ConnectionAway(self._clock(), number)),
             lambda number: self._handle(e.ConnectionBack(self._clock(), number)),
             self._acknowledge_soon,
+            self._flush_now,
             watch_in_loop,
         )
         self._resumes = settings.grace_seconds > 0
@@ -208,6 +209,10 @@ class ControllerShell:
             for connection in self._to_acknowledge:
                 connection.acknowledge()
             self._to_acknowledge = []
+
+    def _flush_now(self) -> None:
+        if self._flush_scheduled:
+            self._flush()
 
     def commit(self) -> None:
         """All that has been handled will be known to who goes on after this process. Before anybody learns of it."""
