@@ -140,6 +140,7 @@ class Controller:
             e.Tick: self._tick,
             e.StopAsked: self._stop,
             e.EstimatesRead: self._estimates_read,
+            e.Restarted: self._restarted,
         }
 
     def _make_programs(self, settings: ClusterSettings) -> None:
@@ -255,6 +256,10 @@ class Controller:
 
     def _started(self, event: e.Started) -> None:
         """Nothing follows: it is there to have a time."""
+
+    def _restarted(self, event: e.Restarted) -> None:
+        """Nothing that was decided changes: peers come back, or are lost one by one."""
+        self.history.record("controller restarted", f"it goes on as number {event.term}")
 
     def _estimates_read(self, event: e.EstimatesRead) -> None:
         self._estimates.load(event.estimates)

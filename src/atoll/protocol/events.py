@@ -90,6 +90,24 @@ class EstimatesRead(Event, frozen=True, tag=9):
     estimates: tuple[Estimate, ...]
 
 
+class Restarted(Event, frozen=True, tag=10):
+    """The controller's process has ended, and another one goes on where it was, as the `term`-th.
+
+    The clock goes on where it stopped: the time between does not count.
+    """
+
+    term: int
+
+
 AnyEvent = (
-    Received | Flush | Started | ConnectionOpened | ConnectionLost | TimerEnded | Tick | StopAsked | EstimatesRead
+    Received
+    | Flush
+    | Started
+    | ConnectionOpened
+    | ConnectionLost
+    | TimerEnded
+    | Tick
+    | StopAsked
+    | EstimatesRead
+    | Restarted
 )
