@@ -17,7 +17,8 @@ from atoll.controller_process.main import serve
 from atoll.controller_process.options import ControllerOptions
 from atoll.protocol import messages as m
 from atoll.wire.address import Address
-from atoll.wire.connection import Connection, connect
+from atoll.wire.connection import Connection
+from atoll.wire.endpoints import connect
 from atoll.wire.framing import FrameDecoder, encode
 from tests.controller.play import ready
 from tests.controller.test_large_plans import put

@@ -19,7 +19,8 @@ from atoll.operate.replay import replay
 from atoll.protocol import messages as m
 from atoll.protocol.actions import AnyAction
 from atoll.wire.address import Address
-from atoll.wire.connection import Connection, connect
+from atoll.wire.connection import Connection
+from atoll.wire.endpoints import connect
 from tests.controller.play import ready
 
 SETTINGS = ClusterSettings("1x1x1")

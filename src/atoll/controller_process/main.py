@@ -28,7 +28,8 @@ from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.telemetry.load import LoadMeter
 from atoll.wire.address import check_may_listen, parse_address
-from atoll.wire.connection import Connection, listen
+from atoll.wire.connection import Connection
+from atoll.wire.endpoints import listen
 from atoll.wire.framing import encode
 
 _log = logging.getLogger(__name__)

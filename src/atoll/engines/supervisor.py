@@ -48,7 +48,8 @@ from atoll.protocol.messages import (
     agent_content,
 )
 from atoll.wire.address import check_may_listen, parse_address
-from atoll.wire.connection import Connection, connect
+from atoll.wire.connection import Connection
+from atoll.wire.endpoints import connect
 from atoll.wire.tls.identity import Identity
 
 _log = logging.getLogger(__name__)

@@ -21,7 +21,8 @@ from atoll.errors import AccessError, Code, ConnectError, refusal
 from atoll.protocol import messages as m
 from atoll.protocol.spans import TraceRecord
 from atoll.wire.address import Address
-from atoll.wire.connection import Connection, connect
+from atoll.wire.connection import Connection
+from atoll.wire.endpoints import connect
 
 REPLY_SECONDS = 10.0
 OPERATION_SECONDS = 900.0  # longer than the controller tries to move something

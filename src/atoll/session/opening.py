@@ -23,7 +23,8 @@ from atoll.session.connection import DataChannels, OnBroken, OnFeed, Unreached
 from atoll.session.controller_lease import ControllerLease
 from atoll.session.session import ClusterSession
 from atoll.wire.address import Address
-from atoll.wire.connection import Connection, connect
+from atoll.wire.connection import Connection
+from atoll.wire.endpoints import connect
 from atoll.wire.tls.identity import Identity
 
 _log = logging.getLogger(__name__)

@@ -33,7 +33,8 @@ from atoll.engines.worker_command import WorkerPlace, worker_command, worker_env
 from atoll.errors import AccessError, AtollError, ClusterError, Code, ConnectError, Status
 from atoll.protocol import messages as m
 from atoll.wire.address import Address
-from atoll.wire.connection import Connection, connect
+from atoll.wire.connection import Connection
+from atoll.wire.endpoints import connect
 from atoll.wire.sockets import free_address
 from atoll.wire.tls.identity import Identity
 

@@ -27,7 +27,8 @@ from atoll.protocol import messages as m
 from atoll.transfers.data_port import DataPort
 from atoll.transfers.inbox import Inbox
 from atoll.wire.address import check_may_listen, parse_address
-from atoll.wire.connection import Connection, connect
+from atoll.wire.connection import Connection
+from atoll.wire.endpoints import connect
 from atoll.wire.tls.identity import Identity
 from atoll.worker.executor_thread import READ_THREADS
 from atoll.worker.host_group import decoded
