@@ -25,7 +25,14 @@ from atoll.controller.sessions.sessions import Sessions
 from atoll.errors import Code, Status, StatusError
 from atoll.protocol import messages as m
 from atoll.protocol.actions import Name, ReportReady, SetTimer
-from atoll.protocol.events import ConnectionLost, ConnectionOpened, Received, TimerEnded
+from atoll.protocol.events import (
+    ConnectionAway,
+    ConnectionBack,
+    ConnectionLost,
+    ConnectionOpened,
+    Received,
+    TimerEnded,
+)
 from atoll.scheduling.tenants import Tenants
 
 # For a connection's Hello to come, and a worker's WorkerReady.
@@ -113,6 +120,21 @@ class Admission:
             self._waiting.remove(peer)
         if peer.lose is not None:
             peer.lose(peer, event.reason)
+
+    def away(self, event: ConnectionAway) -> None:
+        """Its silence does not count until it is back, or lost."""
+        peer = self._peers.get(event.connection)
+        if peer is not None:
+            self._connections.away.add(event.connection)
+            if peer.leases is not None:
+                peer.leases.forget(peer.number)
+
+    def back(self, event: ConnectionBack) -> None:
+        peer = self._peers.get(event.connection)
+        if peer is not None:
+            self._connections.away.discard(event.connection)
+            if peer.leases is not None:
+                peer.leases.renew(peer.number, event.seconds)
 
     def timer_ended(self, event: TimerEnded) -> None:
         call = self._timers.pop(event.timer, None)
@@ -233,7 +255,7 @@ class Admission:
             self._refuse(peer, Code(error.status.code), error.status.message)
             return
         peer.number = session.number
-        peer.handle = self._from_proxy
+        peer.handle, peer.leases = self._from_proxy, self._sessions.leases
         peer.lose = self._proxy_lost
 
     def _from_proxy(self, peer: Peer, event: Received) -> None:
@@ -257,7 +279,7 @@ class Admission:
             self._refuse(peer, Code.ALREADY_EXISTS, problem)
             return
         peer.number = ready.host
-        peer.handle = self._from_worker
+        peer.handle, peer.leases = self._from_worker, self._leases
         peer.lose = self._worker_lost
         self._connections.hosts[ready.host] = peer.connection
         self._name(peer, f"the worker of host {ready.host}")

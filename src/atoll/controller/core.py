@@ -141,6 +141,8 @@ class Controller:
             e.StopAsked: self._stop,
             e.EstimatesRead: self._estimates_read,
             e.Restarted: self._restarted,
+            e.ConnectionAway: self._admission.away,
+            e.ConnectionBack: self._admission.back,
         }
 
     def _make_programs(self, settings: ClusterSettings) -> None:
@@ -289,7 +291,9 @@ class Controller:
         self._keep_estimates(now)
 
     def _ping_hosts(self, now: float) -> None:
-        left = {host: round(self.leases.left(host, now), 1) for host in self.connections.hosts}
+        away = self.connections.away
+        there = [host for host, connection in self.connections.hosts.items() if connection not in away]
+        left = {host: round(self.leases.left(host, now), 1) for host in there}
         pings = {seconds: m.Ping(seconds, now) for seconds in left.values()}
         for host in sorted(left, key=lambda host: left[host]):  # those who get the same in a row: it is encoded once
             self._outbox.to_host(host, pings[left[host]])

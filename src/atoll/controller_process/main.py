@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -21,8 +22,10 @@ from atoll.cluster.security.joiners import Joiners
 from atoll.cluster.tenants import kept_tenants
 from atoll.cluster.usage.keeper import Keeper
 from atoll.controller.core import Controller
-from atoll.controller_process.options import ControllerOptions
+from atoll.controller_process.journaling import NOBODY, Predecessor
+from atoll.controller_process.options import READY, RUNS, ControllerOptions
 from atoll.errors import AtollError
+from atoll.journal.journal import Journal
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
@@ -31,6 +34,8 @@ from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import listen
 from atoll.wire.framing import encode
+from atoll.wire.resumption.messages import AnyLinkMessage, Resume
+from atoll.wire.resumption.table import AcceptedConnection, LinkState, ResumableConnections
 
 _log = logging.getLogger(__name__)
 
@@ -38,8 +43,25 @@ _log = logging.getLogger(__name__)
 _END_SECONDS = 0.05
 
 
+@dataclass
+class ShellState:
+    """What another process needs, beside the controller's state, to go on with this one's connections. Plain data."""
+
+    seconds: float = 0.0  # of its clock, which never goes back
+    next: int = 1  # number of a connection
+    key: bytes = field(default_factory=lambda: os.urandom(32))  # of the secrets by which they are resumed
+    links: list[LinkState] = field(default_factory=list)
+    others: dict[int, str] = field(default_factory=dict)  # connections that end with the process, and their roles
+    timers: dict[int, float] = field(default_factory=dict)  # when they are due
+
+
 class ControllerShell:
-    """Turns what happens into events, and does what the controller decides once in each turn of the loop."""
+    """Turns what happens into events, and does what the controller decides once in each turn of the loop.
+
+    With the `state` that an earlier process had, and its `controller`, it goes on with that one's connections: none has
+    a socket at first. Then `replay` takes the events that came after that, and `resume` begins. `term` rises from one
+    such process to the next.
+    """
 
     def __init__(
         self,
@@ -48,18 +70,39 @@ class ControllerShell:
         stop: asyncio.Event,
         host_token: str = "",
         has_tls: bool = False,
+        *,
+        term: int = 1,
+        controller: Controller | None = None,
+        state: ShellState | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._clock = time.monotonic  # as the loop's, but for that of uvloop, which counts milliseconds
+        state = state or ShellState()
+        # As the loop's, but for that of uvloop, which counts milliseconds; and it goes on where the last one was.
+        self._later = max(0.0, state.seconds - time.monotonic())
         settings = msgspec.structs.replace(options.settings, tenants=kept_tenants(options.directory))
-        self._controller = Controller(settings, token, host_token=host_token)
+        self._controller = controller or Controller(settings, token, host_token=host_token)
         self.joiners = Joiners(options.directory, self._controller.tokens) if has_tls else None
         self.keeper = Keeper(options.usage_file, options.cache_directory)
         self._ready_fd = options.ready_fd
         self._stop = stop
-        self._connections: dict[int, Connection] = {}
-        self._next = 1
+        self._key = state.key
+        self._next = state.next
+        self._timers = dict(state.timers)  # when they are due
+        self._others = dict(state.others)  # of the earlier process
+        self._connections: dict[int, Connection | AcceptedConnection] = {}
+        self._resumable = ResumableConnections(
+            term,
+            settings.grace_seconds,
+            state.key,
+            lambda number: self._handle(e.ConnectionAway(self._clock(), number)),
+            lambda number: self._handle(e.ConnectionBack(self._clock(), number)),
+            self._acknowledge_soon,
+            watch_in_loop,
+        )
+        self._resumes = settings.grace_seconds > 0
+        self.journal: Journal | None = None
         self._flush_scheduled = False
+        self._to_acknowledge: list[AcceptedConnection] = []
         self._encoded: tuple[Any, bytes] = (None, b"")  # the last message that was sent, and its frame
         self._load = LoadMeter(self._connections, self._clock)
         self._turn = 0.0  # when the first event of this turn came
@@ -74,6 +117,12 @@ class ControllerShell:
             a.KeepEstimates: lambda action: self.keeper.keep_estimates(action.estimates),
             a.AnswerUsage: self._answer_usage,
         }
+        for link in state.links:
+            self._add_away(link)
+
+    def _clock(self) -> float:
+        """Never goes back: not even where another process was, on another machine."""
+        return time.monotonic() + self._later
 
     # ---- events
 
@@ -88,6 +137,34 @@ class ControllerShell:
         """A connection that somebody opens; it counts once its handshake is done, where it has one."""
         number = self._next
         self._next += 1
+        on_message, on_lost = self._callbacks(number)
+
+        def on_first(message: Any) -> None:
+            connection.on_message = on_message
+            if isinstance(message, m.Hello) and message.resumes:
+                self._connections[number] = self._resumable.grant(number, connection, on_message, on_lost)
+            on_message(message)
+
+        def on_link(message: AnyLinkMessage) -> None:
+            if isinstance(message, Resume):
+                on_lost(f"it goes on with connection {message.number}")
+                connection.on_lost = lambda reason: None
+                self._resumable.resume(connection, message)
+
+        def on_made(connection: Connection) -> None:
+            if self.joiners is not None and not connection.peer_role:
+                self.joiners.serve(connection)
+                return
+            self._connections[number] = connection
+            self._handle(e.ConnectionOpened(self._clock(), number, os.urandom(16).hex(), connection.peer_role))
+
+        first = on_first if self._resumes else on_message
+        connection = Connection(m.ToController, first, on_lost, name="a client of the controller", on_made=on_made)
+        connection.on_link = on_link
+        return connection
+
+    def _callbacks(self, number: int) -> tuple[Callable[[Any], None], Callable[[str], None]]:
+        """What takes the messages of a connection, and what its loss."""
         handle, clock, received = self._handle, self._clock, e.Received
 
         def on_message(message: Any) -> None:
@@ -99,23 +176,21 @@ class ControllerShell:
                 self._load.closed(connection)
             handle(e.ConnectionLost(clock(), number, reason))
 
-        def on_made(connection: Connection) -> None:
-            if self.joiners is not None and not connection.peer_role:
-                self.joiners.serve(connection)
-                return
-            self._connections[number] = connection
-            handle(e.ConnectionOpened(clock(), number, os.urandom(16).hex(), connection.peer_role))
-
-        return Connection(m.ToController, on_message, on_lost, name="a client of the controller", on_made=on_made)
+        return on_message, on_lost
 
     def stop(self) -> None:
         """Workers are asked to end. Returns once what was decided is on its way."""
         self._handle(e.StopAsked(self._clock()))
         self._flush()
+        for connection in self._resumable.all():
+            connection.close()
 
     def _tick(self) -> None:
         self._loop.call_later(PING_SECONDS, self._tick)  # first: whatever goes wrong now, workers are pinged again
         self._handle(e.Tick(self._clock(), self._load.measure(PING_SECONDS)))
+        self._to_acknowledge = self._resumable.all()
+        if self.journal is not None:
+            self.journal.tick()
 
     def _handle(self, event: e.AnyEvent) -> None:
         if not self._flush_scheduled:
@@ -131,8 +206,25 @@ class ControllerShell:
         does, load, now = self._does, self._load, self._clock()
         if now - self._turn > load.longest:
             load.longest = now - self._turn
-        for action in self._controller.handle(e.Flush(now)):
+        actions = self._controller.handle(e.Flush(now))
+        self.commit()
+        for action in actions:
             does[type(action)](action)
+        if self._to_acknowledge:
+            for connection in self._to_acknowledge:
+                connection.acknowledge()
+            self._to_acknowledge = []
+        if self.journal is not None and self.journal.wants_snapshot:
+            self.journal.snapshot()
+
+    def commit(self) -> None:
+        """All that has been handled will be known to who goes on after this process. Before anybody learns of it."""
+        if self.journal is not None:
+            self.journal.append(self._controller.log.turn)
+
+    def _acknowledge_soon(self, connection: AcceptedConnection) -> None:
+        """What has come is acknowledged when it is safe: at the end of this turn."""
+        self._to_acknowledge.append(connection)
 
     def _send(self, action: a.Send) -> None:
         connection = self._connections.get(action.connection)
@@ -160,7 +252,12 @@ class ControllerShell:
             connection.name = action.name
 
     def _set_timer(self, action: a.SetTimer) -> None:
-        self._loop.call_later(action.seconds, lambda: self._handle(e.TimerEnded(self._clock(), action.timer)))
+        self._timers[action.timer] = self._clock() + action.seconds
+        self._loop.call_later(action.seconds, self._timer_ended, action.timer)
+
+    def _timer_ended(self, timer: int) -> None:
+        del self._timers[timer]
+        self._handle(e.TimerEnded(self._clock(), timer))
 
     def _answer_usage(self, action: a.AnswerUsage) -> None:
         def done(content: bytes) -> None:
@@ -173,9 +270,78 @@ class ControllerShell:
         self._loop.call_later(_END_SECONDS, self._stop.set)
 
     def _report_ready(self, action: a.ReportReady) -> None:
+        self.report(READY)
+
+    def report(self, what: bytes) -> None:
+        """To who has started this process."""
         if self._ready_fd >= 0:
-            os.write(self._ready_fd, b"ready\n")
-            os.close(self._ready_fd)
+            with contextlib.suppress(OSError):  # it is not there any more
+                os.write(self._ready_fd, what)
+
+    # ---- going on after another process
+
+    def snapshot(self) -> tuple[Controller, ShellState]:
+        """All that another process needs to go on; to be asked for between two turns."""
+        return self._controller, self.state()
+
+    def state(self) -> ShellState:
+        """What is to be kept of this process, with the controller; to be asked for between two turns."""
+        links = [connection.state() for connection in self._resumable.all()]
+        resumable = {link.number for link in links}
+        others = {number: each.peer_role for number, each in self._connections.items() if number not in resumable}
+        return ShellState(self._clock(), self._next, self._key, links, others, dict(self._timers))
+
+    def _add_away(self, link: LinkState) -> None:
+        self._connections[link.number] = self._resumable.add(link, *self._callbacks(link.number))
+
+    def replay(self, event: e.AnyEvent) -> None:
+        """An event that the earlier process has handled. What it sent is kept for who lacks it; all else is done."""
+        self._later = max(self._later, event.seconds - time.monotonic())
+        match event:
+            case e.ConnectionOpened(connection=number, role=role):
+                self._next = max(self._next, number + 1)
+                self._others[number] = role
+            case e.ConnectionLost(connection=number):
+                self._forget(number)
+            case e.Received(connection=number, message=message):
+                if isinstance(message, m.Hello) and message.resumes and number in self._others:
+                    self._add_away(LinkState(number, self._others.pop(number), "a client of the controller"))
+                self._resumable.count(number)
+            case e.TimerEnded(timer=timer):
+                self._timers.pop(timer, None)
+        try:
+            actions = self._controller.handle(event)
+        except Exception:  # as then, and its connection was lost, which is one of the next events
+            _log.info("a message is refused again, as it was before")
+            return
+        for action in actions:
+            match action:
+                case a.Send() | a.Name():
+                    self._does[type(action)](action)
+                case a.Close(connection=number):
+                    self._forget(number)
+                case a.SetTimer(timer=timer, seconds=seconds):
+                    self._timers[timer] = event.seconds + seconds
+
+    def _forget(self, number: int) -> None:
+        self._others.pop(number, None)
+        connection = self._connections.pop(number, None)
+        if connection is not None:
+            connection.close()
+
+    def resume(self, term: int) -> None:
+        """All that was is there again: everybody has time to come back, and timers run on."""
+        now = self._clock()
+        self._handle(e.Restarted(now, term))
+        for timer, due in self._timers.items():
+            self._loop.call_later(max(0.0, due - now), self._timer_ended, timer)
+        reason = "the controller was started again"
+        for number in self._others:
+            self._handle(e.ConnectionLost(now, number, reason))
+        for connection in self._resumable.all():
+            connection.wait(reason)
+            self._handle(e.ConnectionAway(now, connection.number))
+        self._tick()
 
 
 async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
@@ -183,9 +349,20 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
     host_token = os.environ.get(HOST_TOKEN_VARIABLE, "")
     address = parse_address(options.listen)
     check_may_listen(address, token)
-    shell = ControllerShell(options, token, stop, host_token, address.tls)
-    shell.start()
+    before = Predecessor(options.journal, options.restarts) if options.journal else NOBODY
+    shell = ControllerShell(
+        options,
+        token,
+        stop,
+        host_token,
+        address.tls,
+        term=before.term + 1,
+        controller=before.controller,
+        state=before.state,
+    )
+    before.hand_over(shell)
     server, _ = await listen(address, shell.accept, shell.joiners.identity if shell.joiners is not None else None)
+    shell.report(RUNS)
     spare_collector()
     watch_in_loop(options.parent, stop.set)
     await stop.wait()
@@ -193,6 +370,8 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
     shell.stop()
     await asyncio.sleep(0)
     await asyncio.to_thread(shell.keeper.close)
+    if shell.journal is not None:
+        shell.journal.end()
     if address.is_unix:
         with contextlib.suppress(OSError):
             os.unlink(address.path)

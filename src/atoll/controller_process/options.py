@@ -6,7 +6,7 @@ import msgspec
 
 from atoll.cluster.settings import ClusterSettings
 
-# What it says by `ready_fd`: that it listens, and has begun its journal where it has one; and that all hosts have joined.
+# What it says by `ready_fd`: that it listens, with its journal begun where it has one; and that all hosts have joined.
 RUNS, READY = b"runs\n", b"ready\n"
 
 

@@ -21,7 +21,7 @@ _MOST_FAILURES = 3
 
 
 class ControllerChild:
-    """Runs the controller. `on_ready()` is called when all hosts have joined, `on_end(text)` when it has ended for good.
+    """Runs the controller. `on_ready()` is called when all hosts have joined, `on_end(text)` when it has ended.
 
     It is started again where it has run, and so has begun its journal, and its end was nobody's wish.
     """

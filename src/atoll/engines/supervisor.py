@@ -47,8 +47,7 @@ from atoll.protocol.messages import (
     agent_content,
 )
 from atoll.wire.address import check_may_listen, parse_address
-from atoll.wire.connection import Connection
-from atoll.wire.endpoints import connect
+from atoll.wire.resumption.dialing import DialedConnection, dial
 from atoll.wire.tls.identity import Identity
 
 _log = logging.getLogger(__name__)
@@ -74,7 +73,7 @@ class Supervisor:
         self._address = parse_address(options.controller_address)
         self._islands = [self._island(number) for number in range(self._topology.islands)]
         self._controller = ControllerChild(self._controller_options(), self._ready, self._controller_ended)
-        self._link: Connection | None = None
+        self._link: DialedConnection | None = None
         self._is_up = False
         self._up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself keeps no task alive
@@ -105,7 +104,7 @@ class Supervisor:
         identity = self._identity()
         while True:
             try:
-                link = await connect(
+                link = await dial(
                     self._address, ToEngine, self._handle, self._link_lost, name="the controller", identity=identity
                 )
                 break
@@ -115,7 +114,8 @@ class Supervisor:
                 await asyncio.sleep(_RETRY_SECONDS)
         self._link = link
         token = token_for(self._address, Role.ENGINE)
-        link.send(Hello(PROTOCOL, "engine", token, os.getpid(), __version__, self._options.settings.engine))
+        engine = self._options.settings.engine
+        link.send(Hello(PROTOCOL, "engine", token, os.getpid(), __version__, engine, resumes=True))
         if self._engine.agents is not None:
             self._engine.agents.begin(link.send)
             for island in self._islands:

@@ -61,8 +61,9 @@ class Journal:
         self._folder.forget_before(self._number)
         self.go_on()
 
-    def go_on(self) -> None:
-        """Begins a segment, after what is there already. Raises OSError."""
+    def go_on(self, events: int = 0) -> None:
+        """Begins a segment, after what is there already: so many events since the last snapshot. Raises OSError."""
+        self._events = events
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -99,6 +99,18 @@ class Restarted(Event, frozen=True, tag=10):
     term: int
 
 
+class ConnectionAway(Event, frozen=True, tag=11):
+    """A connection has lost its socket, and its peer has some time to come back. What is sent to it is kept."""
+
+    connection: int
+
+
+class ConnectionBack(Event, frozen=True, tag=12):
+    """Its peer is back, with nothing lost."""
+
+    connection: int
+
+
 AnyEvent = (
     Received
     | Flush
@@ -110,4 +122,6 @@ AnyEvent = (
     | StopAsked
     | EstimatesRead
     | Restarted
+    | ConnectionAway
+    | ConnectionBack
 )

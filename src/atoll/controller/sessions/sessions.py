@@ -179,6 +179,8 @@ class Sessions:
             text = f"nothing was heard of this session's proxy for {self.leases.seconds:.0f} s"
             self.end(number, Status(Code.UNAVAILABLE, text))
         for number, session in self._sessions.items():
+            if self._connections.sessions.get(number) in self._connections.away:
+                continue
             if not self.leases.has(number):
                 self.leases.renew(number, now)
             session.pings += 1

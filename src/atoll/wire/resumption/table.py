@@ -99,6 +99,10 @@ class AcceptedConnection(ResumableConnection):
         """It cannot go on."""
         self._lose(reason)
 
+    def _give_up(self) -> None:
+        if self._leg is not None or self._grace is not None:  # else it is what an earlier process has sent
+            super()._give_up()
+
     def _acknowledge_soon(self) -> None:
         self._table.acknowledge_soon(self)
 
@@ -199,11 +203,13 @@ class ResumableConnections:
         self._connections.pop(connection.number, None)
         self._processes.get(connection.pid, set()).discard(connection.number)
 
-    def acknowledge_all(self) -> None:
-        """Once a second: what has come; and peers learn that this process is there."""
-        for connection in self._connections.values():
-            connection.acknowledge()
+    def all(self) -> list[AcceptedConnection]:
+        """All of them, in the order of their numbers. Each is to be acknowledged once a second, as a sign of life."""
+        return list(self._connections.values())
 
-    def states(self) -> list[LinkState]:
-        """What is to be kept of all of them now."""
-        return [connection.state() for connection in self._connections.values()]
+    def count(self, number: int) -> None:
+        """An earlier process has received one more message; does nothing for a connection that is not here."""
+        connection = self._connections.get(number)
+        if connection is not None:
+            whole, pieced = connection.ledger.received
+            connection.ledger.received = Counts(whole + 1, pieced)
