@@ -54,7 +54,7 @@ def test_sockets_are_cut_and_losses_are_bit_for_bit_those_of_an_undisturbed_run(
     start_cluster: StartCluster, start_python: StartPython, tmp_path: Path, listen: str
 ) -> None:
     cuts = tmp_path / "cuts"
-    environment = {"PYTHONPATH": f"{CUT_SOCKETS}:{__import__('os').environ['PYTHONPATH']}", "ATOLL_TEST_CUTS": str(cuts)}
+    environment = {"PYTHONPATH": f"{CUT_SOCKETS}:{__import__('os').environ['PYTHONPATH']}", "ATOLL_CUTS": str(cuts)}
     cluster = start_cluster(environment, islands="2x1x1", grace_seconds=30.0, listen=listen)
     python = start_python(ATOLL_ADDRESS=cluster.address)
     undisturbed = python.call(train, 60)
