@@ -33,6 +33,7 @@ from atoll.controller.islands.agents import Agents
 from atoll.controller.islands.hosts import Hosts
 from atoll.controller.islands.recovery import Recovery
 from atoll.controller.islands.relays import Relays
+from atoll.controller.operators.checks import Checks
 from atoll.controller.operators.requests import Operators
 from atoll.controller.operators.service import OperatorService
 from atoll.controller.outbox import Outbox
@@ -87,6 +88,7 @@ class Controller:
         self.load = LoadRecord()
         self.history = History(self._outbox.time)
         self._lifecycle = Lifecycle(self.resources.islands)
+        self._checks = Checks(self, self._outbox, self.connections.hosts)
         self._make_programs(settings)
         self._make_sessions(settings)
         self._operators = Operators(
@@ -122,6 +124,7 @@ class Controller:
                 self,
                 self.tenants,
                 self._operators,
+                self._checks,
                 self._outbox,
                 self.log,
                 self._tracing,
@@ -226,6 +229,7 @@ class Controller:
             self._recovery.peer_silent,
             self._relays,
             self._tracing,
+            self._checks,
         )
 
     def _subscribe(self) -> None:
@@ -284,6 +288,7 @@ class Controller:
         self._recovery.tick(now)
         self.migrations.tick(now)
         self._operators.tick(now)
+        self._checks.tick(now)
         self._tracing.tick(now)
         self._failures.tick(now)
         self._long_gangs.tick(now, self.launcher.in_flight)

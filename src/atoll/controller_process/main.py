@@ -206,8 +206,10 @@ class ControllerShell:
         does, load, now = self._does, self._load, self._clock()
         if now - self._turn > load.longest:
             load.longest = now - self._turn
-        actions = self._controller.handle(e.Flush(now))
-        self.commit()
+        try:
+            actions = self._controller.handle(e.Flush(now))
+        finally:
+            self.commit()
         for action in actions:
             does[type(action)](action)
         if self._to_acknowledge:

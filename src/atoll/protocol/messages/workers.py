@@ -238,6 +238,27 @@ class Ping(Message, frozen=True, tag=33):
     seconds: float = 0.0
 
 
+class ReportStores(Message, frozen=True, tag=72):
+    """Say what is in the stores, after all that was told before."""
+
+    check: int
+
+
+class StoreContent(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The handles in a session's store; with `is_busy`, some of what was told before has yet to be done."""
+
+    session: int
+    handles: tuple[int, ...]
+    is_busy: bool = False
+
+
+class StoresReported(Message, frozen=True, tag=73):
+    """The answer to ReportStores."""
+
+    check: int
+    stores: tuple[StoreContent, ...]
+
+
 class Stop(Message, frozen=True, tag=31):
     """End, in good order."""
 
@@ -255,6 +276,7 @@ FromWorker = (
     | PeerSilent
     | PlanRegistered
     | Reported
+    | StoresReported
 )
 ToWorker = (
     Refused
@@ -275,5 +297,6 @@ ToWorker = (
     | Peers
     | JoinGroup
     | Forward
+    | ReportStores
     | Stop
 )
