@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ def train(steps: int) -> list[bytes]:
     import jax.numpy as jnp
     import numpy as np
 
-    first, second = ([d for d in jax.devices() if d.slice_index == island][0] for island in (0, 1))
+    first, second = (next(d for d in jax.devices() if d.slice_index == island) for island in (0, 1))
     forward = jax.jit(lambda w, x: jnp.tanh(x @ w))
     backward = jax.jit(jax.value_and_grad(lambda v, h: jnp.mean(jnp.sin(h @ v) ** 2)))
     w = jax.device_put(np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8), first)

@@ -97,6 +97,7 @@ class ControllerShell:
             lambda number: self._handle(e.ConnectionAway(self._clock(), number)),
             lambda number: self._handle(e.ConnectionBack(self._clock(), number)),
             self._acknowledge_soon,
+            self._flush_now,
             watch_in_loop,
         )
         self._resumes = settings.grace_seconds > 0
@@ -218,6 +219,10 @@ class ControllerShell:
             self._to_acknowledge = []
         if self.journal is not None and self.journal.wants_snapshot:
             self.journal.snapshot()
+
+    def _flush_now(self) -> None:
+        if self._flush_scheduled:
+            self._flush()
 
     def commit(self) -> None:
         """All that has been handled will be known to who goes on after this process. Before anybody learns of it."""

@@ -14,6 +14,7 @@ import hashlib
 import hmac
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from atoll.errors import FrameError
@@ -118,8 +119,8 @@ class ResumableConnections:
 
     `term` rises from one start of the process to the next, `key` is what its secrets are made of and the same for all
     starts. `on_away(number)` and `on_back(number)` are called for one that loses its leg, and gets another;
-    `acknowledge_soon(connection)` when messages are to be acknowledged as soon as that is right. `watch(pid, then)`
-    calls `then` once that process has ended.
+    `acknowledge_soon(connection)` when messages are to be acknowledged as soon as that is right; and `commit()` when
+    they are to be safe at once. `watch(pid, then)` calls `then` once that process has ended.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class ResumableConnections:
         on_away: Callable[[int], None],
         on_back: Callable[[int], None],
         acknowledge_soon: Callable[[AcceptedConnection], None],
+        commit: Callable[[], None],
         watch: Callable[[int, Callable[[], None]], None],
     ) -> None:
         self.term = term
@@ -137,6 +139,7 @@ class ResumableConnections:
         self.on_away = on_away
         self.on_back = on_back
         self.acknowledge_soon = acknowledge_soon
+        self._commit = commit
         self._key = key
         self._watch = watch
         self._connections: dict[int, AcceptedConnection] = {}
@@ -153,13 +156,18 @@ class ResumableConnections:
         connection = self.add(LinkState(number, leg.peer_role, leg.name), on_message, on_lost)
         connection.adopt(leg)
         leg.send_link(Granted(number, self._secret(number), self.term, self.seconds))
-        pid = connection.pid = leg.peer_pid
-        if pid and pid not in self._processes:
-            self._processes[pid] = set()
-            self._watch(pid, lambda: self._ended(pid))
-        if pid:
-            self._processes[pid].add(number)
+        self._watch_process(connection, leg)
         return connection
+
+    def _watch_process(self, connection: AcceptedConnection, leg: Connection) -> None:
+        """Nobody waits for a process of this machine that has ended."""
+        pid = connection.pid = leg.peer_pid
+        if not pid:
+            return
+        if pid not in self._processes:
+            self._processes[pid] = set()
+            self._watch(pid, partial(self._ended, pid))
+        self._processes[pid].add(connection.number)
 
     def add(
         self, state: LinkState, on_message: Callable[[Any], None], on_lost: Callable[[str], None]
@@ -170,6 +178,7 @@ class ResumableConnections:
 
     def resume(self, leg: Connection, message: Resume) -> None:
         """A new leg says which connection it carries."""
+        self._commit()
         connection = self._connections.get(message.number)
         if message.term > self.term:
             self._refuse(leg, f"this is term {self.term}, and {message.term} has begun", final=False)
@@ -182,6 +191,7 @@ class ResumableConnections:
         else:
             try:
                 connection.resume(leg, message)
+                self._watch_process(connection, leg)
             except FrameError as error:
                 self._refuse(leg, str(error), final=True)
                 connection.lose(str(error))
