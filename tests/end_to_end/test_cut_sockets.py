@@ -35,6 +35,7 @@ def train(steps: int) -> list[bytes]:
 
 def train_until(path: str, cuts: int, steps: int) -> tuple[int, list[list[bytes]]]:
     """Trains again and again until there were so many cuts of each of five connections. Each training's losses."""
+    from collections import Counter
     from pathlib import Path
 
     Path(path).touch()

@@ -145,8 +145,8 @@ class CheckRequest(Message, frozen=True, tag=147):
 
 
 class CheckReply(Message, frozen=True, tag=148):
-    """The answer to CheckRequest, about so many arrays and hosts: a sentence for each disagreement, of the controller with
-    itself, and with its hosts.
+    """The answer to CheckRequest, about so many arrays and hosts: a sentence for each disagreement of the controller
+    with itself, and with its hosts.
     """
 
     contradictions: tuple[str, ...]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from atoll.errors import Status
 from atoll.ir.plan import Plan
 from atoll.protocol.messages.opening import DeviceInfo, Message, Refused
