@@ -43,6 +43,7 @@ class StandingCluster:
         listen: str = "",
         advertise: str = "",
         token: str = "",
+        journal: str = "",
         **settings: Any,
     ) -> None:
         self.directory = folder / "cluster"
@@ -57,6 +58,7 @@ class StandingCluster:
             advertise=advertise,
             parent=os.getpid(),
             cache_directory=environment.get("ATOLL_CACHE_DIR", ""),
+            journal=journal,
         )
         self.address = options.controller_address
         self._environment = environment | ({"ATOLL_TOKEN": token} if token else {})

@@ -24,6 +24,7 @@ DEFAULT_PLATFORM = "cpu"
 DEFAULT_ENGINE = "local"
 DEFAULT_POLICY = "fair"
 DEFAULT_RAY_STRATEGY = "STRICT_SPREAD"
+GRACE_SECONDS = 60.0  # where a controller has a journal: for who knows it to come back to the next one
 HOSTS_SECONDS = 600.0  # for hosts that others start to come
 RELAY_GROUP = 16
 NULL_PLATFORM = "null"  # devices that take a given time and compute nothing: `devices.null`

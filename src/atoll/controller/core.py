@@ -33,6 +33,7 @@ from atoll.controller.islands.agents import Agents
 from atoll.controller.islands.hosts import Hosts
 from atoll.controller.islands.recovery import Recovery
 from atoll.controller.islands.relays import Relays
+from atoll.controller.operators.checks import Checks
 from atoll.controller.operators.requests import Operators
 from atoll.controller.operators.service import OperatorService
 from atoll.controller.outbox import Outbox
@@ -87,6 +88,7 @@ class Controller:
         self.load = LoadRecord()
         self.history = History(self._outbox.time)
         self._lifecycle = Lifecycle(self.resources.islands)
+        self._checks = Checks(self, self._outbox, self.connections.hosts)
         self._make_programs(settings)
         self._make_sessions(settings)
         self._operators = Operators(
@@ -122,6 +124,7 @@ class Controller:
                 self,
                 self.tenants,
                 self._operators,
+                self._checks,
                 self._outbox,
                 self.log,
                 self._tracing,
@@ -140,6 +143,7 @@ class Controller:
             e.Tick: self._tick,
             e.StopAsked: self._stop,
             e.EstimatesRead: self._estimates_read,
+            e.Restarted: self._restarted,
             e.ConnectionAway: self._admission.away,
             e.ConnectionBack: self._admission.back,
         }
@@ -225,6 +229,7 @@ class Controller:
             self._recovery.peer_silent,
             self._relays,
             self._tracing,
+            self._checks,
         )
 
     def _subscribe(self) -> None:
@@ -258,6 +263,10 @@ class Controller:
     def _started(self, event: e.Started) -> None:
         """Nothing follows: it is there to have a time."""
 
+    def _restarted(self, event: e.Restarted) -> None:
+        """Nothing that was decided changes: peers come back, or are lost one by one."""
+        self.history.record("controller restarted", f"it goes on as number {event.term}")
+
     def _estimates_read(self, event: e.EstimatesRead) -> None:
         self._estimates.load(event.estimates)
 
@@ -279,6 +288,7 @@ class Controller:
         self._recovery.tick(now)
         self.migrations.tick(now)
         self._operators.tick(now)
+        self._checks.tick(now)
         self._tracing.tick(now)
         self._failures.tick(now)
         self._long_gangs.tick(now, self.launcher.in_flight)

@@ -22,8 +22,10 @@ from atoll.cluster.security.joiners import Joiners
 from atoll.cluster.tenants import kept_tenants
 from atoll.cluster.usage.keeper import Keeper
 from atoll.controller.core import Controller
-from atoll.controller_process.options import ControllerOptions
+from atoll.controller_process.journaling import NOBODY, Predecessor
+from atoll.controller_process.options import READY, RUNS, ControllerOptions
 from atoll.errors import AtollError
+from atoll.journal.journal import Journal
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
@@ -101,6 +103,7 @@ class ControllerShell:
             watch_in_loop,
         )
         self._resumes = settings.grace_seconds > 0
+        self.journal: Journal | None = None
         self._flush_scheduled = False
         self._to_acknowledge: list[AcceptedConnection] = []
         self._encoded: tuple[Any, bytes] = (None, b"")  # the last message that was sent, and its frame
@@ -121,6 +124,7 @@ class ControllerShell:
             self._add_away(link)
 
     def _clock(self) -> float:
+        """Never goes back: not even where another process was, on another machine."""
         return time.monotonic() + self._later
 
     # ---- events
@@ -188,6 +192,8 @@ class ControllerShell:
         self._loop.call_later(PING_SECONDS, self._tick)  # first: whatever goes wrong now, workers are pinged again
         self._handle(e.Tick(self._clock(), self._load.measure(PING_SECONDS)))
         self._to_acknowledge = self._resumable.all()
+        if self.journal is not None:
+            self.journal.tick()
 
     def _handle(self, event: e.AnyEvent) -> None:
         if not self._flush_scheduled:
@@ -203,14 +209,18 @@ class ControllerShell:
         does, load, now = self._does, self._load, self._clock()
         if now - self._turn > load.longest:
             load.longest = now - self._turn
-        actions = self._controller.handle(e.Flush(now))
-        self.commit()
+        try:
+            actions = self._controller.handle(e.Flush(now))
+        finally:
+            self.commit()
         for action in actions:
             does[type(action)](action)
         if self._to_acknowledge:
             for connection in self._to_acknowledge:
                 connection.acknowledge()
             self._to_acknowledge = []
+        if self.journal is not None and self.journal.wants_snapshot:
+            self.journal.snapshot()
 
     def _flush_now(self) -> None:
         if self._flush_scheduled:
@@ -218,6 +228,8 @@ class ControllerShell:
 
     def commit(self) -> None:
         """All that has been handled will be known to who goes on after this process. Before anybody learns of it."""
+        if self.journal is not None:
+            self.journal.append(self._controller.log.turn)
 
     def _acknowledge_soon(self, connection: AcceptedConnection) -> None:
         """What has come is acknowledged when it is safe: at the end of this turn."""
@@ -267,11 +279,19 @@ class ControllerShell:
         self._loop.call_later(_END_SECONDS, self._stop.set)
 
     def _report_ready(self, action: a.ReportReady) -> None:
+        self.report(READY)
+
+    def report(self, what: bytes) -> None:
+        """To who has started this process."""
         if self._ready_fd >= 0:
-            os.write(self._ready_fd, b"ready\n")
-            os.close(self._ready_fd)
+            with contextlib.suppress(OSError):  # it is not there any more
+                os.write(self._ready_fd, what)
 
     # ---- going on after another process
+
+    def snapshot(self) -> tuple[Controller, ShellState]:
+        """All that another process needs to go on; to be asked for between two turns."""
+        return self._controller, self.state()
 
     def state(self) -> ShellState:
         """What is to be kept of this process, with the controller; to be asked for between two turns."""
@@ -324,9 +344,10 @@ class ControllerShell:
         if connection is not None:
             connection.close()
 
-    def resume(self) -> None:
+    def resume(self, term: int) -> None:
         """All that was is there again: everybody has time to come back, and timers run on."""
         now = self._clock()
+        self._handle(e.Restarted(now, term))
         for timer, due in self._timers.items():
             self._loop.call_later(max(0.0, due - now), self._timer_ended, timer)
         reason = "the controller was started again"
@@ -342,9 +363,20 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
     host_token = os.environ.get(HOST_TOKEN_VARIABLE, "")
     address = parse_address(options.listen)
     check_may_listen(address, token)
-    shell = ControllerShell(options, token, stop, host_token, address.tls)
-    shell.start()
+    before = Predecessor(options.journal, options.restarts) if options.journal else NOBODY
+    shell = ControllerShell(
+        options,
+        token,
+        stop,
+        host_token,
+        address.tls,
+        term=before.term + 1,
+        controller=before.controller,
+        state=before.state,
+    )
+    before.hand_over(shell)
     server, _ = await listen(address, shell.accept, shell.joiners.identity if shell.joiners is not None else None)
+    shell.report(RUNS)
     spare_collector()
     watch_in_loop(options.parent, stop.set)
     await stop.wait()
@@ -352,6 +384,8 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
     shell.stop()
     await asyncio.sleep(0)
     await asyncio.to_thread(shell.keeper.close)
+    if shell.journal is not None:
+        shell.journal.end()
     if address.is_unix:
         with contextlib.suppress(OSError):
             os.unlink(address.path)

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 from atoll._version import __version__
-from atoll.cluster.processes.process import command
 from atoll.cluster.security.access import token_for
 from atoll.cluster.security.roles import Role
 from atoll.cluster.security.start import load_authority
@@ -22,9 +21,9 @@ from atoll.cluster.topology import IslandShape
 from atoll.controller_process.options import ControllerOptions
 from atoll.devices.kinds import kind_of
 from atoll.devices.platforms import check_platform
+from atoll.engines.controller_child import ControllerChild
 from atoll.engines.engine import Engine, HostEnd, HostStart
 from atoll.engines.island import Island
-from atoll.engines.local_process import LocalProcess, describe_exit
 from atoll.engines.options import EngineOptions
 from atoll.engines.worker_command import check_kind
 from atoll.errors import AccessError, ClusterError, ConnectError, SettingsError
@@ -73,8 +72,7 @@ class Supervisor:
         self._topology = options.settings.topology
         self._address = parse_address(options.controller_address)
         self._islands = [self._island(number) for number in range(self._topology.islands)]
-        self._controller: LocalProcess | None = None
-        self._controller_has_ended = asyncio.Event()
+        self._controller = ControllerChild(self._controller_options(), self._ready, self._controller_ended)
         self._link: DialedConnection | None = None
         self._is_up = False
         self._up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -86,16 +84,16 @@ class Supervisor:
         """Returns once the cluster is up, or `stop` is set. Raises ClusterError and its kin where it does not start."""
         check_may_listen(self._address, os.environ.get(DEFAULT_TOKEN_VARIABLE, ""))
         linking = asyncio.get_running_loop().create_task(self._connect())
-        readable, writable = os.pipe()
         try:
-            self._start_processes(writable)
-            await self._until_up(readable)
+            self._controller.start()
+            for island in self._islands if self._engine.agents is None else ():
+                island.start()
+            await self._until_up()
             if not self._stop.is_set():
                 await linking
         except OSError as error:
             raise ClusterError(f"the cluster did not start: {error}") from None
         finally:
-            os.close(readable)
             linking.cancel()
         self._is_up = True
         for island in self._islands:
@@ -137,52 +135,35 @@ class Supervisor:
         return Identity(load_authority(self._options.directory).certificate_for(Role.ENGINE, "the engine"))
 
     async def end(self) -> None:
-        """Ends all processes. The controller goes first: it asks its workers to end, so that none looks lost."""
+        """Ends all processes. The controller goes first: so no worker looks lost."""
         if self._link is not None:
             self._link.close()
         for island in self._islands:
             island.expect_end()
-        if self._controller is not None:
-            self._controller.terminate()
-            try:
-                await asyncio.wait_for(self._controller_has_ended.wait(), _END_SECONDS)
-            except TimeoutError:
-                self._controller.kill()
-                await self._controller_has_ended.wait()
+        await self._controller.end()
         if self._engine.agents is None:  # else nothing is heard of the hosts any more: their agents see to the rest
             await asyncio.gather(*(island.end(_END_SECONDS) for island in self._islands))
         await self._engine.close()
 
-    def _start_processes(self, ready: int) -> None:
-        """`ready` is what the controller writes to once it has everything that it needs."""
-        options = ControllerOptions(
+    def _controller_options(self) -> ControllerOptions:
+        return ControllerOptions(
             str(self._address),
             self._options.settings,
             os.getpid(),
-            ready,
-            self._options.directory,
-            self._options.usage_file,
-            self._options.cache_directory,
+            directory=self._options.directory,
+            usage_file=self._options.usage_file,
+            cache_directory=self._options.cache_directory,
+            journal=self._options.journal,
         )
-        try:
-            self._controller = LocalProcess(
-                command("atoll.controller_process.main", options), os.environ, self._controller_ended, (ready,)
-            )
-        finally:
-            os.close(ready)
-        for island in self._islands if self._engine.agents is None else ():
-            island.start()
 
-    async def _until_up(self, readable: int) -> None:
+    async def _until_up(self) -> None:
         loop = asyncio.get_running_loop()
         seconds = self._options.settings.start_seconds
         stopped = loop.create_task(self._stop.wait())
         either: set[asyncio.Future[Any]] = {self._up, stopped}
-        loop.add_reader(readable, self._read_ready, readable)
         try:
             await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            loop.remove_reader(readable)
             stopped.cancel()
         if self._up.done():
             self._up.result()
@@ -192,21 +173,17 @@ class Supervisor:
             missing = self._engine.agents.missing() if self._engine.agents is not None else ""
             raise ClusterError(f"the cluster was not up within {seconds:.0f} s{missing and f': {missing}'}")
 
-    def _read_ready(self, readable: int) -> None:
-        if os.read(readable, 64):
-            if not self._up.done():
-                self._up.set_result(None)
-        else:  # the controller has ended, which it reports itself
-            asyncio.get_running_loop().remove_reader(readable)
+    def _ready(self) -> None:
+        if not self._up.done():
+            self._up.set_result(None)
 
     def _fail(self, text: str) -> None:
         """Something ended. That counts until the cluster is up."""
         if not self._up.done():
             self._up.set_exception(ClusterError(f"the cluster did not start: {text}; its messages are above"))
 
-    def _controller_ended(self, status: int) -> None:
-        self._controller_has_ended.set()
-        self._fail(f"the controller ended: {describe_exit(status)}")
+    def _controller_ended(self, text: str) -> None:
+        self._fail(text)
         self._stop.set()
 
     # ---- islands

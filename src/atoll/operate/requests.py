@@ -44,6 +44,13 @@ def request_dump(address: Address, token: str, join: JoinString | None = None) -
     return reply.content
 
 
+def request_check(address: Address, token: str, join: JoinString | None = None) -> m.CheckReply:
+    """Whether what the controller keeps agrees with itself and with its hosts. Raises ConnectError and its kin."""
+    reply = _run(_request(address, token, join, m.CheckRequest()))
+    assert isinstance(reply, m.CheckReply)
+    return reply
+
+
 def request_trace(
     address: Address,
     token: str,

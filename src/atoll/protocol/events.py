@@ -90,6 +90,15 @@ class EstimatesRead(Event, frozen=True, tag=9):
     estimates: tuple[Estimate, ...]
 
 
+class Restarted(Event, frozen=True, tag=10):
+    """The controller's process has ended, and another one goes on where it was, as the `term`-th.
+
+    The clock goes on where it stopped: the time between does not count.
+    """
+
+    term: int
+
+
 class ConnectionAway(Event, frozen=True, tag=11):
     """A connection has lost its socket, and its peer has some time to come back. What is sent to it is kept."""
 
@@ -112,6 +121,7 @@ AnyEvent = (
     | Tick
     | StopAsked
     | EstimatesRead
+    | Restarted
     | ConnectionAway
     | ConnectionBack
 )

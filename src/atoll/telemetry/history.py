@@ -13,7 +13,16 @@ MOST_EVENTS = 200
 
 # The kinds of events, and so the values of the label `kind` of the metrics.
 ISLAND_KINDS = ("ready", "lost", "back", "given up", "drained")
-KINDS = (*ISLAND_KINDS, "hangs", "operation", "refused", "session opened", "session closed", "session ended")
+KINDS = (
+    *ISLAND_KINDS,
+    "hangs",
+    "operation",
+    "refused",
+    "session opened",
+    "session closed",
+    "session ended",
+    "controller restarted",
+)
 
 
 class History:

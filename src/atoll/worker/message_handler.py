@@ -20,7 +20,7 @@ from atoll.worker.functions import Functions
 _log = logging.getLogger(__name__)
 
 # What is for the plan executor alone.
-_EXECUTED = frozenset((m.Run, m.Dispatch, m.DropRun, m.Free, m.RegisterPlan, m.DropPlan))
+_EXECUTED = frozenset((m.Run, m.Dispatch, m.DropRun, m.Free, m.RegisterPlan, m.DropPlan, m.ReportStores))
 
 
 class MessageHandler:

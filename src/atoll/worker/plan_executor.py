@@ -65,8 +65,8 @@ class PlanExecutor:
         self._parked_collectives: deque[DispatchUnit] = deque()
 
     def handle(self, message: Any) -> None:
-        """Takes one of Run, Dispatch, DropRun, Free, RegisterPlan, DropPlan, DropFunction, OpenStore, CloseStore, or an
-        Outcome.
+        """Takes one of Run, Dispatch, DropRun, Free, RegisterPlan, DropPlan, DropFunction, OpenStore, CloseStore,
+        ReportStores, or an Outcome.
 
         What belongs to a session is done in order.
         """
@@ -89,6 +89,12 @@ class PlanExecutor:
                 self._end_promises(message)
             elif type(message) is m.OpenStore:
                 self._stores.setdefault(message.session, Store())
+            elif type(message) is m.ReportStores:
+                contents = (
+                    m.StoreContent(session, tuple(store.handles()), session in self._parked)
+                    for session, store in self._stores.items()
+                )
+                self._report(m.StoresReported(message.check, tuple(contents)))
         except Exception:
             _log.exception("the executor failed at %s", type(message).__name__)
 

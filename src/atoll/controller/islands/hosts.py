@@ -8,6 +8,7 @@ from typing import Any
 from atoll.cluster.lifecycle import HostState, Lifecycle
 from atoll.cluster.resources import Host, ResourceManager
 from atoll.controller.islands.relays import Relays
+from atoll.controller.operators.checks import Checks
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.compilation import Compilation
 from atoll.controller.programs.launcher import Launcher
@@ -40,6 +41,7 @@ class Hosts:
         peer_silent: Callable[[int, m.PeerSilent], None],
         relays: Relays,
         tracing: Tracing,
+        checks: Checks,
     ) -> None:
         self._resources = resources
         self._lifecycle = lifecycle
@@ -62,6 +64,7 @@ class Hosts:
             m.FeedsArrived: feeds.feeds_arrived,
             m.Compiled: compilation.compiled,
             m.PlanRegistered: programs.plan_registered,
+            m.StoresReported: checks.reported,
             m.WorkerAnswer: self._answered,
             **relays.handlers,
         }

@@ -9,6 +9,7 @@ import msgspec
 
 from atoll.cluster.tenants import TenantSettings
 from atoll.controller.connections import Peer
+from atoll.controller.operators.checks import Checks
 from atoll.controller.operators.requests import Operators
 from atoll.controller.outbox import Outbox
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
@@ -36,6 +37,7 @@ class OperatorService:
         controller: Reported,
         tenants: Tenants,
         operators: Operators,
+        checks: Checks,
         outbox: Outbox,
         log: EventLog,
         tracing: Tracing,
@@ -45,6 +47,7 @@ class OperatorService:
         self._controller = controller
         self._tenants = tenants
         self._operators = operators
+        self._checks = checks
         self._outbox = outbox
         self._log = log
         self._tracing = tracing
@@ -77,6 +80,9 @@ class OperatorService:
                 reply = m.StatusReply(msgspec.json.encode(report(self._controller, viewer, now)))
             case m.DumpRequest():
                 reply = m.DumpReply(self._log.dump())
+            case m.CheckRequest():
+                self._checks.begin(peer.connection, now)
+                return
             case m.TraceRequest():
                 self._tracing.answer(peer.connection, message, viewer, now)
                 return

@@ -15,11 +15,11 @@ import msgspec
 
 from atoll._version import __version__
 from atoll.cluster.processes.leases import PING_SECONDS, Leases
+from atoll.cluster.processes.local_process import describe_exit
 from atoll.cluster.settings import OnOff
 from atoll.engines.engine import AgentTaker, HostEnd, HostProcess, HostStart
 from atoll.engines.hosts.agents import Agent
 from atoll.engines.hosts.seats import Candidate, choose, wait_text
-from atoll.engines.local_process import describe_exit
 from atoll.engines.options import EngineOptions
 from atoll.engines.worker_command import check_kinds
 from atoll.errors import ClusterError, Status
