@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from atoll.engines.virtual.cluster import VirtualCluster
+from atoll.virtual.cluster import VirtualCluster
 from atoll.session.bare import BareClient
 
 # Steps that the client launches ahead of the one that it waits for.

@@ -12,8 +12,8 @@ import pytest
 
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
-from atoll.controller_process.main import ControllerShell
 from atoll.controller_process.options import ControllerOptions
+from atoll.controller_process.shell import ControllerShell
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.wire.address import Address
@@ -97,7 +97,7 @@ def address(tmp_path: Path) -> Address:
 
 
 def test_a_shell_goes_on_with_another_ones_connections_and_nobody_notices(address, monkeypatch):
-    monkeypatch.setattr("atoll.controller_process.main._ANEW_SECONDS", 0.1)
+    monkeypatch.setattr("atoll.controller_process.shell._ANEW_SECONDS", 0.1)
 
     async def main() -> None:
         first = Process(address)
@@ -120,7 +120,7 @@ def test_a_shell_goes_on_with_another_ones_connections_and_nobody_notices(addres
         second = Process(address, controller=controller, state=state, term=2)
         for event in events:
             second.shell.replay(event)
-        second.shell.resume()
+        second.shell.resume(2)
         late.connection.send(m.Await(8, ()))
         await second.listen()
 

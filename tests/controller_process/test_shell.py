@@ -12,8 +12,9 @@ import pytest
 
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
-from atoll.controller_process.main import ControllerShell, serve
+from atoll.controller_process.main import serve
 from atoll.controller_process.options import ControllerOptions
+from atoll.controller_process.shell import ControllerShell
 from atoll.errors import Code
 from atoll.operate.replay import replay
 from atoll.protocol import messages as m
@@ -95,7 +96,7 @@ def test_the_life_of_a_controller(tmp_path, monkeypatch):
     read, write = os.pipe()
     path = tmp_path / "socket"
     dump = asyncio.run(life(path, write))
-    assert os.read(read, 64) == b"ready\n"
+    assert os.read(read, 64) == b"runs\nready\n"
     os.close(read)
     assert not path.exists()
     assert sum(1 for _ in replay(dump.splitlines())) > 10

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
 
 from atoll.controller.core import Controller
+from atoll.controller_process.shell import ControllerShell, ShellState
 from atoll.errors import JournalError
 from atoll.journal.files import Folder
 from atoll.journal.journal import Journal
 from atoll.journal.recovery import Recovered, recover
 from atoll.journal.snapshots import unpickled
-
-if TYPE_CHECKING:
-    from atoll.controller_process.main import ControllerShell, ShellState
 
 _log = logging.getLogger(__name__)
 

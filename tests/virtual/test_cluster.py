@@ -11,15 +11,15 @@ import pytest
 import atoll.testing
 from atoll.devices.null.model import MODELS
 from atoll.devices.null.program import NullProgram
-from atoll.engines.virtual.clock import VirtualClock
-from atoll.engines.virtual.cluster import VirtualCluster
-from atoll.engines.virtual.costs import Costs
-from atoll.engines.virtual.tasks import Future
 from atoll.errors import ClusterError, StatusError
 from atoll.ir.program import Node, Switch
 from atoll.ir.types import ArraySpec, Sharding
 from atoll.protocol import messages as m
 from atoll.session.bare import BareClient, call, program, sharded, transfer
+from atoll.virtual.clock import VirtualClock
+from atoll.virtual.cluster import VirtualCluster
+from atoll.virtual.costs import Costs
+from atoll.virtual.tasks import Future
 
 SCALAR = ("uint8", (4,))
 # What 50 launches at once cost the controller before the first of them leaves it, and the messages' latencies.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Generic, TypeVar
 
-from atoll.engines.virtual.clock import VirtualClock
+from atoll.virtual.clock import VirtualClock
 
 Result = TypeVar("Result")
 

@@ -10,18 +10,18 @@ from atoll.cluster.settings import NULL_PLATFORM, ClusterSettings, Dispatch
 from atoll.cluster.topology import Topology
 from atoll.devices.null.backend import Collectives
 from atoll.devices.null.model import DEFAULT, MODELS, NullModel
-from atoll.engines.virtual.clock import VirtualClock
-from atoll.engines.virtual.controller_process import ControllerProcess
-from atoll.engines.virtual.costs import DEFAULT_COSTS, Costs
-from atoll.engines.virtual.host_process import HostProcess
-from atoll.engines.virtual.link import VirtualConnection
-from atoll.engines.virtual.tasks import Future, Task
 from atoll.errors import ClusterError, Status
 from atoll.protocol import messages as m
 from atoll.scheduling.policy import Policy
 from atoll.session.bare import BareClient
 from atoll.session.session import ClusterSession
 from atoll.transfers.inbox import Inbox
+from atoll.virtual.clock import VirtualClock
+from atoll.virtual.controller_process import ControllerProcess
+from atoll.virtual.costs import DEFAULT_COSTS, Costs
+from atoll.virtual.host_process import HostProcess
+from atoll.virtual.link import VirtualConnection
+from atoll.virtual.tasks import Future, Task
 from atoll.worker.main import introduction
 
 Result = TypeVar("Result")

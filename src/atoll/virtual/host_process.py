@@ -9,12 +9,12 @@ from typing import Any
 from atoll.devices.null.backend import Collectives
 from atoll.devices.null.model import NullModel
 from atoll.engines.null_hosts.host import AtOnce, NullHost
-from atoll.engines.virtual.clock import VirtualClock
-from atoll.engines.virtual.costs import Costs
 from atoll.errors import unimplemented
 from atoll.ir.plan import Report
 from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox
+from atoll.virtual.clock import VirtualClock
+from atoll.virtual.costs import Costs
 
 
 class Port:

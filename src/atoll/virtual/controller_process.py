@@ -9,12 +9,12 @@ from typing import Any
 from atoll.cluster.processes.leases import PING_SECONDS
 from atoll.cluster.settings import ClusterSettings
 from atoll.controller.core import Controller
-from atoll.engines.virtual.clock import VirtualClock
-from atoll.engines.virtual.costs import Costs
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.scheduling.programs import RegisteredProgram
+from atoll.virtual.clock import VirtualClock
+from atoll.virtual.costs import Costs
 
 _PID = 1  # of everybody: there is one process
 _VERSION = "of the simulation"
