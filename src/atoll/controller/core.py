@@ -33,7 +33,6 @@ from atoll.controller.islands.agents import Agents
 from atoll.controller.islands.hosts import Hosts
 from atoll.controller.islands.recovery import Recovery
 from atoll.controller.islands.relays import Relays
-from atoll.controller.operators.checks import Checks
 from atoll.controller.operators.requests import Operators
 from atoll.controller.operators.service import OperatorService
 from atoll.controller.outbox import Outbox
@@ -58,6 +57,7 @@ from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.session import Session
 from atoll.scheduling.tenants import Tenants
 from atoll.scheduling.usage import Meter
+from atoll.telemetry.checks import Checks
 from atoll.telemetry.history import History
 from atoll.telemetry.load import LoadRecord
 from atoll.telemetry.tracing import Tracing

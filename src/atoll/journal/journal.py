@@ -22,7 +22,7 @@ from atoll.journal.snapshots import pickled, start_snapshot
 
 _log = logging.getLogger(__name__)
 
-SNAPSHOT_EVENTS = 100_000
+SNAPSHOT_EVENTS = 50_000
 SNAPSHOT_BYTES = 64 << 20
 # After a failure, of a disk that is full, say.
 _RETRY_SECONDS = 10.0
