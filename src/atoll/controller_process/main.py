@@ -41,6 +41,8 @@ _log = logging.getLogger(__name__)
 
 # For the last replies to leave.
 _END_SECONDS = 0.05
+# For those whose connections cannot be resumed, such as host agents, to have new ones before their old ones are lost.
+_ANEW_SECONDS = 5.0
 
 
 @dataclass
@@ -296,6 +298,7 @@ class ControllerShell:
         links = [connection.state() for connection in self._resumable.all()]
         resumable = {link.number for link in links}
         others = {number: each.peer_role for number, each in self._connections.items() if number not in resumable}
+        others |= self._others
         return ShellState(self._clock(), self._next, self._key, links, others, dict(self._timers))
 
     def _add_away(self, link: LinkState) -> None:
@@ -330,6 +333,11 @@ class ControllerShell:
                 case a.SetTimer(timer=timer, seconds=seconds):
                     self._timers[timer] = event.seconds + seconds
 
+    def _lose_others(self, reason: str) -> None:
+        for number in self._others:
+            self._handle(e.ConnectionLost(self._clock(), number, reason))
+        self._others = {}
+
     def _forget(self, number: int) -> None:
         self._others.pop(number, None)
         connection = self._connections.pop(number, None)
@@ -343,8 +351,7 @@ class ControllerShell:
         for timer, due in self._timers.items():
             self._loop.call_later(max(0.0, due - now), self._timer_ended, timer)
         reason = "the controller was started again"
-        for number in self._others:
-            self._handle(e.ConnectionLost(now, number, reason))
+        self._loop.call_later(_ANEW_SECONDS, self._lose_others, reason)
         for connection in self._resumable.all():
             connection.wait(reason)
             self._handle(e.ConnectionAway(now, connection.number))

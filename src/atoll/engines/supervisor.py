@@ -113,6 +113,9 @@ class Supervisor:
             except ConnectError:
                 await asyncio.sleep(_RETRY_SECONDS)
         self._link = link
+        if self._engine.agents is not None:
+            link.on_away = partial(self._engine.agents.cut_off, True)
+            link.on_back = partial(self._engine.agents.cut_off, False)
         token = token_for(self._address, Role.ENGINE)
         engine = self._options.settings.engine
         link.send(Hello(PROTOCOL, "engine", token, os.getpid(), __version__, engine, resumes=True))

@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from atoll.wire.grpc.status import GrpcError, StatusCode
-from atoll.wire.http2.stream import Stream, ignore
+from atoll.grpc.http2.stream import Stream, ignore
+from atoll.grpc.status import GrpcError, StatusCode
 
 SMALL_MESSAGE_BYTES = 64 << 10
 """Messages up to this size are handed out as bytes."""

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from atoll.wire.http2 import frames
-from atoll.wire.http2.frames import PREFACE, ErrorCode, Setting
-from tests.wire.grpc.serving import Serving
-from tests.wire.http2.http2_peer import KEEP, REQUEST, Peer, frame, message
+from atoll.grpc.http2 import frames
+from atoll.grpc.http2.frames import PREFACE, ErrorCode, Setting
+from tests.grpc.http2.http2_peer import KEEP, REQUEST, Peer, frame, message
+from tests.grpc.serving import Serving
 
 DATA, HEADERS, SETTINGS, PING = frames.DATA, frames.HEADERS, frames.SETTINGS, frames.PING
 

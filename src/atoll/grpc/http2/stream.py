@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from atoll.wire.http2 import frames
-from atoll.wire.http2.frames import DATA, HeaderList, frame_header
+from atoll.grpc.http2 import frames
+from atoll.grpc.http2.frames import DATA, HeaderList, frame_header
 
 Buffer = bytes | bytearray | memoryview
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from atoll.wire.http2 import frames
-from atoll.wire.http2.frames import ConnectionFailure, ErrorCode
-from atoll.wire.http2.limits import Limits, NuisanceCredit
-from atoll.wire.http2.send import Sender
-from atoll.wire.http2.stream import Stream
+from atoll.grpc.http2 import frames
+from atoll.grpc.http2.frames import ConnectionFailure, ErrorCode
+from atoll.grpc.http2.limits import Limits, NuisanceCredit
+from atoll.grpc.http2.send import Sender
+from atoll.grpc.http2.stream import Stream
 
 READ_BUFFER_BYTES = 256 << 10
 DIRECT_READ_BYTES = 64 << 10

@@ -10,9 +10,9 @@ import grpc
 import pytest
 import uvloop
 
-from tests.wire.grpc.service import MAX_MESSAGE, UNLIMITED, Service
-from tests.wire.grpc.serving import Serving
-from tests.wire.http2.http2_peer import Peer, served
+from tests.grpc.http2.http2_peer import Peer, served
+from tests.grpc.service import MAX_MESSAGE, UNLIMITED, Service
+from tests.grpc.serving import Serving
 
 
 @pytest.fixture(scope="module")

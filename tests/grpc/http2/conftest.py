@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from atoll.wire.grpc import Call, Limits
-from tests.wire.grpc.serving import Serving, echo
-from tests.wire.http2.http2_peer import WINDOW, Peer, served
+from atoll.grpc import Call, Limits
+from tests.grpc.http2.http2_peer import WINDOW, Peer, served
+from tests.grpc.serving import Serving, echo
 
 
 @pytest.fixture(scope="module")

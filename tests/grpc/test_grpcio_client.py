@@ -12,9 +12,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.wire.grpc.service import Service, error_of, unary
-from tests.wire.grpc.serving import Serving
-from tests.wire.http2.http2_peer import DEADLINE_SECONDS, Peer, served
+from tests.grpc.http2.http2_peer import DEADLINE_SECONDS, Peer, served
+from tests.grpc.service import Service, error_of, unary
+from tests.grpc.serving import Serving
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 16_384, 65_536, 65_537, 262_144, 1 << 20, 3 << 20])
@@ -109,7 +109,7 @@ def test_metadata_goes_both_ways_text_and_binary(channel: grpc.Channel) -> None:
 
 
 def test_a_handler_that_raises_ends_its_call_only(channel: grpc.Channel, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.CRITICAL, "atoll.wire.grpc.call"):
+    with caplog.at_level(logging.CRITICAL, "atoll.grpc.call"):
         for method in ("raises", "raises_later"):
             assert error_of(channel, method, b"x").code() == grpc.StatusCode.INTERNAL
     assert unary(channel, "Echo", b"still") == b"still"

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from atoll.wire.grpc import Limits
-from atoll.wire.http2 import frames
-from atoll.wire.http2.frames import ErrorCode
-from tests.wire.grpc.service import MAX_MESSAGE, Service
-from tests.wire.grpc.serving import Serving, echo
-from tests.wire.http2.http2_peer import DEADLINE_SECONDS, REQUEST, Peer, frame, message, request, served
+from atoll.grpc import Limits
+from atoll.grpc.http2 import frames
+from atoll.grpc.http2.frames import ErrorCode
+from tests.grpc.http2.http2_peer import DEADLINE_SECONDS, REQUEST, Peer, frame, message, request, served
+from tests.grpc.service import MAX_MESSAGE, Service
+from tests.grpc.serving import Serving, echo
 
 
 def test_a_paused_call_holds_no_more_than_its_window(server: Serving, peer: Peer, service: Service) -> None:
@@ -195,7 +195,7 @@ def test_a_reader_that_stops_does_not_fill_the_transport(server: Serving, peer: 
 
 
 def test_a_callback_that_raises_closes_its_call(peer: Peer, service: Service, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.CRITICAL, "atoll.wire.grpc.call"):
+    with caplog.at_level(logging.CRITICAL, "atoll.grpc.call"):
         peer.send(peer.headers(1, request("/test.Test/raises_later")), frame(frames.DATA, 0, 1, message(b"x")))
         assert peer.trailers(1)["grpc-status"] == "13"
     assert service.closed.wait(DEADLINE_SECONDS)
@@ -232,7 +232,7 @@ def test_incomplete_messages_of_a_connection_are_bounded_together(tmp_path: Path
 def test_a_callback_that_raises_on_a_large_message_ends_its_call(
     peer: Peer, service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.CRITICAL, "atoll.wire.grpc.call"):
+    with caplog.at_level(logging.CRITICAL, "atoll.grpc.call"):
         peer.send(peer.headers(1, request("/test.Test/raises_later")))
         peer.send(frame(frames.DATA, 0, 1, message(bytes(500_000))[:200_000]))
         peer.sync()

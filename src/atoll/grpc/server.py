@@ -21,14 +21,14 @@ import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from atoll.wire.grpc.call import Call
-from atoll.wire.grpc.messages import Traffic
-from atoll.wire.grpc.metadata import check_grpc_request, parse_metadata
-from atoll.wire.grpc.status import GrpcError, StatusCode
-from atoll.wire.http2.connection import Http2Connection
-from atoll.wire.http2.frames import ErrorCode, HeaderList
-from atoll.wire.http2.limits import Limits
-from atoll.wire.http2.stream import Stream
+from atoll.grpc.call import Call
+from atoll.grpc.http2.connection import Http2Connection
+from atoll.grpc.http2.frames import ErrorCode, HeaderList
+from atoll.grpc.http2.limits import Limits
+from atoll.grpc.http2.stream import Stream
+from atoll.grpc.messages import Traffic
+from atoll.grpc.metadata import check_grpc_request, parse_metadata
+from atoll.grpc.status import GrpcError, StatusCode
 
 log = logging.getLogger(__name__)
 

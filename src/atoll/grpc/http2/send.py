@@ -13,9 +13,9 @@ from collections import deque
 
 import hpack
 
-from atoll.wire.http2 import frames
-from atoll.wire.http2.frames import ErrorCode, HeaderList
-from atoll.wire.http2.stream import Buffer, Stream
+from atoll.grpc.http2 import frames
+from atoll.grpc.http2.frames import ErrorCode, HeaderList
+from atoll.grpc.http2.stream import Buffer, Stream
 
 QUANTUM_BYTES = 256 << 10
 """What one stream may send before the others, with their small messages, come next."""

@@ -1,7 +1,7 @@
 """One RPC in progress: what its handler sees of it, from its first message to its status.
 
 Invariant: a call ends once, either by its handler's `finish` or by `on_closed`, and does nothing after that.
-How messages are read is in `messages`, how bytes leave in `atoll.wire.http2`.
+How messages are read is in `messages`, how bytes leave in `atoll.grpc.http2`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from atoll.wire.grpc.messages import MessageReader, Traffic, message_prefix
-from atoll.wire.grpc.metadata import RESPONSE_HEADERS, encode_metadata, status_trailers
-from atoll.wire.grpc.status import GrpcError, StatusCode
-from atoll.wire.http2.stream import Buffer, Stream, ignore
+from atoll.grpc.http2.stream import Buffer, Stream, ignore
+from atoll.grpc.messages import MessageReader, Traffic, message_prefix
+from atoll.grpc.metadata import RESPONSE_HEADERS, encode_metadata, status_trailers
+from atoll.grpc.status import GrpcError, StatusCode
 
 log = logging.getLogger(__name__)
 

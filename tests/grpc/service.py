@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from atoll.wire.grpc import Call, GrpcError, StatusCode
-from tests.wire.grpc.serving import echo
-from tests.wire.http2.http2_peer import DEADLINE_SECONDS
+from atoll.grpc import Call, GrpcError, StatusCode
+from tests.grpc.http2.http2_peer import DEADLINE_SECONDS
+from tests.grpc.serving import echo
 
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 MAX_MESSAGE = 100 << 20

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from atoll.wire.grpc import Limits
-from atoll.wire.http2 import frames
-from atoll.wire.http2.frames import ErrorCode
-from tests.wire.grpc.serving import Serving
-from tests.wire.http2.http2_peer import DEADLINE_SECONDS, KEEP, REQUEST, Peer, frame, served
+from atoll.grpc import Limits
+from atoll.grpc.http2 import frames
+from atoll.grpc.http2.frames import ErrorCode
+from tests.grpc.http2.http2_peer import DEADLINE_SECONDS, KEEP, REQUEST, Peer, frame, served
+from tests.grpc.serving import Serving
 
 DATA, HEADERS, SETTINGS, PING = frames.DATA, frames.HEADERS, frames.SETTINGS, frames.PING
 

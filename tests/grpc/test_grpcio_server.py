@@ -9,10 +9,10 @@ from typing import Any
 import grpc
 import pytest
 
-from atoll.wire.grpc import StatusCode
-from atoll.wire.http2 import frames
-from atoll.wire.http2.frames import ErrorCode, Setting
-from tests.wire.http2.http2_peer import DEADLINE_SECONDS, REQUEST, Peer, frame, message, request, served
+from atoll.grpc import StatusCode
+from atoll.grpc.http2 import frames
+from atoll.grpc.http2.frames import ErrorCode, Setting
+from tests.grpc.http2.http2_peer import DEADLINE_SECONDS, REQUEST, Peer, frame, message, request, served
 
 
 def echo(requests: Iterable[bytes], context: Any) -> Iterator[bytes]:

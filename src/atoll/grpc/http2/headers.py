@@ -11,9 +11,9 @@ from typing import cast
 
 import hpack
 
-from atoll.wire.http2 import frames
-from atoll.wire.http2.frames import ConnectionFailure, ErrorCode, HeaderList
-from atoll.wire.http2.limits import Limits
+from atoll.grpc.http2 import frames
+from atoll.grpc.http2.frames import ConnectionFailure, ErrorCode, HeaderList
+from atoll.grpc.http2.limits import Limits
 
 
 class MalformedRequest(Exception):

@@ -11,15 +11,15 @@ import hpack
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from atoll.wire.grpc import Call, GrpcServer, Limits
-from atoll.wire.http2 import frames
-from atoll.wire.http2.connection import Http2Connection
-from atoll.wire.http2.frames import PREFACE, ConnectionFailure, ErrorCode, HeaderList
-from atoll.wire.http2.headers import HeaderBlocks
-from atoll.wire.http2.stream import Stream
+from atoll.grpc import Call, GrpcServer, Limits
+from atoll.grpc.http2 import frames
+from atoll.grpc.http2.connection import Http2Connection
+from atoll.grpc.http2.frames import PREFACE, ConnectionFailure, ErrorCode, HeaderList
+from atoll.grpc.http2.headers import HeaderBlocks
+from atoll.grpc.http2.stream import Stream
+from tests.grpc.http2.http2_peer import REQUEST, Peer, frame, message, request, served
+from tests.grpc.serving import Serving, echo
 from tests.thoroughness import examples
-from tests.wire.grpc.serving import Serving, echo
-from tests.wire.http2.http2_peer import REQUEST, Peer, frame, message, request, served
 
 LIMITS = Limits(
     stream_window_bytes=1 << 16,

@@ -10,8 +10,8 @@ import base64
 import binascii
 from collections.abc import Mapping
 
-from atoll.wire.grpc.status import GrpcError, StatusCode
-from atoll.wire.http2.frames import HeaderList
+from atoll.grpc.http2.frames import HeaderList
+from atoll.grpc.status import GrpcError, StatusCode
 
 MAX_ENCODED_MESSAGE = 4096
 """Clients refuse trailers above 8 KiB by default, and then the status is lost with them."""

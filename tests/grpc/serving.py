@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
-from atoll.wire.grpc import Call, GrpcServer
-from tests.wire.http2.http2_peer import DEADLINE_SECONDS
+from atoll.grpc import Call, GrpcServer
+from tests.grpc.http2.http2_peer import DEADLINE_SECONDS
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import hpack
 
-from atoll.wire.http2 import frames
+from atoll.grpc.http2 import frames
 
 DEADLINE_SECONDS = 20.0
 WINDOW = 1 << 20

@@ -39,7 +39,7 @@ def name_of(path: Path) -> str:
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_a_module_imports_nothing_else_of_atoll(path: Path) -> None:
-    allowed = ("atoll.wire.http2",) if path.parent.name == "http2" else ("atoll.wire.http2", "atoll.wire.grpc")
+    allowed = ("atoll.grpc.http2",) if path.parent.name == "http2" else ("atoll.grpc.http2", "atoll.grpc")
     assert {name for name in imports_of(path) if not name.startswith(allowed)} == set()
 
 

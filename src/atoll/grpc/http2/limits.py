@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from atoll.wire.http2.frames import ConnectionFailure, ErrorCode
+from atoll.grpc.http2.frames import ConnectionFailure, ErrorCode
 
 
 @dataclass(frozen=True, slots=True)

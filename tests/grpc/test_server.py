@@ -15,12 +15,12 @@ import grpc
 import pytest
 import uvloop
 
-from atoll.wire.grpc import GrpcServer
-from atoll.wire.http2 import frames
-from atoll.wire.http2.frames import ErrorCode
-from tests.wire.grpc.service import UNLIMITED, Service, unary
-from tests.wire.grpc.serving import Serving, echo
-from tests.wire.http2.http2_peer import DEADLINE_SECONDS, Peer, frame, message, request, served
+from atoll.grpc import GrpcServer
+from atoll.grpc.http2 import frames
+from atoll.grpc.http2.frames import ErrorCode
+from tests.grpc.http2.http2_peer import DEADLINE_SECONDS, Peer, frame, message, request, served
+from tests.grpc.service import UNLIMITED, Service, unary
+from tests.grpc.serving import Serving, echo
 
 
 def test_calls_over_tcp_are_answered(service: Service, tmp_path: Path) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from atoll.wire.grpc import Call, Limits
-from atoll.wire.http2 import frames
-from atoll.wire.http2.frames import ErrorCode, Setting
-from tests.wire.grpc.serving import Serving, echo
-from tests.wire.http2.http2_peer import KEEP, WINDOW, Peer, frame, message
+from atoll.grpc import Call, Limits
+from atoll.grpc.http2 import frames
+from atoll.grpc.http2.frames import ErrorCode, Setting
+from tests.grpc.http2.http2_peer import KEEP, WINDOW, Peer, frame, message
+from tests.grpc.serving import Serving, echo
 
 DATA, HEADERS, SETTINGS, PING = frames.DATA, frames.HEADERS, frames.SETTINGS, frames.PING
 
