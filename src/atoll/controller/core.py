@@ -40,12 +40,12 @@ from atoll.controller.programs.compilation import Compilation
 from atoll.controller.programs.failures import Failures
 from atoll.controller.programs.launcher import Launcher
 from atoll.controller.programs.registry import ProgramRegistry
-from atoll.controller.sessions.migrations import Migrations
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.sessions.slices import SliceRequests
 from atoll.errors import invalid
 from atoll.journal.event_log import EventLog
+from atoll.migration.migrations import Migrations
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.protocol.actions import AnyAction, End, KeepEstimates, KeepUsage
