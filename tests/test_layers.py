@@ -23,7 +23,7 @@ LAYERS = (
     ("protocol",),
     ("transfers", "scheduling"),
     ("host_services", "journal", "promises", "telemetry"),
-    ("devices",),
+    ("devices", "migration"),
     ("controller", "worker", "session"),
     ("controller_process", "ifrt"),
     ("engines", "manifests", "web"),

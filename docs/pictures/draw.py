@@ -231,6 +231,7 @@ def rooms_picture() -> Picture:
         "journal": "what it has handled, on disk",
         "worker": "one a host: plans, stores, devices",
         "devices": "XLA's and null devices",
+        "migration": "sessions that go elsewhere",
         "host_services": "calls into Python, profiles",
         "telemetry": "report, model, time line, metrics",
         "promises": "what launches wait for",

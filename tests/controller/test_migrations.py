@@ -9,9 +9,9 @@ import pytest
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.slices import SliceRequest
 from atoll.cluster.topology import IslandShape
-from atoll.controller.sessions import migrations as moves
 from atoll.errors import OK, Code, Status
 from atoll.ir.program import HostBuffer, HostToDevice, single
+from atoll.migration import migrations as moves
 from atoll.protocol import messages as m
 from atoll.telemetry.report import report
 from tests.controller.play import Play, on, runs

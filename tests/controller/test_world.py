@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from atoll.cluster.settings import Dispatch
@@ -13,6 +13,8 @@ from tests.controller.world import World
 from tests.thoroughness import examples
 
 
+# A session ends between commit and start of a gang that was to take its memory over from a donated argument.
+@example(75, 47, "2x2x1", 0.15, 0, Dispatch.PARALLEL, 0.0, 0)
 @settings(max_examples=examples(50))
 @given(
     st.integers(0, 2**32),

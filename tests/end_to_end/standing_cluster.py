@@ -111,6 +111,10 @@ class StandingCluster:
             assert time.monotonic() < deadline, f"after {seconds} s still: {json.dumps(report['sessions'])}"
             time.sleep(0.01)
 
+    def messages(self) -> str:
+        """The last that its processes have written."""
+        return self._log.read_text(errors="replace")[-5000:]
+
     def processes(self) -> dict[str, psutil.Process]:
         """The controller and the workers, by module and pid."""
         return {f"{each.cmdline()[3]} {each.pid}": each for each in psutil.Process(self._children[0].pid).children()}

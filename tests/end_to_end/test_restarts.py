@@ -30,7 +30,9 @@ from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
 RESTARTS = int(os.environ.get("ATOLL_TEST_RESTARTS", "3"))
 _STEPS = 40
-_BACK_SECONDS = 30.0  # on a machine that is busy with other things
+# On a machine that is busy with other things.
+_BACK_SECONDS = 120.0
+_END_SECONDS = 300.0
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +112,7 @@ def kill(cluster: StandingCluster) -> float:
         with contextlib.suppress(ConnectError):
             cluster.report()
             return time.monotonic() - began
-        assert time.monotonic() < began + _BACK_SECONDS, "there is no controller again"
+        assert time.monotonic() < began + _BACK_SECONDS, f"there is no controller again\n{cluster.messages()}"
         time.sleep(0.02)
 
 
@@ -149,7 +151,7 @@ def test_clients_of_a_controller_that_is_killed_again_and_again_lose_nothing(
     clients: dict[Any, Any] = {
         work: start_python(ATOLL_ADDRESS=cluster.address) for work in (train_on, compile_on, move_on)
     }
-    undisturbed = clients[train_on].call(train, _STEPS)
+    undisturbed = clients[train_on].call(train, _STEPS, seconds=_END_SECONDS)
     for work, python in clients.items():
         python.begin(work, stop)
     seconds = []
@@ -159,16 +161,22 @@ def test_clients_of_a_controller_that_is_killed_again_and_again_lose_nothing(
             remap(cluster, count % 2)
         seconds.append(kill(cluster))
         check(cluster)
+        if count % 10 == 9:
+            print(
+                f"{count + 1} restarts; median {sorted(seconds)[len(seconds) // 2]:.2f} s, most {max(seconds):.2f} s",
+                flush=True,
+            )
     Path(stop).touch()
-    trained = clients[train_on].finish()
+    trained = clients[train_on].finish(_END_SECONDS)
     assert [losses for losses in trained if losses != undisturbed] == []
-    assert max(clients[compile_on].finish()) == 0.0
-    assert max(clients[move_on].finish(), default=0.0) == 0.0
+    assert max(clients[compile_on].finish(_END_SECONDS)) == 0.0
+    assert max(clients[move_on].finish(_END_SECONDS), default=0.0) == 0.0
     for python in clients.values():
         python.close()
     cluster.until(lambda report: not report["sessions"], 30)
     assert check(cluster).arrays == 0
     kinds = [each["kind"] for each in cluster.report()["events"]]
     assert kinds.count("lost") == 0, "no island restarts"
-    print(f"{RESTARTS} restarts, {len(trained)} trainings; seconds until another controller answers:")
-    print(f"median {sorted(seconds)[len(seconds) // 2]:.2f}, most {max(seconds):.2f}")
+    print(
+        f"{RESTARTS} restarts, {len(trained)} trainings; another controller answers within {max(seconds):.2f} s at most"
+    )

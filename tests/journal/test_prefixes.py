@@ -8,10 +8,10 @@ from functools import cache
 import msgspec
 import pytest
 
-from atoll.controller.operators.consistency import contradictions
 from atoll.journal.records import decode_events, read_turns
 from atoll.journal.replay import replayed
 from atoll.protocol import events as e
+from atoll.telemetry.consistency import contradictions
 from tests.controller.migrating_world import MigratingWorld
 from tests.controller.world import World
 from tests.journal.worlds import Recorded, act, world_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import gc
 from collections.abc import Sequence
 
 import msgspec
@@ -15,6 +16,8 @@ from atoll.errors import ClusterError, StatusError
 from atoll.ir.program import Node, Switch
 from atoll.ir.types import ArraySpec, Sharding
 from atoll.protocol import messages as m
+from atoll.scheduling.session import Launch
+from atoll.scheduling.tickets import Ticket
 from atoll.session.bare import BareClient, call, program, sharded, transfer
 from atoll.virtual.clock import VirtualClock
 from atoll.virtual.cluster import VirtualCluster
@@ -110,6 +113,20 @@ def test_a_chain_of_short_computations_takes_what_the_busiest_process_takes():
     ready = cluster.run(chain.run(100))
     assert ready[-1] - before == pytest.approx(101 * 4 * 2e-4, rel=0.02)
     assert cluster.process.busy_seconds == pytest.approx(101 * 4 * 2e-4, rel=0.02)
+
+
+def test_what_launches_leave_behind_goes_without_the_garbage_collector():
+    cluster = VirtualCluster("1x1x4")
+    client = cluster.client()
+    chain = Chain(cluster, client, client.devices, seconds=1e-5)
+    cluster.run(chain.run(10))
+    gc.collect()
+    gc.disable()
+    try:
+        cluster.run(chain.run(100))
+        assert [each for each in gc.get_objects() if isinstance(each, Launch | Ticket)] == []
+    finally:
+        gc.enable()
 
 
 def test_the_same_run_twice_gives_the_same_times():

@@ -33,7 +33,6 @@ from atoll.controller.islands.agents import Agents
 from atoll.controller.islands.hosts import Hosts
 from atoll.controller.islands.recovery import Recovery
 from atoll.controller.islands.relays import Relays
-from atoll.controller.operators.checks import Checks
 from atoll.controller.operators.requests import Operators
 from atoll.controller.operators.service import OperatorService
 from atoll.controller.outbox import Outbox
@@ -41,12 +40,12 @@ from atoll.controller.programs.compilation import Compilation
 from atoll.controller.programs.failures import Failures
 from atoll.controller.programs.launcher import Launcher
 from atoll.controller.programs.registry import ProgramRegistry
-from atoll.controller.sessions.migrations import Migrations
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.sessions.slices import SliceRequests
 from atoll.errors import invalid
 from atoll.journal.event_log import EventLog
+from atoll.migration.migrations import Migrations
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.protocol.actions import AnyAction, End, KeepEstimates, KeepUsage
@@ -58,6 +57,7 @@ from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.session import Session
 from atoll.scheduling.tenants import Tenants
 from atoll.scheduling.usage import Meter
+from atoll.telemetry.checks import Checks
 from atoll.telemetry.history import History
 from atoll.telemetry.load import LoadRecord
 from atoll.telemetry.tracing import Tracing

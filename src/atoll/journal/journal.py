@@ -22,8 +22,10 @@ from atoll.journal.snapshots import pickled, start_snapshot
 
 _log = logging.getLogger(__name__)
 
-SNAPSHOT_EVENTS = 100_000
+SNAPSHOT_EVENTS = 50_000
 SNAPSHOT_BYTES = 64 << 20
+# That were replayed: who was killed once may be killed again, and is to be back sooner.
+_MANY_AGAIN = 5_000
 # After a failure, of a disk that is full, say.
 _RETRY_SECONDS = 10.0
 
@@ -63,7 +65,7 @@ class Journal:
 
     def go_on(self, events: int = 0) -> None:
         """Begins a segment, after what is there already: so many events since the last snapshot. Raises OSError."""
-        self._events = events
+        self._events = events if events < _MANY_AGAIN else SNAPSHOT_EVENTS
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

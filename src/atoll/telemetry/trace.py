@@ -11,7 +11,6 @@ from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import NamedTuple
 
 import msgspec
 
@@ -24,7 +23,7 @@ from atoll.scheduling.tickets import Gang
 from atoll.telemetry.clocks import Alignment, Clock
 
 MOST_SPANS = 100_000
-# Plain text: the garbage collector would go through all spans again and again where they refer to anything else.
+# Plain text: it is what messages have.
 _TEXTS = {reason: reason.value for reason in Reason}
 # What was recorded before a position and may have kept devices busy after it: more than are in flight on a host.
 _LOOK_BACK = 256
@@ -32,8 +31,11 @@ _LOOK_BACK = 256
 _MOST_CLOCKS = 16
 
 
-class _GangEnds(NamedTuple):
-    """A gang's ends on some of its hosts. `times` has for each its dispatch and its end."""
+class _GangEnds(msgspec.Struct, frozen=True, gc=False):
+    """A gang's ends on some of its hosts. `times` has for each its dispatch and its end.
+
+    Without garbage collection: it would go through all that are kept, again and again.
+    """
 
     island: int
     session: int

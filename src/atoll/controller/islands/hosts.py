@@ -8,7 +8,6 @@ from typing import Any
 from atoll.cluster.lifecycle import HostState, Lifecycle
 from atoll.cluster.resources import Host, ResourceManager
 from atoll.controller.islands.relays import Relays
-from atoll.controller.operators.checks import Checks
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.compilation import Compilation
 from atoll.controller.programs.launcher import Launcher
@@ -19,6 +18,7 @@ from atoll.errors import invalid
 from atoll.protocol import messages as m
 from atoll.scheduling.ledger import Ledger
 from atoll.scheduling.session import Session
+from atoll.telemetry.checks import Checks
 from atoll.telemetry.tracing import Tracing
 
 

@@ -24,11 +24,11 @@ from atoll.cluster.resources import ResourceManager
 from atoll.cluster.topology import IslandShape
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.launcher import Launcher
-from atoll.controller.sessions.migrations import Migrations
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
+from atoll.migration.migrations import Migrations
+from atoll.migration.rules import Changes
 from atoll.protocol import messages as m
 from atoll.scheduling.durations import Durations
-from atoll.scheduling.migration_rules import Changes
 from atoll.scheduling.session import Session
 from atoll.telemetry.history import History
 

@@ -9,7 +9,6 @@ import msgspec
 
 from atoll.cluster.tenants import TenantSettings
 from atoll.controller.connections import Peer
-from atoll.controller.operators.checks import Checks
 from atoll.controller.operators.requests import Operators
 from atoll.controller.outbox import Outbox
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
@@ -21,6 +20,7 @@ from atoll.protocol.permissions import Peer as Kind
 from atoll.protocol.permissions import Scope, scope_of
 from atoll.scheduling.estimates import expectations
 from atoll.scheduling.tenants import Tenant, Tenants
+from atoll.telemetry.checks import Checks
 from atoll.telemetry.report import Reported, report
 from atoll.telemetry.tracing import Tracing
 

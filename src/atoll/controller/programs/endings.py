@@ -185,6 +185,9 @@ class Endings:
         launch.pending -= 1
         if not launch.pending:
             self.launch_done(launch)
+            if launch.error is None:  # all were started: nobody looks for them in a line
+                for ticket in launch.tickets:
+                    ticket.gangs = ()  # else they refer to one another, and wait for the garbage collector
 
     def launch_done(self, launch: Launch) -> None:
         """All gangs of the launch have ended: its results are ready, or errors."""
@@ -244,8 +247,6 @@ class Endings:
     def session_closed(self, session: Session) -> None:
         """Gangs of the session that have not started will not, and its memory goes."""
         session.tenant.ended(session.in_flight)
-        for entry in session.directory.entries.values():
-            self._memory.release(entry)
         self._promises.forget(session.number)
         if self._sequential is not None:
             self._sequential.forget(session.number)
@@ -259,6 +260,9 @@ class Endings:
                     gang.run.started = True
                     self.gang_left(gang)
                     self._gang_ended(gang.run.launch)
+        # After what will not start: its inputs have the memory again that it was to take over from them.
+        for entry in session.directory.entries.values():
+            self._memory.release(entry)
 
     # ---- bytes on their way
 

@@ -1,1 +1,1 @@
-"""Sessions and what belongs to them: virtual devices, queries, migrations."""
+"""Sessions and what belongs to them: virtual devices, queries."""

@@ -17,10 +17,10 @@ from atoll.controller.outbox import Outbox
 from atoll.controller.programs.compilation import Compilation
 from atoll.controller.programs.launcher import Launcher
 from atoll.controller.programs.registry import ProgramRegistry
-from atoll.controller.sessions.migrations import Migrations
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.sessions.slices import SliceRequests
 from atoll.errors import OK, Code, Status, StatusError, invalid
+from atoll.migration.migrations import Migrations
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.checks import LAUNCH_WINDOW

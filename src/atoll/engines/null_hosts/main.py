@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import resource
@@ -38,8 +37,6 @@ _log = logging.getLogger(__name__)
 
 # Each host has threads that wait on sockets; they need little.
 _STACK_BYTES = 256 * 1024
-# Objects, until the garbage collector looks: a gang of hundreds of hosts has thousands, none of them garbage.
-_COLLECT_AFTER = 50_000
 
 
 class NullIsland:
@@ -163,7 +160,6 @@ class NullIsland:
 async def serve(options: IslandOptions, stop: asyncio.Event) -> None:
     await NullIsland(options, stop).start()
     spare_collector()
-    gc.set_threshold(_COLLECT_AFTER)
     await stop.wait()
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from atoll.controller.operators.consistency import Checked, contradictions
-from atoll.controller.outbox import Outbox
 from atoll.protocol import messages as m
 from atoll.scheduling.session import Session
+from atoll.telemetry.consistency import Checked, contradictions
 
 # For all hosts to answer.
 CHECK_SECONDS = 5.0
@@ -37,10 +37,18 @@ class _Check:
     differences: list[str] = field(default_factory=list)
 
 
+class Out(Protocol):
+    """The controller's outbox."""
+
+    def flush_frees(self) -> None: ...
+    def to_host(self, host: int, message: Any) -> None: ...
+    def send(self, connection: int, message: Any) -> None: ...
+
+
 class Checks:
     """Those that are going on."""
 
-    def __init__(self, controller: Checked, outbox: Outbox, hosts: Mapping[int, int]) -> None:
+    def __init__(self, controller: Checked, outbox: Out, hosts: Mapping[int, int]) -> None:
         self._controller = controller
         self._outbox = outbox
         self._hosts = hosts  # connections, by host

@@ -11,12 +11,21 @@ from typing import Protocol
 
 from atoll.cluster.locations import HostDevice
 from atoll.cluster.resources import ResourceManager
-from atoll.controller.programs.launcher import Launcher
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.ledger import Block, Ledger
+from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun, Session
 from atoll.scheduling.tenants import Tenants
 from atoll.scheduling.tickets import Gang
+
+
+class Launching(Protocol):
+    """What of a launcher is looked at."""
+
+    @property
+    def in_flight(self) -> Mapping[int, Gang[GangRun]]: ...
+    @property
+    def scheduler(self) -> Scheduler[GangRun]: ...
 
 
 class Checked(Protocol):
@@ -27,7 +36,7 @@ class Checked(Protocol):
     @property
     def resources(self) -> ResourceManager: ...
     @property
-    def launcher(self) -> Launcher: ...
+    def launcher(self) -> Launching: ...
     @property
     def memory(self) -> Ledger: ...
     @property

@@ -23,19 +23,15 @@ import msgspec
 from atoll.cluster.lifecycle import IslandLost
 from atoll.cluster.locations import Placement
 from atoll.cluster.resources import ResourceManager
-from atoll.controller.outbox import Outbox
-from atoll.controller.programs.compilation import Compilation
-from atoll.controller.programs.launcher import Launcher
-from atoll.controller.programs.registry import ProgramRegistry
-from atoll.controller.sessions.queries import Queries
 from atoll.errors import OK, Code, Status, StatusError
 from atoll.ir import program as ir
 from atoll.ir.types import ArraySpec
+from atoll.migration.controller import Compiler, Launches, Out, Programs, Questions
+from atoll.migration.rules import Changes, check_changes, check_memory, is_affected
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.durations import Durations
 from atoll.scheduling.functions import DeviceAssignment, function_name, hosts_of
-from atoll.scheduling.migration_rules import Changes, check_changes, check_memory, is_affected
 from atoll.scheduling.programs import RegisteredProgram, device_groups
 from atoll.scheduling.session import Session
 
@@ -94,11 +90,11 @@ class Migrations:
     def __init__(
         self,
         resources: ResourceManager,
-        compilation: Compilation,
-        queries: Queries,
-        launcher: Launcher,
-        programs: ProgramRegistry,
-        outbox: Outbox,
+        compilation: Compiler,
+        queries: Questions,
+        launcher: Launches,
+        programs: Programs,
+        outbox: Out,
     ) -> None:
         self.under_way: dict[int, Migration] = {}  # by session
         self._resources = resources
