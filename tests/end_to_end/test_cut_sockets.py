@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from atoll.cluster.security.start import join_file
+from tests.cluster_process import free_port
 from tests.end_to_end.remote_python import StartPython
-from tests.end_to_end.standing_cluster import StartCluster
+from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
+from tests.thoroughness import TIMES
 
 CUT_SOCKETS = Path(__file__).with_name("cut_sockets")
-CUTS = 20  # of each kind of process, at least
+CUTS = 20  # of each connection, at least
+CONNECTIONS = ["the engine", "the proxy of remote_python.py", "the worker of host 0", "the worker of host 1"]
 
 
 def train(steps: int) -> list[bytes]:
@@ -33,8 +39,8 @@ def train(steps: int) -> list[bytes]:
     return [np.asarray(loss).tobytes() for loss in losses]
 
 
-def train_until(path: str, cuts: int, steps: int) -> tuple[int, list[list[bytes]]]:
-    """Trains again and again until there were so many cuts of each of five connections. Each training's losses."""
+def train_while_sockets_are_cut(path: str, connections: int, cuts: int, steps: int) -> list[list[bytes]]:
+    """Trains again and again, until each of so many connections has lost so many sockets. Each training's losses."""
     from collections import Counter
     from pathlib import Path
 
@@ -43,20 +49,25 @@ def train_until(path: str, cuts: int, steps: int) -> tuple[int, list[list[bytes]
     while True:
         runs.append(train(steps))
         counts = Counter(Path(path).read_text().splitlines())
-        if len(counts) >= 4 and min(counts.values()) >= cuts:
-            Path(path).unlink()
-            return sum(counts.values()), runs
+        if len(counts) >= connections and min(counts.values()) >= cuts:
+            Path(path).rename(f"{path}.done")
+            return runs
 
 
-@pytest.mark.parametrize("listen", ["", "127.0.0.1:0"], ids=["unix", "tcp"])
+def start(start_cluster: StartCluster, folder: Path, **settings: Any) -> StandingCluster:
+    path = os.pathsep.join(filter(None, (str(CUT_SOCKETS), os.environ.get("PYTHONPATH"))))
+    cuts = {"PYTHONPATH": path, "ATOLL_CUTS": str(folder / "cuts")}
+    return start_cluster(cuts, islands="2x1x1", grace_seconds=30.0, **settings)
+
+
+@pytest.mark.parametrize("kind", ["unix", "tls"] if TIMES > 1 else ["unix"])
 def test_sockets_are_cut_and_losses_are_bit_for_bit_those_of_an_undisturbed_run(
-    start_cluster: StartCluster, start_python: StartPython, tmp_path: Path, listen: str
+    start_cluster: StartCluster, start_python: StartPython, tmp_path: Path, kind: str
 ) -> None:
-    cuts = tmp_path / "cuts"
-    environment = {"PYTHONPATH": f"{CUT_SOCKETS}:{__import__('os').environ['PYTHONPATH']}", "ATOLL_CUTS": str(cuts)}
-    cluster = start_cluster(environment, islands="2x1x1", grace_seconds=30.0, listen=listen)
-    python = start_python(ATOLL_ADDRESS=cluster.address)
+    cluster = start(start_cluster, tmp_path, listen="" if kind == "unix" else f"tls://127.0.0.1:{free_port()}")
+    where = {"ATOLL_ADDRESS": cluster.address} if kind == "unix" else {"ATOLL_JOIN": str(join_file(cluster.directory))}
+    python = start_python(**where)
     undisturbed = python.call(train, 60)
-    count, runs = python.call(train_until, str(cuts), CUTS, 60)
+    runs = python.call(train_while_sockets_are_cut, str(tmp_path / "cuts"), len(CONNECTIONS), CUTS, 60)
     assert all(run == undisturbed for run in runs)
-    assert count >= 4 * CUTS
+    assert sorted(set((tmp_path / "cuts.done").read_text().splitlines())) == CONNECTIONS
