@@ -95,13 +95,13 @@ def start_cluster(machine: OtherMachine) -> None:
     """A controller and the worker of the first island here, that of the second there. Returns when they are up."""
     from atoll.cluster.processes.process import command
     from atoll.cluster.settings import ClusterSettings
-    from atoll.controller.options import ControllerOptions
+    from atoll.controller_process.options import ControllerOptions
     from atoll.worker.options import WorkerOptions
 
     os.environ |= {"ATOLL_TOKEN": "a benchmark's", "ATOLL_INSECURE": "1"}
     os.environ["ATOLL_ADDRESS"] = address = f"{_HERE}:7300"
     settings = ClusterSettings(islands="2x1x1")
-    machine.run_here(*command("atoll.controller.main", ControllerOptions(address, settings, os.getpid())))
+    machine.run_here(*command("atoll.controller_process.main", ControllerOptions(address, settings, os.getpid())))
     env = ["env", "JAX_PLATFORMS=cpu", "JAX_ENABLE_X64=1"]
     for host, (own, run) in enumerate(((_HERE, machine.run_here), (_THERE, machine.run))):
         options = WorkerOptions(

@@ -23,7 +23,7 @@ from benchmarks.harness.worker import become_batch
 ROUNDS = 4
 
 # What a process of Atoll is, by the package that its module is in. A peer's processes all run the script.
-_NAMES = {"operate": "engine", "ifrt": "proxy", "controller": "controller", "worker": "worker"}
+_NAMES = {"operate": "engine", "ifrt": "proxy", "controller_process": "controller", "worker": "worker"}
 
 
 class Case(msgspec.Struct, frozen=True):

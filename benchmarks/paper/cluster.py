@@ -33,6 +33,8 @@ class Cluster:
         dispatch: Dispatch = Dispatch.PARALLEL,
         tenants: tuple[TenantSettings, ...] = (),
         policy: str = DEFAULT_POLICY,
+        grace_seconds: float = 0.0,
+        journal: str = "",
     ) -> None:
         folder = tempfile.mkdtemp(prefix="atoll-bench-")
         settings = ClusterSettings(
@@ -43,8 +45,9 @@ class Cluster:
             lease_seconds=_LEASE_SECONDS,
             max_sessions=_MOST_SESSIONS,
             tenants=tenants,
+            grace_seconds=grace_seconds,
         )
-        options = EngineOptions(settings, folder, parent=os.getpid())
+        options = EngineOptions(settings, folder, parent=os.getpid(), journal=journal)
         self.address = options.controller_address
         try:
             self.engine = EngineProcess(options, "the cluster to be measured")
@@ -63,8 +66,10 @@ class NullCluster(Cluster):
         dispatch: Dispatch = Dispatch.PARALLEL,
         tenants: tuple[TenantSettings, ...] = (),
         policy: str = DEFAULT_POLICY,
+        grace_seconds: float = 0.0,
+        journal: str = "",
     ) -> None:
-        super().__init__(islands, NULL_PLATFORM, dispatch, tenants, policy)
+        super().__init__(islands, NULL_PLATFORM, dispatch, tenants, policy, grace_seconds, journal)
         self._loop = asyncio.new_event_loop()
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -91,7 +96,7 @@ class NullCluster(Cluster):
 
 
 def _is_controller(process: psutil.Process) -> bool:
-    return "atoll.controller.main" in process.cmdline()
+    return "atoll.controller_process.main" in process.cmdline()
 
 
 def costs(cluster: NullCluster, gangs: int, hosts: int, work: Callable[[], None]) -> dict[str, float]:

@@ -69,7 +69,7 @@ def prepare(settings: Settings) -> Round:
 
 def simulate(stages: int, table: Schedule, times: Times, steps: int) -> float:
     """Seconds of a step, each stage on an island of its own."""
-    from atoll.engines.virtual.cluster import VirtualCluster
+    from atoll.virtual.cluster import VirtualCluster
     from benchmarks.paper.schedules import Sizes, make_training
     from benchmarks.paper.training import step_seconds
 

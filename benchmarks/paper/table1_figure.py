@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from atoll.devices.null.model import MODELS
-from atoll.engines.virtual.costs import Costs
+from atoll.virtual.costs import Costs
 from benchmarks.harness.benchmark import BATCH_THREADS, Benchmark, Metric, Round, Settings
 from benchmarks.harness.record import BenchmarkRecord, Claim
 from benchmarks.paper.costs import measured_costs
@@ -89,7 +89,7 @@ def prepare(settings: Settings) -> Round:
 
 def simulate(cores: int, seconds: float, weight_bytes: int, steps: int, costs: Costs) -> tuple[float, float]:
     """Seconds of a step that takes so many on its devices: with others in flight, and where each loss is read."""
-    from atoll.engines.virtual.cluster import VirtualCluster
+    from atoll.virtual.cluster import VirtualCluster
     from benchmarks.paper.spmd import make_training
     from benchmarks.paper.training import read_step_seconds, step_seconds
 

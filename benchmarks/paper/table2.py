@@ -109,7 +109,7 @@ def prepare(settings: Settings) -> Round:
 
 def simulate(pipe: Pipeline, islands: int, cores: int, steps: int) -> float:
     """Seconds of a step of the pipeline, its stages in order over the hosts of so many islands."""
-    from atoll.engines.virtual.cluster import VirtualCluster
+    from atoll.virtual.cluster import VirtualCluster
     from benchmarks.paper.gpipe import make_training
     from benchmarks.paper.training import step_seconds
 
@@ -124,7 +124,7 @@ def simulate(pipe: Pipeline, islands: int, cores: int, steps: int) -> float:
 
 def simulate_spmd(cores: int, steps: int) -> float:
     """Seconds of a step that is one computation on all cores."""
-    from atoll.engines.virtual.cluster import VirtualCluster
+    from atoll.virtual.cluster import VirtualCluster
     from benchmarks.paper.spmd import make_training
     from benchmarks.paper.training import step_seconds
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from atoll.engines.virtual.cluster import VirtualCluster
 from atoll.session.bare import BareClient
+from atoll.virtual.cluster import VirtualCluster
 
 # Steps that the client launches ahead of the one that it waits for.
 _AHEAD = 2

@@ -89,7 +89,7 @@ def prepare(settings: Settings) -> Round:
 
 def simulate_one(work: Work, steps: int) -> float:
     """Seconds of a step on one island of all cores."""
-    from atoll.engines.virtual.cluster import VirtualCluster
+    from atoll.virtual.cluster import VirtualCluster
     from benchmarks.paper.spmd import make_training
     from benchmarks.paper.training import step_seconds
 
@@ -102,7 +102,7 @@ def simulate_one(work: Work, steps: int) -> float:
 
 def simulate_two(work: Work, steps: int) -> float:
     """Seconds of a step on two islands."""
-    from atoll.engines.virtual.cluster import VirtualCluster
+    from atoll.virtual.cluster import VirtualCluster
     from benchmarks.paper.data_parallel import make_training
     from benchmarks.paper.training import step_seconds
 

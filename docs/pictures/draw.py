@@ -88,7 +88,7 @@ PROCESSES: Picture = (
             GREEN,
         ),
         Box(20, 300, 240, "engine: one a cluster", ("engines/main.py", "starts, watches, restarts hosts"), GREY),
-        Box(380, 160, 210, "controller: one a cluster", ("controller/main.py (shell)", "controller/core.py"), ORANGE),
+        Box(380, 160, 210, "controller: one a cluster", ("controller_process (shell)", "controller/core.py"), ORANGE),
         Box(640, 60, 200, "worker: one a host", ("worker/main.py", "compiles, stores, runs plans"), GREEN),
         Box(
             640,
@@ -227,6 +227,8 @@ def rooms_picture() -> Picture:
         "ifrt": "jaxlib's protocol: the front end",
         "session": "what any front end needs",
         "controller": "all decisions of a cluster",
+        "controller_process": "the process around them",
+        "journal": "what it has handled, on disk",
         "worker": "one a host: plans, stores, devices",
         "devices": "XLA's and null devices",
         "migration": "sessions that go elsewhere",

@@ -8,6 +8,7 @@
     |   +-- FrameError                  a peer sent bytes that are no message of the protocol
     +-- ClusterError (RuntimeError)     a cluster did not start, has ended, or is not the one that was asked for
     |   +-- SettingsError (ValueError)  settings that no cluster can have: islands, platform, engine, memory, dispatch
+    |   +-- JournalError                a journal that cannot be read, or belongs to somebody else
     |   +-- BackendError                JAX does not run on Atoll in this process
     +-- ProgramError (TypeError)        a function that `atoll.program` cannot trace, or a call of it that does not fit
     +-- PipelineError (ValueError)      a model that cannot be cut as asked, or a schedule that cannot run
@@ -115,6 +116,10 @@ class ClusterError(AtollError, RuntimeError):
 
 class SettingsError(ClusterError, ValueError):
     """Settings that no cluster can have; names the setting, what it was, and what is expected."""
+
+
+class JournalError(ClusterError):
+    """A controller's journal cannot be read, is of another version of Atoll, or is in use by another controller."""
 
 
 class BackendError(ClusterError):

@@ -61,12 +61,12 @@ argument.
 
 from atoll.devices.null.model import MODELS, NullModel
 from atoll.devices.null.program import NullProgram
-from atoll.engines.virtual.cluster import VirtualCluster
-from atoll.engines.virtual.costs import Costs
 from atoll.scheduling.policies.first_come import FirstComeFirstServed
 from atoll.scheduling.policy import Policy
 from atoll.scheduling.tickets import Ticket
 from atoll.session.bare import BareClient, call, program, sharded, transfer
+from atoll.virtual.cluster import VirtualCluster
+from atoll.virtual.costs import Costs
 
 __all__ = [
     "MODELS",

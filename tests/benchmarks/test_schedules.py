@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from atoll.devices.null.model import MODELS
-from atoll.engines.virtual.cluster import VirtualCluster
 from atoll.pipelines.entries import Times
 from atoll.pipelines.schedules import SCHEDULES, schedule
+from atoll.virtual.cluster import VirtualCluster
 from benchmarks.paper.schedules import Sizes, make_training
 from benchmarks.paper.training import step_seconds
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from atoll.devices.null.model import MODELS
-from atoll.engines.virtual.cluster import VirtualCluster
-from atoll.engines.virtual.costs import Costs
+from atoll.virtual.cluster import VirtualCluster
+from atoll.virtual.costs import Costs
 from benchmarks.harness.record import record_benchmark
 from benchmarks.paper import data_parallel, gpipe, spmd, table1_figure
 from benchmarks.paper.figure import Options

@@ -43,6 +43,7 @@ class StandingCluster:
         listen: str = "",
         advertise: str = "",
         token: str = "",
+        journal: str = "",
         **settings: Any,
     ) -> None:
         self.directory = folder / "cluster"
@@ -57,6 +58,7 @@ class StandingCluster:
             advertise=advertise,
             parent=os.getpid(),
             cache_directory=environment.get("ATOLL_CACHE_DIR", ""),
+            journal=journal,
         )
         self.address = options.controller_address
         self._environment = environment | ({"ATOLL_TOKEN": token} if token else {})
@@ -108,6 +110,10 @@ class StandingCluster:
                 return report
             assert time.monotonic() < deadline, f"after {seconds} s still: {json.dumps(report['sessions'])}"
             time.sleep(0.01)
+
+    def messages(self) -> str:
+        """The last that its processes have written."""
+        return self._log.read_text(errors="replace")[-5000:]
 
     def processes(self) -> dict[str, psutil.Process]:
         """The controller and the workers, by module and pid."""

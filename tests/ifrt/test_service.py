@@ -20,7 +20,7 @@ LOST = Status(int(Code.DATA_LOSS), "it burnt")
 
 
 class FakeCall:
-    """Of `wire.grpc.Call`, what a session's stream uses."""
+    """Of `grpc.Call`, what a session's stream uses."""
 
     def __init__(self, protocol: int = MAX_PROTOCOL, token: str = "") -> None:
         metadata = transport_pb2.SessionMetadata()

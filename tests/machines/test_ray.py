@@ -204,7 +204,7 @@ def test_a_second_cluster_of_the_same_name_is_refused(ray: RayMachines) -> None:
 def test_a_start_that_was_killed_is_ended_by_its_name_from_any_node(ray: RayMachines) -> None:
     start = ray.atoll(*UP, "2x1x1")
     deadline = time.monotonic() + 60
-    while not ray.processes("m0", "atoll.controller.main"):
+    while not ray.processes("m0", "atoll.controller_process.main"):
         assert time.monotonic() < deadline, start.said
     os.kill(start.pid, signal.SIGKILL)
     by_name = ray.atoll_command("down", "--ray-address", "auto")

@@ -149,7 +149,7 @@ def test_killing_the_controller_loses_a_second_at_most(up: Callable[..., User], 
     time.sleep(1.5)
     asked = usage(user, "--by", "program")
     time.sleep(2.0)
-    controller = user.process("atoll.controller.main")
+    controller = user.process("atoll.controller_process.main")
     killed = time.time()
     controller.send_signal(signal.SIGKILL)
     assert finish(script).returncode != 0

@@ -48,6 +48,7 @@ SAMPLES: dict[Any, Any] = {
     str | None: "operator",
     dict[str, int]: {"cpu": 4},
     Seat: Seat(1, 0),
+    m.StoreContent: m.StoreContent(1, (2, 3), True),
     By: By.SESSION,
     IslandShape | None: IslandShape(2, 4, "cuda", (2, 4), "h100"),
     Status: STATUS,

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from atoll.errors import ConnectError
 from atoll.wire import connection as module
 from atoll.wire.address import Address
-from atoll.wire.connection import Connection, connect, listen
+from atoll.wire.connection import Connection
+from atoll.wire.endpoints import connect, listen
 from atoll.wire.framing import MAX_FRAME
 
 

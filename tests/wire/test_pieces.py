@@ -15,7 +15,8 @@ import uvloop
 from atoll.cluster.security.roles import Role
 from atoll.wire import connection as module
 from atoll.wire.address import Address
-from atoll.wire.connection import Connection, connect, listen
+from atoll.wire.connection import Connection
+from atoll.wire.endpoints import connect, listen
 from atoll.wire.framing import FrameDecoder, encode
 from atoll.wire.pieces import PIECE_BYTES
 from tests.certificates import identity

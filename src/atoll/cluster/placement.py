@@ -14,6 +14,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -76,7 +77,7 @@ class Slices:
         self, session: int, virtual: tuple[VirtualDevice, ...], locations: Mapping[int, DeviceLocation]
     ) -> SessionDevices:
         devices = self.sessions[session] = SessionDevices(virtual, dict(locations), dict(locations))
-        devices.closed = lambda location: self.closed(session, location)
+        devices.closed = partial(self.closed, session)
         return devices
 
     def close(self, session: int) -> None:

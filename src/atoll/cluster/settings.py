@@ -24,6 +24,7 @@ DEFAULT_PLATFORM = "cpu"
 DEFAULT_ENGINE = "local"
 DEFAULT_POLICY = "fair"
 DEFAULT_RAY_STRATEGY = "STRICT_SPREAD"
+GRACE_SECONDS = 60.0  # where a controller has a journal: for who knows it to come back to the next one
 HOSTS_SECONDS = 600.0  # for hosts that others start to come
 RELAY_GROUP = 16
 NULL_PLATFORM = "null"  # devices that take a given time and compute nothing: `devices.null`
@@ -39,6 +40,7 @@ VARIABLES = {
     "engine": "ATOLL_ENGINE",
     "lease_seconds": "ATOLL_LEASE",
     "wait_seconds": "ATOLL_WAIT",
+    "grace_seconds": "ATOLL_GRACE",
     "bulk_tls": "ATOLL_BULK_TLS",
     "relay_group": "ATOLL_RELAY_GROUP",
     "ray_address": "ATOLL_RAY_ADDRESS",
@@ -110,6 +112,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     mesh: str = ""  # of an island's devices, such as 4x4, where the platform has none; "": a line
     engine: str = DEFAULT_ENGINE  # that starts the hosts: `engines.kinds`
     wait_seconds: float = 0.0  # for an island to be up, its hosts' coming included; 0: as long as the engine needs
+    grace_seconds: float = 0.0  # for who has lost its connection to the controller, or it, to come back; 0: it is lost
     bulk_tls: OnOff = OnOff.ON  # of data connections, where control connections are with TLS
     relay_group: int = RELAY_GROUP  # hosts for which one of them relays messages, on islands of as many; 0: none does
 
@@ -158,7 +161,8 @@ class ClusterSettings(msgspec.Struct, frozen=True):
         said = {name: os.environ.get(variable, "") for name, variable in VARIABLES.items()}
         sizes = {name: _bytes(VARIABLES[name], said[name]) for name in ("device_memory", "spill")}
         dispatch = _one_of(Dispatch, VARIABLES["dispatch"], said["dispatch"] or Dispatch.PARALLEL)
-        seconds = {name: parse_seconds(said[name], VARIABLES[name]) for name in ("lease_seconds", "wait_seconds")}
+        times = ("lease_seconds", "wait_seconds", "grace_seconds")
+        seconds = {name: parse_seconds(said[name], VARIABLES[name]) for name in times}
         return cls(
             said["islands"] or DEFAULT_ISLANDS,
             said["platform"] or DEFAULT_PLATFORM,
@@ -167,6 +171,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
             said["policy"] or DEFAULT_POLICY,
             lease_seconds=seconds["lease_seconds"] or LEASE_SECONDS,
             wait_seconds=seconds["wait_seconds"],
+            grace_seconds=seconds["grace_seconds"],
             mesh=said["mesh"],
             engine=said["engine"] or DEFAULT_ENGINE,
             bulk_tls=_one_of(OnOff, VARIABLES["bulk_tls"], said["bulk_tls"] or OnOff.ON),

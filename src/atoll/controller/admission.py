@@ -6,8 +6,9 @@ A connection begins with a Hello. From then on its messages go to whatever handl
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
-from atoll.cluster.lifecycle import HostState
+from atoll.cluster.lifecycle import HostState, IslandLost
 from atoll.cluster.processes.leases import Leases
 from atoll.cluster.resources import ResourceManager
 from atoll.cluster.security.roles import is_of_the_cluster, may_say
@@ -24,7 +25,14 @@ from atoll.controller.sessions.sessions import Sessions
 from atoll.errors import Code, Status, StatusError
 from atoll.protocol import messages as m
 from atoll.protocol.actions import Name, ReportReady, SetTimer
-from atoll.protocol.events import ConnectionLost, ConnectionOpened, Received, TimerEnded
+from atoll.protocol.events import (
+    ConnectionAway,
+    ConnectionBack,
+    ConnectionLost,
+    ConnectionOpened,
+    Received,
+    TimerEnded,
+)
 from atoll.scheduling.tenants import Tenants
 
 # For a connection's Hello to come, and a worker's WorkerReady.
@@ -86,7 +94,7 @@ class Admission:
     def opened(self, event: ConnectionOpened) -> None:
         peer = Peer(event.connection, event.secret, self._hello, role=event.role)
         self._peers[event.connection] = peer
-        self._after(HELLO_SECONDS, lambda: self._expect_introduction(peer))
+        self._after(HELLO_SECONDS, partial(self._expect_introduction, peer))
 
     def _expect_introduction(self, peer: Peer) -> None:
         if self._peers.get(peer.connection) is not peer:
@@ -112,6 +120,21 @@ class Admission:
             self._waiting.remove(peer)
         if peer.lose is not None:
             peer.lose(peer, event.reason)
+
+    def away(self, event: ConnectionAway) -> None:
+        """Its silence does not count until it is back, or lost."""
+        peer = self._peers.get(event.connection)
+        if peer is not None:
+            self._connections.away.add(event.connection)
+            if peer.leases is not None:
+                peer.leases.forget(peer.number)
+
+    def back(self, event: ConnectionBack) -> None:
+        peer = self._peers.get(event.connection)
+        if peer is not None:
+            self._connections.away.discard(event.connection)
+            if peer.leases is not None:
+                peer.leases.renew(peer.number, event.seconds)
 
     def timer_ended(self, event: TimerEnded) -> None:
         call = self._timers.pop(event.timer, None)
@@ -232,7 +255,7 @@ class Admission:
             self._refuse(peer, Code(error.status.code), error.status.message)
             return
         peer.number = session.number
-        peer.handle = self._from_proxy
+        peer.handle, peer.leases = self._from_proxy, self._sessions.leases
         peer.lose = self._proxy_lost
 
     def _from_proxy(self, peer: Peer, event: Received) -> None:
@@ -256,7 +279,7 @@ class Admission:
             self._refuse(peer, Code.ALREADY_EXISTS, problem)
             return
         peer.number = ready.host
-        peer.handle = self._from_worker
+        peer.handle, peer.leases = self._from_worker, self._leases
         peer.lose = self._worker_lost
         self._connections.hosts[ready.host] = peer.connection
         self._name(peer, f"the worker of host {ready.host}")
@@ -269,6 +292,9 @@ class Admission:
             for proxy in waiting:
                 self._open_session(proxy)
             self._outbox.add(ReportReady(self._outbox.cause))
+
+    def island_lost(self, lost: IslandLost) -> None:
+        self.introduce_hosts()
 
     def introduce_hosts(self) -> None:
         """All hosts learn which others are there. A host's secret is that of its worker's connection."""
@@ -305,9 +331,9 @@ class Admission:
             self._recovery.worker_lost(peer.number, str(error))
 
     def _worker_lost(self, peer: Peer, reason: str) -> None:
-        def count() -> None:
-            """Does nothing where the engine has reported it, or a new worker has joined, meanwhile."""
-            if peer.number not in self._connections.hosts and not self._resources.is_lost(peer.number):
-                self._recovery.worker_lost(peer.number, reason)
+        self._after(ENGINE_SAYS_SECONDS, partial(self._count_loss, peer.number, reason))
 
-        self._after(ENGINE_SAYS_SECONDS, count)
+    def _count_loss(self, host: int, reason: str) -> None:
+        """Does nothing where the engine has reported it, or a new worker has joined, meanwhile."""
+        if host not in self._connections.hosts and not self._resources.is_lost(host):
+            self._recovery.worker_lost(host, reason)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from atoll.cluster.processes.leases import Leases
 from atoll.protocol import messages as m
 from atoll.protocol.events import Received
 from atoll.scheduling.tenants import Tenant
@@ -23,6 +24,7 @@ class Peer:
     lose: Callable[[Peer, str], None] | None = None  # to be called when the connection is lost
     role: str = ""  # that its certificate has, if it has one
     tenant: Tenant | None = None  # of a client
+    leases: Leases | None = None  # in which it has one, by its number
 
 
 class Connections:
@@ -33,10 +35,12 @@ class Connections:
         self.hosts: dict[int, int] = {}  # connections, by host
         self.sessions: dict[int, int] = {}
         self.engine: int | None = None
+        self.away: set[int] = set()  # those that have no socket now
 
     def remove(self, connection: int) -> Any:
         """The connection is closed or lost; nothing is sent to it any more. Returns its peer, if it was known."""
         peer = self.peers.pop(connection, None)
+        self.away.discard(connection)
         if peer is None:
             return None
         if self.hosts.get(peer.number) == connection:

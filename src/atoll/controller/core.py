@@ -44,6 +44,7 @@ from atoll.controller.sessions.queries import Queries
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.sessions.slices import SliceRequests
 from atoll.errors import invalid
+from atoll.journal.event_log import EventLog
 from atoll.migration.asides import Asides
 from atoll.migration.migrations import Migrations
 from atoll.migration.own_programs import OwnPrograms
@@ -52,7 +53,6 @@ from atoll.migration.suspensions import Suspensions
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.protocol.actions import AnyAction, End, KeepEstimates, KeepUsage
-from atoll.protocol.event_log import EventLog
 from atoll.scheduling.estimates import Estimates
 from atoll.scheduling.long_gangs import LongGangs
 from atoll.scheduling.policies import find_policy
@@ -61,6 +61,7 @@ from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.session import Session
 from atoll.scheduling.tenants import Tenants
 from atoll.scheduling.usage import Meter
+from atoll.telemetry.checks import Checks
 from atoll.telemetry.history import History
 from atoll.telemetry.load import LoadRecord
 from atoll.telemetry.tracing import Tracing
@@ -89,8 +90,9 @@ class Controller:
         self._outbox = Outbox(self.connections)
         self.agents = Agents(self.connections, self._outbox)
         self.load = LoadRecord()
-        self.history = History(lambda: self._outbox.seconds)
+        self.history = History(self._outbox.time)
         self._lifecycle = Lifecycle(self.resources.islands)
+        self._checks = Checks(self, self._outbox, self.connections.hosts)
         self._make_programs(settings)
         self._make_sessions(settings)
         self._operators = Operators(
@@ -127,6 +129,7 @@ class Controller:
                 self,
                 self.tenants,
                 self._operators,
+                self._checks,
                 self._outbox,
                 self.log,
                 self._tracing,
@@ -134,17 +137,20 @@ class Controller:
                 self._keep_usage,
             ).received,
         )
-        self._lifecycle.subscribe(IslandLost, lambda lost: self._admission.introduce_hosts())
+        self._lifecycle.subscribe(IslandLost, self._admission.island_lost)
         self._handlers: dict[type[Any], Callable[[Any], list[AnyAction] | None]] = {
             e.Received: self._admission.received,
             e.Flush: self._flush,
-            e.Started: lambda started: None,
+            e.Started: self._started,
             e.ConnectionOpened: self._admission.opened,
             e.ConnectionLost: self._admission.lost,
             e.TimerEnded: self._admission.timer_ended,
             e.Tick: self._tick,
             e.StopAsked: self._stop,
-            e.EstimatesRead: lambda event: self._estimates.load(event.estimates),
+            e.EstimatesRead: self._estimates_read,
+            e.Restarted: self._restarted,
+            e.ConnectionAway: self._admission.away,
+            e.ConnectionBack: self._admission.back,
         }
 
     def _make_programs(self, settings: ClusterSettings) -> None:
@@ -256,6 +262,7 @@ class Controller:
             self._relays,
             self._tracing,
             asides,
+            self._checks,
         )
 
     def _subscribe(self) -> None:
@@ -287,6 +294,16 @@ class Controller:
         outbox.seconds = self.meter.now = self.scheduler.now = event.seconds
         return self._handlers[type(event)](event) or _NOTHING
 
+    def _started(self, event: e.Started) -> None:
+        """Nothing follows: it is there to have a time."""
+
+    def _restarted(self, event: e.Restarted) -> None:
+        """Nothing that was decided changes: peers come back, or are lost one by one."""
+        self.history.record("controller restarted", f"it goes on as number {event.term}")
+
+    def _estimates_read(self, event: e.EstimatesRead) -> None:
+        self._estimates.load(event.estimates)
+
     def _flush(self, event: e.Flush) -> list[AnyAction]:
         self.log.trim()
         self.suspensions.proceed()
@@ -308,6 +325,7 @@ class Controller:
         self.migrations.tick(now)
         self.suspensions.tick(now)
         self._operators.tick(now)
+        self._checks.tick(now)
         self._tracing.tick(now)
         self._failures.tick(now)
         self._long_gangs.tick(now, self.launcher.in_flight)
@@ -315,7 +333,9 @@ class Controller:
         self._keep_estimates(now)
 
     def _ping_hosts(self, now: float) -> None:
-        left = {host: round(self.leases.left(host, now), 1) for host in self.connections.hosts}
+        away = self.connections.away
+        there = [host for host, connection in self.connections.hosts.items() if connection not in away]
+        left = {host: round(self.leases.left(host, now), 1) for host in there}
         pings = {seconds: m.Ping(seconds, now) for seconds in left.values()}
         for host in sorted(left, key=lambda host: left[host]):  # those who get the same in a row: it is encoded once
             self._outbox.to_host(host, pings[left[host]])

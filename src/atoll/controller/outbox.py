@@ -37,6 +37,10 @@ class Outbox:
         self._has_forwarded = False
         self._relays = RelayTable()
 
+    def time(self) -> float:
+        """When what is handled now has happened."""
+        return self.seconds
+
     # ---- hosts
 
     def form_group(self, hosts: tuple[int, ...]) -> None:

@@ -116,6 +116,9 @@ class AgentTaker(Protocol):
     def agent_lost(self, agent: int, reason: str) -> None:
         """Its connection has ended. It may come back on another."""
 
+    def cut_off(self, is_cut_off: bool) -> None:
+        """The controller cannot be reached for now, or can be reached again: who was silent meanwhile is not lost."""
+
     def missing(self) -> str:
         """What the islands wait for, in sentences; "" where none waits."""
 

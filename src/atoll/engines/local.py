@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from atoll.cluster.processes.local_process import LocalProcess, describe_exit
 from atoll.cluster.settings import OnOff
 from atoll.devices.accelerators import DeviceShares, devices
 from atoll.engines.engine import AgentTaker, HostEnd, HostProcess, HostStart
-from atoll.engines.local_process import LocalProcess, describe_exit
 from atoll.engines.options import EngineOptions
 from atoll.engines.worker_command import WorkerPlace, check_kinds, worker_command, worker_environment
 from atoll.wire.address import Address, parse_address

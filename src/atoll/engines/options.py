@@ -21,6 +21,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     parent: int = 0
     cache_directory: str = ""
     usage_file: str = ""  # where the controller keeps usage; "": in memory
+    journal: str = ""  # the folder of the controller's journal, from which it is started again; "": it has none
     ready_fd: int = -1
     client_directories: tuple[str, ...] = ()  # of its client, which the proxy removes unless it was killed
 

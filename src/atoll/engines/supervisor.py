@@ -14,17 +14,16 @@ from functools import partial
 from typing import Any
 
 from atoll._version import __version__
-from atoll.cluster.processes.process import command
 from atoll.cluster.security.access import token_for
 from atoll.cluster.security.roles import Role
 from atoll.cluster.security.start import load_authority
 from atoll.cluster.topology import IslandShape
-from atoll.controller.options import ControllerOptions
+from atoll.controller_process.options import ControllerOptions
 from atoll.devices.kinds import kind_of
 from atoll.devices.platforms import check_platform
+from atoll.engines.controller_child import ControllerChild
 from atoll.engines.engine import Engine, HostEnd, HostStart
 from atoll.engines.island import Island
-from atoll.engines.local_process import LocalProcess, describe_exit
 from atoll.engines.options import EngineOptions
 from atoll.engines.worker_command import check_kind
 from atoll.errors import AccessError, ClusterError, ConnectError, SettingsError
@@ -48,7 +47,7 @@ from atoll.protocol.messages import (
     agent_content,
 )
 from atoll.wire.address import check_may_listen, parse_address
-from atoll.wire.connection import Connection, connect
+from atoll.wire.resumption.dialing import DialedConnection, dial
 from atoll.wire.tls.identity import Identity
 
 _log = logging.getLogger(__name__)
@@ -73,9 +72,8 @@ class Supervisor:
         self._topology = options.settings.topology
         self._address = parse_address(options.controller_address)
         self._islands = [self._island(number) for number in range(self._topology.islands)]
-        self._controller: LocalProcess | None = None
-        self._controller_has_ended = asyncio.Event()
-        self._link: Connection | None = None
+        self._controller = ControllerChild(self._controller_options(), self._ready, self._controller_ended)
+        self._link: DialedConnection | None = None
         self._is_up = False
         self._up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself keeps no task alive
@@ -86,16 +84,16 @@ class Supervisor:
         """Returns once the cluster is up, or `stop` is set. Raises ClusterError and its kin where it does not start."""
         check_may_listen(self._address, os.environ.get(DEFAULT_TOKEN_VARIABLE, ""))
         linking = asyncio.get_running_loop().create_task(self._connect())
-        readable, writable = os.pipe()
         try:
-            self._start_processes(writable)
-            await self._until_up(readable)
+            self._controller.start()
+            for island in self._islands if self._engine.agents is None else ():
+                island.start()
+            await self._until_up()
             if not self._stop.is_set():
                 await linking
         except OSError as error:
             raise ClusterError(f"the cluster did not start: {error}") from None
         finally:
-            os.close(readable)
             linking.cancel()
         self._is_up = True
         for island in self._islands:
@@ -106,7 +104,7 @@ class Supervisor:
         identity = self._identity()
         while True:
             try:
-                link = await connect(
+                link = await dial(
                     self._address, ToEngine, self._handle, self._link_lost, name="the controller", identity=identity
                 )
                 break
@@ -115,8 +113,12 @@ class Supervisor:
             except ConnectError:
                 await asyncio.sleep(_RETRY_SECONDS)
         self._link = link
+        if self._engine.agents is not None:
+            link.on_away = partial(self._engine.agents.cut_off, True)
+            link.on_back = partial(self._engine.agents.cut_off, False)
         token = token_for(self._address, Role.ENGINE)
-        link.send(Hello(PROTOCOL, "engine", token, os.getpid(), __version__, self._options.settings.engine))
+        engine = self._options.settings.engine
+        link.send(Hello(PROTOCOL, "engine", token, os.getpid(), __version__, engine, resumes=True))
         if self._engine.agents is not None:
             self._engine.agents.begin(link.send)
             for island in self._islands:
@@ -133,52 +135,35 @@ class Supervisor:
         return Identity(load_authority(self._options.directory).certificate_for(Role.ENGINE, "the engine"))
 
     async def end(self) -> None:
-        """Ends all processes. The controller goes first: it asks its workers to end, so that none looks lost."""
+        """Ends all processes. The controller goes first: so no worker looks lost."""
         if self._link is not None:
             self._link.close()
         for island in self._islands:
             island.expect_end()
-        if self._controller is not None:
-            self._controller.terminate()
-            try:
-                await asyncio.wait_for(self._controller_has_ended.wait(), _END_SECONDS)
-            except TimeoutError:
-                self._controller.kill()
-                await self._controller_has_ended.wait()
+        await self._controller.end()
         if self._engine.agents is None:  # else nothing is heard of the hosts any more: their agents see to the rest
             await asyncio.gather(*(island.end(_END_SECONDS) for island in self._islands))
         await self._engine.close()
 
-    def _start_processes(self, ready: int) -> None:
-        """`ready` is what the controller writes to once it has everything that it needs."""
-        options = ControllerOptions(
+    def _controller_options(self) -> ControllerOptions:
+        return ControllerOptions(
             str(self._address),
             self._options.settings,
             os.getpid(),
-            ready,
-            self._options.directory,
-            self._options.usage_file,
-            self._options.cache_directory,
+            directory=self._options.directory,
+            usage_file=self._options.usage_file,
+            cache_directory=self._options.cache_directory,
+            journal=self._options.journal,
         )
-        try:
-            self._controller = LocalProcess(
-                command("atoll.controller.main", options), os.environ, self._controller_ended, (ready,)
-            )
-        finally:
-            os.close(ready)
-        for island in self._islands if self._engine.agents is None else ():
-            island.start()
 
-    async def _until_up(self, readable: int) -> None:
+    async def _until_up(self) -> None:
         loop = asyncio.get_running_loop()
         seconds = self._options.settings.start_seconds
         stopped = loop.create_task(self._stop.wait())
         either: set[asyncio.Future[Any]] = {self._up, stopped}
-        loop.add_reader(readable, self._read_ready, readable)
         try:
             await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            loop.remove_reader(readable)
             stopped.cancel()
         if self._up.done():
             self._up.result()
@@ -188,21 +173,17 @@ class Supervisor:
             missing = self._engine.agents.missing() if self._engine.agents is not None else ""
             raise ClusterError(f"the cluster was not up within {seconds:.0f} s{missing and f': {missing}'}")
 
-    def _read_ready(self, readable: int) -> None:
-        if os.read(readable, 64):
-            if not self._up.done():
-                self._up.set_result(None)
-        else:  # the controller has ended, which it reports itself
-            asyncio.get_running_loop().remove_reader(readable)
+    def _ready(self) -> None:
+        if not self._up.done():
+            self._up.set_result(None)
 
     def _fail(self, text: str) -> None:
         """Something ended. That counts until the cluster is up."""
         if not self._up.done():
             self._up.set_exception(ClusterError(f"the cluster did not start: {text}; its messages are above"))
 
-    def _controller_ended(self, status: int) -> None:
-        self._controller_has_ended.set()
-        self._fail(f"the controller ended: {describe_exit(status)}")
+    def _controller_ended(self, text: str) -> None:
+        self._fail(text)
         self._stop.set()
 
     # ---- islands

@@ -16,18 +16,18 @@ from typing import Any
 import numpy as np
 
 from atoll.errors import Code, StatusError, invalid
+from atoll.grpc import Call
 from atoll.ifrt.host_buffers import HostBuffers, Stored
 from atoll.ifrt.unary import unary
 from atoll.protocol.ifrt import transport_pb2
 from atoll.protocol.translation import codec
 from atoll.protocol.translation.host_buffers import contents_header, contents_of
 from atoll.transfers.host_memory import aligned
-from atoll.wire.grpc import Call
 
 STORE_HEADER = "ifrt-proxy-grpc-host-buffer-store-metadata-bin"
 # Buffers go back to the client in messages of this size.
 _CHUNK = 1 << 20
-# Once so many bytes after a part have been queued, nothing of it is in a queue of the connection (`wire.http2.send`).
+# Once so many bytes after a part have been queued, nothing of it is in a queue of the connection (`grpc.http2.send`).
 _UNSENT = 4 << 20
 MAX_HOST_BUFFER = 1 << 38
 

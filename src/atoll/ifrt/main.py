@@ -10,6 +10,7 @@ import shutil
 from atoll.cluster.processes.lifeline import watch_in_loop
 from atoll.cluster.processes.process import read_options, run_loop, spare_collector, start_logging, write_ready
 from atoll.errors import AtollError
+from atoll.grpc import GrpcServer
 from atoll.ifrt.options import ProxyOptions, Ready
 from atoll.ifrt.service import Service
 from atoll.ifrt.session import FIRST_MINTED_HANDLE
@@ -17,7 +18,6 @@ from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
 from atoll.session.opening import PLATFORM_VARIABLE, SessionOpener
 from atoll.session.session import ClusterSession
 from atoll.wire.address import Address, check_may_listen, parse_address
-from atoll.wire.grpc import GrpcServer
 
 
 async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:

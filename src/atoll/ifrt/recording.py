@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from atoll.grpc import Call
 from atoll.ifrt.session import IfrtSession
 from atoll.ir.types import nbytes
-from atoll.wire.grpc import Call
 
 OnMessage = Callable[[bytes | memoryview], Any]
 

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from atoll.errors import OK, AccessError, AtollError, Code, Status, StatusError, not_found
+from atoll.grpc import Call
 from atoll.ifrt.buffer_service import BufferService
 from atoll.ifrt.host_buffers import HostBuffers
 from atoll.ifrt.recording import record_requests
@@ -22,7 +23,6 @@ from atoll.protocol.translation import codec
 from atoll.session.callbacks import CallbackPort
 from atoll.session.session import ClusterSession
 from atoll.wire.address import Address
-from atoll.wire.grpc import Call
 
 _log = logging.getLogger(__name__)
 

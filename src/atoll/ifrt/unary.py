@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from atoll.errors import status_of
+from atoll.grpc import Call
 from atoll.protocol.translation import codec
-from atoll.wire.grpc import Call
 
 
 def unary(kind: Any, handle: Callable[[Any], Any]) -> Callable[[Call], None]:

@@ -19,6 +19,7 @@ from atoll.operate.joining import is_at, reach, reach_of
 from atoll.operate.registry import DEFAULT_NAME, ClusterRecord, ClusterRegistry, embedded_clusters
 from atoll.operate.requests import (
     Operation,
+    request_check,
     request_dump,
     request_operation,
     request_recording,
@@ -27,7 +28,7 @@ from atoll.operate.requests import (
     request_usage,
 )
 from atoll.operate.traces import chrome_trace
-from atoll.protocol.messages import AddIslandRequest
+from atoll.protocol.messages import AddIslandRequest, CheckReply
 from atoll.wire.address import Address
 
 _WHAT_TO_START = "start one with `atoll up --islands 1x1x8`, or set ATOLL_ADDRESS to where one listens"
@@ -37,6 +38,8 @@ _WHAT_TO_START = "start one with `atoll up --islands 1x1x8`, or set ATOLL_ADDRES
 _ADD_GRACE_SECONDS = 30.0
 # For a recording to be fetched when its time is over.
 _FETCH_SECONDS = 30.0
+_MORE_LOOKS = 2
+_LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -107,9 +110,23 @@ def report_of(target: Target, token: str) -> dict[str, Any]:
 
 
 def dump_of(target: Target, token: str) -> bytes:
-    """The controller's event log; see `atoll.protocol.event_log`. Raises ConnectError and its kin."""
+    """The controller's event log; see `atoll.journal.event_log`. Raises ConnectError and its kin."""
     with explained():
         return request_dump(target.address, token, target.join)
+
+
+def check(target: Target, token: str) -> CheckReply:
+    """Whether the controller agrees with itself and with its hosts. What is only on its way does not differ each time,
+    so only what does is named. Raises ConnectError and its kin.
+    """
+    with explained():
+        reply = request_check(target.address, token, target.join)
+        for _ in range(_MORE_LOOKS if reply.differences else 0):
+            time.sleep(_LOOK_SECONDS)
+            later = request_check(target.address, token, target.join)
+            still = tuple(each for each in later.differences if each in reply.differences)
+            reply = msgspec.structs.replace(later, differences=still)
+        return reply
 
 
 def operate(target: Target, token: str, operation: Operation) -> str:

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from atoll.controller.core import Controller
+from atoll.journal.event_log import RIGHT_TOKEN, Header, Line, decode_event
+from atoll.journal.replay import replayed
 from atoll.protocol.actions import AnyAction
-from atoll.protocol.event_log import RIGHT_TOKEN, Header, Line, decode_event
 from atoll.protocol.events import AnyEvent
 
 
@@ -26,10 +27,5 @@ def replay(lines: Iterable[bytes]) -> Iterator[tuple[AnyEvent, list[AnyAction]]]
         raise ValueError(f"the first {header.missing} events are missing: such a log can be read, and not replayed")
     token, host_token = (RIGHT_TOKEN if each else "" for each in (header.has_token, header.has_host_token))
     controller = Controller(header.settings, token, header.version, host_token)
-    for row in rows:
-        event = decode_event(msgspec.json.decode(row, type=Line))
-        try:
-            actions = controller.handle(event)
-        except Exception:
-            actions = []  # as it was: the shell has lost the connection then, which is the next event
-        yield event, actions
+    events = (decode_event(msgspec.json.decode(row, type=Line)) for row in rows)
+    yield from replayed(controller.handle, events)

@@ -21,7 +21,8 @@ from atoll.errors import AccessError, Code, ConnectError, refusal
 from atoll.protocol import messages as m
 from atoll.protocol.spans import TraceRecord
 from atoll.wire.address import Address
-from atoll.wire.connection import Connection, connect
+from atoll.wire.connection import Connection
+from atoll.wire.endpoints import connect
 
 REPLY_SECONDS = 10.0
 OPERATION_SECONDS = 900.0  # longer than the controller tries to move something
@@ -46,10 +47,17 @@ def request_report(address: Address, token: str, join: JoinString | None = None)
 
 
 def request_dump(address: Address, token: str, join: JoinString | None = None) -> bytes:
-    """The event log of the controller at `address`; see `atoll.protocol.event_log`. Raises ConnectError and its kin."""
+    """The event log of the controller at `address`; see `atoll.journal.event_log`. Raises ConnectError and its kin."""
     reply = _run(_request(address, token, join, m.DumpRequest()))
     assert isinstance(reply, m.DumpReply)
     return reply.content
+
+
+def request_check(address: Address, token: str, join: JoinString | None = None) -> m.CheckReply:
+    """Whether what the controller keeps agrees with itself and with its hosts. Raises ConnectError and its kin."""
+    reply = _run(_request(address, token, join, m.CheckRequest()))
+    assert isinstance(reply, m.CheckReply)
+    return reply
 
 
 def request_trace(

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from msgspec.structs import replace
+
 from atoll.cluster.folders import default_cache_directory, usage_file
 from atoll.cluster.processes.child import wait_for_any
 from atoll.cluster.processes.client_folders import sweep
@@ -18,7 +20,7 @@ from atoll.cluster.security.join import JoinString
 from atoll.cluster.security.kept import kept_environment
 from atoll.cluster.security.roles import Role
 from atoll.cluster.security.start import advertised
-from atoll.cluster.settings import ClusterSettings
+from atoll.cluster.settings import GRACE_SECONDS, ClusterSettings
 from atoll.engines.options import EngineOptions, sockets_base
 from atoll.engines.ray.control import end_cluster
 from atoll.engines.start import EngineProcess, check_settings
@@ -42,7 +44,7 @@ class StandingCluster:
     `parent`: the process that it must not outlive, or 0. Its messages go to `log` in its folder; with a
     parent to standard error. On TCP it listens with TLS, unless it is `insecure`; others know it by what it is to
     `advertise` then: see `cluster.security.start.advertised`. Its authority and tokens are kept in the file
-    `authority`, if there is one.
+    `authority`, if there is one. With a folder for a `journal` its controller is started again where it ends.
     """
 
     def __init__(
@@ -56,7 +58,10 @@ class StandingCluster:
         advertise: str = "",
         insecure: bool = False,
         authority: Path | None = None,
+        journal: Path | None = None,
     ) -> None:
+        if journal is not None and not settings.grace_seconds:
+            settings = replace(settings, grace_seconds=GRACE_SECONDS)
         check_settings(settings)
         registry = ClusterRegistry()
         self._directory = registry.directory(name)
@@ -88,6 +93,7 @@ class StandingCluster:
                 parent=parent,
                 cache_directory=default_cache_directory(),
                 usage_file=usage_file(name),
+                journal=str(journal.absolute()) if journal is not None else "",
             )
             self.engine = EngineProcess(options, output=self._log.fileno() if self._log else 2, environment=environment)
             pid = self.engine.process.pid
@@ -153,6 +159,7 @@ def start_cluster(
     advertise: str = "",
     insecure: bool = False,
     authority: Path | None = None,
+    journal: Path | None = None,
 ) -> StandingCluster | StandingOnRay:
     """Starts a cluster; it outlives this process where it `stays`. Raises AtollError where it may not be."""
     if settings.engine == "ray":
@@ -176,6 +183,7 @@ def start_cluster(
         advertise=advertise,
         insecure=insecure,
         authority=authority,
+        journal=journal,
     )
 
 

@@ -19,10 +19,11 @@ class Event(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Received(Event, frozen=True, tag=1):
-    """A connection's peer has sent a message."""
+    """A connection's peer has sent a message; `body` has its bytes, where it came as such."""
 
     connection: int
     message: m.ToController
+    body: bytes = b""
 
 
 class Flush(Event, frozen=True, tag=2):
@@ -89,6 +90,38 @@ class EstimatesRead(Event, frozen=True, tag=9):
     estimates: tuple[Estimate, ...]
 
 
+class Restarted(Event, frozen=True, tag=10):
+    """The controller's process has ended, and another one goes on where it was, as the `term`-th.
+
+    The clock goes on where it stopped: the time between does not count.
+    """
+
+    term: int
+
+
+class ConnectionAway(Event, frozen=True, tag=11):
+    """A connection has lost its socket, and its peer has some time to come back. What is sent to it is kept."""
+
+    connection: int
+
+
+class ConnectionBack(Event, frozen=True, tag=12):
+    """Its peer is back, with nothing lost."""
+
+    connection: int
+
+
 AnyEvent = (
-    Received | Flush | Started | ConnectionOpened | ConnectionLost | TimerEnded | Tick | StopAsked | EstimatesRead
+    Received
+    | Flush
+    | Started
+    | ConnectionOpened
+    | ConnectionLost
+    | TimerEnded
+    | Tick
+    | StopAsked
+    | EstimatesRead
+    | Restarted
+    | ConnectionAway
+    | ConnectionBack
 )

@@ -31,6 +31,10 @@ class HostLoad:
         return _LEAST_OF_LONG if self.busy_ns >= _LEAST_OF_LONG * LONG_NS else _LEAST_IN_FLIGHT
 
 
+def _no_loads() -> Cells[int, HostLoad]:
+    return Cells(replace, astuple)
+
+
 @dataclass(slots=True)
 class IslandLines(Generic[Payload]):
     """An island's lines, the gangs that have their places in its order, and what is in flight."""
@@ -38,7 +42,7 @@ class IslandLines(Generic[Payload]):
     policy: Policy
     window: int
     hosts: int = 1
-    loads: Cells[int, HostLoad] = field(default_factory=lambda: Cells(replace, astuple))  # of hosts that have had work
+    loads: Cells[int, HostLoad] = field(default_factory=_no_loads)  # of hosts that have had work
     known_loads: dict[tuple[int, ...], list[Cell[int, HostLoad]]] = field(default_factory=dict)  # by the hosts of gangs
     loads_version: int = 0  # for which these are known
     full_hosts: int = 0

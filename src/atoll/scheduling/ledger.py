@@ -9,6 +9,8 @@ not known is counted and has no limit.
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass, replace
+from functools import partial
+from typing import Any
 
 from atoll.cluster.locations import HostDevice, MemoryRequirement
 from atoll.scheduling.cells import Cells
@@ -58,12 +60,16 @@ class Ledger:
         self._version = 0
         self.total = 0  # bytes in use on all devices
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)  # what was restored has another identity
+        self._known = {id(requirement): (requirement, parts) for requirement, parts in self._known.values()}
+
     # ---- devices
 
     def declare(self, device: HostDevice, capacity: int) -> None:
         """The device exists; a `capacity` of 0 is not known."""
         known = capacity if capacity > 0 else None
-        for cell in self._cells.of((device,), lambda: _Memory(known)):
+        for cell in self._cells.of((device,), partial(_Memory, known)):
             if known is not None:
                 cell.count.capacity = known
         if known is not None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic
+from typing import Any, Generic
 
 from atoll.scheduling.cells import Cell
 from atoll.scheduling.island_lines import HostLoad, IslandLines
@@ -64,7 +64,7 @@ class Scheduler(Generic[Payload]):
         hosts: Sequence[int] = (),
     ) -> None:
         self.window = window
-        self._reserve: Callable[[Ticket[Payload]], Reason | None] = lambda ticket: None
+        self._reserve: Callable[[Ticket[Payload]], Reason | None] = _enough
         self._busy_ns = busy_ns
         self._policy = policy
         self._islands: list[IslandLines[Payload]] = [
@@ -382,3 +382,7 @@ class Scheduler(Generic[Payload]):
         state = self._islands[island]
         waiting = sum(len(line) for line in state.lines.values()) + len(state.committed)
         return SchedulerStatistics(waiting, state.in_flight, state.busy_ns, state.started, state.window)
+
+
+def _enough(ticket: Ticket[Any]) -> None:
+    """No memory is lacking, where nobody counts it."""

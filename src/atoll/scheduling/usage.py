@@ -9,6 +9,7 @@ a part before.
 
 from __future__ import annotations
 
+from typing import Any
 from weakref import WeakValueDictionary
 
 from atoll.cluster.usage.records import Usage
@@ -22,6 +23,13 @@ class Meter:
         self._accounts: dict[int, WeakValueDictionary[str, Account]] = {}  # by session, those that something refers to
         self._active: dict[Account, None] = {}  # charged since they were taken, or with memory
         self._taken = -1.0  # when
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_accounts": {session: dict(each) for session, each in self._accounts.items()}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._accounts = {session: WeakValueDictionary(each) for session, each in self._accounts.items()}
 
     def account(self, tenant: str, session: int, label: str, program: str) -> Account:
         """That of the program; who gets it keeps it."""

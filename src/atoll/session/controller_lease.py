@@ -14,7 +14,9 @@ _SILENT_SECONDS = 3.0
 
 
 class ControllerLease:
-    """Calls `on_lapse(reason)` where the lease is not renewed in time. It starts with the welcome.
+    """Calls `on_lapse(reason)` where the lease is not renewed in time.
+
+    It starts with the welcome, and once more when it is renewed after that.
 
     Invariant: as with a worker's, a ping says for how long it may be trusted, which is less where the controller hears
     nothing of this side.
@@ -51,6 +53,8 @@ class ControllerLease:
     def _look(self) -> None:
         silence = self._silence()
         if self._leases.expired(self._loop.time()):
+            self._timer = None
+            self._leases.forget(_CONTROLLER)
             self._on_lapse(_text(silence))
         else:
             self._timer = self._loop.call_later(PING_SECONDS, self._look)

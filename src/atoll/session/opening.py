@@ -23,7 +23,7 @@ from atoll.session.connection import DataChannels, OnBroken, OnFeed, Unreached
 from atoll.session.controller_lease import ControllerLease
 from atoll.session.session import ClusterSession
 from atoll.wire.address import Address
-from atoll.wire.connection import Connection, connect
+from atoll.wire.resumption.dialing import DialedConnection, dial
 from atoll.wire.tls.identity import Identity
 
 _log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ async def open_session(
     deadline = time.monotonic() + patience
     while True:
         try:
-            hello = m.Hello(m.PROTOCOL, "proxy", token, pid, __version__, label, platform=platform)
+            hello = m.Hello(m.PROTOCOL, "proxy", token, pid, __version__, label, platform=platform, resumes=True)
             return await _Opening(controller, first_handle, identity).run(hello)
         except _Unreachable as error:
             if time.monotonic() > deadline:
@@ -117,13 +117,13 @@ class _Opening:
         self._identity = identity
         self._first_handle = first_handle
         self._loop = asyncio.get_running_loop()
-        self._connection: Connection
+        self._connection: DialedConnection
         self._opened: ClusterSession | None = None
         self._session: asyncio.Future[ClusterSession] = self._loop.create_future()
 
     async def run(self, hello: m.Hello) -> ClusterSession:
         try:
-            self._connection = await connect(
+            self._connection = await dial(
                 self._controller,
                 m.ToProxy,
                 self._handle,
@@ -177,7 +177,7 @@ class _Opening:
             return
         match message:
             case m.Welcome():
-                lease = ControllerLease(self._loop, lambda reason: session.connection_lost(reason))
+                lease = ControllerLease(self._loop, lambda reason: self._silent(session, reason))
                 channels = self._open_channels(message, lease)
                 session = ClusterSession(
                     message, self._connection, channels, self._loop.create_future, self._first_handle
@@ -192,6 +192,10 @@ class _Opening:
                 self._answer(refusal(status))
             case m.Closing(status=status):
                 self._answer(ConnectError(status.message))
+
+    def _silent(self, session: ClusterSession, reason: str) -> None:
+        if not self._connection.can_resume:  # else it waits for the controller by itself, as long as that has granted
+            session.connection_lost(reason)
 
     def _open_channels(self, welcome: m.Welcome, lease: ControllerLease) -> Callable[[OnFeed, OnBroken], DataChannels]:
         def open_channels(on_feed: OnFeed, on_broken: OnBroken) -> DataChannels:

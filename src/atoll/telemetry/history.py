@@ -13,7 +13,16 @@ MOST_EVENTS = 200
 
 # The kinds of events, and so the values of the label `kind` of the metrics.
 ISLAND_KINDS = ("ready", "lost", "back", "given up", "drained")
-KINDS = (*ISLAND_KINDS, "hangs", "operation", "refused", "session opened", "session closed", "session ended")
+KINDS = (
+    *ISLAND_KINDS,
+    "hangs",
+    "operation",
+    "refused",
+    "session opened",
+    "session closed",
+    "session ended",
+    "controller restarted",
+)
 
 
 class History:
@@ -27,11 +36,21 @@ class History:
 
     def subscribe(self, lifecycle: Lifecycle) -> None:
         """Records what becomes of islands."""
-        lifecycle.subscribe(IslandReady, lambda it: self.record("ready", "all of its hosts are there", it.island))
-        lifecycle.subscribe(IslandLost, lambda it: self.record("lost", it.status.message, it.island))
-        lifecycle.subscribe(IslandBack, lambda it: self.record("back", "all of its hosts are there again", it.island))
-        lifecycle.subscribe(IslandGivenUp, lambda it: self.record("given up", it.status.message, it.island))
-        lifecycle.subscribe(IslandDrained, lambda it: self.record("drained", "nothing is on it any more", it.island))
+        for kind in (IslandReady, IslandLost, IslandBack, IslandGivenUp, IslandDrained):
+            lifecycle.subscribe(kind, self._of_island)
+
+    def _of_island(self, event: IslandReady | IslandLost | IslandBack | IslandGivenUp | IslandDrained) -> None:
+        match event:
+            case IslandReady(island=island):
+                self.record("ready", "all of its hosts are there", island)
+            case IslandLost(island=island, status=status):
+                self.record("lost", status.message, island)
+            case IslandBack(island=island):
+                self.record("back", "all of its hosts are there again", island)
+            case IslandGivenUp(island=island, status=status):
+                self.record("given up", status.message, island)
+            case IslandDrained(island=island):
+                self.record("drained", "nothing is on it any more", island)
 
     def record(self, kind: str, text: str, island: int = -1, session: int = 0, tenant: str = "") -> None:
         """Something has happened, to an island, a session, or the cluster. A `tenant` is whom it concerns alone."""

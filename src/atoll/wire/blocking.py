@@ -1,37 +1,72 @@
-"""A control connection on a blocking socket, for a process whose work is done by threads.
+"""A control connection on blocking sockets, for a process whose work is done by threads.
 
 The frames are those of `wire.framing`. Any thread may send, at once and without a detour over an event loop, which
-would cost a worker two thread switches a message; one thread receives.
+would cost a worker two thread switches a message; one thread receives. It outlives its sockets where who was dialed
+grants that, as `wire.resumption` has it: then the receiving thread dials again, and what is sent meanwhile is kept.
 """
 
 from __future__ import annotations
 
-import contextlib
 import socket
+import struct
 import threading
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
 
-from atoll.errors import AccessError, FrameError
+from atoll.errors import AccessError, ConnectError, FrameError
 from atoll.wire.address import Address
-from atoll.wire.framing import FrameDecoder, frame_header
+from atoll.wire.framing import HEADER_BYTES, FrameDecoder, frame_header, link_length
+from atoll.wire.resumption.ledger import Counts, Ledger
+from atoll.wire.resumption.messages import (
+    Acknowledge,
+    AnyLinkMessage,
+    Bye,
+    Granted,
+    NotResumed,
+    Resume,
+    Resumed,
+    decode_link,
+    encode_link,
+)
+from atoll.wire.resumption.pace import ACKNOWLEDGE_MESSAGES, FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS, SILENT_SECONDS
+from atoll.wire.sockets import NEXT_SECONDS
 from atoll.wire.stream import SocketStream, Stream, dial_stream
 from atoll.wire.tls.identity import Identity
 
 _READ_SIZE = 64 * 1024
 
 
-class BlockingConnection:
-    """One end of a control connection."""
+class _NotResumedError(ConnectError):
+    """Who was dialed does not go on with the connection, nor will anybody."""
 
-    def __init__(self, stream: Stream | socket.socket, message_type: Any, *, name: str = "peer") -> None:
+
+class BlockingConnection:
+    """One end of a control connection. `redial(timeout)` makes a stream to the same peer, where that can be."""
+
+    def __init__(
+        self,
+        stream: Stream | socket.socket,
+        message_type: Any,
+        *,
+        name: str = "peer",
+        redial: Iterable[Callable[[float], Stream]] = (),
+    ) -> None:
         self.name = name
         self._stream: Stream = SocketStream(stream) if isinstance(stream, socket.socket) else stream
-        self._decoder = FrameDecoder(message_type)
+        self._message_type = message_type
+        self._decoder = FrameDecoder(message_type, on_link=self._link)
         self._encode = msgspec.msgpack.Encoder().encode
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of all that follows
+        self._redial = tuple(redial)
+        self._ledger = Ledger() if self._redial else None  # until the first message says that it is not needed
+        self._grant: Granted | None = None
+        self._term = self._attempt = 0
+        self._received = 0  # by this stream
+        self._is_away = self._is_over = False
+        self._acknowledged = Counts()  # to the peer
 
     @classmethod
     def dial(
@@ -45,7 +80,14 @@ class BlockingConnection:
         identity: Identity | None = None,
     ) -> BlockingConnection:
         """Connects within `timeout` seconds to a process of that role. Raises ConnectError that names the address."""
-        return cls(dial_stream(address, role, identity, what=name, timeout=timeout), message_type, name=name)
+
+        def dial_one(each: Address) -> Callable[[float], Stream]:
+            return lambda seconds: dial_stream(each, role, identity, what=name, timeout=seconds)
+
+        stream = dial_stream(address, role, identity, what=name, timeout=timeout)
+        return cls(stream, message_type, name=name, redial=map(dial_one, address.each))
+
+    # ---- sending
 
     def send(self, *messages: Any) -> None:
         """Sends messages together, in order; waits while the peer does not read.
@@ -58,12 +100,26 @@ class BlockingConnection:
         """As `send`."""
         parts: list[bytes] = []
         with self._lock:
+            ledger = self._ledger
             for message in messages:
                 body = self._encode(message)
-                parts.append(frame_header(len(body)))
+                header = frame_header(len(body))
+                if ledger is not None:
+                    ledger.keep(header + body)
+                parts.append(header)
                 parts.append(body)
-            with contextlib.suppress(OSError):
-                self._stream.send((b"".join(parts),))
+            if ledger is not None and ledger.is_full:
+                self._give_up()
+            elif not self._is_away:
+                self._write(b"".join(parts))
+
+    def _write(self, content: bytes) -> None:
+        try:
+            self._stream.send((content,))
+        except OSError:
+            self._stream.shut_down()  # `receive` notices
+
+    # ---- receiving
 
     def receive(self) -> Iterator[Any]:
         """The peer's messages, in order, until it closes; for one thread.
@@ -77,13 +133,145 @@ class BlockingConnection:
             except AccessError:
                 raise
             except OSError:
-                return
+                count = 0
             if not count:
-                return
+                if not self._resume():
+                    return
+                continue
             try:
-                yield from self._decoder.feed(buffer[:count])
+                for message in self._decoder.feed(buffer[:count]):
+                    self._received += 1
+                    if self._ledger is not None:
+                        self._count()
+                    yield message
             except FrameError as error:
                 raise FrameError(f"{self.name} sent what we do not understand: {error}") from None
 
-    def close(self) -> None:
+    def _count(self) -> None:
+        """One more message has come."""
+        if self._grant is None:
+            with self._lock:
+                self._ledger = None
+        elif self._received % ACKNOWLEDGE_MESSAGES == 0:
+            self._acknowledge()
+
+    @property
+    def _counts(self) -> Counts:
+        """Of the peer's messages, over all streams."""
+        assert self._ledger is not None
+        whole, pieced = self._ledger.received
+        return Counts(whole + self._received - self._decoder.pieced, pieced + self._decoder.pieced)
+
+    def _acknowledge(self) -> None:
+        with self._lock:
+            counts = self._counts
+            if counts != self._acknowledged and not self._is_away:
+                self._acknowledged = counts
+                self._write(encode_link(Acknowledge(*counts)))
+
+    def _link(self, content: memoryview) -> None:
+        message = decode_link(content)
+        match message:
+            case Granted(term=term) if self._ledger is not None:
+                self._grant, self._term = message, term
+                _bound_silence(self._stream)
+            case Acknowledge(whole=whole, pieced=pieced) if self._ledger is not None:
+                with self._lock:
+                    self._ledger.acknowledge(Counts(whole, pieced))
+                self._acknowledge()
+            case Bye():
+                self._is_over = True
+
+    # ---- resuming
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether that was granted; not before the first message has come."""
+        return self._grant is not None
+
+    def drop(self) -> None:
+        """The socket is of no use any more, whatever the network thinks of it. For any thread; does not wait."""
+        self._stream.shut_down()
+
+    def _resume(self) -> bool:
+        """The stream has ended: whether there is another, after having waited for it."""
+        grant = self._grant
+        self._stream.shut_down()  # who waits in `send`, with the lock, comes out
+        if grant is None or self._is_over:
+            return False
+        with self._lock:
+            self._is_away = True
+            assert self._ledger is not None
+            self._ledger.received = self._counts
+            self._received = 0
+            self._decoder = FrameDecoder(self._message_type, on_link=self._link)
         self._stream.close()
+        deadline, pause = time.monotonic() + grant.seconds, FIRST_PAUSE_SECONDS
+        while not self._is_over and time.monotonic() < deadline:
+            for dial in self._redial:
+                try:
+                    self._resume_on(dial(NEXT_SECONDS), grant)
+                    return True
+                except (_NotResumedError, AccessError):
+                    return False
+                except (ConnectError, OSError):
+                    continue
+            time.sleep(pause)
+            pause = min(2 * pause, MOST_PAUSE_SECONDS)
+        return False
+
+    def _resume_on(self, stream: Stream, grant: Granted) -> None:
+        """Raises ConnectError, or OSError, where it is not resumed there."""
+        assert self._ledger is not None
+        try:
+            _bound_silence(stream)
+            self._attempt += 1
+            resume = Resume(grant.number, grant.secret, self._term, *self._ledger.received, self._attempt)
+            stream.send((encode_link(resume),))
+            answer = _read_link(stream)
+            if isinstance(answer, NotResumed) and answer.final:
+                raise _NotResumedError(answer.reason)
+            if not isinstance(answer, Resumed) or answer.term < self._term:
+                raise ConnectError(f"{self.name} does not resume the connection")
+            with self._lock:
+                self._ledger.acknowledge(Counts(answer.whole, answer.pieced))
+                self._stream, self._term, self._is_away = stream, answer.term, False
+                self._write(b"".join(frame for frame, _ in self._ledger.unacknowledged()))
+        except BaseException:
+            stream.close()
+            raise
+
+    # ---- ending
+
+    def _give_up(self) -> None:
+        self._is_over = True
+        self._stream.shut_down()
+
+    def close(self) -> None:
+        self._is_over = True
+        if self._grant is not None and not self._is_away:
+            self._write(encode_link(Bye()))
+        self._stream.close()
+
+
+def _bound_silence(stream: Stream) -> None:
+    """Reading ends with an error where nothing comes for too long: who was dialed is heard once a second."""
+    seconds = struct.pack("ll", SILENT_SECONDS, 0)
+    stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
+
+
+def _read_link(stream: Stream) -> AnyLinkMessage:
+    """What is said first on a stream about the connection. Raises FrameError for anything else, and OSError."""
+    header = _read(stream, HEADER_BYTES)
+    return decode_link(_read(stream, link_length(header)))
+
+
+def _read(stream: Stream, count: int) -> bytes:
+    content = bytearray(count)
+    view = memoryview(content)
+    while view:
+        received = stream.receive_into(view)
+        if not received:
+            raise ConnectionResetError("the connection was closed")
+        view = view[received:]
+    return bytes(content)

@@ -13,26 +13,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
+import socket
 import ssl
+import struct
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from atoll.errors import AccessError, AddressError, AtollError, ConnectError
-from atoll.wire.address import Address
+from atoll.errors import AtollError
 from atoll.wire.framing import HEADER_BYTES, FrameDecoder, encode, piece_header
 from atoll.wire.pieces import PIECE_BYTES, PieceQueue
-from atoll.wire.sockets import attempts, bind, keep_little_unsent, none_answered, send_without_delay
+from atoll.wire.resumption.ledger import Counts
+from atoll.wire.resumption.messages import AnyLinkMessage, decode_link, encode_link
+from atoll.wire.sockets import keep_little_unsent, send_without_delay
 from atoll.wire.tls.errors import explained
-from atoll.wire.tls.identity import HANDSHAKE_SECONDS, Identity, name_of, role_of
-from atoll.wire.tls.layer import TlsLayer
-from atoll.wire.tls.stream import no_identity
+from atoll.wire.tls.identity import name_of, role_of
 
 _log = logging.getLogger(__name__)
 
 _READ_SIZE = 64 * 1024
 MAX_UNSENT = 256 * 1024 * 1024
+_CREDENTIALS = struct.Struct("3i")
 _CLOSE_SECONDS = 5.0  # for what is queued to leave: a peer that is silent would be waited for for minutes
 
 
@@ -60,6 +61,9 @@ class Connection(asyncio.BufferedProtocol):
     messages cannot be handled is not served any more. `on_made(connection)` runs before anything else, once the peer
     has proved who it is where it has to: `peer_role` and `peer_name` are then known. All methods are for the loop's
     thread.
+
+    `on_link(message)` gets what the peer says about the connection itself, and `on_read()` comes after each read: both
+    are for `wire.resumption`, which makes one connection of several such.
     """
 
     def __init__(
@@ -74,9 +78,12 @@ class Connection(asyncio.BufferedProtocol):
         self.name = name
         self.on_message = on_message
         self.on_lost = on_lost
+        self.on_link: Callable[[AnyLinkMessage], None] = lambda message: None
+        self.on_read: Callable[[], None] | None = None
         self.peer_role = self.peer_name = ""  # by its certificate; without TLS it has none
+        self.is_broken = False  # it has ended by what one of the two did, not by the loss of its socket
         self._on_made = on_made
-        self._decoder = FrameDecoder(message_type)
+        self._decoder = FrameDecoder(message_type, on_link=self._link)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._read_buffer = bytearray(_READ_SIZE)
@@ -86,7 +93,7 @@ class Connection(asyncio.BufferedProtocol):
         self._large = PieceQueue()
         self._is_full = False  # of what the peer has not taken
         self._closed = False
-        self._messages_in = self._messages_out = self._bytes_in = self._bytes_out = 0
+        self.messages_in = self._messages_out = self.bytes_in = self._bytes_out = 0
 
     # ---- sending
 
@@ -104,6 +111,12 @@ class Connection(asyncio.BufferedProtocol):
         if not self._flush_scheduled:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
+
+    def send_link(self, message: AnyLinkMessage) -> None:
+        """Queues something about the connection itself."""
+        if not self._closed:
+            self._outgoing += encode_link(message)
+            self._flush_soon()
 
     def send_in_pieces(self, frame: bytes) -> None:
         """As `send_encoded`, for what may be overtaken: nothing that is sent from now on relies on its being there.
@@ -128,7 +141,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._large.nbytes and not self._is_full:
             self._send_piece(self._transport)
         if self._transport.get_write_buffer_size() + self._large.nbytes > MAX_UNSENT:
-            self._lose(f"{self.name} does not read: {MAX_UNSENT >> 20} MiB are waiting for it")
+            self._break(f"{self.name} does not read: {MAX_UNSENT >> 20} MiB are waiting for it")
 
     def _send_piece(self, transport: asyncio.Transport) -> None:
         """One a turn of the loop, which has other things to do."""
@@ -169,28 +182,34 @@ class Connection(asyncio.BufferedProtocol):
 
     def expect(self, message_type: Any, on_message: Callable[[Any], None]) -> None:
         """The peer's messages are of this type from now on; before the first of them."""
-        self._decoder, self.on_message = FrameDecoder(message_type), on_message
+        self._decoder, self.on_message = FrameDecoder(message_type, on_link=self._link), on_message
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._read_view
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._bytes_in += nbytes
-        on_message = self.on_message
-        if not self._messages_in and bytes(self._read_view[:3]) in _TLS_RECORDS:
-            self._lose(f"{self.name} speaks TLS, and this side does not: {_INSECURE}")
+        self.bytes_in += nbytes
+        if not self.messages_in and bytes(self._read_view[:3]) in _TLS_RECORDS:
+            self._break(f"{self.name} speaks TLS, and this side does not: {_INSECURE}")
             return
         try:
             for message in self._decoder.feed(self._read_view[:nbytes]):
-                self._messages_in += 1
-                on_message(message)
                 if self._closed:
                     return
+                self.messages_in += 1
+                self.on_message(message)
         except AtollError as error:
-            self._lose(f"{self.name} sent what we do not understand: {error}")
+            self._break(f"{self.name} sent what we do not understand: {error}")
         except Exception as error:
             _log.exception("handling a message of %s failed", self.name)
-            self._lose(f"handling a message of {self.name} failed: {error}")
+            self._break(f"handling a message of {self.name} failed: {error}")
+        if self.on_read is not None:
+            self.on_read()
+
+    def _link(self, content: memoryview) -> None:
+        message = decode_link(content)
+        if not self._closed:
+            self.on_link(message)
 
     def eof_received(self) -> bool:
         return False
@@ -211,6 +230,15 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
         self.on_lost(reason)
+
+    def _break(self, reason: str) -> None:
+        self.is_broken = True
+        self._lose(reason)
+
+    def abort(self) -> None:
+        """Closes at once, whatever is queued; `on_lost` is not called."""
+        self.on_lost = lambda reason: None
+        self._lose("")
 
     def close(self) -> None:
         """Sends what is queued, where the peer takes it soon, and closes; `on_lost` is not called.
@@ -242,6 +270,15 @@ class Connection(asyncio.BufferedProtocol):
         name = self._transport.get_extra_info("peername") if self._transport is not None else None
         return int(name[1]) if isinstance(name, tuple) else 0
 
+    @property
+    def peer_pid(self) -> int:
+        """The peer's process, by the kernel's word; 0 where it may be on another machine."""
+        sock = self._transport.get_extra_info("socket") if self._transport is not None else None
+        if sock is None or sock.family != socket.AF_UNIX:
+            return 0
+        pid, _, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        return int(pid)
+
     def _host(self, which: str) -> str:
         name = self._transport.get_extra_info(which) if self._transport is not None else None
         return str(name[0]).removeprefix("::ffff:") if isinstance(name, tuple) else ""
@@ -250,138 +287,13 @@ class Connection(asyncio.BufferedProtocol):
     def is_closed(self) -> bool:
         return self._closed
 
+    @property
+    def received(self) -> Counts:
+        """How many messages have come, whole and in pieces."""
+        return Counts(self.messages_in - self._decoder.pieced, self._decoder.pieced)
+
     def statistics(self) -> ConnectionStatistics:
         unsent = len(self._outgoing) + self._large.nbytes
         if self._transport is not None and not self._closed:
             unsent += self._transport.get_write_buffer_size()
-        return ConnectionStatistics(self._messages_in, self._messages_out, self._bytes_in, self._bytes_out, unsent)
-
-
-async def connect(
-    address: Address,
-    message_type: Any,
-    on_message: Callable[[Any], None],
-    on_lost: Callable[[str], None],
-    *,
-    name: str,
-    timeout: float = 10.0,
-    role: str = "controller",
-    identity: Identity | None = None,
-) -> Connection:
-    """Connects to `address` within `timeout` seconds; with TLS where it says so, to a process of that role.
-
-    Of several addresses, to the first that answers. Raises ConnectError that names the address; of its kin AccessError
-    where one side does not trust the other.
-    """
-    for each, seconds in attempts(address, timeout):
-        try:
-            return await _connect(each, message_type, on_message, on_lost, name, seconds, role, identity)
-        except AccessError:
-            raise
-        except ConnectError as error:
-            last = error
-    raise none_answered(address, last) from None
-
-
-async def _connect(
-    address: Address,
-    message_type: Any,
-    on_message: Callable[[Any], None],
-    on_lost: Callable[[str], None],
-    name: str,
-    timeout: float,
-    role: str,
-    identity: Identity | None,
-) -> Connection:
-    loop = asyncio.get_running_loop()
-    who = f"{name} at {address}"
-
-    def factory() -> Connection:
-        return Connection(message_type, on_message, on_lost, name=name)
-
-    try:
-        async with asyncio.timeout(timeout):
-            if address.is_unix:
-                _, connection = await loop.create_unix_connection(factory, address.path)
-            elif not address.tls:
-                _, connection = await loop.create_connection(factory, address.host, address.port)
-            elif identity is None:
-                raise no_identity(address, name)
-            else:
-                secured: asyncio.Future[None] = loop.create_future()
-                _, layer = await loop.create_connection(
-                    lambda: _dialing(identity.dialing, role, factory, timeout, who, secured),
-                    address.host,
-                    address.port,
-                )
-                try:
-                    await secured
-                except BaseException:
-                    layer.abort()
-                    raise
-                connection = layer.protocol
-    except TimeoutError:
-        raise ConnectError(f"{who} did not answer within {timeout:.0f} s") from None
-    except AtollError:
-        raise
-    except OSError as error:
-        raise ConnectError(f"cannot reach {who}: {_reason(error)}") from None
-    return connection
-
-
-def _dialing(
-    context: ssl.SSLContext,
-    role: str,
-    factory: Callable[[], Connection],
-    timeout: float,
-    who: str,
-    secured: asyncio.Future[None],
-) -> TlsLayer:
-    """`secured` is done when the handshake is, or has the error."""
-
-    def on_secured(error: ConnectError | None) -> None:
-        if secured.done():  # it was cancelled
-            return
-        if error is None:
-            secured.set_result(None)
-        else:
-            secured.set_exception(error)
-
-    return TlsLayer(context, role, factory, timeout, who, on_secured)
-
-
-def _refused(error: ConnectError | None) -> None:
-    if error is not None:
-        _log.warning("a connection was not let in: %s", error)
-
-
-def _reason(error: OSError) -> str:
-    if error.errno is not None and error.errno > 0:
-        return os.strerror(error.errno)  # asyncio's own text repeats the address
-    return error.strerror or str(error)  # of a name's resolution, for instance
-
-
-async def listen(
-    address: Address, factory: Callable[[], Connection], identity: Identity | None = None
-) -> tuple[asyncio.Server, Address]:
-    """Serves connections at `address` (port 0: any free port). Returns the server and where it listens.
-
-    With TLS a connection is made (`on_made`) once its handshake is done, which has to be in time. Raises AddressError
-    that names the address.
-    """
-    loop = asyncio.get_running_loop()
-    try:
-        sock = bind(address)
-        port = 0 if address.is_unix else sock.getsockname()[1]
-        if address.is_unix:
-            return await loop.create_unix_server(factory, sock=sock), address
-        if not address.tls:
-            server = await loop.create_server(factory, sock=sock)
-        else:
-            assert identity is not None, "who listens with TLS has an identity"
-            server = await loop.create_server(
-                lambda: TlsLayer(identity.admitting, "", factory, HANDSHAKE_SECONDS, "a peer", _refused), sock=sock
-            )
-    except OSError as error:
-        raise AddressError(f"cannot listen at {address}: {_reason(error)}") from None
-    return server, replace(address, port=port)
+        return ConnectionStatistics(self.messages_in, self._messages_out, self.bytes_in, self._bytes_out, unsent)

@@ -1,9 +1,10 @@
 """Frames of the control plane: a 4-byte little-endian length, then one msgpack message. No I/O.
 
 A message is an array-like, tagged msgspec struct. A large one may come in pieces (`wire.pieces`), each in a frame of
-its own between those of other messages: the two highest bits of a length say so. `FrameDecoder` turns the bytes of a
-connection into messages, however they are cut. The data plane, which reads the bytes that follow a frame straight into
-their own memory, shares the header and its limits, and has no pieces.
+its own between those of other messages; and the two ends may speak about the connection itself (`wire.resumption`).
+The highest bits of a length say so. `FrameDecoder` turns the bytes of a connection into messages, however they are cut.
+The data plane, which reads the bytes that follow a frame straight into their own memory, shares the header and its
+limits, and has neither.
 
 Invariant: any division of the same bytes into parts gives the same messages, in the same order, and the same error at
 the same place.
@@ -24,7 +25,10 @@ _LENGTH = struct.Struct("<I")
 HEADER_BYTES = _LENGTH.size
 MAX_FRAME = 64 * 1024 * 1024
 MAX_PIECE = 64 * 1024
-_PIECE, _LAST = 1 << 31, 1 << 30  # of a length: it is that of a piece, of the last one
+# Of a length: it is that of a piece, of the last one, of what is said about the connection.
+_PIECE, _LAST, _LINK = 1 << 31, 1 << 30, 1 << 29
+_KINDS = _PIECE | _LAST | _LINK
+_MAX_LINK = 1024
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -43,6 +47,19 @@ def piece_header(length: int, is_last: bool) -> bytes:
     return frame_header(length | _PIECE | (_LAST if is_last else 0))
 
 
+def link_header(length: int) -> bytes:
+    """The header of a frame of so many bytes that is about the connection itself."""
+    return frame_header(length | _LINK)
+
+
+def link_length(header: bytes) -> int:
+    """The length that the header of such a frame states. Raises FrameError for that of another, or a longer one."""
+    length: int = _LENGTH.unpack(header)[0]
+    if length & _KINDS != _LINK or length & ~_KINDS > _MAX_LINK:
+        raise FrameError(f"a frame of {length} bytes is none that is about the connection")
+    return length & ~_KINDS
+
+
 def frame_length(header: bytes, limit: int = MAX_FRAME) -> int:
     """The length that a frame's header states, in bytes. Raises FrameError where it is over `limit`."""
     length: int = _LENGTH.unpack(header)[0]
@@ -55,12 +72,17 @@ class FrameDecoder:
     """Turns bytes into messages of `message_type` (a msgspec struct or a union of them).
 
     Not for several threads. Frames of more than `limit` bytes are an error, found before any of their bytes is kept,
-    and so are messages in pieces that come to more: so it holds at most one of each.
+    and so are messages in pieces that come to more: so it holds at most one of each. `pieced` of the messages came in
+    pieces. `on_link(content)` gets what is said about the connection, in its place among the messages.
     """
 
-    def __init__(self, message_type: Any, limit: int = MAX_FRAME) -> None:
+    def __init__(
+        self, message_type: Any, limit: int = MAX_FRAME, on_link: Callable[[memoryview], None] | None = None
+    ) -> None:
         self._decode = msgspec.msgpack.Decoder(message_type).decode
         self._limit = limit
+        self._on_link = on_link
+        self.pieced = 0
         self._pending = bytearray()  # the start of a frame whose rest has not arrived
         self._pieces = PieceBuffer(limit)
 
@@ -79,16 +101,16 @@ class FrameDecoder:
         try:
             while end - position >= HEADER_BYTES:
                 (length,) = unpack(data, position)
-                is_piece = length > limit
-                if is_piece:
-                    length, is_last = self._piece_length(length)
+                kind = 0
+                if length > limit:
+                    kind, length = self._special(length)
                 stop = position + HEADER_BYTES + length
                 if stop > end:
                     break
                 try:
-                    if not is_piece:
+                    if not kind:
                         message = decode(data[position + HEADER_BYTES : stop])
-                    elif (whole := self._pieces.add(data[position + HEADER_BYTES : stop], is_last)) is not None:
+                    elif (whole := self._take(kind, data[position + HEADER_BYTES : stop])) is not None:
                         message = decode(whole)
                     else:
                         position = stop
@@ -105,15 +127,26 @@ class FrameDecoder:
         elif position < end:
             self._pending = bytearray(data[position:])
 
-    def _piece_length(self, length: int) -> tuple[int, bool]:
-        """Of a length over the limit: that of the piece, and whether it is the last. Raises FrameError."""
-        if not length & _PIECE:
+    def _special(self, length: int) -> tuple[int, int]:
+        """Of a length over the limit: the kind of its frame, and its bytes. Raises FrameError."""
+        if length & _PIECE:
+            kind, count = length & (_PIECE | _LAST), length & ~(_PIECE | _LAST)
+            if count > MAX_PIECE:
+                raise FrameError(f"a piece of {count} bytes is over the limit of {MAX_PIECE}")
+            return kind, count
+        if length & _KINDS != _LINK or length & ~_LINK > _MAX_LINK or self._on_link is None:
             raise FrameError(f"a frame of {length} bytes is over the limit of {self._limit}")
-        is_last = bool(length & _LAST)
-        length &= _LAST - 1
-        if length > MAX_PIECE:
-            raise FrameError(f"a piece of {length} bytes is over the limit of {MAX_PIECE}")
-        return length, is_last
+        return _LINK, length & ~_LINK
+
+    def _take(self, kind: int, content: memoryview) -> bytearray | None:
+        """The message that a piece completes, if any. Raises FrameError."""
+        if kind == _LINK:
+            assert self._on_link is not None
+            self._on_link(content)
+            return None
+        whole = self._pieces.add(content, kind == _PIECE | _LAST)
+        self.pieced += whole is not None
+        return whole
 
     @property
     def pending_bytes(self) -> int:

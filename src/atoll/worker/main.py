@@ -124,6 +124,8 @@ class Worker:
             os._exit(1)
 
     def _lapsed(self) -> None:
+        if self.connection.can_resume:  # it waits for the controller by itself, for as long as that has granted
+            return
         _log.error("the controller is silent: this worker ends")
         os._exit(LAPSED_STATUS)
 
@@ -165,8 +167,9 @@ def introduction(
     island: int, host: int, backend: DeviceBackend, data_address: str, incarnation: int = 0, token: str = ""
 ) -> tuple[m.Hello, m.WorkerReady]:
     """What a worker says first."""
+    pid = os.getpid()
     return (
-        m.Hello(m.PROTOCOL, "worker", token, os.getpid(), __version__, host=host, incarnation=incarnation),
+        m.Hello(m.PROTOCOL, "worker", token, pid, __version__, host=host, incarnation=incarnation, resumes=True),
         m.WorkerReady(
             island,
             host,

@@ -74,7 +74,7 @@ class PlanExecutor:
 
     def handle(self, message: Any) -> None:
         """Takes one of Run, Dispatch, DropRun, Free, PutAside, RegisterPlan, DropPlan, DropFunction, OpenStore,
-        CloseStore, or an Outcome.
+        CloseStore, ReportStores, or an Outcome.
 
         What belongs to a session is done in order.
         """
@@ -97,6 +97,12 @@ class PlanExecutor:
                 self._end_promises(message)
             elif type(message) is m.OpenStore:
                 self._stores.setdefault(message.session, Store())
+            elif type(message) is m.ReportStores:
+                contents = (
+                    m.StoreContent(session, tuple(store.handles()), session in self._parked)
+                    for session, store in self._stores.items()
+                )
+                self._report(m.StoresReported(message.check, tuple(contents)))
         except Exception:
             _log.exception("the executor failed at %s", type(message).__name__)
 

@@ -204,5 +204,8 @@ class Store:
             if record is buffer:
                 self._records[handle] = status
 
+    def handles(self) -> list[int]:
+        return list(self._records)
+
     def __len__(self) -> int:
         return len(self._records)

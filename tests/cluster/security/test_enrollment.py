@@ -19,7 +19,8 @@ from atoll.cluster.security.join import JoinString
 from atoll.cluster.security.roles import Role, is_of_the_cluster, may_say
 from atoll.errors import AccessError, ConnectError
 from atoll.wire.address import Address
-from atoll.wire.connection import Connection, listen
+from atoll.wire.connection import Connection
+from atoll.wire.endpoints import listen
 from atoll.wire.tls.identity import Identity
 from tests.certificates import clock_ahead_by, identity
 

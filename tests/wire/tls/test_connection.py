@@ -15,10 +15,11 @@ import uvloop
 from atoll.cluster.security.authority import Authority
 from atoll.cluster.security.roles import Role
 from atoll.errors import AccessError, ConnectError
-from atoll.wire import connection as module
+from atoll.wire import endpoints as module
 from atoll.wire.address import Address
 from atoll.wire.blocking import BlockingConnection
-from atoll.wire.connection import Connection, connect, listen
+from atoll.wire.connection import Connection
+from atoll.wire.endpoints import connect, listen
 from atoll.wire.tls.identity import Identity
 from tests.certificates import clock_ahead_by, identity
 

@@ -62,7 +62,10 @@ def watch_in_thread(pid: int, on_end: Callable[[], None]) -> None:
 
 
 class Lease:
-    """Calls `on_lapse` from a thread of its own once it is not renewed in time. It starts with the first renewal."""
+    """Calls `on_lapse` from a thread of its own when it is not renewed in time. It starts with the first renewal.
+
+    Where `on_lapse` returns, it starts again with the next.
+    """
 
     def __init__(self, on_lapse: Callable[[], None]) -> None:
         self._lock = threading.Lock()
@@ -85,4 +88,5 @@ class Lease:
             time.sleep(self._leases.period)
             with self._lock:
                 lapsed = bool(self._leases.expired(time.monotonic()))
+                self._has_begun = not lapsed
         self._on_lapse()

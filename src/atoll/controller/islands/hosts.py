@@ -19,6 +19,7 @@ from atoll.migration.asides import Asides
 from atoll.protocol import messages as m
 from atoll.scheduling.ledger import Ledger
 from atoll.scheduling.session import Session
+from atoll.telemetry.checks import Checks
 from atoll.telemetry.tracing import Tracing
 
 
@@ -42,6 +43,7 @@ class Hosts:
         relays: Relays,
         tracing: Tracing,
         asides: Asides,
+        checks: Checks,
     ) -> None:
         self._resources = resources
         self._lifecycle = lifecycle
@@ -52,23 +54,34 @@ class Hosts:
         self._programs = programs
         self._memory = memory
         self._device_memory = device_memory
+        self._tracing = tracing
         self._handlers: dict[type[Any], Callable[[int, Any], None]] = {
             m.Done: self._done,
             m.Failed: self._failed,
-            m.Pong: lambda host, message: tracing.host_answered(host, message, outbox.seconds),
-            m.Enqueued: lambda host, message: launcher.enqueued(message.sequence),
-            m.Reported: lambda host, message: launcher.irregular.reported(host, message.sequence, message.value),
+            m.Pong: self._pong,
+            m.Enqueued: self._enqueued,
+            m.Reported: self._reported,
             m.RowsMoved: launcher.rows_moved,
             m.FeedsLost: self._feeds_lost,
             m.PeerSilent: peer_silent,
             m.FeedsArrived: feeds.feeds_arrived,
             m.Compiled: compilation.compiled,
             m.PlanRegistered: programs.plan_registered,
+            m.StoresReported: checks.reported,
             m.WorkerAnswer: self._answered,
             m.AsidePut: asides.put_on,
             m.AsideFailed: asides.failed,
             **relays.handlers,
         }
+
+    def _pong(self, host: int, message: m.Pong) -> None:
+        self._tracing.host_answered(host, message, self._outbox.seconds)
+
+    def _enqueued(self, host: int, message: m.Enqueued) -> None:
+        self._launcher.enqueued(message.sequence)
+
+    def _reported(self, host: int, message: m.Reported) -> None:
+        self._launcher.irregular.reported(host, message.sequence, message.value)
 
     def join(self, ready: m.WorkerReady, hello: m.Hello) -> None:
         """A host's worker is up, with nothing on it. With the last of an island, the island is ready, or back."""

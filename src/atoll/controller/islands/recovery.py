@@ -147,7 +147,8 @@ class Recovery:
         pairs, self._silent_pairs = self._silent_pairs, {}
         for pair, seconds in pairs.items():
             one, other = (self._resources.hosts.get(host) for host in pair)
-            heard = all(self._leases.silence(host, now) < _HEARD_SECONDS for host in pair)
+            leases = self._leases
+            heard = all(leases.has(host) and leases.silence(host, now) < _HEARD_SECONDS for host in pair)
             if one is not None and other is not None and one.island == other.island and heard:
                 self._restart(
                     one.island,

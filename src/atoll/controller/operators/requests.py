@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from atoll.cluster.lifecycle import (
     Island,
@@ -139,21 +140,21 @@ class Operators:
         session.devices.get(ask.slice)
         self._known(ask.island)
         wanted = tuple(self._location(number, ask.island) for number in ask.devices)
+        plan = partial(self._remapped, session, ask, wanted)
+        self._migrations.begin(session, plan, partial(self._when_remapped, operator, session, ask))
 
-        def plan() -> Changes:
-            devices = self._resources.devices_for(ask.island, session.platform)
-            return self._slices.target(ask.session, ask.slice, devices, wanted)
+    def _remapped(self, session: Session, ask: m.RemapRequest, wanted: tuple[DeviceLocation, ...]) -> Changes:
+        devices = self._resources.devices_for(ask.island, session.platform)
+        return self._slices.target(ask.session, ask.slice, devices, wanted)
 
-        def then(status: Status) -> None:
-            if not status.ok:
-                text = f"slice {ask.slice} of session {ask.session} stays where it is: {status.message}"
-                self._reply(operator, Status(status.code, text))
-                return
-            places = (session.devices.locations[device] for device in session.devices.slices[ask.slice].devices)
-            numbers = ", ".join(str(self._resources.number_of(location)) for location in places)
-            self._reply(operator, OK, f"slice {ask.slice} of session {ask.session} is on devices {numbers} now")
-
-        self._migrations.begin(session, plan, then)
+    def _when_remapped(self, operator: int, session: Session, ask: m.RemapRequest, status: Status) -> None:
+        if not status.ok:
+            text = f"slice {ask.slice} of session {ask.session} stays where it is: {status.message}"
+            self._reply(operator, Status(status.code, text))
+            return
+        places = (session.devices.locations[device] for device in session.devices.slices[ask.slice].devices)
+        numbers = ", ".join(str(self._resources.number_of(location)) for location in places)
+        self._reply(operator, OK, f"slice {ask.slice} of session {ask.session} is on devices {numbers} now")
 
     # ---- sessions that are put aside
 
@@ -165,28 +166,27 @@ class Operators:
 
     def _suspend(self, operator: int, ask: m.SuspendRequest) -> None:
         session = self._session(ask.session)
+        self._suspensions.suspend(session, ask.to_disk, partial(self._when_suspended, operator, session))
 
-        def then(status: Status) -> None:
-            if not status.ok:
-                self._reply(operator, Status(status.code, f"session {ask.session} goes on: {status.message}"))
-                return
-            self._reply(operator, OK, f"session {ask.session} is {session.suspended}")
-
-        self._suspensions.suspend(session, ask.to_disk, then)
+    def _when_suspended(self, operator: int, session: Session, status: Status) -> None:
+        if status.ok:
+            self._reply(operator, OK, f"session {session.number} is {session.suspended}")
+        else:
+            self._reply(operator, Status(status.code, f"session {session.number} goes on: {status.message}"))
 
     def _resume(self, operator: int, ask: m.ResumeRequest) -> None:
         session = self._session(ask.session)
-
-        def then(status: Status) -> None:
-            if not status.ok:
-                text = f"session {ask.session} stays suspended: {status.message}"
-                self._reply(operator, Status(status.code, text))
-                return
-            islands = sorted({location.island for location in homes(session).values()})
-            where = f" on island {', '.join(map(str, islands))}" if islands else ""
-            self._reply(operator, OK, f"session {ask.session} goes on{where}")
-
+        then = partial(self._when_resumed, operator, session)
         self._suspensions.resume(session, ask.islands, ask.wait_seconds, then)
+
+    def _when_resumed(self, operator: int, session: Session, status: Status) -> None:
+        if not status.ok:
+            text = f"session {session.number} stays suspended: {status.message}"
+            self._reply(operator, Status(status.code, text))
+            return
+        islands = sorted({location.island for location in homes(session).values()})
+        where = f" on island {', '.join(map(str, islands))}" if islands else ""
+        self._reply(operator, OK, f"session {session.number} goes on{where}")
 
     # ---- islands
 
@@ -299,7 +299,7 @@ class Operators:
             self._leaving[island] = drain
             self._tell_leaving(drain, stay=False)
         for number, plan in plans.items():
-            self._migrations.begin(self._sessions[number], plan, self._when_moved(drain, number))
+            self._migrations.begin(self._sessions[number], plan, partial(self._when_moved, drain, number))
         if not drain.left:
             self._end_island(drain)
 
@@ -320,7 +320,7 @@ class Operators:
                 if not is_late:
                     continue
                 status = Status(Code.DEADLINE_EXCEEDED, f"it has not left within {LEAVE_SECONDS:.0f} s")
-            self._when_moved(drain, number)(status)
+            self._when_moved(drain, number, status)
         if not drain.leaving & drain.left:
             self._leaving.pop(drain.island, None)
 
@@ -339,12 +339,7 @@ class Operators:
         for target in sorted(
             targets, key=lambda each: (sum(load[location] for location in each.locations), each.number)
         ):
-
-            def plan(target: IslandDevices = target) -> Changes:
-                there = dict(zip(source.locations, target.locations, strict=True))
-                locations = session.devices.locations
-                return {device: there[location] for device, location in locations.items() if location.island == island}
-
+            plan = partial(_moved, session, source, target)
             try:
                 self._migrations.check(session, plan)
             except StatusError as error:
@@ -354,21 +349,18 @@ class Operators:
         assert problem is not None
         raise problem
 
-    def _when_moved(self, drain: _Drain, session: int) -> Callable[[Status], None]:
-        def then(status: Status) -> None:
-            drain.left.discard(session)
-            if not status.ok and session in self._sessions:
-                name = self._sessions[session].name
-                text = status.message if status.message.startswith(name) else f"{name}: {status.message}"
-                drain.problems.append(text)
-            if drain.left:
-                return
-            if drain.problems:
-                self._stop_draining(drain)
-            else:
-                self._end_island(drain)
-
-        return then
+    def _when_moved(self, drain: _Drain, session: int, status: Status) -> None:
+        drain.left.discard(session)
+        if not status.ok and session in self._sessions:
+            name = self._sessions[session].name
+            text = status.message if status.message.startswith(name) else f"{name}: {status.message}"
+            drain.problems.append(text)
+        if drain.left:
+            return
+        if drain.problems:
+            self._stop_draining(drain)
+        else:
+            self._end_island(drain)
 
     def _stop_draining(self, drain: _Drain) -> None:
         self._lifecycle.stop_drain(drain.island)
@@ -410,3 +402,10 @@ class Operators:
     def _reply(self, operator: int, status: Status, text: str = "") -> None:
         self._history.operation(status, text)
         self._outbox.send(operator, m.OperationReply(status, text))
+
+
+def _moved(session: Session, source: IslandDevices, target: IslandDevices) -> Changes:
+    """Each of the session's devices on the one island, with the device of the other that stands where it does."""
+    there = dict(zip(source.locations, target.locations, strict=True))
+    locations = session.devices.locations
+    return {device: there[location] for device, location in locations.items() if location.island == source.number}

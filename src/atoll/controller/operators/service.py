@@ -12,14 +12,15 @@ from atoll.controller.connections import Peer
 from atoll.controller.operators.requests import Operators
 from atoll.controller.outbox import Outbox
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
+from atoll.journal.event_log import EventLog
 from atoll.protocol import messages as m
 from atoll.protocol.actions import AnswerUsage, End
-from atoll.protocol.event_log import EventLog
 from atoll.protocol.events import Received
 from atoll.protocol.permissions import Peer as Kind
 from atoll.protocol.permissions import Scope, scope_of
 from atoll.scheduling.estimates import expectations
 from atoll.scheduling.tenants import Tenant, Tenants
+from atoll.telemetry.checks import Checks
 from atoll.telemetry.report import Reported, report
 from atoll.telemetry.tracing import Tracing
 
@@ -36,6 +37,7 @@ class OperatorService:
         controller: Reported,
         tenants: Tenants,
         operators: Operators,
+        checks: Checks,
         outbox: Outbox,
         log: EventLog,
         tracing: Tracing,
@@ -45,6 +47,7 @@ class OperatorService:
         self._controller = controller
         self._tenants = tenants
         self._operators = operators
+        self._checks = checks
         self._outbox = outbox
         self._log = log
         self._tracing = tracing
@@ -77,6 +80,9 @@ class OperatorService:
                 reply = m.StatusReply(msgspec.json.encode(report(self._controller, viewer, now)))
             case m.DumpRequest():
                 reply = m.DumpReply(self._log.dump())
+            case m.CheckRequest():
+                self._checks.begin(peer.connection, now)
+                return
             case m.TraceRequest():
                 self._tracing.answer(peer.connection, message, viewer, now)
                 return

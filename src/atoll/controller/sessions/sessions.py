@@ -92,7 +92,7 @@ class Sessions:
             m.Quiesced: self._quiesced,
             m.Pong: self._answered,
             m.LeavesIslands: self._leaves_islands,
-            m.CallsRecorded: lambda session, message: tracing.calls_recorded(session.number, message, outbox.seconds),
+            m.CallsRecorded: self._calls_recorded,
         }
         self._slice_requests = slice_requests
 
@@ -184,6 +184,8 @@ class Sessions:
             text = f"nothing was heard of this session's proxy for {self.leases.seconds:.0f} s"
             self.end(number, Status(Code.UNAVAILABLE, text))
         for number, session in self._sessions.items():
+            if self._connections.sessions.get(number) in self._connections.away:
+                continue
             if not self.leases.has(number):
                 self.leases.renew(number, now)
             session.pings += 1
@@ -267,6 +269,9 @@ class Sessions:
 
     def _leaves_islands(self, session: Session, message: m.LeavesIslands) -> None:
         session.leaves_islands = True
+
+    def _calls_recorded(self, session: Session, message: m.CallsRecorded) -> None:
+        self._tracing.calls_recorded(session.number, message, self._outbox.seconds)
 
     def _quiesced(self, session: Session, message: m.Quiesced) -> None:
         self._migrations.quiesced(session, message.migration)

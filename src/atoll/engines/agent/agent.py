@@ -1,7 +1,7 @@
 """The host agent: dials the controller for as long as it runs, and holds one worker.
 
 Invariants: it holds one worker at most. A worker ends with its agent, and where nothing was heard of the cluster for
-the agent's lease: then the machine is thought lost, and another may have taken its place.
+the agent's lease, and for its grace: then the machine is thought lost, and another may have taken its place.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from atoll._version import __version__
 from atoll.cluster.processes.client_folders import HOST_FOLDERS, claim, sweep
 from atoll.cluster.processes.leases import Leases
 from atoll.cluster.processes.lifeline import watch_in_loop
+from atoll.cluster.processes.local_process import LocalProcess, describe_exit
 from atoll.cluster.security.access import identity_for, token_for
 from atoll.cluster.security.roles import Role
 from atoll.engines.agent import machine
 from atoll.engines.agent.options import AgentOptions
 from atoll.engines.engine import HostStart
-from atoll.engines.local_process import LocalProcess, describe_exit
 from atoll.engines.options import make_directory, sockets_base
 from atoll.engines.worker_command import WorkerPlace, worker_command, worker_environment
 from atoll.errors import AccessError, AtollError, ClusterError, Code, ConnectError, Status
 from atoll.protocol import messages as m
 from atoll.wire.address import Address
-from atoll.wire.connection import Connection, connect
+from atoll.wire.connection import Connection
+from atoll.wire.endpoints import connect
 from atoll.wire.sockets import free_address
 from atoll.wire.tls.identity import Identity
 
@@ -65,6 +66,7 @@ class HostAgent:
         self._over = asyncio.Event()
         self._problem: AtollError | None = None
         self._leases = Leases(period=_LEASE_LOOKS)
+        self._graces = Leases(period=_LEASE_LOOKS)
         self._worker: LocalProcess | None = None
         self._folder: Path | None = None  # the worker's
         self._incarnation = 0  # of the worker
@@ -223,10 +225,11 @@ class HostAgent:
                         self._worker.kill()
                     else:
                         self._worker.terminate()
-            case m.Renew(lease=lease):
+            case m.Renew(lease=lease, grace=grace):
                 self._joined()
-                self._leases.seconds = lease
+                self._leases.seconds, self._graces.seconds = lease, max(lease, grace)
                 self._leases.renew(_ENGINE, self._loop.time())
+                self._graces.renew(_ENGINE, self._loop.time())
                 self._tell(m.AgentAlive())
             case m.Dismiss():
                 self._dismissed(message)
@@ -309,13 +312,16 @@ class HostAgent:
     async def _look_at_lease(self) -> None:
         while True:
             await asyncio.sleep(_LEASE_LOOKS)
-            if self._leases.expired(self._loop.time()):
+            now = self._loop.time()
+            if self._leases.expired(now):
                 self._leases.forget(_ENGINE)
+                self._say("the cluster is silent")
+                self._lost.set()
+            if self._graces.expired(now):
+                self._graces.forget(_ENGINE)
                 if self._worker is not None:
                     _log.error("the cluster is silent: the worker of this host ends")
                 self._kill_worker()
-                self._say("the cluster is silent")
-                self._lost.set()
 
     # ---- leaving
 

@@ -11,9 +11,9 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from atoll.cluster.processes.local_process import describe_exit
 from atoll.engines.engine import HostEnd
 from atoll.engines.hosts.seats import Candidate
-from atoll.engines.local_process import describe_exit
 from atoll.protocol import messages as m
 
 _log = logging.getLogger(__name__)

@@ -15,11 +15,11 @@ import msgspec
 
 from atoll._version import __version__
 from atoll.cluster.processes.leases import PING_SECONDS, Leases
+from atoll.cluster.processes.local_process import describe_exit
 from atoll.cluster.settings import OnOff
 from atoll.engines.engine import AgentTaker, HostEnd, HostProcess, HostStart
 from atoll.engines.hosts.agents import Agent
 from atoll.engines.hosts.seats import Candidate, choose, wait_text
-from atoll.engines.local_process import describe_exit
 from atoll.engines.options import EngineOptions
 from atoll.engines.worker_command import check_kinds
 from atoll.errors import ClusterError, Status
@@ -61,6 +61,7 @@ class HostsEngine:
         self._waiting: dict[int, tuple[Sequence[HostStart], Callable[[Sequence[str]], None]]] = {}  # by island
         self._placed: dict[int, list[Agent]] = {}  # by island, by rank
         self._draining: list[int] = []  # islands, in the order in which they were asked to drain
+        self._is_cut_off = False  # from the controller, and so from all agents
         self._left: set[int] = set()  # islands that were drained since a machine left: others go before them
         self._send: Callable[[m.Message], None] = lambda message: None
         self._reported: m.EngineReport | None = None
@@ -209,7 +210,9 @@ class HostsEngine:
         self._report()
 
     def _still_away(self, agent: Agent) -> None:
-        if agent.connection is None:
+        if self._is_cut_off:
+            self._loop.call_later(AWAY_SECONDS, self._still_away, agent)
+        elif agent.connection is None:
             self._forget(agent, f"the host agent on {agent.name} has ended, or cannot reach the controller")
 
     def _forget(self, agent: Agent, reason: str) -> None:
@@ -227,11 +230,18 @@ class HostsEngine:
             agent.ended(agent.worker.incarnation, HostEnd(None, reason))
         self._form()
 
+    def cut_off(self, is_cut_off: bool) -> None:
+        self._is_cut_off = is_cut_off
+        for agent in self._agents.values():
+            self._leases.renew(agent.number, self._loop.time())
+
     def _refuse(self, connection: int, text: str) -> None:
         self._send(m.TellAgent(connection, m.agent_content(m.Dismiss(text, error=True)), close=True))
 
     def _tick(self) -> None:
         self._loop.call_later(self._leases.period, self._tick)
+        if self._is_cut_off:
+            return
         now = self._loop.time()
         silent = set(self._leases.expired(now))
         for agent in list(self._agents.values()):
@@ -239,7 +249,7 @@ class HostsEngine:
                 seconds = f"{self._leases.seconds:.0f} s"
                 self._forget(agent, f"nothing was heard of the host agent on {agent.name} for {seconds}")
             else:
-                agent.tell(m.Renew(round(self._leases.left(agent.number, now), 1)))
+                agent.tell(m.Renew(round(self._leases.left(agent.number, now), 1), self._settings.grace_seconds))
 
     # ---- machines that leave
 

@@ -26,7 +26,7 @@ from atoll.protocol import messages as m
 from atoll.transfers.data_port import DataPort
 from atoll.transfers.inbox import Inbox
 from atoll.wire.address import check_may_listen, parse_address
-from atoll.wire.connection import Connection, connect
+from atoll.wire.resumption.dialing import DialedConnection, dial
 from atoll.wire.tls.identity import Identity
 from atoll.worker.executor_thread import READ_THREADS
 from atoll.worker.host_group import decoded
@@ -54,6 +54,7 @@ class NullIsland:
         self._collectives = Collectives()
         self._neighbours: dict[int, Inbox] = {}
         self._hosts: dict[int, NullHost] = {}
+        self._connections: list[DialedConnection] = []
         self._readers = ThreadPoolExecutor(READ_THREADS, "atoll-read")
         self._lease = Lease(self._lapsed)
         self._model = chosen_model()
@@ -81,6 +82,7 @@ class NullIsland:
                 self._stop.set()
 
         connection = await self._connect(handle)
+        self._connections.append(connection)
         address = parse_address(options.data_address.format(host=number))
         token = token_for(parse_address(options.controller), Role.HOST)
         check_may_listen(address, token)
@@ -104,13 +106,13 @@ class NullIsland:
         for message in introduction(options.island, number, host.backend, where, options.incarnation, token):
             connection.send(message)
 
-    async def _connect(self, handle: Callable[[Any], None]) -> Connection:
+    async def _connect(self, handle: Callable[[Any], None]) -> DialedConnection:
         """The controller starts at the same time as this process: tries until it listens."""
         deadline = self._loop.time() + CONNECT_SECONDS
         address = parse_address(self._options.controller)
         while True:
             try:
-                return await connect(
+                return await dial(
                     address,
                     m.ToWorker,
                     handle,
@@ -136,7 +138,7 @@ class NullIsland:
     def _call_soon(self, call: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(call)
 
-    def _reporter(self, connection: Connection) -> Callable[..., None]:
+    def _reporter(self, connection: DialedConnection) -> Callable[..., None]:
         def report(*messages: Any) -> None:
             if threading.get_ident() != self._thread:
                 self._loop.call_soon_threadsafe(partial(report, *messages))
@@ -147,6 +149,10 @@ class NullIsland:
         return report
 
     def _lapsed(self) -> None:
+        if any(
+            each.can_resume for each in self._connections
+        ):  # its hosts wait for the controller by themselves, for as long as that has granted
+            return
         _log.error("the controller is silent: this island ends")
         os._exit(LAPSED_STATUS)
 

@@ -91,6 +91,15 @@ def up(
     ] = False,
     cluster: ClusterOptions,
     name: Annotated[str, typer.Option(help="A name for it, for the other commands.")] = DEFAULT_NAME,
+    journal: Annotated[
+        Path | None,
+        typer.Option(
+            "--journal",
+            help="Keep in this folder, for you alone to read, what the controller has handled: a controller that ends "
+            'by itself, or is killed, is started again and goes on, with nothing lost. See the page "The journal".',
+            metavar="FOLDER",
+        ),
+    ] = None,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay in the foreground; Ctrl-C ends the cluster.")
     ] = False,
@@ -119,6 +128,8 @@ def up(
     _check_join_files(files, secured=on_tcp and not insecure)
     if authority is not None and settings.engine == "ray":
         raise typer.BadParameter("--authority: Ray starts hosts itself, with the present join string; leave it away")
+    if journal is not None and settings.engine == "ray":
+        raise typer.BadParameter("--journal: on Ray the controller is on a node of Ray's choice; leave it away")
     standing = start_cluster(
         name=name,
         settings=settings,
@@ -128,6 +139,7 @@ def up(
         advertise=advertise,
         insecure=insecure,
         authority=authority,
+        journal=journal,
     )
     secured = parse_address(standing.record.address).tls
     try:

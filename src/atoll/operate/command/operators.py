@@ -256,6 +256,23 @@ def dump(
     _write(dump_of(target, token()), output)
 
 
+def check(address: ClusterAddress = "", name: ClusterName = "", join: ClusterJoin = "") -> None:
+    """Compare what the controller keeps of arrays, memory and gangs with itself, and with what its hosts have.
+
+    Prints what disagrees, a line each, and ends with status 1 if anything does: a fault of Atoll's. Which cluster: as
+    for `atoll status`.
+    """
+    from atoll.operate.clusters import check, find
+
+    reply = check(find(address, name, join), token())
+    problems = (*reply.contradictions, *reply.differences)
+    for problem in problems:
+        print(problem)
+    if problems:
+        raise typer.Exit(1)
+    print(f"the controller and {reply.hosts} hosts agree: {reply.arrays} arrays")
+
+
 def trace(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A file; standard output if not given.")] = None,
     seconds: Annotated[float, typer.Option(min=0, max=600, help="Record for so long, from now, also clients.")] = 0.0,

@@ -133,9 +133,13 @@ class EndWorker(Message, frozen=True, tag=131):
 
 
 class Renew(Message, frozen=True, tag=132):
-    """The engine is there: an agent that hears nothing for `lease` seconds from now ends its worker."""
+    """The engine is there: an agent that hears nothing for `lease` seconds from now dials again.
+
+    It ends its worker then, or where there is a `grace`, when it has heard nothing for that.
+    """
 
     lease: float
+    grace: float = 0.0
 
 
 class Dismiss(Message, frozen=True, tag=133):

@@ -34,6 +34,7 @@ class Hello(Message, frozen=True, tag=1):
     host: int = -1  # a worker's
     incarnation: int = 0  # of a worker's island: rises with each start
     platform: str = ""  # whose devices a proxy's session is to have; "": those of the first island
+    resumes: bool = False  # it can go on with the connection on another socket: see `wire.resumption`
 
 
 class Refused(Message, frozen=True, tag=2):

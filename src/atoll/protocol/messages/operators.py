@@ -158,6 +158,21 @@ class EndSessionRequest(Message, frozen=True, tag=142):
     session: int
 
 
+class CheckRequest(Message, frozen=True, tag=147):
+    """Compare what the controller keeps with itself, and with what hosts have."""
+
+
+class CheckReply(Message, frozen=True, tag=148):
+    """The answer to CheckRequest, about so many arrays and hosts: a sentence for each disagreement of the controller
+    with itself, and with its hosts.
+    """
+
+    contradictions: tuple[str, ...]
+    differences: tuple[str, ...]
+    arrays: int
+    hosts: int
+
+
 class OperationReply(Message, frozen=True, tag=98):
     """The answer to a request of an operator, when it is done or refused: a sentence."""
 
@@ -184,5 +199,8 @@ FromOperator = (
     | SetTenant
     | RemoveTenant
     | EndSessionRequest
+    | CheckRequest
 )
-ToOperator = Refused | StatusReply | DumpReply | TraceReply | RecordReply | UsageReply | OperationReply | StopReply
+ToOperator = (
+    Refused | StatusReply | DumpReply | TraceReply | RecordReply | UsageReply | OperationReply | CheckReply | StopReply
+)

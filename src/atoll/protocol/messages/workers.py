@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from atoll.errors import Status
 from atoll.ir.plan import Plan
 from atoll.protocol.messages.asides import AsideFailed, AsidePut, DropAside, PutAside, SendAside
@@ -250,6 +252,27 @@ class Ping(Message, frozen=True, tag=33):
     seconds: float = 0.0
 
 
+class ReportStores(Message, frozen=True, tag=72):
+    """Say what is in the stores, after all that was told before."""
+
+    check: int
+
+
+class StoreContent(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The handles in a session's store; with `is_busy`, some of what was told before has yet to be done."""
+
+    session: int
+    handles: tuple[int, ...]
+    is_busy: bool = False
+
+
+class StoresReported(Message, frozen=True, tag=73):
+    """The answer to ReportStores."""
+
+    check: int
+    stores: tuple[StoreContent, ...]
+
+
 class Stop(Message, frozen=True, tag=31):
     """End, in good order."""
 
@@ -270,6 +293,7 @@ FromWorker = (
     | RowsMoved
     | AsidePut
     | AsideFailed
+    | StoresReported
 )
 ToWorker = (
     Refused
@@ -293,5 +317,6 @@ ToWorker = (
     | Peers
     | JoinGroup
     | Forward
+    | ReportStores
     | Stop
 )

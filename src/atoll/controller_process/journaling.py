@@ -1,0 +1,78 @@
+"""A controller that goes on where another process has been killed: from what that one's journal has.
+
+The state machine is the same, and so are the events: what was decided is decided again, message for message. What peers
+have got of it they say when they come back, and the rest is sent to them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from atoll.controller.core import Controller
+from atoll.controller_process.shell import ControllerShell, ShellState
+from atoll.errors import JournalError
+from atoll.journal.files import Folder
+from atoll.journal.journal import Journal
+from atoll.journal.recovery import Recovered, recover
+from atoll.journal.snapshots import unpickled
+
+_log = logging.getLogger(__name__)
+
+
+class Nobody:
+    """There is no journal: the controller begins, and nobody goes on after it."""
+
+    term = 0
+    controller: Controller | None = None
+    state: ShellState | None = None
+
+    def hand_over(self, shell: ControllerShell) -> None:
+        """The shell, which was made of this state, begins."""
+        shell.start()
+
+
+NOBODY = Nobody()
+
+
+class Predecessor(Nobody):
+    """What a folder has of the controller before this one; nothing where it does not go on with anything.
+
+    Raises JournalError where there is to be something, and none can be read.
+    """
+
+    def __init__(self, path: str, restarts: bool) -> None:
+        self._began = time.monotonic()
+        self._folder = Folder(path)
+        self._found: Recovered | None = None
+        if not restarts:
+            if self._folder.snapshots():
+                _log.warning("%s has the journal of a cluster that was killed, and is over: it is cleared", path)
+            self._folder.clear()
+            return
+        self._found = recover(self._folder)
+        if self._found is None:
+            raise JournalError(f"the journal in {path} has nothing to go on from")
+        self.term = self._found.term
+        try:
+            self.controller, self.state = unpickled(self._found.payload)
+        except Exception as error:
+            raise JournalError(f"the snapshot in {path} cannot be read: {type(error).__name__}: {error}") from None
+
+    def hand_over(self, shell: ControllerShell) -> None:
+        """It begins, or goes on with all that came after the snapshot, and keeps the journal from now on."""
+        found, term = self._found, self.term + 1
+        if found is None:
+            shell.journal = Journal(self._folder, term, 1, shell.snapshot)
+            shell.journal.begin()
+            shell.start()
+            return
+        events = 0
+        for event in found.events():
+            shell.replay(event)
+            events += 1
+        shell.journal = Journal(self._folder, term, found.last_number + 1, shell.snapshot)
+        shell.journal.go_on(events)
+        shell.resume(term)
+        seconds = time.monotonic() - self._began
+        _log.warning("the controller goes on, for the %d. time: %d events in %.2f s", self.term, events, seconds)

@@ -1,0 +1,65 @@
+"""The controller process: from its start to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+
+from atoll.cluster.processes.lifeline import watch_in_loop
+from atoll.cluster.processes.process import read_options, run_loop, spare_collector, start_logging
+from atoll.cluster.security.access import HOST_TOKEN_VARIABLE
+from atoll.controller_process.journaling import NOBODY, Predecessor
+from atoll.controller_process.options import RUNS, ControllerOptions
+from atoll.controller_process.shell import ControllerShell
+from atoll.errors import AtollError
+from atoll.protocol import messages as m
+from atoll.wire.address import check_may_listen, parse_address
+from atoll.wire.endpoints import listen
+
+
+async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
+    token = os.environ.get(m.DEFAULT_TOKEN_VARIABLE, "")
+    host_token = os.environ.get(HOST_TOKEN_VARIABLE, "")
+    address = parse_address(options.listen)
+    check_may_listen(address, token)
+    before = Predecessor(options.journal, options.restarts) if options.journal else NOBODY
+    shell = ControllerShell(
+        options,
+        token,
+        stop,
+        host_token,
+        address.tls,
+        term=before.term + 1,
+        controller=before.controller,
+        state=before.state,
+    )
+    before.hand_over(shell)
+    server, _ = await listen(address, shell.accept, shell.joiners.identity if shell.joiners is not None else None)
+    shell.report(RUNS)
+    spare_collector()
+    watch_in_loop(options.parent, stop.set)
+    await stop.wait()
+    server.close()
+    shell.stop()
+    await asyncio.sleep(0)
+    await asyncio.to_thread(shell.keeper.close)
+    if shell.journal is not None:
+        shell.journal.end()
+    if address.is_unix:
+        with contextlib.suppress(OSError):
+            os.unlink(address.path)
+
+
+def main() -> None:
+    options = read_options(ControllerOptions)
+    start_logging("controller")
+    try:
+        run_loop(lambda stop: serve(options, stop))
+    except AtollError as error:
+        sys.exit(f"atoll: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""How a controller is started."""
+
+from __future__ import annotations
+
+import msgspec
+
+from atoll.cluster.settings import ClusterSettings
+
+# What it says by `ready_fd`: that it listens, with its journal begun where it has one; and that all hosts have joined.
+RUNS, READY = b"runs\n", b"ready\n"
+
+
+class ControllerOptions(msgspec.Struct, frozen=True):
+    """How to start a controller. `parent` is the process that it must not outlive."""
+
+    listen: str
+    settings: ClusterSettings
+    parent: int
+    ready_fd: int = -1
+    directory: str = ""  # of the cluster, with its authority: for an address with TLS
+    usage_file: str = ""  # where usage is kept; "": in memory
+    cache_directory: str = ""  # of compiled programs, and of what was learnt of them; "": none
+    journal: str = ""  # the folder of its journal; "": it has none
+    restarts: bool = False  # it goes on with what is in that

@@ -1,0 +1,351 @@
+"""The shell of a controller: sockets, a clock and random numbers around `core.Controller`, which decides everything."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from atoll.cluster.processes.leases import PING_SECONDS
+from atoll.cluster.processes.lifeline import watch_in_loop
+from atoll.cluster.security.joiners import Joiners
+from atoll.cluster.tenants import kept_tenants
+from atoll.cluster.usage.keeper import Keeper
+from atoll.controller.core import Controller
+from atoll.controller_process.options import READY, ControllerOptions
+from atoll.journal.journal import Journal
+from atoll.protocol import actions as a
+from atoll.protocol import events as e
+from atoll.protocol import messages as m
+from atoll.telemetry.load import LoadMeter
+from atoll.wire.connection import Connection
+from atoll.wire.framing import encode
+from atoll.wire.resumption.messages import AnyLinkMessage, Resume
+from atoll.wire.resumption.table import AcceptedConnection, LinkState, ResumableConnections
+
+_log = logging.getLogger(__name__)
+
+# For the last replies to leave.
+_END_SECONDS = 0.05
+# For those whose connections cannot be resumed, such as host agents, to have new ones before their old ones are lost.
+_ANEW_SECONDS = 5.0
+
+
+@dataclass
+class ShellState:
+    """What another process needs, beside the controller's state, to go on with this one's connections. Plain data."""
+
+    seconds: float = 0.0  # of its clock, which never goes back
+    next: int = 1  # number of a connection
+    key: bytes = field(default_factory=lambda: os.urandom(32))  # of the secrets by which they are resumed
+    links: list[LinkState] = field(default_factory=list)
+    others: dict[int, str] = field(default_factory=dict)  # connections that end with the process, and their roles
+    timers: dict[int, float] = field(default_factory=dict)  # when they are due
+
+
+class ControllerShell:
+    """Turns what happens into events, and does what the controller decides once in each turn of the loop.
+
+    With the `state` that an earlier process had, and its `controller`, it goes on with that one's connections: none has
+    a socket at first. Then `replay` takes the events that came after that, and `resume` begins. `term` rises from one
+    such process to the next.
+    """
+
+    def __init__(
+        self,
+        options: ControllerOptions,
+        token: str,
+        stop: asyncio.Event,
+        host_token: str = "",
+        has_tls: bool = False,
+        *,
+        term: int = 1,
+        controller: Controller | None = None,
+        state: ShellState | None = None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        state = state or ShellState()
+        # As the loop's, but for that of uvloop, which counts milliseconds; and it goes on where the last one was.
+        self._later = max(0.0, state.seconds - time.monotonic())
+        settings = msgspec.structs.replace(options.settings, tenants=kept_tenants(options.directory))
+        self._controller = controller or Controller(settings, token, host_token=host_token)
+        self.joiners = Joiners(options.directory, self._controller.tokens) if has_tls else None
+        self.keeper = Keeper(options.usage_file, options.cache_directory)
+        self._ready_fd = options.ready_fd
+        self._stop = stop
+        self._key = state.key
+        self._next = state.next
+        self._timers = dict(state.timers)  # when they are due
+        self._others = dict(state.others)  # of the earlier process
+        self._connections: dict[int, Connection | AcceptedConnection] = {}
+        self._resumable = ResumableConnections(
+            term,
+            settings.grace_seconds,
+            state.key,
+            lambda number: self._handle(e.ConnectionAway(self._clock(), number)),
+            lambda number: self._handle(e.ConnectionBack(self._clock(), number)),
+            self._acknowledge_soon,
+            self._flush_now,
+            watch_in_loop,
+        )
+        self._resumes = settings.grace_seconds > 0
+        self.journal: Journal | None = None
+        self._flush_scheduled = False
+        self._to_acknowledge: list[AcceptedConnection] = []
+        self._encoded: tuple[Any, bytes] = (None, b"")  # the last message that was sent, and its frame
+        self._load = LoadMeter(self._connections, self._clock)
+        self._turn = 0.0  # when the first event of this turn came
+        self._does: dict[type[Any], Callable[[Any], None]] = {
+            a.Send: self._send,
+            a.Close: self._close,
+            a.Name: self._name,
+            a.SetTimer: self._set_timer,
+            a.ReportReady: self._report_ready,
+            a.End: self._end,
+            a.KeepUsage: lambda action: self.keeper.keep_usage(action.present_ns, action.usage),
+            a.KeepEstimates: lambda action: self.keeper.keep_estimates(action.estimates),
+            a.AnswerUsage: self._answer_usage,
+        }
+        for link in state.links:
+            self._add_away(link)
+
+    def _clock(self) -> float:
+        """Never goes back: not even where another process was, on another machine."""
+        return time.monotonic() + self._later
+
+    # ---- events
+
+    def start(self) -> None:
+        self._handle(e.Started(self._clock()))
+        estimates = self.keeper.read_estimates()
+        if estimates:
+            self._handle(e.EstimatesRead(self._clock(), estimates))
+        self._tick()
+
+    def accept(self) -> Connection:
+        """A connection that somebody opens; it counts once its handshake is done, where it has one."""
+        number = self._next
+        self._next += 1
+        on_message, on_lost = self._callbacks(number)
+
+        def on_first(message: Any) -> None:
+            connection.on_message = on_message
+            if isinstance(message, m.Hello) and message.resumes:
+                self._connections[number] = self._resumable.grant(number, connection, on_message, on_lost)
+            on_message(message)
+
+        def on_link(message: AnyLinkMessage) -> None:
+            if isinstance(message, Resume):
+                on_lost(f"it goes on with connection {message.number}")
+                connection.on_lost = lambda reason: None
+                self._resumable.resume(connection, message)
+
+        def on_made(connection: Connection) -> None:
+            if self.joiners is not None and not connection.peer_role:
+                self.joiners.serve(connection)
+                return
+            self._connections[number] = connection
+            self._handle(e.ConnectionOpened(self._clock(), number, os.urandom(16).hex(), connection.peer_role))
+
+        first = on_first if self._resumes else on_message
+        connection = Connection(m.ToController, first, on_lost, name="a client of the controller", on_made=on_made)
+        connection.on_link = on_link
+        return connection
+
+    def _callbacks(self, number: int) -> tuple[Callable[[Any], None], Callable[[str], None]]:
+        """What takes the messages of a connection, and what its loss."""
+        handle, clock, received = self._handle, self._clock, e.Received
+
+        def on_message(message: Any) -> None:
+            handle(received(clock(), number, message))
+
+        def on_lost(reason: str) -> None:
+            connection = self._connections.pop(number, None)
+            if connection is not None:
+                self._load.closed(connection)
+            handle(e.ConnectionLost(clock(), number, reason))
+
+        return on_message, on_lost
+
+    def stop(self) -> None:
+        """Workers are asked to end. Returns once what was decided is on its way."""
+        self._handle(e.StopAsked(self._clock()))
+        self._flush()
+        for connection in self._resumable.all():
+            connection.close()
+
+    def _tick(self) -> None:
+        self._loop.call_later(PING_SECONDS, self._tick)  # first: whatever goes wrong now, workers are pinged again
+        self._handle(e.Tick(self._clock(), self._load.measure(PING_SECONDS)))
+        self._to_acknowledge = self._resumable.all()
+        if self.journal is not None:
+            self.journal.tick()
+
+    def _handle(self, event: e.AnyEvent) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._turn = event.seconds
+            self._loop.call_soon(self._flush)
+        self._controller.handle(event)
+
+    # ---- actions
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        does, load, now = self._does, self._load, self._clock()
+        if now - self._turn > load.longest:
+            load.longest = now - self._turn
+        try:
+            actions = self._controller.handle(e.Flush(now))
+        finally:
+            self.commit()
+        for action in actions:
+            does[type(action)](action)
+        if self._to_acknowledge:
+            for connection in self._to_acknowledge:
+                connection.acknowledge()
+            self._to_acknowledge = []
+        if self.journal is not None and self.journal.wants_snapshot:
+            self.journal.snapshot()
+
+    def _flush_now(self) -> None:
+        if self._flush_scheduled:
+            self._flush()
+
+    def commit(self) -> None:
+        """All that has been handled will be known to who goes on after this process. Before anybody learns of it."""
+        if self.journal is not None:
+            self.journal.append(self._controller.log.turn)
+
+    def _acknowledge_soon(self, connection: AcceptedConnection) -> None:
+        """What has come is acknowledged when it is safe: at the end of this turn."""
+        self._to_acknowledge.append(connection)
+
+    def _send(self, action: a.Send) -> None:
+        connection = self._connections.get(action.connection)
+        if connection is None:
+            return
+        message = action.message
+        if message is not self._encoded[0]:  # many hosts in a row get the same
+            self._encoded = message, encode(message)
+        if action.in_pieces:
+            connection.send_in_pieces(self._encoded[1])
+        else:
+            connection.send_encoded(self._encoded[1])
+
+    def _close(self, action: a.Close) -> None:
+        if action.reason:
+            _log.warning("%s", action.reason)
+        connection = self._connections.pop(action.connection, None)
+        if connection is not None:
+            self._load.closed(connection)
+            connection.close()
+
+    def _name(self, action: a.Name) -> None:
+        connection = self._connections.get(action.connection)
+        if connection is not None:
+            connection.name = action.name
+
+    def _set_timer(self, action: a.SetTimer) -> None:
+        self._timers[action.timer] = self._clock() + action.seconds
+        self._loop.call_later(action.seconds, self._timer_ended, action.timer)
+
+    def _timer_ended(self, timer: int) -> None:
+        del self._timers[timer]
+        self._handle(e.TimerEnded(self._clock(), timer))
+
+    def _answer_usage(self, action: a.AnswerUsage) -> None:
+        def done(content: bytes) -> None:
+            reply = a.Send(action.cause, action.connection, m.UsageReply(content))
+            self._loop.call_soon_threadsafe(self._send, reply)
+
+        self.keeper.report(action.by, action.seconds, action.tenant, action.expected, done)
+
+    def _end(self, action: a.End) -> None:
+        self._loop.call_later(_END_SECONDS, self._stop.set)
+
+    def _report_ready(self, action: a.ReportReady) -> None:
+        self.report(READY)
+
+    def report(self, what: bytes) -> None:
+        """To who has started this process."""
+        if self._ready_fd >= 0:
+            with contextlib.suppress(OSError):  # it is not there any more
+                os.write(self._ready_fd, what)
+
+    # ---- going on after another process
+
+    def snapshot(self) -> tuple[Controller, ShellState]:
+        """All that another process needs to go on; to be asked for between two turns."""
+        return self._controller, self.state()
+
+    def state(self) -> ShellState:
+        """What is to be kept of this process, with the controller; to be asked for between two turns."""
+        links = [connection.state() for connection in self._resumable.all()]
+        resumable = {link.number for link in links}
+        others = {number: each.peer_role for number, each in self._connections.items() if number not in resumable}
+        others |= self._others
+        return ShellState(self._clock(), self._next, self._key, links, others, dict(self._timers))
+
+    def _add_away(self, link: LinkState) -> None:
+        self._connections[link.number] = self._resumable.add(link, *self._callbacks(link.number))
+
+    def replay(self, event: e.AnyEvent) -> None:
+        """An event that the earlier process has handled. What it sent is kept for who lacks it; all else is done."""
+        self._later = max(self._later, event.seconds - time.monotonic())
+        match event:
+            case e.ConnectionOpened(connection=number, role=role):
+                self._next = max(self._next, number + 1)
+                self._others[number] = role
+            case e.ConnectionLost(connection=number):
+                self._forget(number)
+            case e.Received(connection=number, message=message):
+                if isinstance(message, m.Hello) and message.resumes and number in self._others:
+                    self._add_away(LinkState(number, self._others.pop(number), "a client of the controller"))
+                self._resumable.count(number)
+            case e.TimerEnded(timer=timer):
+                self._timers.pop(timer, None)
+        try:
+            actions = self._controller.handle(event)
+        except Exception:  # as then, and its connection was lost, which is one of the next events
+            _log.info("a message is refused again, as it was before")
+            return
+        for action in actions:
+            match action:
+                case a.Send() | a.Name():
+                    self._does[type(action)](action)
+                case a.Close(connection=number):
+                    self._forget(number)
+                case a.SetTimer(timer=timer, seconds=seconds):
+                    self._timers[timer] = event.seconds + seconds
+
+    def _lose_others(self, reason: str) -> None:
+        for number in self._others:
+            self._handle(e.ConnectionLost(self._clock(), number, reason))
+        self._others = {}
+
+    def _forget(self, number: int) -> None:
+        self._others.pop(number, None)
+        connection = self._connections.pop(number, None)
+        if connection is not None:
+            connection.close()
+
+    def resume(self, term: int) -> None:
+        """All that was is there again: everybody has time to come back, and timers run on."""
+        now = self._clock()
+        self._handle(e.Restarted(now, term))
+        for timer, due in self._timers.items():
+            self._loop.call_later(max(0.0, due - now), self._timer_ended, timer)
+        reason = "the controller was started again"
+        self._loop.call_later(_ANEW_SECONDS, self._lose_others, reason)
+        for connection in self._resumable.all():
+            connection.wait(reason)
+            self._handle(e.ConnectionAway(now, connection.number))
+        self._tick()

@@ -1,0 +1,103 @@
+"""The controller's process as the engine has it: a child that is started again where it is killed and has a journal."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from atoll.cluster.processes.local_process import LocalProcess, describe_exit
+from atoll.cluster.processes.process import command
+from atoll.controller_process.options import READY, RUNS, ControllerOptions
+
+_log = logging.getLogger(__name__)
+
+_END_SECONDS = 1.0
+# Starts one after the other that came to nothing: the next would not come to more.
+_MOST_FAILURES = 3
+
+
+class ControllerChild:
+    """Runs the controller. `on_ready()` is called when all hosts have joined, `on_end(text)` when it has ended.
+
+    It is started again where it has run, and so has begun its journal, and its end was nobody's wish.
+    """
+
+    def __init__(self, options: ControllerOptions, on_ready: Callable[[], None], on_end: Callable[[str], None]) -> None:
+        self._options = options
+        self._on_ready = on_ready
+        self._on_end = on_end
+        self._process: LocalProcess | None = None
+        self._readable = -1
+        self._failures = 0  # since one has run
+        self._is_ending = False
+        self._has_ended = asyncio.Event()
+
+    def start(self) -> None:
+        """Raises OSError where there is no process to be had."""
+        readable, writable = os.pipe()
+        os.set_blocking(readable, False)
+        try:
+            options = replace(self._options, ready_fd=writable)
+            self._process = LocalProcess(
+                command("atoll.controller_process.main", options), os.environ, self._ended, (writable,)
+            )
+        except BaseException:
+            os.close(readable)
+            raise
+        finally:
+            os.close(writable)
+        self._readable = readable
+        asyncio.get_running_loop().add_reader(readable, self._read)
+
+    def _read(self) -> None:
+        """What the controller says of itself; the pipe ends with it at the latest."""
+        try:
+            said = os.read(self._readable, 64)
+        except BlockingIOError:
+            return
+        if not said:
+            self._stop_reading()
+        if RUNS in said:
+            self._failures = 0
+            self._options = replace(self._options, restarts=bool(self._options.journal))
+        if READY in said:
+            self._on_ready()
+
+    def _stop_reading(self) -> None:
+        if self._readable >= 0:
+            asyncio.get_running_loop().remove_reader(self._readable)
+            os.close(self._readable)
+            self._readable = -1
+
+    def _ended(self, status: int) -> None:
+        if self._readable >= 0:
+            self._read()
+        self._stop_reading()
+        text = f"the controller ended: {describe_exit(status)}"
+        if status and self._options.restarts and not self._is_ending and self._failures < _MOST_FAILURES:
+            self._failures += 1
+            _log.warning("%s; it is started again", text)
+            try:
+                self.start()
+            except OSError as error:
+                text = f"{text}, and cannot be started again: {error}"
+            else:
+                return
+        self._has_ended.set()
+        self._on_end(text)
+
+    async def end(self) -> None:
+        """Asks it to end, and makes it. It asks its workers to end, so that none looks lost."""
+        self._is_ending = True
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            await asyncio.wait_for(self._has_ended.wait(), _END_SECONDS)
+        except TimeoutError:
+            self._process.kill()
+            await self._has_ended.wait()

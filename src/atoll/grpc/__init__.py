@@ -1,0 +1,11 @@
+"""A gRPC server for asyncio: unary and streaming calls, metadata, status, flow control, cancellation.
+
+It depends on `atoll.grpc.http2` alone and can be used without the rest of Atoll.
+"""
+
+from atoll.grpc.call import Call
+from atoll.grpc.http2.limits import Limits
+from atoll.grpc.server import GrpcServer, GrpcStatistics, Handler
+from atoll.grpc.status import GrpcError, StatusCode
+
+__all__ = ["Call", "GrpcError", "GrpcServer", "GrpcStatistics", "Handler", "Limits", "StatusCode"]

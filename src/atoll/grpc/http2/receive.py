@@ -1,0 +1,245 @@
+"""What an HTTP/2 connection receives: bytes into frames, and the bodies of DATA frames to their streams.
+
+Frames are parsed where the socket put them. The body of a DATA frame is passed on as it comes, so that only
+control frames have to be whole, and a large body can be read from the socket straight to its destination.
+Invariant: the read buffer has one size, and nothing is taken beyond the windows that were granted. RFC 9113,
+sections 4.1, 6.1 and 6.9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from atoll.grpc.http2 import frames
+from atoll.grpc.http2.frames import ConnectionFailure, ErrorCode
+from atoll.grpc.http2.limits import Limits, NuisanceCredit
+from atoll.grpc.http2.send import Sender
+from atoll.grpc.http2.stream import Stream
+
+READ_BUFFER_BYTES = 256 << 10
+DIRECT_READ_BYTES = 64 << 10
+"""When less of a body is missing, it goes through the read buffer: a copy costs less than a read."""
+
+_unpack_header = frames.frame_header.unpack_from
+_CONTROL_FRAMES = frozenset(range(frames.HEADERS, frames.CONTINUATION + 1)) - {frames.GOAWAY}
+
+
+class Receiver:
+    """The receiving half of a connection.
+
+    `on_control(type, flags, stream number, payload)` gets all whole frames but DATA and unknown ones;
+    `on_stream_failure` closes a stream for its peer's fault. Any of them, and `received`, may raise
+    ConnectionFailure.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        streams: dict[int, Stream],
+        sender: Sender,
+        credit: NuisanceCredit,
+        on_control: Callable[[int, int, int, bytes], None],
+        on_stream_failure: Callable[[Stream, ErrorCode], None],
+    ) -> None:
+        self.bytes_in = 0
+        self.last_stream = 0
+        """The highest stream number that the peer has used."""
+        self.settings_seen = False
+        self.open_block = 0
+        """The stream whose header block is incomplete, or 0."""
+        self.stopped = False
+        self._limits = limits
+        self._streams = streams
+        self._sender = sender
+        self._credit = credit
+        self._on_control = on_control
+        self._on_stream_failure = on_stream_failure
+        # A control frame has to fit in whole, beside its header.
+        self._view = memoryview(bytearray(max(READ_BUFFER_BYTES, 2 * limits.max_header_bytes)))
+        self._kept = 0
+        self._preface_seen = False
+        self._direct = False
+        self._window = limits.connection_window_bytes
+        self._body_left = 0
+        self._body_stream: Stream | None = None
+        self._body_ends = False
+        self._skip_left = 0
+
+    def known_stream(self, number: int, what: str) -> Stream | None:
+        """The stream, or None if it was closed; one that never was is the peer's error (section 5.1)."""
+        stream = self._streams.get(number)
+        if stream is None and (number > self.last_stream or not number & 1):
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"{what} on idle stream {number}")
+        return stream
+
+    def get_buffer(self) -> memoryview:
+        stream = self._body_stream
+        if self._body_left >= DIRECT_READ_BYTES and stream is not None:
+            room = stream.consumer.reserve(self._body_left)
+            if room is not None:
+                self._direct = True
+                return room
+        self._direct = False
+        return self._view[self._kept :]
+
+    def received(self, count: int) -> None:
+        """Handle `count` bytes that were read into what `get_buffer` returned."""
+        self.bytes_in += count
+        if not self._direct:
+            self._parse(self._kept + count)
+            return
+        self._direct = False
+        self._body_left -= count
+        if self._body_stream is not None:
+            self._body_stream.consumer.filled(count)
+        if not self._body_left:
+            self._body_complete()
+
+    def _parse(self, end: int) -> None:
+        """Handle the whole frames in the first `end` bytes of the read buffer, and keep the rest."""
+        view = self._view
+        streams = self._streams
+        half_stream = self._limits.stream_window_bytes >> 1
+        half_connection = self._limits.connection_window_bytes >> 1
+        max_frame = self._limits.max_frame_bytes
+        position = 0
+        if not self._preface_seen:
+            if not self._check_preface(end):
+                self._kept = end
+                return
+            position = len(frames.PREFACE)
+        while not self.stopped:
+            if self._body_left or self._skip_left:
+                position = self._pass_body(position, end)
+                if self._body_left or self._skip_left:
+                    break
+            start = position + frames.HEADER_BYTES
+            if start > end:
+                break
+            head, flags, number = _unpack_header(view, position)
+            stream = streams.get(number)
+            length = head >> 8
+            # The case that sets the speed, a whole and plain DATA frame on an open stream, is written out here.
+            if (
+                stream is not None
+                and not head & 0xFF
+                and flags <= frames.END_STREAM
+                and 0 < length <= end - start
+                and length <= max_frame
+                and length <= stream.receive_window
+                and length <= self._window
+                and stream.remote_open
+                and not self.open_block
+            ):
+                self._window -= length
+                stream.receive_window -= length
+                position = start + length
+                stream.consumer.data(view, start, position)
+                if flags:
+                    stream.half_close()
+                elif stream.receive_window <= half_stream:
+                    stream.grant()
+                if self._window <= half_connection:
+                    self._grant()
+                continue
+            consumed = self._frame(head & 0xFF, flags, number & 0x7FFFFFFF, length, start, end)
+            if consumed < 0:
+                break
+            position = start + consumed
+        self._kept = end - position
+        if self._kept and position:
+            view[: self._kept] = view[position:end]
+
+    def _check_preface(self, end: int) -> bool:
+        size = min(end, len(frames.PREFACE))
+        if self._view[:size] != frames.PREFACE[:size]:
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "no HTTP/2 connection preface")
+        self._preface_seen = size == len(frames.PREFACE)
+        return self._preface_seen
+
+    def _pass_body(self, position: int, end: int) -> int:
+        """Pass on the part of a DATA frame's body that has come, and skip padding; return where that ends."""
+        count = min(self._body_left, end - position)
+        if count:
+            self._body_left -= count
+            stream = self._body_stream
+            if stream is not None and stream.open:
+                stream.consumer.data(self._view, position, position + count)
+            position += count
+            if not self._body_left:
+                self._body_complete()
+        if not self._body_left:
+            skipped = min(self._skip_left, end - position)
+            self._skip_left -= skipped
+            position += skipped
+        return position
+
+    def _body_complete(self) -> None:
+        stream, self._body_stream = self._body_stream, None
+        if stream is not None and stream.open:
+            if self._body_ends:
+                stream.half_close()
+            else:
+                stream.grant()
+        if self._window * 2 <= self._limits.connection_window_bytes:
+            self._grant()
+
+    def _grant(self) -> None:
+        increment = self._limits.connection_window_bytes - self._window
+        self._window += increment
+        self._sender.control(frames.window_update(0, increment))
+
+    def _frame(self, kind: int, flags: int, number: int, length: int, start: int, end: int) -> int:
+        """Handle one frame; return how much of its payload is consumed, or -1 if more of it has to come."""
+        if length > self._limits.max_frame_bytes:
+            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, f"frame of {length} bytes")
+        if self.open_block and (kind != frames.CONTINUATION or number != self.open_block):
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"type {kind} inside a header block")
+        if not self.settings_seen and (kind != frames.SETTINGS or flags & frames.ACK):
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"first frame is of type {kind}, not SETTINGS")
+        if kind == frames.DATA:
+            return self._data(flags, number, length, start, end)
+        if kind not in _CONTROL_FRAMES:
+            if kind == frames.GOAWAY and number:
+                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"GOAWAY on stream {number}")
+            if not length:
+                self._credit.spend()
+            self._skip_left = length
+            return 0
+        if length > self._limits.max_header_bytes:
+            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, f"frame of type {kind} with {length} bytes")
+        if length > end - start:
+            return -1
+        self._on_control(kind, flags, number, bytes(self._view[start : start + length]))
+        return length
+
+    def _data(self, flags: int, number: int, length: int, start: int, end: int) -> int:
+        """Begin a DATA frame; its body follows by `_pass_body`."""
+        padding = 0
+        if flags & frames.PADDED:
+            if not length:
+                raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "padded DATA without a pad length")
+            if start == end:
+                return -1
+            padding = self._view[start] + 1
+            if padding > length:
+                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "DATA padding exceeds its frame")
+        stream = self.known_stream(number, "DATA")
+        self._window -= length
+        if self._window < 0:
+            raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, "connection's window exceeded")
+        if stream is not None:
+            stream.receive_window -= length
+            if not stream.remote_open:
+                self._on_stream_failure(stream, ErrorCode.STREAM_CLOSED)
+            elif stream.receive_window < 0:
+                self._on_stream_failure(stream, ErrorCode.FLOW_CONTROL_ERROR)
+        if length == padding and not flags & frames.END_STREAM:
+            self._credit.spend()
+        self._body_left = length - padding
+        self._body_stream = stream
+        self._body_ends = bool(flags & frames.END_STREAM)
+        self._skip_left = max(0, padding - 1)
+        if not self._body_left:
+            self._body_complete()
+        return min(padding, 1)

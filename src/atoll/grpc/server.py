@@ -1,0 +1,214 @@
+"""A gRPC server on asyncio, for few clients that send tens of thousands of small messages a second.
+
+It stands in for the gRPC library's Python server, which costs some 100 us a message. It has no compression, no
+deadlines (a client cancels when its own has passed) and no reflection.
+
+Invariant: a handler's error ends its call, a client's error its call or its connection, and neither ends the
+server. From the gRPC over HTTP/2 page (grpc/grpc, doc/PROTOCOL-HTTP2.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import functools
+import logging
+import os
+import socket
+import ssl as tls
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from atoll.grpc.call import Call
+from atoll.grpc.http2.connection import Http2Connection
+from atoll.grpc.http2.frames import ErrorCode, HeaderList
+from atoll.grpc.http2.limits import Limits
+from atoll.grpc.http2.stream import Stream
+from atoll.grpc.messages import Traffic
+from atoll.grpc.metadata import check_grpc_request, parse_metadata
+from atoll.grpc.status import GrpcError, StatusCode
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[Call], None]
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcStatistics:
+    """Counts since the server was made; `connections`, `calls_open`, `queued_bytes` and `incomplete_bytes` are current.
+
+    `queued_bytes` are bytes received that no handler has taken, and bytes written that the socket has not;
+    `incomplete_bytes` is what was allocated for messages above 64 KiB of which only a part has come.
+    """
+
+    connections: int
+    calls: int
+    calls_open: int
+    messages_in: int
+    messages_out: int
+    bytes_in: int
+    bytes_out: int
+    queued_bytes: int
+    incomplete_bytes: int
+
+
+class GrpcServer:
+    """Serves `methods`, by path ("/package.Service/Method"), on any number of sockets.
+
+    A handler is called with each call as soon as its headers have come; it sets the call's callbacks and
+    returns. A path without a handler is answered UNIMPLEMENTED; a message of more than `max_message_bytes` ends
+    its call with RESOURCE_EXHAUSTED. What one connection may cost is in `limits`; a connection beyond
+    `max_connections` is closed at once. All methods belong to the event loop's thread, on which the handlers
+    are called, too.
+    """
+
+    def __init__(
+        self,
+        methods: Mapping[str, Handler],
+        *,
+        max_message_bytes: int = 2**31 - 1,
+        max_connections: int = 1024,
+        limits: Limits | None = None,
+    ) -> None:
+        self._methods = dict(methods)
+        self._max_message_bytes = max_message_bytes
+        self._limits = limits or Limits()
+        self._max_connections = max_connections
+        self._connections: dict[Http2Connection, Traffic] = {}
+        self._closed = False
+        self._past = GrpcStatistics(0, 0, 0, 0, 0, 0, 0, 0, 0)
+        """The counts of connections that are closed."""
+        self._servers: list[asyncio.Server] = []
+        self._socket_files: list[tuple[str, int]] = []
+
+    async def listen_unix(self, path: str) -> None:
+        """Listen on a unix socket, which has mode 0600 from the moment it exists.
+
+        A socket file on which nobody listens is replaced. Raises OSError (EADDRINUSE) if somebody does, and
+        FileExistsError if the path is no socket.
+        """
+        _remove_stale_socket(path)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            umask = os.umask(0o177)
+            try:
+                listener.bind(path)
+            finally:
+                os.umask(umask)
+            self._socket_files.append((path, os.stat(path).st_ino))
+            server = await asyncio.get_running_loop().create_unix_server(self._connection, sock=listener)
+        except BaseException:
+            listener.close()
+            raise
+        self._servers.append(server)
+
+    async def listen_tcp(self, host: str, port: int, ssl: tls.SSLContext | None = None) -> int:
+        """Listen on a TCP port (0: any), and return its number. `ssl` is set to offer HTTP/2 by ALPN.
+
+        Raises OSError if the address cannot be listened on.
+        """
+        if ssl is not None:
+            ssl.set_alpn_protocols(["h2"])
+        server = await asyncio.get_running_loop().create_server(self._connection, host, port, ssl=ssl)
+        self._servers.append(server)
+        return int(server.sockets[0].getsockname()[1])
+
+    def statistics(self) -> GrpcStatistics:
+        connections, traffic, past = self._connections.keys(), self._connections.values(), self._past
+        return GrpcStatistics(
+            connections=len(connections),
+            calls=past.calls + sum(each.calls for each in traffic),
+            calls_open=sum(len(each.streams) for each in connections),
+            messages_in=past.messages_in + sum(each.messages_in for each in traffic),
+            messages_out=past.messages_out + sum(each.messages_out for each in traffic),
+            bytes_in=past.bytes_in + sum(each.bytes_in for each in connections),
+            bytes_out=past.bytes_out + sum(each.bytes_out for each in connections),
+            queued_bytes=sum(each.queued_bytes() for each in connections),
+            incomplete_bytes=sum(each.incomplete_bytes for each in traffic),
+        )
+
+    async def close(self) -> None:
+        """Stop listening, end all calls (with on_closed) and all connections (with GOAWAY), remove socket files.
+
+        Returns when the last connection is closed, at most `Limits.linger_seconds` later.
+        """
+        self._closed = True
+        for server in self._servers:
+            server.close()
+        connections = list(self._connections)
+        for connection in connections:
+            connection.fail(ErrorCode.NO_ERROR, "server closes")
+        for connection in connections:
+            await connection.lost
+        for path, inode in self._socket_files:
+            with contextlib.suppress(FileNotFoundError):
+                if os.stat(path).st_ino == inode:
+                    os.unlink(path)
+        self._socket_files.clear()
+        self._servers.clear()
+
+    def _connection(self) -> Http2Connection:
+        traffic = Traffic(self._limits.incomplete_bytes)
+        return Http2Connection(
+            functools.partial(self._request, traffic),
+            functools.partial(self._connection_made, traffic),
+            self._connection_lost,
+            self._limits,
+        )
+
+    def _connection_made(self, traffic: Traffic, connection: Http2Connection) -> None:
+        self._connections[connection] = traffic
+        if self._closed:  # it was accepted while the server closed
+            connection.abort()
+        elif len(self._connections) > self._max_connections:
+            log.info("a connection is refused: %d are open", self._max_connections)
+            connection.abort()
+
+    def _connection_lost(self, connection: Http2Connection) -> None:
+        traffic, past = self._connections.pop(connection), self._past
+        self._past = replace(
+            past,
+            calls=past.calls + traffic.calls,
+            messages_in=past.messages_in + traffic.messages_in,
+            messages_out=past.messages_out + traffic.messages_out,
+            bytes_in=past.bytes_in + connection.bytes_in,
+            bytes_out=past.bytes_out + connection.bytes_out,
+        )
+
+    def _request(self, traffic: Traffic, stream: Stream, headers: HeaderList) -> None:
+        http_status = check_grpc_request(headers)
+        if http_status != 200:
+            stream.end([(b":status", b"%d" % http_status)])
+            return
+        path = next(value for name, value in headers if name == b":path").decode("utf-8", "replace")
+        traffic.calls += 1
+        fault: GrpcError | None = None
+        try:
+            metadata = parse_metadata(headers)
+        except GrpcError as error:
+            metadata, fault = {}, error
+        call = Call(stream, path, metadata, max_message_bytes=self._max_message_bytes, traffic=traffic)
+        handler = self._methods.get(path)
+        if fault is not None:
+            call.finish(fault.code, fault.message)
+        elif handler is None:
+            call.finish(StatusCode.UNIMPLEMENTED, f"no method {path}")
+        else:
+            call.start(handler)
+
+
+def _remove_stale_socket(path: str) -> None:
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            raise FileExistsError(errno.EEXIST, "in the way of a unix socket", path)
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+    raise OSError(errno.EADDRINUSE, "another process listens on the unix socket", path)

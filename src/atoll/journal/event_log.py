@@ -1,0 +1,154 @@
+"""The controller's event log: all events in order, from which its decisions replay.
+
+A log is a complete account of why something happened. It is bounded by count and by bytes; the oldest events go first.
+The cluster's tokens are not in it. The secrets of sessions are: a log is for those who may run the cluster.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from atoll.cluster.security.roles import is_of_the_cluster
+from atoll.cluster.security.tokens import Tokens
+from atoll.cluster.settings import ClusterSettings
+from atoll.cluster.tenants import DEFAULT_NAME, token_hash
+from atoll.journal.records import decode_events, encode_event
+from atoll.protocol import messages as m
+from atoll.protocol.events import AnyEvent, Received
+
+MOST_EVENTS = 50_000
+# Of encoded events. A dump has them in base64, and must fit into one message.
+MOST_BYTES = 32 * 1024 * 1024
+
+# What stands in a log for the token that was expected, and for any other.
+RIGHT_TOKEN = "right"
+_WRONG_TOKEN = "wrong"
+_NO_TOKENS = Tokens()
+_WITH_SECRETS = (m.Hello, m.SetTenant)
+
+
+class Header(msgspec.Struct, frozen=True):
+    """How the controller was started, and how many events are missing at the beginning."""
+
+    version: str
+    settings: ClusterSettings
+    has_token: bool = False
+    missing: int = 0
+    has_host_token: bool = False
+
+
+class Line(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One event of a dump: what a reader looks for, and the whole event as its record (`journal.records`)."""
+
+    number: int
+    seconds: float
+    event: str
+    encoded: bytes
+    connection: int = 0
+    message: str = ""
+
+
+class EventLog:
+    """Keeps the last events, encoded: they share nothing with what the controller does to the messages in them.
+
+    `turn` has the records of the last turn, with all that is secret in them, for a journal; `dump` shows no token. What
+    a restored controller has is the log from then on.
+    """
+
+    def __init__(self, settings: ClusterSettings, version: str, tokens: Tokens = _NO_TOKENS) -> None:
+        # A log replays with the tokens that stand in it for the real ones: nobody gets in with these, nor their hashes.
+        tenants = tuple(
+            msgspec.structs.replace(each, token_hash=token_hash(_token_of(each.name)) if each.token_hash else "")
+            for each in settings.tenants
+        )
+        self._header = Header(
+            version,
+            msgspec.structs.replace(settings, tenants=tenants),
+            bool(tokens.client),
+            has_host_token=bool(tokens.host),
+        )
+        self._tokens = tokens
+        self.turn: Sequence[bytes] = ()  # what came between the last two calls of `trim`
+        self._new: list[bytes] = []  # since `trim`
+        self._events: deque[bytes] = deque()
+        self._count = 0  # also of those that are not kept any more
+        self._bytes = 0
+        self._replaced: dict[int, bytes] = {}  # in place of the events of these numbers, which have secrets
+
+    def record(self, event: AnyEvent) -> None:
+        """Keeps the event. This is on the path of every message: what can wait is done in `trim`."""
+        self._new.append(encode_event(event))
+        if event.__class__ is Received and event.message.__class__ in _WITH_SECRETS:
+            self._keep_shown(event)
+
+    def trim(self) -> None:
+        """Drops the oldest events beyond the bounds. To be called once for many events."""
+        new, self._new = self._new, []
+        self.turn = new
+        self._events.extend(new)
+        self._count += len(new)
+        self._bytes += sum(map(len, new))
+        while self._bytes > MOST_BYTES or len(self._events) > MOST_EVENTS:
+            self._bytes -= len(self._events.popleft())
+        missing = self._count - len(self._events)
+        while self._replaced and (first := next(iter(self._replaced))) <= missing:
+            del self._replaced[first]
+
+    def dump(self) -> bytes:
+        """A line of JSON for the start, and one for each event."""
+        missing = self._count - len(self._events)
+        encode = msgspec.json.encode
+        lines = [encode(msgspec.structs.replace(self._header, missing=missing))]
+        lines.extend(
+            encode(_line(number, self._replaced.get(number, record)))
+            for number, record in enumerate((*self._events, *self._new), missing + 1)
+        )
+        return b"\n".join(lines) + b"\n"
+
+    def statistics(self) -> dict[str, int]:
+        """How much is kept, and how many events are not any more."""
+        nbytes = self._bytes + sum(map(len, self._new))
+        count = len(self._events) + len(self._new)
+        return {"events": count, "bytes": nbytes, "missing": self._count - len(self._events)}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"turn": (), "_new": [], "_events": deque(), "_bytes": 0, "_replaced": {}}
+
+    def _keep_shown(self, event: Received) -> None:
+        shown = Received(event.seconds, event.connection, self._without_secrets(event.message))
+        self._replaced[self._count + len(self._new)] = encode_event(shown)
+
+    def _without_secrets(self, message: Any) -> Any:
+        if isinstance(message, m.Hello):
+            return msgspec.structs.replace(message, token=self._shown(message))
+        return msgspec.structs.replace(
+            message, token_hash=token_hash(_token_of(message.name)) if message.token_hash else ""
+        )
+
+    def _shown(self, hello: m.Hello) -> str:
+        """What stands for its token."""
+        if not self._tokens.are_right(hello.role, hello.token):
+            return _WRONG_TOKEN
+        tenant = None if is_of_the_cluster(hello.role) else self._tokens.tenant_of(hello.token)
+        return RIGHT_TOKEN if tenant in (None, DEFAULT_NAME) else _token_of(str(tenant))
+
+
+def _line(number: int, record: bytes) -> Line:
+    (event,) = decode_events(record)
+    message = getattr(event, "message", None)
+    kind = "" if message is None else type(message).__name__
+    return Line(number, event.seconds, type(event).__name__, record, getattr(event, "connection", 0), kind)
+
+
+def _token_of(tenant: str) -> str:
+    return f"{RIGHT_TOKEN}:{tenant}"
+
+
+def decode_event(line: Line) -> AnyEvent:
+    """The event of a line. Raises JournalError."""
+    (event,) = decode_events(line.encoded)
+    return event

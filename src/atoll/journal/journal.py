@@ -1,0 +1,161 @@
+"""A controller's journal as it is written: one append for each turn, before anything that was decided leaves.
+
+What was appended survives the process, however it ends. It survives its machine where the kernel has written it, which
+it is asked to once a second: nothing waits for that.
+
+With a snapshot older events are of no use. There is one each `SNAPSHOT_EVENTS` events or `SNAPSHOT_BYTES` bytes: what a
+new controller has to replay takes it a second or two.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from atoll.journal.files import Folder
+from atoll.journal.records import encode_turn
+from atoll.journal.snapshots import pickled, start_snapshot
+
+_log = logging.getLogger(__name__)
+
+SNAPSHOT_EVENTS = 50_000
+SNAPSHOT_BYTES = 64 << 20
+# That were replayed: who was killed once may be killed again, and is to be back sooner.
+_MANY_AGAIN = 5_000
+# After a failure, of a disk that is full, say.
+_RETRY_SECONDS = 10.0
+
+
+class Journal:
+    """Appends to the folder's newest segment. For one thread; `tick` is to be called once a second.
+
+    `state()` is what a snapshot has: it is called in a copy of this process, and does no I/O.
+    """
+
+    def __init__(self, folder: Folder, term: int, number: int, state: Callable[[], Any]) -> None:
+        self.term = term
+        self.snapshots = 0  # that were finished
+        self._folder = folder
+        self._state = state
+        self._number = number
+        self._descriptor = -1
+        self._events = self._bytes = 0  # since the last snapshot was begun
+        self._synced = True
+        self._syncing: threading.Thread | None = None
+        self._child = 0  # which writes a snapshot
+        self._retry = 0.0  # when, by the monotonic clock: what was handled since a failure is not in the journal
+        self._is_broken = False
+
+    @property
+    def wants_snapshot(self) -> bool:
+        """Whether `snapshot` is to be called, as soon as all is done that was decided."""
+        if self._is_broken:
+            return not self._child and time.monotonic() >= self._retry
+        return (self._events >= SNAPSHOT_EVENTS or self._bytes >= SNAPSHOT_BYTES) and not self._child
+
+    def begin(self) -> None:
+        """Writes the first snapshot of this process, while nothing waits yet. Raises OSError."""
+        self._folder.write_snapshot(self._number, self.term, pickled(self._state()))
+        self._folder.forget_before(self._number)
+        self.go_on()
+
+    def go_on(self, events: int = 0) -> None:
+        """Begins a segment, after what is there already: so many events since the last snapshot. Raises OSError."""
+        self._events = events if events < _MANY_AGAIN else SNAPSHOT_EVENTS
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+        self._descriptor = self._folder.open_segment(self._number, self.term)
+
+    def append(self, turn: Sequence[bytes]) -> None:
+        """A turn's records: when this returns, they survive the process.
+
+        Where the disk does not take them, that is said, and the cluster goes on without a journal until a snapshot
+        succeeds: a controller that ends meanwhile cannot be started again.
+        """
+        if self._is_broken:
+            return
+        data = encode_turn(turn)
+        try:
+            written = os.write(self._descriptor, data)
+            while written < len(data):
+                written += os.write(self._descriptor, memoryview(data)[written:])
+        except OSError as error:
+            self._fail(error)
+            return
+        self._synced = False
+        self._events += len(turn)
+        self._bytes += len(data)
+
+    def snapshot(self) -> None:
+        """Has a child write what is now, and goes on in a new segment."""
+        self._events = self._bytes = 0
+        number = self._number + 1
+        try:
+            descriptor = self._folder.open_segment(number, self.term)
+            os.close(self._descriptor)
+            self._descriptor, self._number = descriptor, number
+            self._is_broken = False
+            self._child = start_snapshot(
+                self._state, lambda payload: self._folder.write_snapshot(number, self.term, payload)
+            )
+        except OSError as error:
+            self._fail(error)
+
+    def tick(self) -> None:
+        """Looks for a child that has ended, and has the kernel write what it has."""
+        if self._child:
+            self._reap(os.WNOHANG)
+        if not self._synced and not self._is_broken and (self._syncing is None or not self._syncing.is_alive()):
+            self._synced = True
+            own = os.dup(self._descriptor)
+            self._syncing = threading.Thread(target=_sync, args=(own,), name="journal", daemon=True)
+            self._syncing.start()
+
+    def end(self) -> None:
+        """The cluster ends: there is nothing to go on with."""
+        if self._child:
+            os.kill(self._child, 9)
+            self._reap(0)
+        os.close(self._descriptor)
+        self._folder.clear()
+        self._folder.close()
+
+    def statistics(self) -> dict[str, int]:
+        return {"term": self.term, "events": self._events, "bytes": self._bytes, "snapshots": self.snapshots}
+
+    def _reap(self, options: int) -> None:
+        pid, status = os.waitpid(self._child, options)
+        if not pid:
+            return
+        self._child = 0
+        if status:
+            _log.warning(
+                "a snapshot of the controller failed (status %d): its journal grows until one succeeds", status
+            )
+            if not self._folder.snapshots():
+                self._is_broken = True
+                self._retry = time.monotonic() + _RETRY_SECONDS
+        else:
+            self.snapshots += 1
+            self._folder.forget_before(self._number)
+
+    def _fail(self, error: OSError) -> None:
+        if not self._is_broken:
+            _log.error("the journal cannot be written: %s: a controller that ends now is not started again", error)
+            self._folder.clear()  # it would have a hole
+        self._is_broken = True
+        self._retry = time.monotonic() + _RETRY_SECONDS
+
+
+def _sync(descriptor: int) -> None:
+    try:
+        os.fdatasync(descriptor)
+    except OSError as error:
+        _log.warning("the journal may not be on its disk yet: %s", error)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,87 @@
+"""What a journal knows of the controller that wrote it: its newest snapshot, and the events after that.
+
+Invariant: what is read is what was written, up to a place; from there on nothing is read. That place is where a write
+was torn, or a bit has changed, and what is behind it is cut off, so that nobody reads on there later.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from atoll.errors import JournalError
+from atoll.journal.files import Folder, read_header
+from atoll.journal.records import decode_events, read_turns
+from atoll.protocol.events import AnyEvent
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Recovered:
+    """A snapshot's bytes, and the turns after it. `term` is that of the last controller that wrote anything."""
+
+    payload: bytes
+    term: int
+    last_number: int  # of the files there are
+    turns: list[bytes] = field(default_factory=list)
+    cut: list[str] = field(default_factory=list)  # what was cut off, for people
+
+    def events(self) -> Iterator[AnyEvent]:
+        """Those of the turns, in order."""
+        for turn in self.turns:
+            yield from decode_events(turn)
+
+
+def recover(folder: Folder) -> Recovered | None:
+    """What is there; None where there is nothing. Raises JournalError where no snapshot can be read."""
+    newest_first = folder.snapshots()[::-1]
+    if not newest_first:
+        return None
+    errors = []
+    for number in newest_first:
+        try:
+            found, payload = folder.read_snapshot(number)
+        except (JournalError, OSError) as error:
+            errors.append(str(error))
+            continue
+        segments = [each for each in folder.segments() if each >= number]
+        last = max([*newest_first, *segments])
+        recovered = Recovered(payload, found.term, last, cut=errors)
+        _read_segments(folder, segments, recovered)
+        for each in recovered.cut:
+            _log.warning("%s", each)
+        return recovered
+    raise JournalError("; ".join(errors))
+
+
+def _read_segments(folder: Folder, segments: list[int], recovered: Recovered) -> None:
+    for index, number in enumerate(segments):
+        path = folder.segment(number)
+        content = path.read_bytes()
+        try:
+            found, position = read_header(content, str(path))
+        except JournalError as error:
+            _drop(folder, segments[index:], str(error), recovered)
+            return
+        recovered.term = max(recovered.term, found.term)
+        start = position
+        for end, turn in read_turns(memoryview(content)[start:]):
+            recovered.turns.append(bytes(turn))
+            position = start + end
+        if position < len(content):
+            lost = len(content) - position
+            os.truncate(path, position)
+            text = f"{path} is whole up to byte {position}: the {lost} bytes after that are cut off"
+            _drop(folder, segments[index + 1 :], text, recovered)
+            return
+
+
+def _drop(folder: Folder, segments: list[int], text: str, recovered: Recovered) -> None:
+    """What comes after something that is missing says nothing."""
+    for number in segments:
+        folder.segment(number).unlink(missing_ok=True)
+    names = ", ".join(folder.segment(number).name for number in segments)
+    recovered.cut.append(text + (f"; {names} went with it" if segments else ""))

@@ -1,0 +1,90 @@
+"""Snapshots while the controller goes on: a child of its process, which has all as it was, writes them.
+
+The child is a copy of the process at one moment, whose memory is shared until one of the two changes it (as Redis saves
+its data). It has this one thread, closes all sockets that it has with the copy, so that nobody waits for it where its
+parent ends, ends with its parent, and touches nothing but its file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_MOST_DEPTH = 1_000_000  # of Python's calls
+_STACK_BYTES = 1 << 30  # of addresses: what is not used takes no memory
+_libc = ctypes.CDLL(None)
+
+
+def pickled(state: Any) -> bytes:
+    """The state as bytes."""
+    try:
+        return pickle.dumps(state, pickle.HIGHEST_PROTOCOL)
+    except RecursionError:  # a long chain of objects
+        return _pickled_deeply(state)
+
+
+def _pickled_deeply(state: Any) -> bytes:
+    """The pickler in Python is slower; how deep it goes is a matter of the stack that its thread has."""
+    found: list[bytes] = []
+
+    def work() -> None:
+        file = BytesIO()
+        pickle._Pickler(file, pickle.HIGHEST_PROTOCOL).dump(state)
+        found.append(file.getvalue())
+
+    limit, size = sys.getrecursionlimit(), threading.stack_size(_STACK_BYTES)
+    sys.setrecursionlimit(_MOST_DEPTH)
+    try:
+        thread = threading.Thread(target=work, name="snapshot")
+        thread.start()
+        thread.join()
+    finally:
+        sys.setrecursionlimit(limit)
+        threading.stack_size(size)
+    if not found:
+        raise RuntimeError("what there is to be written cannot be pickled")
+    return found[0]
+
+
+def unpickled(payload: bytes) -> Any:
+    """The state that `pickled` has made bytes of: of a file that is this user's alone (`journal.files`)."""
+    return pickle.loads(payload)
+
+
+def start_snapshot(state: Callable[[], Any], write: Callable[[bytes], None]) -> int:
+    """Has a child call `write` with the bytes of the state as it is now. Returns the child's pid: it is to be reaped.
+
+    Its status is 0 where all went well. Raises OSError where there is no child to be had.
+    """
+    parent = os.getpid()
+    with warnings.catch_warnings():
+        # Python warns of locks that other threads may hold: the child takes none that they do (the threads of a
+        # controller write usage, and sync files).
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        gc.disable()
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(status)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        write(pickled(state()))
+        status = 0
+    except BaseException:
+        os.write(2, f"atoll: a snapshot failed: {traceback.format_exc()}".encode())
+    finally:
+        os._exit(status)

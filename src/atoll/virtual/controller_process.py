@@ -1,0 +1,150 @@
+"""The controller's process in virtual time: what the room `controller_process` is with sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from atoll.cluster.processes.leases import PING_SECONDS
+from atoll.cluster.settings import ClusterSettings
+from atoll.controller.core import Controller
+from atoll.protocol import actions as a
+from atoll.protocol import events as e
+from atoll.protocol import messages as m
+from atoll.scheduling.programs import RegisteredProgram
+from atoll.virtual.clock import VirtualClock
+from atoll.virtual.costs import Costs
+
+_PID = 1  # of everybody: there is one process
+_VERSION = "of the simulation"
+
+
+class ControllerProcess:
+    """One thread: handles all that has come while it was busy, then sends what it decided, message after message."""
+
+    def __init__(self, settings: ClusterSettings, clock: VirtualClock, costs: Costs) -> None:
+        self.controller = Controller(settings)
+        self.busy_seconds = 0.0  # so far
+        self._clock = clock
+        self._costs = costs
+        self._peers: dict[int, Callable[[Any], None]] = {}  # what takes messages, by connection
+        self._inbox: list[Callable[[float], e.AnyEvent]] = []
+        self._is_busy = False
+        self._next = 1
+        self.controller.handle(e.Started(clock.now()))
+        clock.call_soon(self._tick)
+
+    # ---- for peers
+
+    def connect(self, role: str, label: str, on_message: Callable[[Any], None]) -> int:
+        """A connection that has said Hello; takes no time. `on_message` takes each message when it has arrived."""
+        connection = self._next
+        self._next += 1
+        self._peers[connection] = on_message
+        self._handle_now(e.ConnectionOpened(self._clock.now(), connection, f"secret of connection {connection}"))
+        self.receive_now(connection, m.Hello(m.PROTOCOL, role, "", _PID, _VERSION, label))
+        return connection
+
+    def receive_now(self, connection: int, message: Any) -> None:
+        """As `send`, in no time: for what happens before anything is measured."""
+        self._handle_now(e.Received(self._clock.now(), connection, message))
+
+    def send(self, connection: int, message: Any) -> None:
+        """The peer sends a message."""
+        arrived = partial(self._arrive, lambda now: e.Received(now, connection, message))
+        self._clock.call_later(self._costs.latency, arrived)
+
+    def disconnect(self, connection: int) -> None:
+        """The peer closes the connection."""
+        arrived = partial(self._arrive, lambda now: e.ConnectionLost(now, connection, "it was closed"))
+        self._clock.call_later(self._costs.latency, arrived)
+
+    # ---- the process
+
+    def _handle_now(self, event: e.AnyEvent) -> None:
+        self.controller.handle(event)
+        for action in self.controller.handle(e.Flush(self._clock.now())):
+            self._do(action, self._clock.now())
+
+    def _tick(self) -> None:
+        self._arrive(e.Tick)
+        self._clock.call_later(PING_SECONDS, self._tick)
+
+    def _arrive(self, event: Callable[[float], e.AnyEvent]) -> None:
+        self._inbox.append(event)
+        if not self._is_busy:
+            self._is_busy = True
+            self._clock.call_soon(self._work)
+
+    def _work(self) -> None:
+        """What has come by now is handled, and leaves as the work on it is done."""
+        if not self._inbox:
+            self._is_busy = False
+            return
+        inbox, self._inbox = self._inbox, []
+        now = self._clock.now()
+        done = now
+        for make in inbox:
+            event = make(now)
+            done += self._event_costs(event)
+            self.controller.handle(event)
+        started: set[int] = set()
+        for action in self.controller.handle(e.Flush(now)):
+            done += self._action_costs(action, started)
+            self._do(action, done + self._costs.latency)
+        self.busy_seconds += done - now
+        self._clock.call_at(done, self._work)
+
+    def _do(self, action: a.AnyAction, when: float) -> None:
+        match action:
+            case a.Send(connection=connection, message=message):
+                if when > self._clock.now():
+                    self._clock.call_at(when, partial(self._deliver, connection, message))
+                else:
+                    self._deliver(connection, message)
+            case a.Close(connection=connection):
+                self._clock.call_at(when, partial(self._close, connection))
+            case a.SetTimer(timer=timer, seconds=seconds):
+                self._clock.call_later(seconds, partial(self._arrive, lambda now: e.TimerEnded(now, timer)))
+
+    def _close(self, connection: int) -> None:
+        self._peers.pop(connection, None)
+
+    def _deliver(self, connection: int, message: Any) -> None:
+        on_message = self._peers.get(connection)
+        if on_message is not None:
+            on_message(message)
+
+    # ---- costs
+
+    def _event_costs(self, event: e.AnyEvent) -> float:
+        costs = self._costs
+        match event:
+            case e.Received(message=m.Done(runs=runs)):
+                return len(runs) * costs.controller_gang_host / 2
+            case e.Received(connection=connection, message=m.Launch(program=number)):
+                peer = self.controller.connections.peers.get(connection)
+                if peer is None:  # it was closed: nothing is read of what else it has sent
+                    return 0.0
+                program = self.controller.sessions[peer.number].programs.get(number)
+                gangs = len(program.gangs) if isinstance(program, RegisteredProgram) else 0
+                return costs.message + gangs * costs.controller_gang / 2
+            case e.TimerEnded():
+                return 0.0
+        return costs.message
+
+    def _action_costs(self, action: a.AnyAction, started: set[int]) -> float:
+        """`started` are the gangs that others were already sent."""
+        if not isinstance(action, a.Send):
+            return 0.0
+        costs, message = self._costs, action.message
+        if isinstance(message, m.Run):
+            sequences = [message.sequence]
+        elif isinstance(message, m.Dispatch):
+            sequences = [sequence for sequence, _ in message.units]
+        else:
+            return costs.message
+        new = set(sequences) - started
+        started |= new
+        return len(sequences) * costs.controller_gang_host / 2 + len(new) * costs.controller_gang / 2

@@ -1,0 +1,113 @@
+"""A host's process in virtual time: what `engines.null_hosts.main` is with sockets. One thread, with its own time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping
+from functools import partial
+from typing import Any
+
+from atoll.devices.null.backend import Collectives
+from atoll.devices.null.model import NullModel
+from atoll.engines.null_hosts.host import AtOnce, NullHost
+from atoll.errors import unimplemented
+from atoll.ir.plan import Report
+from atoll.protocol import messages as m
+from atoll.transfers.inbox import Inbox
+from atoll.virtual.clock import VirtualClock
+from atoll.virtual.costs import Costs
+
+
+class Port:
+    """In place of a data port. Steps send when the model has contents arrive, so they are there at once."""
+
+    def __init__(self, inbox: Inbox, inboxes: Mapping[int, Inbox]) -> None:
+        self.inbox = inbox
+        self._inboxes = inboxes
+
+    def to_host(self, host: int) -> _Channel:
+        return _Channel(self._inboxes[host])
+
+    def open_session(self, session: int, secret: str) -> None:
+        """All sessions are served."""
+
+    def close_session(self, session: int) -> None:
+        """Its contents are dropped by the host."""
+
+    def set_peers(
+        self, hosts: tuple[tuple[int, str], ...], secret: str, admitted: frozenset[str], lease: float
+    ) -> None:
+        """All inboxes are known."""
+
+
+class _Channel:
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+
+    def send(self, session: int, feed: int, contents: list[Any]) -> None:
+        self._inbox.put(session, feed, b"".join(contents))
+
+
+class HostProcess:
+    """Handles one message after another; each takes its time, by `costs`.
+
+    `send(message)` has a message reach the controller. `inboxes` are those of all hosts, `neighbours` those of the
+    island: this host's is added to both.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        rank: int,
+        devices: int,
+        model: NullModel,
+        clock: VirtualClock,
+        costs: Costs,
+        collectives: Collectives,
+        inboxes: MutableMapping[int, Inbox],
+        neighbours: MutableMapping[int, Inbox],
+        send: Callable[[Any], None],
+    ) -> None:
+        self._clock = clock
+        self._costs = costs
+        self._free_at = 0.0
+
+        def report(*messages: Any) -> None:
+            for message in messages:
+                send(message)
+
+        self.host = NullHost(
+            number,
+            rank,
+            devices,
+            model,
+            clock,
+            collectives,
+            neighbours,
+            lambda inbox: Port(inbox, inboxes),
+            report,
+            lambda lease: None,
+            lambda call: self._do(costs.message, call),
+            AtOnce(),
+            lambda host, content, in_pieces=False: None,  # no groups are made here
+        )
+        inboxes[number] = neighbours[number]
+
+    def handle(self, message: Any) -> None:
+        """A message of the controller has arrived."""
+        gangs = 0
+        if isinstance(message, m.Run):
+            gangs = 1
+        elif isinstance(message, m.Dispatch):
+            gangs = len(message.units)
+        elif isinstance(message, m.RegisterPlan):
+            steps = (step for segment in message.definition.segments for step in segment.steps)
+            if any(isinstance(step, Report) for step in steps):
+                raise unimplemented("what depends on data cannot run in virtual time, where arrays have no contents")
+        self._do(gangs * self._costs.host_gang or self._costs.message, partial(self._handle, message))
+
+    def _handle(self, message: Any) -> None:
+        self.host.handle(message)
+
+    def _do(self, seconds: float, call: Callable[[], None]) -> None:
+        self._free_at = max(self._free_at, self._clock.now()) + seconds
+        self._clock.call_at(self._free_at, call)

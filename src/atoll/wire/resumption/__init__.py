@@ -1,0 +1,1 @@
+"""Control connections that outlive their sockets, and the process at their other end."""

@@ -1,0 +1,246 @@
+"""Dials a connection, and dials again when its socket is lost, where who was dialed has granted that.
+
+Who has not is served as without: nothing is kept then, and a lost socket is a lost connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from atoll.errors import AccessError, AtollError, ConnectError, FrameError
+from atoll.wire.address import Address
+from atoll.wire.connection import Connection
+from atoll.wire.endpoints import connect
+from atoll.wire.resumption.connection import ResumableConnection
+from atoll.wire.resumption.ledger import Counts, Ledger
+from atoll.wire.resumption.messages import Acknowledge, AnyLinkMessage, Granted, NotResumed, Resume, Resumed
+from atoll.wire.resumption.pace import FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS, SILENT_SECONDS
+from atoll.wire.sockets import NEXT_SECONDS
+from atoll.wire.tls.identity import Identity
+
+
+class NotResumedError(ConnectError):
+    """Who was dialed does not go on with the connection."""
+
+    def __init__(self, text: str, final: bool) -> None:
+        super().__init__(text)
+        self.final = final
+
+
+class DialedConnection(ResumableConnection):
+    """The end of who dials; see `dial`. `on_away()` is called when it loses a leg, `on_back()` when it has the next."""
+
+    def __init__(
+        self,
+        address: Address,
+        message_type: Any,
+        on_message: Callable[[Any], None],
+        on_lost: Callable[[str], None],
+        name: str,
+        role: str,
+        identity: Identity | None,
+    ) -> None:
+        super().__init__(on_message, on_lost, name)
+        self.on_away: Callable[[], None] = lambda: None
+        self.on_back: Callable[[], None] = lambda: None
+        self._address = address
+        self._message_type = message_type
+        self._role = role
+        self._identity = identity
+        self._loop = asyncio.get_running_loop()
+        self._grant: Granted | None = None
+        self._term = 0
+        self._attempt = 0
+        self._redialing: asyncio.Task[None] | None = None
+        self._looking: asyncio.TimerHandle | None = None
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether that was granted; not before the first message has come."""
+        return self._grant is not None
+
+    # ---- the first leg
+
+    async def open(self, timeout: float) -> None:
+        """Raises ConnectError and its kin."""
+        leg = await self._connect(self._address, timeout, self._first, self._leg_lost)
+        if not self._closed:
+            self.adopt(leg)
+            leg.on_message = self._first
+
+    def _first(self, message: Any) -> None:
+        """The first message, before which it would have been granted: nothing is kept from here on."""
+        leg = self._leg
+        assert leg is not None
+        if self._grant is None:
+            self.ledger = Ledger()
+            leg.on_read = None
+            # From here on all is as with one socket, what it costs included.
+            self.send, self.send_encoded = leg.send, leg.send_encoded  # type: ignore[method-assign]
+            self.send_in_pieces = leg.send_in_pieces  # type: ignore[method-assign]
+        leg.on_message = self._on_message
+        self._on_message(message)
+
+    def _link(self, message: AnyLinkMessage) -> None:
+        if isinstance(message, Granted):
+            self._grant, self._term = message, message.term
+            if self._leg is not None:
+                self._leg.on_message = self._on_message
+            self._look(0, 0)
+            return
+        super()._link(message)
+        if isinstance(message, Acknowledge) and self._acknowledged != self.received:
+            self.acknowledge()
+
+    # ---- the next ones
+
+    def _went_away(self, reason: str) -> None:
+        if self._grant is None:
+            self._lose(reason)
+            return
+        self.on_away()
+        if self._redialing is None:
+            self._redialing = self._loop.create_task(self._redial(reason, self._grant))
+
+    async def _redial(self, reason: str, grant: Granted) -> None:
+        deadline = self._loop.time() + grant.seconds
+        pause = FIRST_PAUSE_SECONDS
+        try:
+            while True:
+                error = await self._try_all(grant)
+                if error is None:
+                    break
+                if isinstance(error, AccessError) or (isinstance(error, NotResumedError) and error.final):
+                    self._lose(f"{reason}; {error}")
+                    return
+                if self._loop.time() > deadline:
+                    self._lose(f"{reason}; for {grant.seconds:.0f} s it was not reached again: {error}")
+                    return
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, MOST_PAUSE_SECONDS)
+        finally:
+            self._redialing = None
+        if self._leg is None and not self._closed:  # it was lost again while this task had yet to hear of it
+            self._redialing = self._loop.create_task(self._redial(reason, grant))
+
+    async def _try_all(self, grant: Granted) -> AtollError | None:
+        """Tries each of the addresses; the last error, where none has resumed it."""
+        last: AtollError | None = None
+        for address in self._address.each:
+            try:
+                await self._resume_at(address, grant)
+                return None
+            except (ConnectError, AccessError) as error:
+                last = error
+                if isinstance(error, NotResumedError) and error.final:
+                    break
+        return last
+
+    async def _resume_at(self, address: Address, grant: Granted) -> None:
+        resumed: asyncio.Future[None] = self._loop.create_future()
+
+        def fail(error: ConnectError) -> None:
+            if not resumed.done():
+                resumed.set_exception(error)
+
+        def on_link(message: AnyLinkMessage) -> None:
+            match message:
+                case Resumed(term=term) if term < self._term:
+                    fail(NotResumedError(f"{self._name} at {address} is of an earlier term", False))
+                case Resumed() if not resumed.done():
+                    try:
+                        self._resumed(leg, message)
+                        resumed.set_result(None)
+                    except FrameError as error:
+                        fail(NotResumedError(str(error), True))
+                case NotResumed(reason=reason, final=final):
+                    fail(NotResumedError(f"{self._name} at {address} does not resume the connection: {reason}", final))
+
+        leg = await self._connect(address, NEXT_SECONDS, self._on_message, lambda reason: fail(ConnectError(reason)))
+        leg.on_link = on_link
+        self._attempt += 1
+        received = self.ledger.received
+        leg.send_link(Resume(grant.number, grant.secret, self._term, *received, self._attempt))
+        try:
+            async with asyncio.timeout(NEXT_SECONDS):
+                await resumed
+        except TimeoutError:
+            raise ConnectError(f"{self._name} at {address} does not answer") from None
+        finally:
+            if self._leg is not leg:
+                leg.abort()
+
+    def _resumed(self, leg: Connection, message: Resumed) -> None:
+        """What was not sent yet follows at once, before anything that is sent from now on."""
+        self._term = message.term
+        self.ledger.acknowledge(Counts(message.whole, message.pieced))
+        self.adopt(leg)
+        self._acknowledged = self.received
+        self._send_again()
+        self.on_back()
+
+    async def _connect(
+        self, address: Address, timeout: float, on_message: Callable[[Any], None], on_lost: Callable[[str], None]
+    ) -> Connection:
+        return await connect(
+            address,
+            self._message_type,
+            on_message,
+            on_lost,
+            name=self._name,
+            timeout=timeout,
+            role=self._role,
+            identity=self._identity,
+        )
+
+    # ---- silence
+
+    def _look(self, bytes_in: int, silent: int) -> None:
+        """Once a second."""
+        if self._closed:
+            return
+        leg = self._leg
+        now = leg.bytes_in if leg is not None else 0
+        silent = silent + 1 if leg is not None and now == bytes_in else 0
+        if silent >= SILENT_SECONDS:
+            self.drop(f"nothing was heard of {self._name} for {silent} s")
+            silent = 0
+        self._looking = self._loop.call_later(1.0, self._look, now, silent)
+
+    # ---- ending
+
+    def _over(self) -> None:
+        super()._over()
+        if self._looking is not None:
+            self._looking.cancel()
+        if self._redialing is not None and self._redialing is not asyncio.current_task(self._loop):
+            self._redialing.cancel()
+
+    # ---- addresses, of the leg, or of the last
+
+    @property
+    def local_host(self) -> str:
+        return self._leg.local_host if self._leg is not None else ""
+
+    @property
+    def peer_host(self) -> str:
+        return self._leg.peer_host if self._leg is not None else ""
+
+
+async def dial(
+    address: Address,
+    message_type: Any,
+    on_message: Callable[[Any], None],
+    on_lost: Callable[[str], None],
+    *,
+    name: str,
+    timeout: float = 10.0,
+    role: str = "controller",
+    identity: Identity | None = None,
+) -> DialedConnection:
+    """As `wire.endpoints.connect`, for a connection that outlives its sockets where who is dialed grants that."""
+    connection = DialedConnection(address, message_type, on_message, on_lost, name, role, identity)
+    await connection.open(timeout)
+    return connection

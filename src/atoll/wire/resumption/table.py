@@ -1,0 +1,225 @@
+"""The resumable connections of a process that is dialed, by number.
+
+It grants them, lets peers resume them on new sockets, and gives up those that are away for too long, or whose process
+is known to have ended. All are for the loop's thread.
+
+Invariant: a connection has one leg at most, the newest that its peer has dialed; none but who knows its secret resumes
+it, and nobody that has seen a later term is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from atoll.errors import FrameError
+from atoll.wire.connection import Connection
+from atoll.wire.resumption.connection import ResumableConnection
+from atoll.wire.resumption.ledger import Counts, Ledger
+from atoll.wire.resumption.messages import Granted, NotResumed, Resume, Resumed
+
+
+@dataclass
+class LinkState:
+    """What outlives the process that was dialed, of one connection. Plain data, to be pickled at any time."""
+
+    number: int
+    role: str  # by the peer's certificate
+    name: str
+    ledger: Ledger = field(default_factory=Ledger)
+
+
+class AcceptedConnection(ResumableConnection):
+    """The end of who was dialed. See `ResumableConnections`."""
+
+    def __init__(
+        self,
+        table: ResumableConnections,
+        state: LinkState,
+        on_message: Callable[[Any], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        super().__init__(on_message, on_lost, state.name, state.ledger)
+        self.number = state.number
+        self.peer_role = state.role
+        self.pid = 0  # of the peer, where it is of this machine
+        self.attempt = 0  # the peer's last
+        self._table = table
+        self._peer_has_ended = False
+        self._grace: asyncio.TimerHandle | None = None
+
+    def state(self) -> LinkState:
+        """What is to be kept of it now."""
+        ledger = self.ledger
+        kept = Ledger(self.received, ledger.acknowledged, ledger.whole.copy(), ledger.pieced.copy(), ledger.nbytes)
+        return LinkState(self.number, self.peer_role, self.name, kept)
+
+    def _went_away(self, reason: str) -> None:
+        if self._peer_has_ended:
+            self._lose(reason)
+            return
+        self.wait(reason)
+        self._table.on_away(self.number)
+
+    def wait(self, reason: str) -> None:
+        """It is away: its peer has so much time to come back."""
+        seconds = self._table.seconds
+        self._grace = asyncio.get_running_loop().call_later(
+            seconds, self._lose, f"{reason}, and it was not back within {seconds:.0f} s"
+        )
+
+    def peer_ended(self) -> None:
+        """The peer's process has ended; something that it has sent may still come."""
+        self._peer_has_ended = True
+        if self.is_away:
+            self._lose("its process has ended")
+
+    def resume(self, leg: Connection, message: Resume) -> None:
+        """Goes on with this leg. Raises FrameError where the peer counts other messages than this side."""
+        self.ledger.acknowledge(Counts(message.whole, message.pieced))
+        was_away = self.is_away
+        old = self._release()
+        if old is not None:
+            old.abort()
+        if self._grace is not None:
+            self._grace.cancel()
+        self.attempt = message.attempt
+        self.adopt(leg)
+        self._acknowledged = self.received
+        leg.send_link(Resumed(self._table.term, *self._acknowledged))
+        self._send_again()
+        if was_away:
+            self._table.on_back(self.number)
+
+    def lose(self, reason: str) -> None:
+        """It cannot go on."""
+        self._lose(reason)
+
+    def _give_up(self) -> None:
+        if self._leg is not None or self._grace is not None:  # else it is what an earlier process has sent
+            super()._give_up()
+
+    def _acknowledge_soon(self) -> None:
+        self._table.acknowledge_soon(self)
+
+    def _over(self) -> None:
+        super()._over()
+        if self._grace is not None:
+            self._grace.cancel()
+        self._table.forget(self)
+
+
+class ResumableConnections:
+    """The table. A connection may be away for `seconds`.
+
+    `term` rises from one start of the process to the next, `key` is what its secrets are made of and the same for all
+    starts. `on_away(number)` and `on_back(number)` are called for one that loses its leg, and gets another;
+    `acknowledge_soon(connection)` when messages are to be acknowledged as soon as that is right; and `commit()` when
+    they are to be safe at once. `watch(pid, then)` calls `then` once that process has ended.
+    """
+
+    def __init__(
+        self,
+        term: int,
+        seconds: float,
+        key: bytes,
+        on_away: Callable[[int], None],
+        on_back: Callable[[int], None],
+        acknowledge_soon: Callable[[AcceptedConnection], None],
+        commit: Callable[[], None],
+        watch: Callable[[int, Callable[[], None]], None],
+    ) -> None:
+        self.term = term
+        self.seconds = seconds
+        self.on_away = on_away
+        self.on_back = on_back
+        self.acknowledge_soon = acknowledge_soon
+        self._commit = commit
+        self._key = key
+        self._watch = watch
+        self._connections: dict[int, AcceptedConnection] = {}
+        self._processes: dict[int, set[int]] = {}  # of this machine: numbers of connections, by pid
+
+    def grant(
+        self,
+        number: int,
+        leg: Connection,
+        on_message: Callable[[Any], None],
+        on_lost: Callable[[str], None],
+    ) -> AcceptedConnection:
+        """The connection that has begun with this leg may be resumed."""
+        connection = self.add(LinkState(number, leg.peer_role, leg.name), on_message, on_lost)
+        connection.adopt(leg)
+        leg.send_link(Granted(number, self._secret(number), self.term, self.seconds))
+        self._watch_process(connection, leg)
+        return connection
+
+    def _watch_process(self, connection: AcceptedConnection, leg: Connection) -> None:
+        """Nobody waits for a process of this machine that has ended."""
+        pid = connection.pid = leg.peer_pid
+        if not pid:
+            return
+        if pid not in self._processes:
+            self._processes[pid] = set()
+            self._watch(pid, partial(self._ended, pid))
+        self._processes[pid].add(connection.number)
+
+    def add(
+        self, state: LinkState, on_message: Callable[[Any], None], on_lost: Callable[[str], None]
+    ) -> AcceptedConnection:
+        """One without a leg."""
+        connection = self._connections[state.number] = AcceptedConnection(self, state, on_message, on_lost)
+        return connection
+
+    def resume(self, leg: Connection, message: Resume) -> None:
+        """A new leg says which connection it carries."""
+        self._commit()
+        connection = self._connections.get(message.number)
+        if message.term > self.term:
+            self._refuse(leg, f"this is term {self.term}, and {message.term} has begun", final=False)
+        elif connection is None or not hmac.compare_digest(message.secret, self._secret(message.number)):
+            self._refuse(leg, "it is not known here, or not any more", final=True)
+        elif connection.peer_role != leg.peer_role:
+            self._refuse(leg, f"it was that of a {connection.peer_role}", final=True)
+        elif message.attempt <= connection.attempt:  # its peer has dialed again since
+            leg.abort()
+        else:
+            try:
+                connection.resume(leg, message)
+                self._watch_process(connection, leg)
+            except FrameError as error:
+                self._refuse(leg, str(error), final=True)
+                connection.lose(str(error))
+
+    def _refuse(self, leg: Connection, reason: str, *, final: bool) -> None:
+        leg.send_link(NotResumed(reason, final))
+        leg.close()
+
+    def _secret(self, number: int) -> str:
+        return hmac.new(self._key, str(number).encode(), hashlib.sha256).hexdigest()
+
+    def _ended(self, pid: int) -> None:
+        for number in self._processes.pop(pid, ()):
+            connection = self._connections.get(number)
+            if connection is not None:
+                connection.peer_ended()
+
+    def forget(self, connection: AcceptedConnection) -> None:
+        self._connections.pop(connection.number, None)
+        self._processes.get(connection.pid, set()).discard(connection.number)
+
+    def all(self) -> list[AcceptedConnection]:
+        """All of them, in the order of their numbers. Each is to be acknowledged once a second, as a sign of life."""
+        return list(self._connections.values())
+
+    def count(self, number: int) -> None:
+        """An earlier process has received one more message; does nothing for a connection that is not here."""
+        connection = self._connections.get(number)
+        if connection is not None:
+            whole, pieced = connection.ledger.received
+            connection.ledger.received = Counts(whole + 1, pieced)

@@ -1,0 +1,147 @@
+"""A controller, and a worker that reads slowly: what a gang's start waits for, over sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.cluster.settings import ClusterSettings
+from atoll.cluster.topology import Topology
+from atoll.controller_process.main import serve
+from atoll.controller_process.options import ControllerOptions
+from atoll.protocol import messages as m
+from atoll.wire.address import Address
+from atoll.wire.connection import Connection
+from atoll.wire.endpoints import connect
+from atoll.wire.framing import FrameDecoder, encode
+from tests.controller.play import ready
+from tests.controller.test_large_plans import put
+
+# A plan has its program's name.
+LARGE = "x" * (47 << 20)
+SECONDS = 60.0
+
+
+class Worker:
+    """Reads when it is told to, and counts bytes."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.setblocking(False)
+        self._decoder = FrameDecoder(m.ToWorker)
+        self.came: list[Any] = []
+        self.nbytes = 0
+
+    async def open(self, path: str) -> None:
+        await asyncio.get_running_loop().sock_connect(self._socket, path)
+        await self.send(m.Hello(m.PROTOCOL, "worker", "", 1, "test", host=0, incarnation=1))
+        await self.send(ready(Topology.parse("1x1x1"), 0, "unix:/data-0"))
+
+    async def send(self, message: Any) -> None:
+        await asyncio.get_running_loop().sock_sendall(self._socket, encode(message))
+
+    async def next(self, kind: type[Any]) -> Any:
+        """The next message of that kind, of those that have not been taken; and how many bytes came until then."""
+        while True:
+            while self.came:
+                message = self.came.pop(0)
+                if isinstance(message, kind):
+                    return message
+            data = await asyncio.get_running_loop().sock_recv(self._socket, 1 << 16)
+            assert data, "the controller has closed the connection"
+            self.nbytes += len(data)
+            self.came.extend(self._decoder.feed(memoryview(bytearray(data))))
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Client:
+    """A session."""
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        self.connection = connection
+        self.number = number
+
+    @classmethod
+    async def open(cls, path: str) -> Client:
+        came: asyncio.Queue[Any] = asyncio.Queue()
+        connection = await connect(Address(path=path), m.ToProxy, came.put_nowait, print, name="the controller")
+        connection.send(m.Hello(m.PROTOCOL, "proxy", "", 1, "test", "script.py"))
+        while not isinstance(message := await came.get(), m.Welcome):
+            pass
+        return cls(connection, message.session)
+
+    async def launch(self, worker: Worker, handle: int) -> None:
+        await worker.send(m.FeedsArrived(self.number, (handle,)))
+        self.connection.send(m.Launch(1, (), (handle,), (handle,)))
+
+
+async def settled(path: str) -> None:
+    """Whatever was sent to the controller before has been handled, and what follows from it has been sent."""
+    came: asyncio.Queue[Any] = asyncio.Queue()
+    operator = await connect(Address(path=path), m.ToOperator, came.put_nowait, print, name="the controller")
+    operator.send(m.Hello(m.PROTOCOL, "operator", "", 1, "test"))
+    for _ in range(3):
+        operator.send(m.StatusRequest())
+        await came.get()
+    operator.close()
+
+
+async def overtaking(path: str) -> None:
+    worker = Worker()
+    for _ in range(500):
+        if Path(path).exists():
+            break
+        await asyncio.sleep(0.01)
+    await worker.open(path)
+    one, other = await Client.open(path), await Client.open(path)
+    one.connection.send(m.RegisterProgram(1, put("small")))
+    await one.launch(worker, 10)
+    await worker.send(m.Done((((await worker.next(m.Run)).sequence, 0, 1),)))
+
+    # Nothing is read while 47 MiB are sent, and a launch that needs them.
+    other.connection.send(m.RegisterProgram(1, put(LARGE)))
+    await other.launch(worker, 10)
+    await settled(path)
+    await one.launch(worker, 11)
+    await settled(path)
+    before = worker.nbytes
+    run = await worker.next(m.Run)
+    assert run.session == one.number
+    assert worker.nbytes - before < 2 << 20, "what the socket's buffers held"
+
+    large = await worker.next(m.RegisterPlan)
+    assert len(large.definition.name) == len(LARGE)
+    assert worker.nbytes - before > len(LARGE)
+    await worker.send(m.PlanRegistered(large.plan))
+    run = await worker.next(m.Run)
+    assert (run.session, run.plan) == (other.number, large.plan)
+    worker.close()
+    for client in (one, other):
+        client.connection.close()
+
+
+def test_a_gang_of_another_program_starts_before_a_large_plan_is_there(
+    short_directory: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("ATOLL_TOKEN", raising=False)
+    path = str(short_directory / "socket")
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        options = ControllerOptions(f"unix:{path}", ClusterSettings("1x1x1"), os.getpid())
+        async with asyncio.timeout(SECONDS):
+            running = asyncio.create_task(serve(options, stop))
+            await overtaking(path)
+            stop.set()
+            await running
+
+    run: Callable[[Any], None] = asyncio.run
+    run(main())

@@ -1,0 +1,144 @@
+"""A shell goes on with the connections of another, from its state and the events that came after."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.cluster.settings import ClusterSettings
+from atoll.cluster.topology import Topology
+from atoll.controller_process.options import ControllerOptions
+from atoll.controller_process.shell import ControllerShell
+from atoll.protocol import events as e
+from atoll.protocol import messages as m
+from atoll.wire.address import Address
+from atoll.wire.connection import Connection
+from atoll.wire.endpoints import connect, listen
+from atoll.wire.resumption.dialing import DialedConnection, dial
+from tests.controller.play import ready
+
+SETTINGS = ClusterSettings("1x1x1", grace_seconds=20.0)
+PING, WELCOME, CREDIT, REFUSED = 33, 60, 63, 2
+
+
+class Peer:
+    """A worker, proxy or operator, from outside."""
+
+    def __init__(self) -> None:
+        self.inbox: asyncio.Queue[Any] = asyncio.Queue()
+        self.lost: list[str] = []
+        self.connection: DialedConnection | Connection
+
+    @classmethod
+    async def open(cls, address: Address, role: str) -> Peer:
+        peer = cls()
+        opens = connect if role == "operator" else dial
+        peer.connection = await opens(address, Any, peer.inbox.put_nowait, peer.lost.append, name="the controller")
+        peer.connection.send(m.Hello(m.PROTOCOL, role, "", 1, "test", "script.py", resumes=role != "operator"))
+        return peer
+
+    async def next_of(self, tag: int) -> Any:
+        """The next message with that tag, as plain lists."""
+        while True:
+            message = await asyncio.wait_for(self.inbox.get(), 10)
+            if message[0] == tag:
+                return message
+
+
+class Process:
+    """A controller's process, but for the process. `events` are what its controller has handled."""
+
+    def __init__(self, address: Address, **earlier: Any) -> None:
+        options = ControllerOptions(str(address), SETTINGS, 0)
+        self.address = address
+        self.shell = ControllerShell(options, "", asyncio.Event(), **earlier)
+        self.events: list[e.AnyEvent] = []
+        self.server: asyncio.Server
+        self._handles = self.shell._controller.handle
+        self.shell._controller.handle = self._handle  # type: ignore[method-assign]
+
+    def _handle(self, event: e.AnyEvent) -> Any:
+        self.events.append(event)
+        return self._handles(event)
+
+    def snapshot(self) -> bytes:
+        """Its controller and its shell's state, as another process would read them."""
+        del self.shell._controller.handle  # type: ignore[attr-defined]
+        content = pickle.dumps((self.shell._controller, self.shell.state()))
+        self.shell._controller.handle = self._handle  # type: ignore[method-assign]
+        self.events = []
+        return content
+
+    async def listen(self) -> None:
+        self.server, _ = await listen(self.address, self.shell.accept)
+
+    def kill(self) -> list[e.AnyEvent]:
+        """Nothing more is heard of it. What its controller has handled since the snapshot, of whole turns."""
+        self.server.close()
+        events = copy.copy(self.events)
+        while events and not isinstance(events[-1], e.Flush):
+            events.pop()
+        self.shell._handle = lambda event: None  # type: ignore[method-assign]
+        self.shell._flush = lambda: None  # type: ignore[method-assign]
+        for connection in self.shell._connections.values():
+            leg = getattr(connection, "_leg", connection)
+            leg._transport.abort()
+        return events
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Address:
+    return Address(path=str(tmp_path / "socket"))
+
+
+def test_a_shell_goes_on_with_another_ones_connections_and_nobody_notices(address, monkeypatch):
+    monkeypatch.setattr("atoll.controller_process.shell._ANEW_SECONDS", 0.1)
+
+    async def main() -> None:
+        first = Process(address)
+        first.shell.start()
+        await first.listen()
+        operator = await Peer.open(address, "operator")
+        early = await Peer.open(address, "proxy")
+        snapshot = first.snapshot()
+        # Some of what follows is known by the snapshot, some by the events after it, and some by nobody.
+        worker = await Peer.open(address, "worker")
+        worker.connection.send(ready(Topology.parse("1x1x1"), 0, "unix:/data-0"))
+        assert (await early.next_of(WELCOME))[1] == 1
+        late = await Peer.open(address, "proxy")
+        assert (await late.next_of(WELCOME))[1] == 2
+        await worker.next_of(PING)
+
+        events = first.kill()
+        early.connection.send(m.Await(7, ()))
+        controller, state = pickle.loads(snapshot)
+        second = Process(address, controller=controller, state=state, term=2)
+        for event in events:
+            second.shell.replay(event)
+        second.shell.resume(2)
+        late.connection.send(m.Await(8, ()))
+        await second.listen()
+
+        assert (await early.next_of(62))[1] == 7
+        assert (await late.next_of(62))[1] == 8
+        await worker.next_of(PING)
+        assert set(second.shell._controller.sessions) == {1, 2}
+        assert second.shell._controller.resources.is_complete
+        for peer in (early, late, worker):
+            assert not peer.lost
+            assert peer.connection._term == 2  # type: ignore[union-attr]
+        assert operator.lost
+        third = await Peer.open(address, "proxy")
+        assert (await third.next_of(WELCOME))[1] == 3
+        for peer in (early, late, third, worker):
+            peer.connection.close()
+        second.shell.stop()
+        second.server.close()
+        await asyncio.sleep(0.05)
+
+    asyncio.run(asyncio.wait_for(main(), 30))

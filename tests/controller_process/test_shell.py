@@ -1,0 +1,114 @@
+"""The shell of a controller: sockets, a clock and random numbers, and no decision."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from atoll.cluster.settings import ClusterSettings
+from atoll.cluster.topology import Topology
+from atoll.controller_process.main import serve
+from atoll.controller_process.options import ControllerOptions
+from atoll.controller_process.shell import ControllerShell
+from atoll.errors import Code
+from atoll.operate.replay import replay
+from atoll.protocol import messages as m
+from atoll.protocol.actions import AnyAction
+from atoll.wire.address import Address
+from atoll.wire.connection import Connection
+from atoll.wire.endpoints import connect
+from tests.controller.play import ready
+
+SETTINGS = ClusterSettings("1x1x1")
+
+
+class Peer:
+    """A connection to the controller, from outside."""
+
+    def __init__(self) -> None:
+        self.inbox: asyncio.Queue[Any] = asyncio.Queue()
+        self.connection: Connection
+
+    @classmethod
+    async def open(cls, path: Path, role: str, token: str = "a token") -> Peer:
+        peer = cls()
+        for _ in range(200):
+            if path.exists():
+                break
+            await asyncio.sleep(0.01)
+        peer.connection = await connect(
+            Address(path=str(path)), Any, peer.inbox.put_nowait, lambda reason: peer.inbox.put_nowait(None), name="it"
+        )
+        peer.connection.send(m.Hello(m.PROTOCOL, role, token, 1, "test", "script.py"))
+        return peer
+
+    async def next(self) -> Any:
+        """As plain lists, with the tag first; None once the connection is closed."""
+        return await asyncio.wait_for(self.inbox.get(), 10)
+
+    async def next_of(self, tag: int) -> Any:
+        while True:
+            message = await self.next()
+            if message is None or message[0] == tag:
+                return message
+
+
+async def life(path: Path, ready_fd: int) -> bytes:
+    """A controller with one host and one session, until an operator ends it. Returns its log."""
+    stop = asyncio.Event()
+    options = ControllerOptions(f"unix:{path}", SETTINGS, os.getpid(), ready_fd)
+    running = asyncio.create_task(serve(options, stop))
+    intruder = await Peer.open(path, "operator", token="wrong")
+    refused = await intruder.next()
+    assert (refused[0], refused[1][0]) == (2, Code.UNAUTHENTICATED)
+    assert await intruder.next() is None, "it is closed"
+
+    proxy = await Peer.open(path, "proxy")
+    worker = await Peer.open(path, "worker")
+    worker.connection.send(ready(Topology.parse("1x1x1"), 0, "unix:/data-0"))
+    welcome = await proxy.next()
+    assert welcome[0] == 60
+    assert (await worker.next_of(26))[2] == welcome[2], "both ends have the session's secret"
+    assert len(welcome[2]) == 32
+    assert (await worker.next_of(33)) is not None, "it is asked for signs of life"
+
+    operator = await Peer.open(path, "operator")
+    operator.connection.send(m.StatusRequest())
+    assert [each["label"] for each in json.loads((await operator.next())[1])["sessions"]] == ["script.py"]
+    operator.connection.send(m.DumpRequest())
+    dump = bytes((await operator.next())[1])
+    operator.connection.send(m.StopRequest())
+    assert (await operator.next())[0] == 83
+    assert await worker.next_of(31) is not None, "workers end in good order"
+    await asyncio.wait_for(running, 10)
+    for peer in (proxy, worker, operator):
+        peer.connection.close()
+    return dump
+
+
+def test_the_life_of_a_controller(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATOLL_TOKEN", "a token")
+    read, write = os.pipe()
+    path = tmp_path / "socket"
+    dump = asyncio.run(life(path, write))
+    assert os.read(read, 64) == b"runs\nready\n"
+    os.close(read)
+    assert not path.exists()
+    assert sum(1 for _ in replay(dump.splitlines())) > 10
+
+
+def test_the_shell_can_do_all_that_a_controller_decides():
+    async def does() -> set[type[Any]]:
+        return set(ControllerShell(ControllerOptions("unix:/x", SETTINGS, 0), "", asyncio.Event())._does)
+
+    assert asyncio.run(does()) == set(get_args(AnyAction))
+
+
+@pytest.mark.parametrize("kind", get_args(AnyAction))
+def test_actions_name_their_causes(kind):
+    assert kind.__struct_fields__[0] == "cause"

@@ -1,0 +1,32 @@
+"""Cuts sockets of the controller that is started with this folder in PYTHONPATH, while there is the file ATOLL_CUTS.
+
+Every 30 ms the next connection that can be resumed loses its socket, in turn, with all that is on its way in both
+directions. Its name goes to the file, a line for each cut.
+"""
+
+import asyncio
+import os
+import sys
+from typing import Any
+
+if any("atoll.controller_process.main" in argument for argument in getattr(sys, "orig_argv", [])):
+    from atoll.wire.resumption.table import ResumableConnections
+
+    PERIOD_SECONDS = 0.03
+    path = os.environ["ATOLL_CUTS"]
+    make = ResumableConnections.__init__
+
+    def make_and_cut(self: ResumableConnections, *arguments: Any) -> None:
+        make(self, *arguments)
+        asyncio.get_running_loop().call_later(PERIOD_SECONDS, cut, self, 0)
+
+    def cut(self: ResumableConnections, turn: int) -> None:
+        connections = [each for each in self.all() if not each.is_away]
+        if connections and os.path.exists(path):
+            connection = connections[turn % len(connections)]
+            with open(path, "a") as file:
+                file.write(f"{connection.name}\n")
+            connection._leg._transport.abort()  # type: ignore[union-attr]
+        asyncio.get_running_loop().call_later(PERIOD_SECONDS, cut, self, turn + 1)
+
+    ResumableConnections.__init__ = make_and_cut  # type: ignore[method-assign]

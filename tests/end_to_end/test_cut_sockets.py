@@ -1,0 +1,73 @@
+"""Connections to the controller outlive their sockets: what runs notices nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.cluster.security.start import join_file
+from tests.cluster_process import free_port
+from tests.end_to_end.remote_python import StartPython
+from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
+from tests.thoroughness import TIMES
+
+CUT_SOCKETS = Path(__file__).with_name("cut_sockets")
+CUTS = 20  # of each connection, at least
+CONNECTIONS = ["the engine", "the proxy of remote_python.py", "the worker of host 0", "the worker of host 1"]
+
+
+def train(steps: int) -> list[bytes]:
+    """A model in two parts, each on an island of its own; the losses."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    first, second = (next(d for d in jax.devices() if d.slice_index == island) for island in (0, 1))
+    forward = jax.jit(lambda w, x: jnp.tanh(x @ w))
+    backward = jax.jit(jax.value_and_grad(lambda v, h: jnp.mean(jnp.sin(h @ v) ** 2)))
+    w = jax.device_put(np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8), first)
+    v = jax.device_put(np.linspace(1, -1, 64, dtype=np.float32).reshape(8, 8), second)
+    losses = []
+    for step in range(steps):
+        x = jax.device_put(np.full((4, 8), step % 7, dtype=np.float32), first)
+        loss, gradient = backward(v, jax.device_put(forward(w, x), second))
+        v = v - 0.1 * gradient
+        losses.append(loss)
+    return [np.asarray(loss).tobytes() for loss in losses]
+
+
+def train_while_sockets_are_cut(path: str, connections: int, cuts: int, steps: int) -> list[list[bytes]]:
+    """Trains again and again, until each of so many connections has lost so many sockets. Each training's losses."""
+    from collections import Counter
+    from pathlib import Path
+
+    Path(path).touch()
+    runs = []
+    while True:
+        runs.append(train(steps))
+        counts = Counter(Path(path).read_text().splitlines())
+        if len(counts) >= connections and min(counts.values()) >= cuts:
+            Path(path).rename(f"{path}.done")
+            return runs
+
+
+def start(start_cluster: StartCluster, folder: Path, **settings: Any) -> StandingCluster:
+    path = os.pathsep.join(filter(None, (str(CUT_SOCKETS), os.environ.get("PYTHONPATH"))))
+    cuts = {"PYTHONPATH": path, "ATOLL_CUTS": str(folder / "cuts")}
+    return start_cluster(cuts, islands="2x1x1", grace_seconds=30.0, **settings)
+
+
+@pytest.mark.parametrize("kind", ["unix", "tls"] if TIMES > 1 else ["unix"])
+def test_sockets_are_cut_and_losses_are_bit_for_bit_those_of_an_undisturbed_run(
+    start_cluster: StartCluster, start_python: StartPython, tmp_path: Path, kind: str
+) -> None:
+    cluster = start(start_cluster, tmp_path, listen="" if kind == "unix" else f"tls://127.0.0.1:{free_port()}")
+    where = {"ATOLL_ADDRESS": cluster.address} if kind == "unix" else {"ATOLL_JOIN": str(join_file(cluster.directory))}
+    python = start_python(**where)
+    undisturbed = python.call(train, 60)
+    runs = python.call(train_while_sockets_are_cut, str(tmp_path / "cuts"), len(CONNECTIONS), CUTS, 60)
+    assert all(run == undisturbed for run in runs)
+    assert sorted(set((tmp_path / "cuts.done").read_text().splitlines())) == CONNECTIONS

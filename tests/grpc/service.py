@@ -1,0 +1,122 @@
+"""For tests: handlers of all kinds, and how the gRPC library's client calls them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from atoll.grpc import Call, GrpcError, StatusCode
+from tests.grpc.http2.http2_peer import DEADLINE_SECONDS
+from tests.grpc.serving import echo
+
+UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+MAX_MESSAGE = 100 << 20
+
+
+class Service:
+    """Handlers, and what they saw."""
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+        self.calls: list[Call] = []
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def keep(self, call: Call) -> None:
+        self.closed.clear()
+        self.calls.append(call)
+        call.on_closed = self.closed.set
+        call.send_initial_metadata({"state": b"kept"})
+
+    def count(self, call: Call) -> None:
+        """Answers with the number and the sum of the sizes of the messages."""
+        sizes: list[int] = []
+        call.on_message = lambda content: sizes.append(len(content))
+        call.on_half_close = lambda: (call.send(b"%d %d" % (len(sizes), sum(sizes))), call.finish())[1]
+
+    def pieces(self, call: Call) -> None:
+        """Answers a message of pieces: the request has their number and size."""
+
+        def answer(content: Any) -> None:
+            count, size = map(int, bytes(content).split())
+            call.send([memoryview(bytes([number % 256]) * size) for number in range(count)])
+            call.finish()
+
+        call.on_message = answer
+
+    def stream(self, call: Call) -> None:
+        """Sends 64 messages of 1 MiB, never more than the low-water mark and one of them at once."""
+
+        async def send() -> None:
+            content = memoryview(bytes(1 << 20))
+            for _ in range(64):
+                call.send(content)
+                assert call.unsent_bytes <= (1 << 20) + (256 << 10) + 10
+                await call.drained()
+            call.finish()
+
+        task = asyncio.get_running_loop().create_task(send())
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    def slow(self, call: Call) -> None:
+        """Takes one message in each iteration of the loop, and echoes it."""
+        loop = asyncio.get_running_loop()
+
+        def take(content: Any) -> None:
+            call.send(bytes(content))
+            call.pause()
+            loop.call_soon(call.resume)
+
+        call.on_message = take
+        call.on_half_close = lambda: call.finish()
+
+    def metadata(self, call: Call) -> None:
+        call.send_initial_metadata({"text": call.metadata["text"], "raw-bin": call.metadata["raw-bin"]})
+        call.finish()
+
+    def status(self, call: Call) -> None:
+        call.on_message = lambda content: call.finish(StatusCode.NOT_FOUND, bytes(content).decode())
+
+    def raises(self, call: Call) -> None:
+        raise RuntimeError("handler broke")
+
+    def raises_later(self, call: Call) -> None:
+        def on_message(content: Any) -> None:
+            raise RuntimeError("callback broke")
+
+        self.closed.clear()
+        call.on_message = on_message
+        call.on_closed = self.closed.set
+
+    def raises_status(self, call: Call) -> None:
+        raise GrpcError(StatusCode.FAILED_PRECONDITION, "not today")
+
+    def methods(self) -> dict[str, Callable[[Call], None]]:
+        names = (
+            "keep",
+            "count",
+            "pieces",
+            "stream",
+            "slow",
+            "metadata",
+            "status",
+            "raises",
+            "raises_later",
+            "raises_status",
+        )
+        return {"/test.Test/Echo": echo} | {f"/test.Test/{name}": getattr(self, name) for name in names}
+
+
+def unary(channel: grpc.Channel, method: str, content: bytes = b"", **options: Any) -> Any:
+    return channel.unary_unary(f"/test.Test/{method}")(content, timeout=DEADLINE_SECONDS, **options)
+
+
+def error_of(channel: grpc.Channel, method: str, content: bytes = b"", **options: Any) -> grpc.RpcError:
+    with pytest.raises(grpc.RpcError) as caught:
+        unary(channel, method, content, **options)
+    return caught.value

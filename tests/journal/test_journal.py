@@ -1,0 +1,239 @@
+"""A journal on disk: what was written is what is read, by the Atoll that wrote it, and by one controller at a time."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from atoll.errors import JournalError
+from atoll.journal import files, journal
+from atoll.journal.files import Folder
+from atoll.journal.journal import Journal
+from atoll.journal.records import encode_event
+from atoll.journal.recovery import recover
+from atoll.journal.snapshots import pickled, unpickled
+from atoll.protocol import events as e
+
+
+def turn(number: int) -> list[bytes]:
+    return [encode_event(e.TimerEnded(float(number), number)), encode_event(e.Flush(float(number)))]
+
+
+def timers(folder: Folder) -> list[int]:
+    found = recover(folder)
+    assert found is not None
+    return [event.timer for event in found.events() if isinstance(event, e.TimerEnded)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path / "journal")
+
+
+def written(folder: Folder, count: int, term: int = 1) -> Journal:
+    """A journal with so many turns after its first snapshot."""
+    found = Journal(folder, term, 1, lambda: "a state")
+    found.begin()
+    for number in range(count):
+        found.append(turn(number))
+    return found
+
+
+def finish_snapshot(found: Journal) -> None:
+    until = time.monotonic() + 20.0
+    done = found.snapshots
+    while found.snapshots == done and time.monotonic() < until:
+        found.tick()
+        time.sleep(0.01)
+    assert found.snapshots == done + 1
+
+
+def test_what_was_appended_is_read(folder):
+    written(folder, 5)
+    assert timers(folder) == [0, 1, 2, 3, 4]
+    found = recover(folder)
+    assert found is not None
+    assert (unpickled(found.payload), found.term, found.cut) == ("a state", 1, [])
+
+
+def test_nothing_is_read_where_nothing_was_written(folder):
+    assert recover(folder) is None
+
+
+def test_a_snapshot_by_a_child_makes_what_is_older_go(folder):
+    state = ["old"]
+    found = Journal(folder, 1, 1, lambda: state)
+    found.begin()
+    found.append(turn(1))
+    state[0] = "new"
+    found.snapshot()
+    state[0] = "newer"
+    found.append(turn(2))
+    assert timers(folder)[-1:] == [2]
+    finish_snapshot(found)
+    assert folder.snapshots() == folder.segments() == [2]
+    recovered = recover(folder)
+    assert recovered is not None
+    assert unpickled(recovered.payload) == ["new"], "as it was when the snapshot was asked for"
+    assert timers(folder) == [2]
+
+
+def test_a_snapshot_that_fails_costs_nothing_but_room(folder, capfd):
+    def state() -> str:
+        if calls:
+            raise ValueError("no state to be had")
+        calls.append(1)
+        return "a state"
+
+    calls: list[int] = []
+    found = Journal(folder, 1, 1, state)
+    found.begin()
+    found.append(turn(1))
+    found.snapshot()
+    found.append(turn(2))
+    until = time.monotonic() + 20.0
+    while found._child and time.monotonic() < until:
+        found.tick()
+        time.sleep(0.01)
+    assert found.snapshots == 0
+    assert timers(folder) == [1, 2]
+    assert "no state to be had" in capfd.readouterr().err
+
+
+def test_a_snapshot_is_wanted_after_so_many_events(folder, monkeypatch):
+    monkeypatch.setattr(journal, "SNAPSHOT_EVENTS", 6)
+    found = written(folder, 2)
+    assert not found.wants_snapshot
+    found.append(turn(2))
+    assert found.wants_snapshot
+
+
+def test_a_later_controller_goes_on_behind_what_is_there(folder):
+    written(folder, 3)
+    first = recover(folder)
+    assert first is not None
+    second = Journal(folder, first.term + 1, first.last_number + 1, lambda: "another state")
+    second.go_on()
+    second.append(turn(3))
+    found = recover(folder)
+    assert found is not None
+    assert (found.term, timers(folder)) == (2, [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("torn", [1, 7, 30, 63])
+def test_what_is_torn_is_cut_off_and_what_comes_later_is_read(folder, torn, caplog):
+    written(folder, 3)
+    path = folder.segment(1)
+    os.truncate(path, path.stat().st_size - torn)
+    assert timers(folder) == [0, 1][: 2 if torn < 60 else 1]
+    assert "cut off" in caplog.text
+    later = Journal(folder, 2, 2, lambda: "another state")
+    later.go_on()
+    later.append(turn(7))
+    assert timers(folder)[-1] == 7
+
+
+def test_what_follows_a_bit_that_has_changed_is_cut_off_with_later_files(folder, caplog):
+    written(folder, 3)
+    content = bytearray(folder.segment(1).read_bytes())
+    later = Journal(folder, 2, 2, lambda: "another state")
+    later.go_on()
+    later.append(turn(9))
+    content[-100] ^= 4
+    folder.segment(1).write_bytes(content)
+    assert timers(folder) == [0]
+    assert "00000002.events went with it" in caplog.text
+    assert folder.segments() == [1]
+
+
+def test_a_snapshot_that_is_damaged_is_passed_over_for_the_one_before(folder, caplog):
+    found = written(folder, 2)
+    folder.write_snapshot(2, 1, b"a later state")
+    found._number = 2
+    found.go_on()
+    found.append(turn(5))
+    content = bytearray(folder.snapshot(2).read_bytes())
+    content[-3] ^= 1
+    folder.snapshot(2).write_bytes(content)
+    assert timers(folder) == [0, 1, 5]
+    assert "damaged" in caplog.text
+
+
+def test_where_no_snapshot_can_be_read_that_is_an_error(folder):
+    written(folder, 1)
+    folder.snapshot(1).write_bytes(b"something else")
+    with pytest.raises(JournalError, match="no file of a journal"):
+        recover(folder)
+
+
+def test_another_version_is_refused(folder, monkeypatch):
+    written(folder, 1)
+    monkeypatch.setattr(files, "__version__", "99.0")
+    with pytest.raises(JournalError, match=r"this is atoll 99\.0 .*is read by the Atoll that wrote it"):
+        recover(folder)
+
+
+def test_files_are_their_owners_alone(folder):
+    written(folder, 1)
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in folder.path.iterdir()}
+    assert modes == {0o600}
+    folder.close()
+    folder.path.chmod(0o750)
+    with pytest.raises(JournalError, match="chmod 700"):
+        Folder(folder.path)
+
+
+def test_two_controllers_cannot_have_one_journal(folder):
+    with pytest.raises(JournalError, match="in use by another controller"):
+        Folder(folder.path)
+    folder.close()
+    Folder(folder.path).close()
+
+
+def test_a_disk_that_takes_no_more_ends_the_journal_and_not_the_cluster(folder, monkeypatch, caplog):
+    found = written(folder, 1)
+    real = os.write
+
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    found.append(turn(1))
+    found.append(turn(2))
+    monkeypatch.setattr(os, "write", real)
+    assert caplog.text.count("No space left on device") == 1
+    assert recover(folder) is None, "it has a hole"
+    assert not found.wants_snapshot
+    monkeypatch.setattr(journal.time, "monotonic", lambda at=time.monotonic: at() + 60.0)
+    assert found.wants_snapshot
+    found.snapshot()
+    found.append(turn(3))
+    finish_snapshot(found)
+    assert timers(folder) == [3]
+
+
+def test_a_cluster_that_ends_leaves_no_journal(folder):
+    found = written(folder, 1)
+    found.end()
+    assert [path.name for path in folder.path.iterdir()] == ["lock"]
+
+
+class Link:
+    """One of a chain."""
+
+    def __init__(self, other: Link | None) -> None:
+        self.other = other
+
+
+def test_a_state_may_be_a_long_chain_of_objects():
+    chain = None
+    for _ in range(3000):
+        chain = Link(chain)
+    found, length = unpickled(pickled(chain)), 0
+    while found is not None:
+        found, length = found.other, length + 1
+    assert length == 3000

@@ -1,0 +1,62 @@
+"""Events as bytes, and back."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from atoll.errors import JournalError
+from atoll.journal.records import decode_events, encode_event, encode_turn, read_turns
+from atoll.protocol import events as e
+from atoll.protocol import messages as m
+
+EVENTS = (
+    e.Started(0.5),
+    e.ConnectionOpened(1.0, 7, "secret", "host"),
+    e.Received(1.5, 7, m.Release((1, 2, 3))),
+    e.Tick(2.0, e.Load(0.1, 2.0)),
+    e.TimerEnded(2.5, 3),
+    e.ConnectionLost(3.0, 7, "it was closed"),
+    e.Restarted(3.5, 2),
+    e.StopAsked(4.0),
+    e.Flush(4.5),
+)
+
+
+def without_bodies(events):
+    return [msgspec.structs.replace(each, body=b"") if isinstance(each, e.Received) else each for each in events]
+
+
+def test_events_are_read_back_as_they_were():
+    records = b"".join(map(encode_event, EVENTS))
+    assert without_bodies(decode_events(records)) == list(EVENTS)
+
+
+def test_a_message_is_kept_as_it_came():
+    message = m.Release((1,))
+    body = msgspec.msgpack.encode(message) + b""
+    (event,) = decode_events(encode_event(e.Received(1.0, 3, message, body)))
+    assert (event.message, event.body) == (message, body)
+
+
+@pytest.mark.parametrize("size", range(1, 40))
+def test_a_record_that_is_cut_off_is_none(size):
+    record = encode_event(EVENTS[2])
+    with pytest.raises(JournalError, match="cut off"):
+        list(decode_events(record[: min(size, len(record) - 1)]))
+
+
+def test_bytes_that_are_no_event_are_refused():
+    record = bytearray(encode_event(EVENTS[2]))
+    record[-4:] = b"\xc1\xc1\xc1\xc1"
+    with pytest.raises(JournalError, match="no event"):
+        list(decode_events(bytes(record)))
+
+
+def test_turns_are_read_up_to_the_first_that_is_not_whole():
+    turns = [encode_turn([encode_event(each), encode_event(e.Flush(9.0))]) for each in EVENTS]
+    content = b"".join(turns)
+    assert [bytes(turn) for _, turn in read_turns(content)] == [turn[8:] for turn in turns]
+    for cut in range(len(content)):
+        ends = [end for end, _ in read_turns(content[:cut])]
+        assert ends == [end for end, _ in read_turns(content) if end <= cut]

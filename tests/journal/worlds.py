@@ -1,0 +1,66 @@
+"""Worlds of random clients whose controller is journaled, and lost."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from atoll.controller.core import Controller
+from atoll.journal.records import encode_turn
+from atoll.journal.snapshots import pickled, unpickled
+from atoll.protocol import actions as a
+from atoll.protocol import events as e
+from tests.controller.migrating_world import MigratingWorld
+from tests.controller.world import World
+
+
+class Recorded:
+    """A controller whose turns are kept. To the world that it is in, it is the controller."""
+
+    def __init__(self, controller: Controller) -> None:
+        self.controller = controller
+        self.turns: list[bytes] = []  # as a journal has them
+        self.snapshots: dict[int, bytes] = {0: pickled(controller)}  # by the number of turns before each
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.controller, name)
+
+    def handle(self, event: e.AnyEvent) -> list[a.AnyAction]:
+        actions = self.controller.handle(event)
+        if type(event) is e.Flush:
+            self.turns.append(encode_turn(self.controller.log.turn))
+        return actions
+
+    def snapshot(self) -> None:
+        self.snapshots[len(self.turns)] = pickled(self.controller)
+
+    def restored(self, turns: int) -> Controller:
+        """From the last snapshot before so many turns."""
+        controller: Controller = unpickled(self.snapshots[max(each for each in self.snapshots if each <= turns)])
+        return controller
+
+
+def world_of(seed: int, kind: type[World] = World, doom: float = 0.1) -> tuple[World, Recorded]:
+    """A world with three clients, whose controller is recorded from the moment at which all hosts have joined."""
+    rng = random.Random(seed)
+    world = kind(rng, rng.choice(["2x1x2", "1x2x2", "3x1x1"]), doom, device_memory=rng.choice([0, 100]))
+    del world.controller.launcher.memory.hopeless  # the world's own, which looks at this controller alone
+    recorded = Recorded(world.controller)
+    world.controller = world.cluster.controller = recorded  # type: ignore[assignment]
+    for _ in range(3):
+        world.open()
+    return world, recorded
+
+
+def act(world: World) -> None:
+    """Something happens."""
+    rng = world.rng
+    if rng.random() < 0.7:
+        rng.choice(list(world.clients.values())).act()
+        world.deliver()
+    elif type(world) is World and rng.random() < 0.05 and not world.down:
+        world.lose(rng.choice(sorted(world.controller.resources.islands)))
+    elif isinstance(world, MigratingWorld) and rng.random() < 0.3:
+        world.move()
+    else:
+        world.work()

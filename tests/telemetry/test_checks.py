@@ -1,0 +1,112 @@
+"""`atoll check`: what disagrees is named, and what is on its way is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from atoll.protocol import messages as m
+from atoll.telemetry.checks import CHECK_SECONDS
+from atoll.telemetry.consistency import contradictions
+from tests.controller.play import Play
+
+
+@pytest.fixture
+def play() -> Play:
+    """A session on one host, with an array that is there, and one that is being made."""
+    play = Play("1x1x1", device_memory=1000)
+    play.with_call()
+    play.array(10)
+    play.proxy(play.session, m.Launch(1, (10,), (11,), ()))
+    play.flush()
+    return play
+
+
+def stores(*contents: m.StoreContent) -> m.StoresReported:
+    return m.StoresReported(1, contents)
+
+
+def checked(play: Play, *contents: m.StoreContent) -> m.CheckReply:
+    """The reply to an operator where the host has that in its stores."""
+    play.operator(m.CheckRequest())
+    play.flush()
+    play.worker(0, stores(*contents))
+    (reply,) = [message for message in play.outbox() if isinstance(message, m.CheckReply)]
+    return reply
+
+
+@pytest.mark.parametrize("handles", [(10,), (10, 11)])
+def test_a_host_that_has_what_it_is_to_have_agrees(play, handles):
+    reply = checked(play, m.StoreContent(play.session, handles))
+    assert reply == m.CheckReply((), (), 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ([(1, (11,))], "host 0 lacks 1 arrays (10) of session 1"),
+        ([(1, (10, 12, 13))], "host 0 has 2 arrays (12, 13) of session 1 that the controller does not know"),
+        ([(1, (10,)), (7, ())], "host 0 has a store of session 7, which is not open"),
+        ([], "host 0 has no store of session 1, which is open"),
+    ],
+)
+def test_what_disagrees_is_named(play, content, text):
+    reply = checked(play, *(m.StoreContent(session, handles) for session, handles in content))
+    assert reply.differences == (text,)
+
+
+def test_a_host_that_has_yet_to_do_something_may_have_more(play):
+    assert checked(play, m.StoreContent(play.session, (10, 12), is_busy=True)).differences == ()
+
+
+def test_what_goes_is_gone_before_a_host_looks(play):
+    play.worker(0, m.Done(((1, 5, 9),)))
+    play.proxy(play.session, m.Release((10,)))
+    play.operator(m.CheckRequest())
+    kinds = [type(message) for message in play.outbox() if isinstance(message, m.Free | m.ReportStores)]
+    assert kinds == [m.Free, m.ReportStores]
+
+
+def test_a_host_that_does_not_answer_is_named(play):
+    play.operator(m.CheckRequest())
+    play.flush()
+    play.tick(CHECK_SECONDS + 1.0)
+    (reply,) = [message for message in play.outbox() if isinstance(message, m.CheckReply)]
+    assert reply.differences == ("host 0 has not answered within 5 s",)
+
+
+def spoil_ledger(controller: Any) -> None:
+    controller.memory.take((((0, 0), 5),))
+
+
+def spoil_entry(controller: Any) -> None:
+    controller.sessions[1].directory.nbytes += 1
+
+
+def spoil_uses(controller: Any) -> None:
+    controller.sessions[1].directory.entries[10].uses = -1
+
+
+def spoil_gangs(controller: Any) -> None:
+    controller.launcher.in_flight.clear()
+
+
+def spoil_tenant(controller: Any) -> None:
+    controller.tenants.default.sessions = 0
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (spoil_ledger, "bytes in use on device 0 of host 0, and buffers and gangs hold"),
+        (spoil_entry, "bytes of arrays, and has"),
+        (spoil_uses, "array 10 of session 1 is needed by -1 gangs"),
+        (spoil_gangs, "segments in flight, and has 0 gangs"),
+        (spoil_tenant, "counts 0 sessions, and has 1"),
+    ],
+)
+def test_a_controller_that_contradicts_itself_says_so(play, spoil, text):
+    assert contradictions(play.controller) == []
+    spoil(play.controller)
+    assert any(text in each for each in contradictions(play.controller))

@@ -1,0 +1,190 @@
+"""A network in memory: legs between a dialed connection and a table, cut wherever a test says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from atoll.errors import ConnectError
+from atoll.wire.connection import Connection
+from atoll.wire.resumption import dialing
+from atoll.wire.resumption.messages import AnyLinkMessage, Resume
+from atoll.wire.resumption.table import AcceptedConnection, ResumableConnections
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """The first message."""
+
+
+class Note(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    number: int
+    content: bytes = b""
+
+
+class End:
+    """One end of a leg: the transport of its connection."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.protocol: Connection
+        self.other: End
+        self.is_open = True
+
+    def write(self, data: Any) -> None:
+        if self.is_open:
+            self.network.carry(self, bytes(data))
+
+    def deliver(self, data: bytes) -> None:
+        if self.is_open:
+            buffer = self.protocol.get_buffer(-1)
+            buffer[: len(data)] = data
+            self.protocol.buffer_updated(len(data))
+
+    def lose(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            self.protocol.connection_lost(None)
+
+    def close(self) -> None:
+        """What was written arrives first."""
+        asyncio.get_running_loop().call_soon(self.abort)
+
+    def abort(self) -> None:
+        self.is_open = False
+        asyncio.get_running_loop().call_soon(self.other.lose)
+
+    def get_extra_info(self, name: str) -> None:
+        return None
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        """There are none."""
+
+
+class Network:
+    """Carries bytes in parts of at most `part`; after each of the numbers of bytes in `cuts`, the leg is cut there."""
+
+    def __init__(self, cuts: Sequence[int], part: int = 7) -> None:
+        self.part = part
+        self.can_dial = True
+        self.legs = 0
+        self.ends: list[End] = []  # of the newest leg, the dialer's first
+        self.listener: Listener
+        self.cut_after(cuts)
+
+    def cut_after(self, cuts: Sequence[int]) -> None:
+        self.cuts = list(cuts)
+        self._left = self.cuts.pop(0) if self.cuts else -1
+
+    def carry(self, end: End, data: bytes) -> None:
+        while data:
+            part, data = data[: self.part], data[self.part :]
+            if 0 <= self._left < len(part):
+                part, data, self._left = part[: self._left], b"", -1
+                asyncio.get_running_loop().call_soon(end.other.deliver, part)
+                asyncio.get_running_loop().call_soon(self.cut, end)
+                return
+            self._left -= len(part) if self._left >= 0 else 0
+            asyncio.get_running_loop().call_soon(end.other.deliver, part)
+
+    def cut(self, end: End) -> None:
+        for each in (end, end.other):
+            each.lose()
+        self._left = self.cuts.pop(0) if self.cuts else -1
+
+    async def connect(
+        self, address: Any, kind: Any, on_message: Callable[[Any], None], on_lost: Any, *, name: str, **_: Any
+    ) -> Connection:
+        await asyncio.sleep(0)
+        if not self.can_dial:
+            raise ConnectError("nobody listens there")
+        self.legs += 1
+        self.ends = [End(self), End(self)]
+        (here, there), (dialed, accepted) = (
+            self.ends,
+            (
+                Connection(kind, on_message, on_lost, name=name),
+                self.listener.accept(),
+            ),
+        )
+        here.other, there.other, here.protocol, there.protocol = there, here, dialed, accepted
+        accepted.connection_made(there)  # type: ignore[arg-type]
+        dialed.connection_made(here)  # type: ignore[arg-type]
+        return dialed
+
+
+class Listener:
+    """Grants each connection; keeps what comes on the first, which is the one that tests dial."""
+
+    def __init__(self, grants: bool = True, seconds: float = 5.0, term: int = 1) -> None:
+        self.grants = grants
+        self.messages: list[Any] = []
+        self.events: list[str] = []
+        self.connection: AcceptedConnection | Connection
+        self.due: list[AcceptedConnection] = []
+        self.table = self.make_table(seconds, term)
+
+    def make_table(self, seconds: float, term: int) -> ResumableConnections:
+        return ResumableConnections(
+            term,
+            seconds,
+            b"a key",
+            lambda number: self.events.append("away"),
+            lambda number: self.events.append("back"),
+            lambda connection: connection.acknowledge(),
+            lambda: None,
+            lambda pid, then: None,
+        )
+
+    def lost(self, reason: str) -> None:
+        self.events.append(reason)
+
+    def accept(self) -> Connection:
+        def first(message: Any) -> None:
+            leg.on_message, leg.on_lost = self.messages.append, self.lost
+            self.connection = leg
+            if self.grants:
+                self.connection = self.table.grant(1, leg, self.messages.append, self.lost)
+
+        def on_link(message: AnyLinkMessage) -> None:
+            assert isinstance(message, Resume)
+            leg.on_lost = lambda reason: None
+            self.table.resume(leg, message)
+
+        leg = Connection(Hello | Note, first, lambda reason: None, name="the worker")
+        leg.on_link = on_link
+        return leg
+
+
+class Dialer:
+    """The other end, and what it got."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+        self.lost: list[str] = []
+        self.connection: dialing.DialedConnection
+
+    @classmethod
+    async def open(cls, network: Network, listener: Listener, monkeypatch: pytest.MonkeyPatch) -> Dialer:
+        """Has said Hello."""
+        network.listener = listener
+        monkeypatch.setattr(dialing, "connect", network.connect)
+        self = cls()
+        self.connection = await dialing.dial(
+            dialing.Address(path="/there"), Note, self.messages.append, self.lost.append, name="the controller"
+        )
+        self.connection.send(Hello())
+        return self
+
+
+async def until(holds: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Waits until something holds; fails after so long."""
+    async with asyncio.timeout(seconds):
+        while not holds():
+            await asyncio.sleep(0.001)

@@ -1,0 +1,128 @@
+"""A blocking connection over several sockets in a row, against a table on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+from atoll.wire.address import Address
+from atoll.wire.blocking import BlockingConnection
+from atoll.wire.endpoints import listen
+from tests.wire.resumption.network import Hello, Listener, Note, until
+
+COUNT = 2000
+
+
+class Worker:
+    """The end that threads use: one receives, two send."""
+
+    def __init__(self, address: Address) -> None:
+        self.connection = BlockingConnection.dial(address, Note, name="the controller")
+        self.connection.send(Hello())
+        self.messages: list[Note] = []
+        self.receives = threading.Thread(target=self._receive)
+        self.receives.start()
+
+    def _receive(self) -> None:
+        self.messages.extend(self.connection.receive())
+
+    def send_from_two_threads(self, count: int) -> list[threading.Thread]:
+        def send(first: int) -> None:
+            for number in range(first, count, 2):
+                self.connection.send(Note(number, b"x" * (number % 300)))
+
+        threads = [threading.Thread(target=send, args=(first,)) for first in (0, 1)]
+        for thread in threads:
+            thread.start()
+        return threads
+
+
+async def begin(folder: Path, listener: Listener) -> tuple[asyncio.Server, Worker]:
+    server, address = await listen(Address(path=str(folder / "socket")), listener.accept)
+    worker = await asyncio.to_thread(Worker, address)
+    await until(lambda: worker.connection.can_resume)
+    return server, worker
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sockets_are_cut_while_threads_send_and_each_message_arrives_once(tmp_path, seed):
+    async def main() -> None:
+        draw = random.Random(seed)
+        listener = Listener()
+        server, worker = await begin(tmp_path, listener)
+        threads = worker.send_from_two_threads(COUNT)
+        cuts = 0
+        for number in range(COUNT):
+            listener.connection.send(Note(number))
+            if draw.random() < 0.01:
+                await asyncio.sleep(0.002)
+                leg = listener.connection._leg  # type: ignore[union-attr]
+                if leg is not None:
+                    leg._transport.abort()
+                    cuts += 1
+        await until(lambda: len(listener.messages) >= COUNT and len(worker.messages) >= COUNT)
+        assert [each.number for each in worker.messages] == list(range(COUNT))
+        for first in (0, 1):  # each thread's are in order
+            assert [each.number for each in listener.messages if each.number % 2 == first] == list(
+                range(first, COUNT, 2)
+            )
+        assert cuts > 3
+        for thread in threads:
+            thread.join()
+        listener.connection.close()
+        await asyncio.to_thread(worker.receives.join)
+        worker.connection.close()
+        server.close()
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_waits_for_its_controller_ends_when_the_grace_is_over(tmp_path):
+    async def main() -> None:
+        listener = Listener(seconds=0.3)
+        server, worker = await begin(tmp_path, listener)
+        server.close()
+        listener.connection._leg._transport.abort()  # type: ignore[union-attr]
+        await asyncio.to_thread(worker.receives.join, 10)
+        assert not worker.receives.is_alive()
+        worker.connection.close()
+        await until(lambda: "was not back" in listener.events[-1])
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_the_controller_has_given_up_ends(tmp_path):
+    async def main() -> None:
+        listener = Listener()
+        server, worker = await begin(tmp_path, listener)
+        listener.table.forget(listener.connection)  # type: ignore[arg-type]
+        listener.connection._leg._transport.abort()  # type: ignore[union-attr]
+        await asyncio.to_thread(worker.receives.join, 10)
+        assert not worker.receives.is_alive()
+        worker.connection.close()
+        listener.connection.close()
+        server.close()
+
+    asyncio.run(main())
+
+
+def test_where_it_is_not_granted_a_lost_socket_ends_it(tmp_path):
+    async def main() -> None:
+        listener = Listener(grants=False)
+        server, address = await listen(Address(path=str(tmp_path / "socket")), listener.accept)
+        worker = await asyncio.to_thread(Worker, address)
+        await until(lambda: hasattr(listener, "connection"))
+        listener.connection.send(Note(1))
+        await until(lambda: worker.messages == [Note(1)])
+        assert not worker.connection.can_resume
+        listener.connection._transport.abort()  # type: ignore[union-attr]
+        await asyncio.to_thread(worker.receives.join, 10)
+        assert not worker.receives.is_alive()
+        worker.connection.close()
+        server.close()
+
+    asyncio.run(main())

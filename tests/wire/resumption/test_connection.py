@@ -1,0 +1,255 @@
+"""Connections over several sockets in a row: what arrives, wherever a socket is cut, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import pickle
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from atoll.wire.framing import encode
+from atoll.wire.pieces import PIECE_BYTES
+from atoll.wire.resumption import connection as module
+from atoll.wire.resumption import dialing
+from atoll.wire.resumption import ledger as ledger_module
+from atoll.wire.resumption.table import LinkState
+from tests.thoroughness import examples
+from tests.wire.resumption.network import Dialer, Listener, Network, Note, until
+
+LARGE = b"x" * (PIECE_BYTES + 1)
+
+
+def play(main: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            await main()
+
+    asyncio.run(bounded())
+
+
+def send(connection: Any, number: int, *, large: bool) -> None:
+    if large:
+        connection.send_in_pieces(encode(Note(number, LARGE)))
+    else:
+        connection.send(Note(number))
+
+
+def small_and_large(messages: list[Any]) -> tuple[list[int], list[int]]:
+    notes = [each for each in messages if isinstance(each, Note)]
+    return [each.number for each in notes if not each.content], [each.number for each in notes if each.content]
+
+
+def has_come(got: list[Any], sent: list[Any]) -> bool:
+    return len(got) >= len(sent)
+
+
+# Who sends, in which turn of the loop, and whether in pieces.
+SENDS = st.lists(st.tuples(st.sampled_from("dl"), st.integers(0, 3), st.integers(0, 9)), max_size=60)
+
+
+@given(SENDS, st.lists(st.integers(0, 400), max_size=12), st.integers(40, 5000))
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_wherever_sockets_are_cut_each_message_arrives_once_and_in_order(monkeypatch, sends, cuts, part):
+    monkeypatch.setattr(module, "ACKNOWLEDGE_MESSAGES", 5)
+    monkeypatch.setattr(dialing, "MOST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(dialing, "FIRST_PAUSE_SECONDS", 0.0)
+
+    async def main() -> None:
+        network = Network([], part)
+        listener = Listener()
+        dialer = await Dialer.open(network, listener, monkeypatch)
+        await until(lambda: dialer.connection.can_resume)
+        network.cut_after(cuts)
+        sent: dict[str, list[tuple[int, bool]]] = {"d": [], "l": []}
+        for number, (who, turns, kind) in enumerate(sends):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            send(dialer.connection if who == "d" else listener.connection, number, large=kind == 0)
+            sent[who].append((number, kind == 0))
+        for who, got in (("d", listener.messages), ("l", dialer.messages)):
+            expected = [[number for number, large in sent[who] if large is kind] for kind in (False, True)]
+            await until(partial(has_come, got, sent[who]))
+            assert list(small_and_large(got)) == expected
+            numbers = [each.number for each in got]
+            for large in expected[1]:
+                before = {number for number in expected[0] if number < large}
+                assert before <= set(numbers[: numbers.index(large)]), "it overtakes nothing"
+        assert dialer.lost == []
+        network.cut_after([])
+        await until(lambda: not dialer.connection.is_away)
+        dialer.connection.close()
+        await until(lambda: listener.events[-1:] == ["the worker closed the connection"])
+        assert set(listener.events[:-1]) <= {"away", "back"}
+
+    play(main)
+
+
+def test_what_is_acknowledged_is_not_kept(monkeypatch):
+    async def main() -> None:
+        listener = Listener()
+        dialer = await Dialer.open(Network([]), listener, monkeypatch)
+        for number in range(10 * module.ACKNOWLEDGE_MESSAGES):
+            dialer.connection.send(Note(number))
+            await asyncio.sleep(0)
+        await until(lambda: len(listener.messages) == 10 * module.ACKNOWLEDGE_MESSAGES)
+        await until(lambda: len(dialer.connection.ledger.whole) < module.ACKNOWLEDGE_MESSAGES)
+        listener.connection.acknowledge()
+        await until(lambda: not dialer.connection.ledger.whole)
+        dialer.connection.close()
+
+    play(main)
+
+
+def test_where_it_is_not_granted_nothing_is_kept_and_a_lost_socket_is_a_lost_connection(monkeypatch):
+    async def main() -> None:
+        listener = Listener(grants=False)
+        network = Network([])
+        dialer = await Dialer.open(network, listener, monkeypatch)
+        await until(lambda: hasattr(listener, "connection"))
+        listener.connection.send(Note(1))
+        await until(lambda: dialer.messages == [Note(1)])
+        dialer.connection.send(Note(2))
+        assert not dialer.connection.ledger.whole
+        await until(lambda: listener.messages == [Note(2)])
+        network.cut(network.ends[0])
+        assert dialer.lost == ["the controller closed the connection"]
+        assert listener.events == ["the worker closed the connection"]
+
+    play(main)
+
+
+def test_a_peer_that_does_not_come_back_in_time_is_lost(monkeypatch):
+    async def main() -> None:
+        listener = Listener(seconds=0.05)
+        network = Network([])
+        dialer = await Dialer.open(network, listener, monkeypatch)
+        await until(lambda: dialer.connection.can_resume)
+        network.can_dial = False
+        network.cut(network.ends[0])
+        await until(lambda: bool(dialer.lost) and len(listener.events) == 2)
+        assert listener.events[0] == "away"
+        assert "was not back within 0 s" in listener.events[1]
+        assert "was not reached again: nobody listens there" in dialer.lost[0]
+
+    play(main)
+
+
+def test_a_connection_that_the_other_end_has_given_up_is_refused(monkeypatch):
+    async def main() -> None:
+        listener = Listener()
+        network = Network([])
+        dialer = await Dialer.open(network, listener, monkeypatch)
+        await until(lambda: dialer.connection.can_resume)
+        network.can_dial = False
+        network.cut(network.ends[0])
+        listener.connection.close()
+        network.can_dial = True
+        await until(lambda: bool(dialer.lost))
+        assert "it is not known here, or not any more" in dialer.lost[0]
+
+    play(main)
+
+
+def test_who_knows_a_number_and_no_secret_gets_nothing(monkeypatch):
+    async def main() -> None:
+        listener = Listener()
+        network = Network([])
+        dialer = await Dialer.open(network, listener, monkeypatch)
+        await until(lambda: dialer.connection.can_resume)
+        intruder = await Dialer.open(network, Listener(), monkeypatch)
+        await until(lambda: intruder.connection.can_resume)
+        grant = intruder.connection._grant
+        assert grant is not None
+        intruder.connection._grant = type(grant)(1, "0" * 64, grant.term, grant.seconds)
+        network.listener = listener
+        intruder.connection.drop("the test")
+        await until(lambda: bool(intruder.lost))
+        assert "it is not known here" in intruder.lost[0]
+        assert not listener.events
+        assert not dialer.lost
+
+    play(main)
+
+
+def test_who_has_seen_a_later_term_obeys_no_earlier_one(monkeypatch):
+    async def main() -> None:
+        listener = Listener(seconds=0.3, term=5)
+        network = Network([])
+        dialer = await Dialer.open(network, listener, monkeypatch)
+        await until(lambda: dialer.connection.can_resume)
+        listener.table.term = 4
+        network.cut(network.ends[0])
+        await until(lambda: bool(dialer.lost))
+        assert "does not resume the connection: this is term 4, and 5 has begun" in dialer.lost[0]
+        assert listener.events[0] == "away"
+        assert "back" not in listener.events
+
+    play(main)
+
+
+def test_another_process_goes_on_with_the_state_of_the_first(monkeypatch):
+    async def main() -> None:
+        listener = Listener()
+        network = Network([])
+        dialer = await Dialer.open(network, listener, monkeypatch)
+        dialer.connection.send(Note(1))
+        await until(lambda: listener.messages == [Note(1)])
+        network.can_dial = False
+        network.cut(network.ends[0])
+        listener.connection.send(Note(2))
+        dialer.connection.send(Note(3))
+        assert isinstance(listener.connection, module.ResumableConnection)
+        state: LinkState = pickle.loads(pickle.dumps(listener.connection.state()))  # type: ignore[attr-defined]
+
+        second = Listener(term=2)
+        second.connection = second.table.add(state, second.messages.append, second.lost)
+        second.connection.wait("it was started again")
+        network.listener, network.can_dial = second, True
+        await until(lambda: dialer.messages == [Note(2)] and second.messages == [Note(3)])
+        assert second.events == ["back"]
+        assert not dialer.lost
+        dialer.connection.close()
+        listener.connection.close()
+
+    play(main)
+
+
+def test_what_waits_for_a_peer_is_bounded(monkeypatch):
+    monkeypatch.setattr(ledger_module, "MAX_RETAINED", 1000)
+
+    async def main() -> None:
+        listener = Listener()
+        network = Network([])
+        dialer = await Dialer.open(network, listener, monkeypatch)
+        await until(lambda: dialer.connection.can_resume)
+        network.can_dial = False
+        network.cut(network.ends[0])
+        for number in itertools.count():
+            if listener.events[-1] != "away":
+                break
+            listener.connection.send(Note(number, b"x" * 100))
+            await asyncio.sleep(0)
+        assert "has not acknowledged" in listener.events[-1]
+        assert number < 15
+        dialer.connection.close()
+
+    play(main)
+
+
+def test_a_leg_that_is_silent_is_given_up_for_another(monkeypatch):
+    monkeypatch.setattr(dialing, "SILENT_SECONDS", 1)
+
+    async def main() -> None:
+        listener = Listener()
+        network = Network([])
+        dialer = await Dialer.open(network, listener, monkeypatch)
+        await until(lambda: network.legs >= 2)
+        await until(lambda: listener.events[:2] == ["away", "back"])
+        dialer.connection.close()
+
+    play(main)

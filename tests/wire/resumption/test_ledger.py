@@ -1,0 +1,56 @@
+"""The ledger of a connection: what is kept until it is acknowledged, against a list of all that was sent."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.errors import FrameError
+from atoll.wire.resumption.ledger import Counts, Ledger
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("whole"), st.binary(max_size=9)),
+        st.tuples(st.just("pieced"), st.binary(max_size=9)),
+        st.tuples(st.just("acknowledge"), st.tuples(st.floats(0, 1), st.floats(0, 1))),
+    ),
+    max_size=40,
+)
+
+
+@given(STEPS)
+def test_what_is_not_acknowledged_is_kept_in_order_and_nothing_else(steps):
+    ledger = Ledger()
+    sent: dict[str, list[bytes]] = {"whole": [], "pieced": []}
+    done = [0, 0]
+    for kind, value in steps:
+        if kind == "acknowledge":
+            kinds = zip(done, sent.values(), value, strict=True)
+            done = [have + int(part * (len(frames) - have)) for have, frames, part in kinds]
+            ledger.acknowledge(Counts(*done))
+        elif kind == "whole":
+            ledger.keep(value)
+            sent[kind].append(value)
+        else:
+            ledger.keep_pieced(value)
+            sent[kind].append(value)
+        left = [(frame, False) for frame in sent["whole"][done[0] :]]
+        left += [(frame, True) for frame in sent["pieced"][done[1] :]]
+        assert list(ledger.unacknowledged()) == left
+        assert ledger.nbytes == sum(len(frame) for frame, _ in left)
+        assert ledger.sent == (len(sent["whole"]), len(sent["pieced"]))
+    assert pickle.loads(pickle.dumps(ledger)) == ledger
+
+
+@pytest.mark.parametrize("counts", [Counts(3, 0), Counts(2, 2), Counts(0, 1), Counts(1, 0)])
+def test_a_peer_that_says_it_has_more_than_was_sent_or_less_than_it_had_is_refused(counts):
+    ledger = Ledger()
+    for _ in range(2):
+        ledger.keep(b"a message")
+    ledger.keep_pieced(b"a large one")
+    ledger.acknowledge(Counts(1, 1))
+    with pytest.raises(FrameError, match="of which there were 2 \\+ 1, and it had 1 \\+ 1 before"):
+        ledger.acknowledge(counts)
