@@ -279,7 +279,7 @@ class Controller:
         subscribe(IslandBack, self._operators.island_back)
         subscribe(IslandGivenUp, self._recovery.island_given_up)
         subscribe(IslandGivenUp, self._operators.island_given_up)
-        subscribe(IslandDrained, self._operators.island_drained)
+        subscribe(IslandDrained, self._operators.drains.island_drained)
 
     # ---- events
 
@@ -376,7 +376,7 @@ class Controller:
             case m.IslandStarts() as message:
                 self._operators.island_starts(message)
             case m.IslandEnded(island=island):
-                self._operators.island_ended(island)
+                self._operators.drains.island_ended(island)
             case other:
                 raise invalid(f"an engine does not send {type(other).__name__}")
 

@@ -14,7 +14,7 @@ from atoll.client.plugin_programs import is_atoll
 from atoll.ir.program import Call, Loop, Node, Program, Route, Switch, Transfer, Unroute
 from atoll.ir.types import ArraySpec
 from atoll.programs.functions import Function
-from atoll.programs.tracing import CallNode, IrregularNode, Part, RecordedNode, Recording, RowsNode, TransferNode
+from atoll.programs.recording import CallNode, IrregularNode, Part, RecordedNode, Recording, RowsNode, TransferNode
 from atoll.programs.values import Value
 
 internals.leave_out_of_tracebacks(__file__)
