@@ -158,11 +158,11 @@ class EndSessionRequest(Message, frozen=True, tag=142):
     session: int
 
 
-class CheckRequest(Message, frozen=True, tag=147):
+class CheckRequest(Message, frozen=True, tag=149):
     """Compare what the controller keeps with itself, and with what hosts have."""
 
 
-class CheckReply(Message, frozen=True, tag=148):
+class CheckReply(Message, frozen=True, tag=150):
     """The answer to CheckRequest, about so many arrays and hosts: a sentence for each disagreement of the controller
     with itself, and with its hosts.
     """

@@ -138,7 +138,7 @@ class Quiesced(Message, frozen=True, tag=96):
     migration: int
 
 
-class LeavesIslands(Message, frozen=True, tag=59):
+class LeavesIslands(Message, frozen=True, tag=74):
     """The client leaves an island by itself when it is told that it is to (`HostsLeave`): nothing of it is migrated."""
 
 
