@@ -37,6 +37,7 @@ PATCHES: tuple[Patch, ...] = (
     send_and_receive.PATCH,
     compile_time_callbacks.PATCH,
     module_transformations.PATCH,
+    module_transformations.CLIENT_PATCH,
     colocated_python.PATCH,
     profiler.PATCH,
     profiler.EXPORT_PATCH,

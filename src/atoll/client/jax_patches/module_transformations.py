@@ -77,18 +77,30 @@ def _clearing_for_clients(clear: Callable[..., bool]) -> Callable[..., bool]:
     return clear_xla_transform_c_api
 
 
+_LIFTS = "what jax.extend.xla.register_hlo_module_transformation registers is not called for programs on Atoll"
+
 PATCH = Patch(
     name="transformations of modules",
-    lifts="what jax.extend.xla.register_hlo_module_transformation registers is not called for programs on Atoll",
+    lifts=_LIFTS,
     replacements=(
         Replacement("jaxlib._xla", "register_xla_transform", _registering, ("name", "stage", "callback")),
+        Replacement("jaxlib._xla", "clear_xla_transform", _clearing, ("name", "stage")),
+    ),
+)
+
+# What is registered before there is a client, and what is for other devices than CPUs. Later versions of JAX make all
+# clients first, and know no client of other devices but those of PjRt's plug-ins.
+CLIENT_PATCH = Patch(
+    name="transformations of modules for clients",
+    lifts=_LIFTS,
+    replacements=(
         Replacement(
             "jaxlib._xla",
             "register_xla_transform_c_api",
             _registering_for_clients,
             ("client", "name", "stage", "callback"),
         ),
-        Replacement("jaxlib._xla", "clear_xla_transform", _clearing, ("name", "stage")),
         Replacement("jaxlib._xla", "clear_xla_transform_c_api", _clearing_for_clients, ("client", "name", "stage")),
     ),
+    before=(0, 11),
 )
