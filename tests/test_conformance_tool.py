@@ -327,7 +327,7 @@ def jax_checkout(folder: Path, *tests: str) -> Path:
 
 
 def test_more_is_what_no_other_suite_holds(tmp_path: Path) -> None:
-    others = (*suites.CORE, *suites.FULL, *suites.NOTHING_ON_CPU)
+    others = (*suites.CORE, *suites.FULL, *suites.left_out())
     checkout = jax_checkout(tmp_path, "new_test", "pallas/kernels_test", "helpers", *others)
     names = [file.name for file in suites.files_of(Suite.MORE, Sources(checkout))]
     assert names == ["new_test", "pallas/kernels_test"]

@@ -302,6 +302,25 @@ def test_other_work_of_the_device_goes_on_while_a_callback_waits(atoll_python: R
     assert results == [2.0 * i for i in range(20)]
 
 
+def settings_in_callbacks() -> list[str]:
+    seen = []
+
+    def look(x: Any) -> Any:
+        seen.append(jax.config.jax_numpy_dtype_promotion)
+        return np.asarray(x)
+
+    function = jax.jit(lambda x: io_callback(look, same_type(x), x))
+    for setting in ("strict", "standard", "strict"):
+        with jax.numpy_dtype_promotion(setting):
+            function(jnp.float32(1))
+    function(jnp.float32(1))
+    return seen
+
+
+def test_callbacks_on_one_device_have_the_settings_of_the_thread_that_calls(atoll_python: RemotePython) -> None:
+    assert atoll_python.call(settings_in_callbacks) == ["strict", "standard", "strict", "standard"]
+
+
 def callables_that_are_left() -> int:
     from atoll.client.jax_patches import host_callbacks
 

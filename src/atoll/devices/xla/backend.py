@@ -109,6 +109,7 @@ class XlaBackend:
             calls = compile_calls.CompileCalls(callbacks, grid.shape[1])
             channels = () if callbacks is None else callbacks.channels
             signatures = client_callbacks.find(program, module, count, calls.replace, channels)
+            calls.mark(module)
             if "sym_name" not in module.operation.attributes:  # JAX asks for it
                 module.operation.attributes["sym_name"] = ir.StringAttr.get("program")
             _cache_hit.seen = False
