@@ -108,6 +108,12 @@ class RowExchange(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     def message(self, sender: int, receiver: int) -> HostMessage:
         """What the message from one host to another has, as both know it."""
+        found = self._messages.get((sender, receiver))
+        if found is None:
+            found = self._messages[sender, receiver] = self._message(sender, receiver)
+        return found
+
+    def _message(self, sender: int, receiver: int) -> HostMessage:
         holders: dict[int, int] = {}
         pieces = []
         wanted = dict.fromkeys(
@@ -171,6 +177,10 @@ class RowExchange(msgspec.Struct, frozen=True, array_like=True, dict=True):
                 host = receiver if receiver in hosts else hosts[turn % len(hosts)]
                 found.setdefault(host, []).append(box)
         return found
+
+    @cached_property
+    def _messages(self) -> dict[tuple[int, int], HostMessage]:
+        return {}
 
     @cached_property
     def _senders_to(self) -> dict[int, dict[int, list[Box]]]:
