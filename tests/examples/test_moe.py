@@ -20,7 +20,7 @@ import json, sys
 import atoll
 from examples.moe import Config, train
 
-config = Config(width=16, layers=2, heads=2, seq=16, batch=4)
+config = Config(width=16, layers=1, heads=2, seq=16, batch=4)
 with atoll.connect(islands="4x1x1"):
     with atoll.trace() as spans:
         sparse = train(config, int(sys.argv[1]))
@@ -39,6 +39,6 @@ def test_losses_are_those_of_the_dense_computation_and_bytes_are_as_counted_by_h
     sparse, dense, received = json.loads(ended.stdout.splitlines()[-1])
     assert sparse == pytest.approx(dense, rel=1e-5)
     assert sparse[-1] < sparse[0]
-    layers, tokens, choices, width, experts = 2, 4 * 16, 2, 16, 4
+    layers, tokens, choices, width, experts = 1, 4 * 16, 2, 16, 4
     # Rows of float32 go there and back, and so do their gradients; with each message go three numbers of 4 bytes.
     assert received == STEPS * layers * 4 * (tokens * choices * width * 4 + experts * 3 * 4)

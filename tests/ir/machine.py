@@ -151,8 +151,8 @@ class Machine:
                 assert all((each == 1).all() for each in covered), "each element comes once"
                 values[step.output] = shards
             case p.SendRows():
-                for to, feed in step.exchange.sent(host):
-                    buffers = packed(step, host, to, values[step.rows], values[step.numbers])
+                for exchange, to, feed in step.messages:
+                    buffers = packed(step, exchange, to, values[step.rows], values[step.numbers])
                     assert (to, feed) not in self.host_feeds
                     self.host_feeds[to, feed] = np.frombuffer(b"".join(buffers), np.uint8)
                     self.sent[to, feed] += 1

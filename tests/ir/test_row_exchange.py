@@ -216,6 +216,7 @@ SWAPPED = Sharding((0, 1), Tiled((2, 1), (1, 0)))
         (ROWS, SIZES, (BLOCK,), 2, "routed from one array"),
         (ROWS, SIZES, (), 2, "routed from one array"),
         (ROWS, SIZES, (BLOCK, SPANS), 3, "no rows in 3 groups"),
+        (ROWS, SIZES, (BLOCK, SPANS), 1 << 40, "at most 16384 are allowed"),
         (_changed(ROWS, shape=(7, 3)), SIZES, (BLOCK, SPANS), 2, "no rows in 2 groups"),
         (_changed(ROWS, shape=(0, 3)), SIZES, (BLOCK, SPANS), 2, "no rows in 2 groups"),
         (_changed(ROWS, shape=()), SIZES, (BLOCK, SPANS), 2, "no rows in 2 groups"),

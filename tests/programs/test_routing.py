@@ -19,7 +19,7 @@ ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
 CHOSEN = np.array([0, 1, 1, 0])
 
 
-@parametrized(2)
+@parametrized(1)
 def test_rows_go_where_they_are_to_and_come_back(number: int) -> None:
     with jax.enable_x64(True):
         for found in by_themselves_and_in_a_program(number):

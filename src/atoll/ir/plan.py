@@ -130,7 +130,7 @@ class Receive(msgspec.Struct, frozen=True, array_like=True, tag="receive", dict=
     def pieces(self) -> tuple[ReceivePiece, ...]:
         return self.exchange.received(self.array.positions)
 
-    @property
+    @cached_property
     def feeds(self) -> list[int]:
         return [piece.feed for piece in self.pieces]
 
@@ -139,10 +139,10 @@ class Receive(msgspec.Struct, frozen=True, array_like=True, tag="receive", dict=
         return self.exchange.feeds_to(self.array.positions)
 
 
-class SendRows(msgspec.Struct, frozen=True, array_like=True, tag="send rows", gc=False):
-    """Hands rows to other hosts (or to this one), once they and their numbers are ready: a part of a sparse exchange.
+class SendRows(msgspec.Struct, frozen=True, array_like=True, tag="send rows", dict=True):
+    """Hands rows to other hosts (or to this one), once they and their numbers are ready: a part of sparse exchanges.
 
-    This host has the shards at `positions` of the exchange's source, and, at the same ones, of the numbers of rows:
+    This host has the shards at `positions` of the exchanges' source, and, at the same ones, of the numbers of rows:
     of those, shard i begins with group `first_groups[i]`.
     """
 
@@ -150,10 +150,20 @@ class SendRows(msgspec.Struct, frozen=True, array_like=True, tag="send rows", gc
     numbers: int
     positions: tuple[int, ...]
     first_groups: tuple[int, ...]
-    exchange: RowExchange
+    exchanges: tuple[RowExchange, ...]
+
+    @cached_property
+    def host(self) -> int:
+        """That which sends, by its number in the cluster."""
+        return self.exchanges[0].source.host_of[self.positions[0]]
+
+    @cached_property
+    def messages(self) -> tuple[tuple[RowExchange, int, int], ...]:
+        """What goes out: (by which exchange, to which host, feed)."""
+        return tuple((each, to, feed) for each in self.exchanges for to, feed in each.sent(self.host))
 
 
-class ReceiveRows(msgspec.Struct, frozen=True, array_like=True, tag="receive rows", gc=False):
+class ReceiveRows(msgspec.Struct, frozen=True, array_like=True, tag="receive rows", dict=True):
     """Puts an array together out of the rows that came by some exchanges: their target. Of a route's block, the spans
     are value `spans`; otherwise that is -1.
     """
@@ -164,14 +174,19 @@ class ReceiveRows(msgspec.Struct, frozen=True, array_like=True, tag="receive row
     spans_array: LocalArray | None
     exchanges: tuple[RowExchange, ...]
 
-    @property
+    @cached_property
     def host(self) -> int:
         """That which receives, by its number in the cluster."""
         return self.exchanges[0].target.host_of[self.array.positions[0]]
 
-    @property
+    @cached_property
+    def messages(self) -> tuple[tuple[RowExchange, int, int], ...]:
+        """What comes: (by which exchange, from which host, feed)."""
+        return tuple((each, sender, feed) for each in self.exchanges for sender, feed in each.received(self.host))
+
+    @cached_property
     def feeds(self) -> list[int]:
-        return [feed for exchange in self.exchanges for _, feed in exchange.received(self.host)]
+        return [feed for _, _, feed in self.messages]
 
     def may_get(self) -> tuple[tuple[int, int], ...]:
         """Ranges of feeds that may be for it: (first, count)."""

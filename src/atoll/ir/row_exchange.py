@@ -20,6 +20,8 @@ from atoll.ir.types import ArraySpec, Box, Replicated, Tiled, shard_boxes
 # Of a sizes array (`atoll.ir.program.Route`), and of a spans array: the first row and the number of rows.
 SIZES = "int32"
 NO_ROWS = ("token", "opaque", "string")
+# As many as an array that is routed may have shards; a host looks at each that it sends or gets.
+MAX_GROUPS = 1 << 14
 
 
 class RowSpan(NamedTuple):
@@ -108,6 +110,12 @@ class RowExchange(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     def message(self, sender: int, receiver: int) -> HostMessage:
         """What the message from one host to another has, as both know it."""
+        found = self._messages.get((sender, receiver))
+        if found is None:
+            found = self._messages[sender, receiver] = self._message(sender, receiver)
+        return found
+
+    def _message(self, sender: int, receiver: int) -> HostMessage:
         holders: dict[int, int] = {}
         pieces = []
         wanted = dict.fromkeys(
@@ -173,6 +181,10 @@ class RowExchange(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return found
 
     @cached_property
+    def _messages(self) -> dict[tuple[int, int], HostMessage]:
+        return {}
+
+    @cached_property
     def _senders_to(self) -> dict[int, dict[int, list[Box]]]:
         return {}
 
@@ -196,6 +208,8 @@ def check_route(inputs: Sequence[ArraySpec], outputs: Sequence[ArraySpec], group
     pairs = list(zip(targets[::2], targets[1::2], strict=False))
     if groups < 1 or len(targets) % 2 or not pairs or len(sources) != (1 if is_back else 2):
         raise invalid("rows are routed from one array and its sizes to blocks and their spans, or back")
+    if groups > MAX_GROUPS:
+        raise invalid(f"rows in {groups} groups; at most {MAX_GROUPS} are allowed")
     rows = sources[0]
     _check_rows(rows, groups)
     if not is_back:

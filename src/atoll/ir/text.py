@@ -124,8 +124,7 @@ def _step(step: p.Step) -> str:
         case p.Receive():
             return f"%{step.output} = receive on {_on(step.array)}, host feeds {_feeds(step.pieces)}"
         case p.SendRows():
-            host = step.exchange.source.host_of[step.positions[0]]
-            sent = ", ".join(f"to host {to} as host feed {feed}" for to, feed in step.exchange.sent(host))
+            sent = ", ".join(f"to host {to} as host feed {feed}" for _, to, feed in step.messages)
             return f"send rows of %{step.rows} by %{step.numbers} {sent}"
         case p.ReceiveRows():
             outputs = [step.output] if step.spans < 0 else [step.output, step.spans]

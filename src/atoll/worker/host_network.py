@@ -7,7 +7,9 @@ the data plane; null hosts have a network of their own, which takes the time tha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,10 +17,12 @@ import numpy as np
 from atoll.devices.device import DeviceArray, DeviceBackend
 from atoll.errors import Code, Status, StatusError
 from atoll.ir import plan as p
+from atoll.ir.row_exchange import RowExchange
 from atoll.protocol import messages as m
 from atoll.transfers import host_data
 from atoll.transfers.data_port import DataPort
 from atoll.transfers.dtypes import numpy_dtype
+from atoll.transfers.streams import STREAM_THRESHOLD
 from atoll.worker.dispatch_unit import DispatchUnit, Read
 from atoll.worker.row_messages import packed, unpacked
 
@@ -120,31 +124,46 @@ class DataPortNetwork:
     def send_rows(
         self, step: p.SendRows, unit: DispatchUnit, arrays: tuple[DeviceArray, DeviceArray], release: Callable[[], None]
     ) -> None:
-        run = unit.plan_run.run
         rows, numbers = map(self._backend.shards, arrays)
-        messages = step.exchange.sent(self._host)
+        # A message of that size may wait until there is room where it goes, and no other waits with it.
+        alone = arrays[0].nbytes >= STREAM_THRESHOLD
+        reads = [(each,) for each in step.messages] if alone else [step.messages]
+        left, lock = [len(reads)], threading.Lock()
 
-        def read() -> None:
+        def done() -> None:
+            with lock:
+                left[0] -= 1
+            if not left[0]:
+                release()
+
+        def read(messages: Sequence[tuple[RowExchange, int, int]]) -> None:
             try:
                 shards, known = [np.asarray(each) for each in rows], [np.asarray(each) for each in numbers]
-                sent = 0
-                for host, feed in messages:
-                    buffers = packed(step, self._host, host, shards, known)
-                    sent += sum(memoryview(each).nbytes for each in buffers)
-                    if host == self._host:
-                        self._inbox.put(run.session, run.host_feeds + feed, np.frombuffer(b"".join(buffers), np.uint8))
-                    else:
-                        send_to_host(self._data_port, self._host, host, run.session, run.host_feeds + feed, *buffers)
+                sent = sum(self._send_message(step, unit.plan_run.run, each, shards, known) for each in messages)
                 self._report(m.RowsMoved(unit.sequence, sent=sent))
             finally:
-                release()
+                done()
 
         def at_once() -> bool:
             return all(map(is_small_and_ready, arrays)) and all(
-                self._data_port.host_takes_at_once(host, SMALL_BYTES) for host, _ in messages if host != self._host
+                self._data_port.host_takes_at_once(host, SMALL_BYTES)
+                for _, host, _ in step.messages
+                if host != self._host
             )
 
-        unit.reads.append(Read(read, at_once))
+        unit.reads += [Read(partial(read, messages), at_once) for messages in reads]
+
+    def _send_message(
+        self, step: p.SendRows, run: m.Run, message: tuple[RowExchange, int, int], shards: list[Any], numbers: list[Any]
+    ) -> int:
+        """Its bytes."""
+        exchange, host, number = message
+        buffers, feed = packed(step, exchange, host, shards, numbers), run.host_feeds + number
+        if host == self._host:
+            self._inbox.put(run.session, feed, np.frombuffer(b"".join(buffers), np.uint8))
+        else:
+            send_to_host(self._data_port, self._host, host, run.session, feed, *buffers)
+        return sum(memoryview(each).nbytes for each in buffers)
 
     def receive_rows(self, step: p.ReceiveRows, unit: DispatchUnit) -> tuple[DeviceArray, DeviceArray | None]:
         run = unit.plan_run.run

@@ -24,13 +24,14 @@ _SPAN = np.dtype("<i4")
 SPAN_BYTES = 3 * _SPAN.itemsize
 
 
-def packed(step: p.SendRows, host: int, to: int, shards: Sequence[Array], numbers: Sequence[Array]) -> list[Any]:
-    """The message that `host` sends to another one: buffers, one after the other. They refer to the shards.
+def packed(
+    step: p.SendRows, exchange: RowExchange, to: int, shards: Sequence[Array], numbers: Sequence[Array]
+) -> list[Any]:
+    """The message of an exchange to a host: buffers, one after the other. They refer to the shards.
 
     Raises INVALID_ARGUMENT where the numbers of rows do not fit.
     """
-    exchange = step.exchange
-    message = exchange.message(host, to)
+    message = exchange.message(step.host, to)
     local = {position: shard for shard, position in enumerate(step.positions)}
     spans = []
     for group, holder in zip(message.groups, message.holders, strict=True):
@@ -56,8 +57,7 @@ def unpacked(step: p.ReceiveRows, contents: Sequence[Any]) -> tuple[list[Array],
     arrays: dict[Box, Array] = {}
     spans_of: dict[int, RowSpan] = {}
     nbytes = 0
-    messages = [(each, sender) for each in step.exchanges for sender, _ in each.received(step.host)]
-    for (exchange, sender), content in zip(messages, contents, strict=True):
+    for (exchange, sender, _), content in zip(step.messages, contents, strict=True):
         message = exchange.message(sender, step.host)
         view = memoryview(content).cast("B")
         nbytes += view.nbytes

@@ -5,6 +5,8 @@ Functions named without `test_` run in the child.
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,7 +25,7 @@ def python(start_python: StartPython) -> RemotePython:
     return start_python("2x2x1")
 
 
-@parametrized(6)
+@parametrized(4)
 def test_rows_go_where_they_are_to_and_come_back(python: RemotePython, number: int) -> None:
     for found in python.call(by_themselves_and_in_a_program, number):
         check(number, found)
@@ -53,7 +55,7 @@ def _sparse(rows: Any, chosen: Any, weights: Any, parameters: Any) -> Any:
     return (atoll.unroute(blocks, routing, weights) ** 2).sum()
 
 
-def gradients() -> list[Any]:
+def gradients() -> Any:
     import atoll
 
     rows, chosen, weights, parameters = _given()
@@ -61,14 +63,14 @@ def gradients() -> list[Any]:
     given = [jax.device_put(each, lies) for each in (rows, chosen, weights)]
     given.append([jax.device_put(p, NamedSharding(mesh, P())) for p, mesh in zip(parameters, meshes(), strict=True)])
     gradient = jax.value_and_grad(_sparse, argnums=(0, 2, 3))
-    return [jax.tree.map(np.asarray, each(*given)) for each in (gradient, atoll.program(gradient))]
+    return jax.tree.map(np.asarray, atoll.program(gradient)(*given))
 
 
 def test_derivatives_are_those_of_the_dense_computation(python: RemotePython) -> None:
     with jax.enable_x64(True):
         expected = jax.value_and_grad(_dense, argnums=(0, 2, 3))(*_given())
-    for found in python.call(gradients):
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), found, expected)
+    found = python.call(gradients)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), found, expected)
 
 
 # ---- what travels
@@ -98,6 +100,34 @@ def test_rows_travel_and_capacity_does_not(python: RemotePython) -> None:
         ("send rows", 0, 2 * header + 1 * row),
         ("send rows", 1, 2 * header + 2 * row),
     ]
+
+
+# ---- the programs of docs/experts.md
+
+
+def page(number: int) -> list[str]:
+    """What the program of that number prints."""
+    text = (Path(__file__).parents[3] / "docs" / "experts.md").read_text()
+    program = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)[number]
+    printed: list[str] = []
+    names: dict[str, Any] = {"print": lambda *each: printed.append(" ".join(map(str, each)))}
+    exec(program, names)
+    for each in (*names.get("slices", ()), *names["places"].slices):
+        each.release()
+    return printed
+
+
+def test_the_layer_of_experts_learns(python: RemotePython) -> None:
+    losses = [float(line.split()[0]) for line in python.call(page, 0)]
+    assert len(losses) == 5
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_the_actor_gets_weights_by_which_it_does_what_pays_most(python: RemotePython) -> None:
+    (line,) = python.call(page, 1)
+    shares = [float(each) for each in line.strip("[]").split()]
+    assert shares.index(max(shares)) == 2
+    assert max(shares) > 0.5
 
 
 # ---- failures

@@ -60,8 +60,8 @@ class NullNetwork:
         assert isinstance(numbers, NullArray)
         ready = all_of(self._backend.clock, [rows.moment, numbers.moment])
         departures = []
-        for host, feed in step.exchange.sent(self._host):
-            groups = step.exchange.message(self._host, host).groups
+        for exchange, host, feed in step.messages:
+            groups = exchange.message(self._host, host).groups
             departure, arrival = self._transmit(host, 0, SPAN_BYTES * len(groups), ready)
             arrival.when_known(partial(self._deliver_at, arrival, host, run.session, run.host_feeds + feed))
             departures.append(departure)

@@ -243,12 +243,16 @@ class _Cut:
 
     def _send_rows(self, op: SendRowsOp, node: _Node) -> None:
         rows, numbers = self._known(op.rows), self._known(op.numbers)
-        value, sizes = self._inputs(op)
+        uses = self.numbers[op.rows], self.numbers[op.numbers]
         exchange = self._row_exchange(rows, op.target.data, op, op.first.data)
         for host in exchange.senders:
             here = rows.positions[host]
             first_groups = tuple(numbers.boxes[position][0][0] for position in here)
-            node.on(host).add(p.SendRows(value, sizes, here, first_groups, exchange), (value, sizes), ())
+            work, exchanges = node.on(host), [exchange]
+            if work.steps and isinstance(last := work.steps[-1], p.SendRows) and (last.rows, last.numbers) == uses:
+                exchanges = [*last.exchanges, exchange]
+                del work.steps[-1]
+            work.add(p.SendRows(*uses, here, first_groups, tuple(exchanges)), uses, ())
 
     def _receive_rows(self, op: ReceiveRowsOp, node: _Node) -> None:
         target, outputs = self._known(op.value), self._outputs(op)
