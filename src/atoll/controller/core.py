@@ -206,7 +206,6 @@ class Controller:
             self.suspensions,
             settings.spill,
             settings.suspend_lower,
-            lambda: self._outbox.seconds,
         )
         self._relays = Relays(self.resources, self._outbox, self.launcher, settings.relay_group)
         self._recovery = Recovery(
@@ -309,7 +308,7 @@ class Controller:
         self.suspensions.proceed()
         self.migrations.proceed()
         self.launcher.pump()
-        self.launcher.memory.seek_relief(event.seconds)
+        self.launcher.memory.seek_relief()
         self._compilation.release_late()
         return self._outbox.take()
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from atoll.cluster.locations import Placement
 from atoll.cluster.resources import ResourceManager
@@ -52,7 +53,7 @@ class _Coming:
     handle: int
     entry: Entry
     aside: Aside
-    then: Callable[[Status], None]
+    then: Callable[[int, Status], None] | None
     keeps: bool
     launch: Launch | None = None
 
@@ -74,7 +75,8 @@ class Asides:
         self._own = own
         self._out = out
         self._putting: dict[int, _Putting] = {}  # by request
-        self._coming: dict[tuple[int, int], _Coming] = {}  # by session and feed
+        self._coming: dict[tuple[int, int], _Coming] = {}  # by session and handle
+        self._by_feed: dict[tuple[int, int], _Coming] = {}  # by session and feed
         self._next_request = 1
         self._next_piece = 1
         self._next_feed = _FIRST_FEED
@@ -193,7 +195,7 @@ class Asides:
         self,
         session: Session,
         handles: Iterable[int],
-        then: Callable[[int, Status], None] = lambda handle, status: None,
+        then: Callable[[int, Status], None] | None = None,
         places: Placement | None = None,
         keeps: bool = False,
     ) -> None:
@@ -215,14 +217,15 @@ class Asides:
                 if aside.views:
                     if len(specs) < len({source for source, _ in aside.views}):  # only a proxy that lies releases them
                         entry.aside, entry.error = None, Status(Code.DATA_LOSS, "what it was a part of is gone")
-                        then(handle, entry.error)
+                        if then is not None:
+                            then(handle, entry.error)
                         continue
                     definition = view_program(spec, aside.views, specs)
                 else:
                     definition = _definition(spec, tuple(part.positions for part in aside.parts))
                 if definition not in programs:
                     programs[definition] = self._own.make(session, definition, places)
-                coming = _Coming(session, handle, entry, aside, lambda status, h=handle: then(h, status), keeps)  # type: ignore[misc]
+                coming = _Coming(session, handle, entry, aside, then, keeps)
                 self._launch(coming, programs[definition], tuple(specs), places)
         finally:
             for number in programs.values():
@@ -234,8 +237,8 @@ class Asides:
         first, count = self._next_feed, len(aside.parts)
         self._next_feed += count
         feeds = tuple(range(first, first + count))
-        for feed in feeds:
-            self._coming[session.number, feed] = coming
+        self._coming[session.number, coming.handle] = coming
+        self._by_feed.update(((session.number, feed), coming) for feed in feeds)
         coming.entry.aside = None
         by_host: dict[int, list[tuple[m.AsidePiece, int, tuple[int, ...]]]] = {}
         for part, feed in zip(aside.parts, feeds, strict=True):
@@ -246,29 +249,33 @@ class Asides:
             self._out.to_host(host, m.SendAside(session.number, first, tuple(pieces)))
         self._own.take_credit(session)
         launch = m.Launch(program, sources, (coming.handle,), feeds)
-        coming.launch = self._launches.launch_again(session, launch, lambda ended: self._came(coming, feeds, ended))
+        coming.launch = self._launches.launch_again(session, launch, partial(self._came, coming, feeds))
 
     def _is_there(self, host: int) -> bool:
         record = self._resources.hosts.get(host)
         return record is not None and self._resources.islands[record.island].works
 
     def _came(self, coming: _Coming, feeds: tuple[int, ...], launch: Launch) -> None:
+        number = coming.session.number
         for feed in feeds:
-            self._coming.pop((coming.session.number, feed), None)
+            self._by_feed.pop((number, feed), None)
+        if self._coming.get((number, coming.handle)) is coming:
+            del self._coming[number, coming.handle]
         if not coming.keeps:
             self.drop(coming.session, coming.aside)
-        coming.then(launch.error or OK)
+        if coming.then is not None:
+            coming.then(coming.handle, launch.error or OK)
 
     def failed(self, host: int, message: m.AsideFailed) -> None:
         """A piece cannot be delivered: its array cannot be made."""
-        coming = self._coming.get((message.session, message.feed))
+        coming = self._by_feed.get((message.session, message.feed))
         if coming is not None and coming.launch is not None:
             self._launches.fail(coming.launch, message.status)
 
     def take_back(self, session: Session, kept: Mapping[int, Aside], status: Status) -> None:
         """Arrays that were to come back are aside again: what was kept of them still is."""
-        for coming in {id(each): each for each in self._coming.values() if each.session is session}.values():
-            if coming.launch is not None:
+        for coming in list(self._coming.values()):
+            if coming.session is session and coming.launch is not None:
                 self._launches.fail(coming.launch, status)
         for handle, aside in kept.items():
             entry = session.directory.entries.get(handle)
@@ -299,7 +306,9 @@ class Asides:
         for entry in session.directory.entries.values() if session.has_asides else ():
             if entry.aside is not None and entry.aside.in_files:
                 self.drop(session, entry.aside)
-        self._coming = {key: each for key, each in self._coming.items() if each.session is not session}
+        for table in (self._coming, self._by_feed):
+            for key in [key for key in table if key[0] == session.number]:
+                del table[key]
         for request, putting in list(self._putting.items()):
             if putting.session is session:
                 del self._putting[request]

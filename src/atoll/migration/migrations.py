@@ -14,7 +14,6 @@ that is suspended (`migration.suspensions`) begins at the third step, and its ar
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 
 from atoll.cluster.lifecycle import IslandLost
@@ -76,8 +75,8 @@ class Migrations:
         self._asides = asides
         self._outbox = outbox
         self._stages: Durations[tuple[int, Stage]] = Durations()  # by migration and stage
-        self._next_handle = itertools.count(_OWN_HANDLES).__next__
-        self.next_number = itertools.count(1).__next__  # for whoever quiesces a session
+        self._next_handle = _OWN_HANDLES
+        self._next_number = 1
 
     # ---- events
 
@@ -91,10 +90,20 @@ class Migrations:
     def begin(self, session: Session, plan: Callable[[], Changes], then: Callable[[Status], None]) -> None:
         """Begins a migration. Raises StatusError where it cannot be."""
         changes, islands = self.check(session, plan)
-        copies = DeviceCopies(self._own, self._launcher, self._outbox, self._next_handle)
+        copies = DeviceCopies(self._own, self._launcher, self._outbox, self._handle)
         migration = Migration(self.next_number(), session, plan, then, changes, islands, copies)
         self.under_way[session.number] = migration
         self._outbox.to_session(session.number, m.Quiesce(migration.number))
+
+    def _handle(self) -> int:
+        """For a copy."""
+        self._next_handle += 1
+        return self._next_handle - 1
+
+    def next_number(self) -> int:
+        """For whoever quiesces a session."""
+        self._next_number += 1
+        return self._next_number - 1
 
     def check_free(self, session: Session) -> None:
         """Raises FAILED_PRECONDITION for a session that is being moved."""

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 
 from atoll.cluster.locations import DeviceLocation, HostDevice
 from atoll.cluster.placement import Choice, Slices
@@ -31,8 +33,16 @@ RETRY_SECONDS = 30.0
 _UNMOVABLE = ("token", "opaque")
 
 
+@dataclass(eq=False)
+class _Way:
+    """Sessions that are on their way out for somebody, who goes on with `then` when the last of them is."""
+
+    left: set[int]
+    then: Callable[[], None]
+
+
 class Pressure:
-    """Makes room. `seconds()` is the controller's time."""
+    """Makes room, as far as the settings of the cluster allow it."""
 
     def __init__(
         self,
@@ -43,7 +53,6 @@ class Pressure:
         suspensions: Suspensions,
         spill_bytes: int,
         suspend_lower: SuspendLower,
-        seconds: Callable[[], float],
     ) -> None:
         self._sessions = sessions
         self._memory = memory
@@ -52,7 +61,6 @@ class Pressure:
         self._suspensions = suspensions
         self._spill_bytes = spill_bytes
         self._suspend_lower = suspend_lower
-        self._seconds = seconds
         self._spilling: dict[tuple[int, int], Entry] = {}  # by session and handle
         self._refused: dict[int, float] = {}  # sessions that could not be suspended, and when
         if spill_bytes or suspend_lower is not SuspendLower.OFF:
@@ -92,15 +100,12 @@ class Pressure:
                 chosen.append(handle)
                 self._spilling[session.number, handle] = entry
             if chosen:
-                self._asides.put(session, chosen, self._spilled(session, chosen))
+                self._asides.put(session, chosen, partial(self._spilled, session.number, chosen))
         return freed
 
-    def _spilled(self, session: Session, handles: list[int]) -> Callable[[Status], None]:
-        def then(status: Status) -> None:
-            for handle in handles:
-                self._spilling.pop((session.number, handle), None)
-
-        return then
+    def _spilled(self, session: int, handles: list[int], status: Status) -> None:
+        for handle in handles:
+            self._spilling.pop((session, handle), None)
 
     def _idle(self, session: Session, device: HostDevice) -> Iterator[tuple[int, Entry]]:
         for handle, entry in session.directory.entries.items():
@@ -136,13 +141,13 @@ class Pressure:
         victim = max(
             (each for each in lower if each.tenant.settings.priority == lowest), key=lambda each: _holds(each, device)
         )
-        return self._suspend(victim, lambda status: None)
+        return self._suspend(victim, None)
 
     def _lower(self, priority: int) -> list[Session]:
         """Sessions of a lower priority that may be suspended now."""
         if self._suspend_lower is SuspendLower.OFF:
             return []
-        now = self._seconds()
+        now = self._memory.now
         self._refused = {number: since for number, since in self._refused.items() if now - since < RETRY_SECONDS}
         return [
             session
@@ -152,17 +157,22 @@ class Pressure:
             and session.number not in self._refused
         ]
 
-    def _suspend(self, session: Session, then: Callable[[Status], None]) -> bool:
-        def ended(status: Status) -> None:
-            if not status.ok:
-                self._refused[session.number] = self._seconds()
-            then(status)
-
+    def _suspend(self, session: Session, way: _Way | None) -> bool:
+        """Begins to; for somebody who waits until all of some have made way."""
+        to_disk = self._suspend_lower is SuspendLower.DISK
         try:
-            self._suspensions.suspend(session, self._suspend_lower is SuspendLower.DISK, ended, by_system=True)
+            self._suspensions.suspend(session, to_disk, partial(self._suspended, session.number, way), by_system=True)
         except StatusError:
             return False
         return True
+
+    def _suspended(self, session: int, way: _Way | None, status: Status) -> None:
+        if not status.ok:
+            self._refused[session] = self._memory.now
+        if way is not None:
+            way.left.discard(session)
+            if not way.left:
+                way.then()
 
     def make_way(self, session: Session, choose: Callable[[], Choice], then: Callable[[], None]) -> bool:
         """Suspends those of a lower priority who are where a slice of the session could be, and then calls `then`.
@@ -180,17 +190,8 @@ class Pressure:
             for each in lower:
                 each.devices.are_free = False
         in_the_way = [each for each in lower if wanted & _places(each)]
-        left = {each.number for each in in_the_way}
-
-        def ended(number: int) -> Callable[[Status], None]:
-            def one(status: Status) -> None:
-                left.discard(number)
-                if not left:
-                    then()
-
-            return one
-
-        begun = [self._suspend(each, ended(each.number)) for each in in_the_way]
+        way = _Way({each.number for each in in_the_way}, then)
+        begun = [self._suspend(each, way) for each in in_the_way]
         return bool(begun) and all(begun)
 
 

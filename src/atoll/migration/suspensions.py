@@ -15,6 +15,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 
 from atoll.cluster.lifecycle import IslandLost
 from atoll.cluster.placement import Slices
@@ -228,9 +229,9 @@ class Suspensions:
         self._asides.put(
             session,
             handles,
-            lambda status: self._put_aside(suspension, status),
+            partial(self._put_aside, suspension),
             folder,
-            lambda arrays: manifest_of(session, arrays),
+            partial(manifest_of, session),
         )
 
     def _folder_of(self, session: Session) -> str:
@@ -296,9 +297,8 @@ class Suspensions:
 
     def _begin_resume(self, suspension: Suspension, islands: tuple[int, ...]) -> None:
         session = suspension.session
-        self._migrations.begin_resume(
-            session, lambda: self._plan(session, islands), lambda status: self._resumed(suspension, status)
-        )
+        plan = partial(self._plan, session, islands)
+        self._migrations.begin_resume(session, plan, partial(self._resumed, suspension))
         session.devices.are_free = False
         self._enter(suspension, Stage.RESUMING)
 

@@ -24,7 +24,7 @@ class Buffers:
     def __init__(self, memory: Reservations, outbox: Outbox) -> None:
         self._memory = memory
         self._outbox = outbox
-        self.on_aside_freed: Callable[[Session, Aside], None] = lambda session, aside: None
+        self.on_aside_freed: Callable[[Session, Aside], None]  # to be set
 
     def release(self, session: Session, handles: tuple[int, ...], delete: bool) -> None:
         """The client needs the handles no more; with `delete`, nobody may use their memory either."""

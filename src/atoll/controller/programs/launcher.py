@@ -100,7 +100,7 @@ class Launcher:
         self.drop_if_idle = self._endings.drop_if_idle
         self.irregular = IrregularNodes(sessions, resources, quarantine, self._promises, self, self._number)
         self._endings.on_part_ended = self.irregular.part_ended
-        self.bring_back: Callable[[Session, list[int]], None] = lambda session, handles: None  # what is aside
+        self.bring_back: Callable[[Session, list[int]], None]  # what is aside; to be set
         self.buffers = self._buffers
 
     # ---- events

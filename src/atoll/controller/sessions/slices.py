@@ -5,6 +5,7 @@ one may wait until those of a lower priority have made way for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from atoll.cluster.locations import DeviceLocation, HostDevice
 from atoll.cluster.placement import Choice, IslandDevices, Slices
@@ -43,16 +44,14 @@ class SliceRequests:
                 session.number, message.slice_request, self._islands(session.platform), self._free
             )
 
-        def again() -> None:
-            if self._sessions.get(session.number) is session:
-                self.add(session, message)
-
         try:
             check(message.slice_request)
             self._check_quota(session, message.slice_request.count)
             choice = choose()
         except StatusError as error:
-            if message.slice_request.exclusive and self._make_way(session, choose, again):
+            if message.slice_request.exclusive and self._make_way(
+                session, choose, partial(self._add_again, session, message)
+            ):
                 return
             self._outbox.to_session(session.number, m.SliceAdded(message.request, error.status))
             return
@@ -63,6 +62,10 @@ class SliceRequests:
         self._outbox.to_session(
             session.number, m.SliceAdded(message.request, OK, made.number, made.devices, made.shape, hosts)
         )
+
+    def _add_again(self, session: Session, message: m.AddSlice) -> None:
+        if self._sessions.get(session.number) is session:
+            self.add(session, message)
 
     def _check_quota(self, session: Session, count: int) -> None:
         tenant = session.tenant
