@@ -25,7 +25,7 @@ def exhausted(
     nbytes: int,
     quota: str,
 ) -> Status:
-    """The gang needs so many bytes of the device and will not get them: for want of memory, or of its tenant's quota."""
+    """The gang needs so many bytes of the device and gets none: for want of memory, or of its tenant's quota."""
     text = (
         f"out of memory on device {device[1]} of host {device[0]}: {gang.run.launch.program.name} needs "
         f"{human_bytes(nbytes)}, and "
