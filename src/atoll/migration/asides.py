@@ -157,8 +157,7 @@ class Asides:
             if putting.failure is None and aside is not None and is_there:
                 self._out.free(entry.hosts, session.number, (handle,))
                 self._launches.memory.release(entry)
-                entry.aside = aside
-                entry.hosts = aside.memory_hosts
+                entry.aside, entry.hosts = aside, ()
                 session.has_asides = True
             elif aside is not None:
                 self.drop(session, aside)
@@ -284,7 +283,7 @@ class Asides:
             self._out.free(entry.hosts, session.number, (handle,))
             self._launches.memory.release(entry)
             if all(self._is_there(host) for host in aside.memory_hosts):
-                entry.aside, entry.error, entry.ready, entry.hosts = aside, None, True, aside.memory_hosts
+                entry.aside, entry.error, entry.ready, entry.hosts = aside, None, True, ()
             else:
                 entry.error, entry.ready = entry.error or status, True
                 self.drop(session, aside)
@@ -314,12 +313,14 @@ class Asides:
                 del self._putting[request]
 
     def hosts_lost(self, hosts: set[int], status: Status) -> None:
-        """What these hosts were to copy will not be. What they had in memory is lost: its errors are set already."""
+        """What these hosts were to copy will not be, and what they had in memory is lost."""
         for session in self._sessions.values():
             for entry in session.directory.entries.values() if session.has_asides else ():
                 if entry.aside is not None and not hosts.isdisjoint(entry.aside.memory_hosts):
                     self.drop(session, entry.aside)
                     entry.aside = None
+                    entry.error = entry.error or status.within(entry.maker)
+                    session.has_errors = True
         for request, putting in list(self._putting.items()):
             if putting.left & hosts:
                 putting.failure = putting.failure or status
