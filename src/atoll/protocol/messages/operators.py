@@ -92,14 +92,14 @@ class RemapRequest(Message, frozen=True, tag=97):
     devices: tuple[int, ...] = ()
 
 
-class SuspendRequest(Message, frozen=True, tag=147):
+class SuspendRequest(Message, frozen=True, tag=165):
     """Put a session aside until it is resumed: its arrays in host memory or on disk, its devices for others."""
 
     session: int
     to_disk: bool = False
 
 
-class ResumeRequest(Message, frozen=True, tag=148):
+class ResumeRequest(Message, frozen=True, tag=166):
     """Have a suspended session go on: where it was, or on these islands, one for each that it was on.
 
     It waits so many seconds for room there, 0: not at all.
