@@ -242,7 +242,10 @@ class BlockingConnection:
             if not isinstance(answer, Resumed) or answer.term < self._term:
                 raise ConnectError(f"{self.name} does not resume the connection")
             with self._lock:
-                self._ledger.acknowledge(Counts(answer.whole, answer.pieced))
+                try:
+                    self._ledger.acknowledge(Counts(answer.whole, answer.pieced))
+                except FrameError as error:
+                    raise _NotResumedError(str(error)) from None
                 self._stream, self._term, self._is_away = stream, answer.term, False
                 self._write(b"".join(frame for frame, _ in self._ledger.unacknowledged()))
         except BaseException:
