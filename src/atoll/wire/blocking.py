@@ -212,9 +212,12 @@ class BlockingConnection:
                 try:
                     self._resume_on(dial(NEXT_SECONDS), grant)
                     return True
-                except (_NotResumedError, AccessError):
+                except _NotResumedError:
                     return False
-                except (ConnectError, OSError):
+                except (
+                    ConnectError,
+                    OSError,
+                ):  # one that ends refuses a handshake as a stranger does: the next may not
                     continue
             time.sleep(pause)
             pause = min(2 * pause, MOST_PAUSE_SECONDS)
