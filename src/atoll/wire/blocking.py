@@ -217,7 +217,7 @@ class BlockingConnection:
                 except (
                     ConnectError,
                     OSError,
-                ):  # one that ends refuses a handshake as a stranger does: the next may not
+                ):  # who ends refuses a handshake as a stranger does
                     continue
             time.sleep(pause)
             pause = min(2 * pause, MOST_PAUSE_SECONDS)

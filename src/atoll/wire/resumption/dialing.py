@@ -132,7 +132,7 @@ class DialedConnection(ResumableConnection):
             try:
                 await self._resume_at(address, grant)
                 return None
-            except ConnectError as error:  # one that ends refuses a handshake as a stranger does: the next may not
+            except ConnectError as error:  # who ends refuses a handshake as a stranger does
                 last = error
                 if isinstance(error, NotResumedError) and error.final:
                     break
