@@ -100,18 +100,24 @@ class BlockingConnection:
         """As `send`."""
         parts: list[bytes] = []
         with self._lock:
-            ledger = self._ledger
             for message in messages:
                 body = self._encode(message)
-                header = frame_header(len(body))
-                if ledger is not None:
-                    ledger.keep(header + body)
-                parts.append(header)
+                parts.append(frame_header(len(body)))
                 parts.append(body)
-            if ledger is not None and ledger.is_full:
+            content = b"".join(parts)
+            if self._ledger is not None and not self._keep(parts, content):
                 self._give_up()
             elif not self._is_away:
-                self._write(b"".join(parts))
+                self._write(content)
+
+    def _keep(self, parts: list[bytes], content: bytes) -> bool:
+        assert self._ledger is not None
+        if len(parts) == 2:  # the header and body of one message, as a rule
+            return self._ledger.keep(content)
+        is_within_bounds = True
+        for header, body in zip(parts[::2], parts[1::2], strict=True):
+            is_within_bounds = self._ledger.keep(header + body)
+        return is_within_bounds
 
     def _write(self, content: bytes) -> None:
         try:
@@ -131,7 +137,9 @@ class BlockingConnection:
             try:
                 count = self._stream.receive_into(buffer)
             except AccessError:
-                raise
+                if self._grant is None:
+                    raise
+                count = 0
             except OSError:
                 count = 0
             if not count:
@@ -212,9 +220,9 @@ class BlockingConnection:
                 try:
                     self._resume_on(dial(NEXT_SECONDS), grant)
                     return True
-                except (_NotResumedError, AccessError):
+                except _NotResumedError:
                     return False
-                except (ConnectError, OSError):
+                except OSError:  # as AtollError's of connections are: a process that ends refuses in many ways
                     continue
             time.sleep(pause)
             pause = min(2 * pause, MOST_PAUSE_SECONDS)
@@ -234,7 +242,10 @@ class BlockingConnection:
             if not isinstance(answer, Resumed) or answer.term < self._term:
                 raise ConnectError(f"{self.name} does not resume the connection")
             with self._lock:
-                self._ledger.acknowledge(Counts(answer.whole, answer.pieced))
+                try:
+                    self._ledger.acknowledge(Counts(answer.whole, answer.pieced))
+                except FrameError as error:
+                    raise _NotResumedError(str(error)) from None
                 self._stream, self._term, self._is_away = stream, answer.term, False
                 self._write(b"".join(frame for frame, _ in self._ledger.unacknowledged()))
         except BaseException:

@@ -53,21 +53,19 @@ class ResumableConnection:
     def send_encoded(self, frame: bytes) -> None:
         if self._closed:
             return
-        self.ledger.keep(frame)
+        if not self.ledger.keep(frame):
+            self._give_up()
         if self._leg is not None:
             self._leg.send_encoded(frame)
-        if self.ledger.is_full:
-            self._give_up()
 
     def send_in_pieces(self, frame: bytes) -> None:
         if self._closed or len(frame) <= PIECE_BYTES:
             self.send_encoded(frame)
             return
-        self.ledger.keep_pieced(frame)
+        if not self.ledger.keep_pieced(frame):
+            self._give_up()
         if self._leg is not None:
             self._leg.send_in_pieces(frame)
-        if self.ledger.is_full:
-            self._give_up()
 
     def _give_up(self) -> None:
         """Not at once: who sends does not expect a loss."""

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from atoll.errors import AccessError, AtollError, ConnectError, FrameError
+from atoll.errors import AtollError, ConnectError, FrameError
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import connect
@@ -112,7 +112,7 @@ class DialedConnection(ResumableConnection):
                 error = await self._try_all(grant)
                 if error is None:
                     break
-                if isinstance(error, AccessError) or (isinstance(error, NotResumedError) and error.final):
+                if isinstance(error, NotResumedError) and error.final:
                     self._lose(f"{reason}; {error}")
                     return
                 if self._loop.time() > deadline:
@@ -132,7 +132,7 @@ class DialedConnection(ResumableConnection):
             try:
                 await self._resume_at(address, grant)
                 return None
-            except (ConnectError, AccessError) as error:
+            except ConnectError as error:  # also where it is not trusted: a process that ends refuses in many ways
                 last = error
                 if isinstance(error, NotResumedError) and error.final:
                     break

@@ -36,22 +36,22 @@ class Ledger:
     pieced: deque[bytes] = field(default_factory=deque)
     nbytes: int = 0  # of both
 
-    def keep(self, frame: bytes) -> None:
+    def keep(self, frame: bytes) -> bool:
+        """It is sent. False where more is kept than may be."""
         self.whole.append(frame)
         self.nbytes += len(frame)
+        return self.nbytes <= MAX_RETAINED
 
-    def keep_pieced(self, frame: bytes) -> None:
+    def keep_pieced(self, frame: bytes) -> bool:
+        """The same for one that is sent in pieces."""
         self.pieced.append(frame)
         self.nbytes += len(frame)
+        return self.nbytes <= MAX_RETAINED
 
     @property
     def sent(self) -> Counts:
         whole, pieced = self.acknowledged
         return Counts(whole + len(self.whole), pieced + len(self.pieced))
-
-    @property
-    def is_full(self) -> bool:
-        return self.nbytes > MAX_RETAINED
 
     def acknowledge(self, counts: Counts) -> None:
         """The peer has so many messages. Raises FrameError where that cannot be."""
