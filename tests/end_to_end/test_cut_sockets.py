@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from atoll.cluster.security.start import join_file
-from tests.cluster_process import free_port
+from atoll.wire.sockets import free_address
 from tests.end_to_end.remote_python import StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 from tests.thoroughness import TIMES
@@ -64,7 +64,7 @@ def start(start_cluster: StartCluster, folder: Path, **settings: Any) -> Standin
 def test_sockets_are_cut_and_losses_are_bit_for_bit_those_of_an_undisturbed_run(
     start_cluster: StartCluster, start_python: StartPython, tmp_path: Path, kind: str
 ) -> None:
-    cluster = start(start_cluster, tmp_path, listen="" if kind == "unix" else f"tls://127.0.0.1:{free_port()}")
+    cluster = start(start_cluster, tmp_path, listen="" if kind == "unix" else f"tls://{free_address('127.0.0.1')}")
     where = {"ATOLL_ADDRESS": cluster.address} if kind == "unix" else {"ATOLL_JOIN": str(join_file(cluster.directory))}
     python = start_python(**where)
     undisturbed = python.call(train, 60)

@@ -14,7 +14,8 @@ from jax._src import api_util, core, dispatch, effects, source_info_util, traceb
 from jax._src import config as _config
 from jax._src import pjit as _pjit
 from jax._src import shard_map as _shard_map
-from jax._src.interpreters import pxla
+from jax._src.interpreters import ad, batching, mlir, pxla
+from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lib import xla_client
 from jax._src.sharding_impls import UNSPECIFIED as UNSPECIFIED
 from jax._src.sharding_impls import physical_sharding
@@ -52,6 +53,39 @@ def line() -> str:
 
 def current_trace() -> Any:
     return core.trace_ctx.trace
+
+
+Zero: Any = ad.Zero
+is_undefined_primal: Callable[[Any], bool] = ad.is_undefined_primal
+
+# Of these traces a program has rules: see `programs.transformations`. Others see the calls of its function.
+_WITH_RULES = (ad.JVPTrace, ad.LinearizeTrace, _partial_eval.JaxprTrace, batching.BatchTrace)
+
+
+def is_transforming() -> bool:
+    """Whether what is called now is differentiated or batched by itself; not traced into one computation, as by jit."""
+    return isinstance(core.trace_ctx.trace, _WITH_RULES)
+
+
+def make_primitive(
+    name: str,
+    run: Callable[..., Any],
+    result_types: Callable[..., Any],
+    inline: Callable[..., Any],
+    jvp: Callable[..., Any],
+    transpose: Callable[..., Any],
+    batch: Callable[..., Any],
+) -> Any:
+    """A primitive of several results with these rules. `inline` does the same by other primitives, for XLA."""
+    primitive = core.Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_impl(run)
+    primitive.def_abstract_eval(result_types)
+    ad.primitive_jvps[primitive] = jvp
+    ad.primitive_transposes[primitive] = transpose
+    batching.fancy_primitive_batchers[primitive] = batch
+    mlir.register_lowering(primitive, mlir.lower_fun(inline, multiple_results=True))
+    return primitive
 
 
 def run_now(primitive: Any, arguments: Sequence[Any], params: dict[str, Any]) -> Any:
@@ -136,6 +170,12 @@ def as_function(jaxpr: Any, name: str) -> Callable[..., Any]:
 
     run.__name__ = run.__qualname__ = name
     return run
+
+
+def only_operation(jaxpr: Any) -> str | None:
+    """The operation that a computation is, and no jit call; None where it is several."""
+    eqns = getattr(jaxpr, "jaxpr", jaxpr).eqns
+    return eqns[0].primitive.name if len(eqns) == 1 and eqns[0].primitive is not jit_p else None
 
 
 def devices_of(sharding: Any) -> tuple[Any, ...] | None:

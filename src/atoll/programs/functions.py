@@ -125,6 +125,10 @@ class BoundCall:
     committed: bool
 
 
+class SeveralMeshes(Exception):
+    """A computation names shardings over different devices: it is not one function."""
+
+
 class FunctionTable:
     """The functions of one program; equal calls share one. `close` lets its threads end."""
 
@@ -137,9 +141,14 @@ class FunctionTable:
         self._compilers.shutdown(wait=False)
 
     def bind(self, call: JitCall, operands: Sequence[Value]) -> BoundCall:
-        """Chooses devices and shardings for a call, and has its function compiled there unless it is already."""
+        """Chooses devices and shardings for a call, and has its function compiled there unless it is already.
+
+        Raises SeveralMeshes.
+        """
         inside = list(internals.shardings_inside(call.jaxpr))
         named = [s for s in (*call.in_shardings, *call.out_shardings) if internals.devices_of(s) is not None]
+        if len({internals.devices_of(each) for each in (*named, *inside)}) > 1:
+            raise SeveralMeshes
         first = next((value for value in operands if value.committed and value.has_sharding), None)
         lead = next(iter((*named, *inside)), None)
         devices = internals.devices_of(lead) or internals.mesh_devices(call.mesh)

@@ -25,6 +25,7 @@ from atoll.programs.functions import FunctionTable
 from atoll.programs.launch import Launch
 from atoll.programs.stages import Lowered
 from atoll.programs.tracing import OrderedEffects, record
+from atoll.programs.transformations import FlatProgram, bind
 from atoll.programs.values import Value
 
 internals.leave_out_of_tracebacks(__file__)
@@ -56,7 +57,9 @@ def program(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
 
     As in jit, `jax.set_mesh` stands outside of the function. jax.debug.print and io_callback cannot be used in it.
 
-    Under another transformation, in another program, and on backends other than Atoll, the function is simply called.
+    Its derivatives (jax.grad, vjp, jvp) and batches (jax.vmap) are programs, too: a gradient is two launches, of a
+    program that goes forward and of one that goes back. In what JAX traces into one computation (jit, scan), in another
+    program, and on backends other than Atoll, the function is simply called.
 
     Raises:
       atoll.ProgramError: the function cannot be made into a program.
@@ -100,6 +103,7 @@ class Program:
         _check_names(fun, (*self._static_names, *self._donated_names))
         self._has_statics = bool(self._static_numbers or self._static_names)
         self._cache: dict[Hashable, _Traced] = {}
+        self._flat: dict[Hashable, tuple[FlatProgram, Any]] = {}
         self._tracing = threading.RLock()
         clear_with_client(self)
 
@@ -114,7 +118,7 @@ class Program:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not internals.trace_state_clean():
-            return self._fun(*args, **kwargs)
+            return self._transformed(args, kwargs) if internals.is_transforming() else self._fun(*args, **kwargs)
         statics: Any = _NO_STATICS
         dynamic = args, kwargs
         if self._has_statics:
@@ -134,6 +138,32 @@ class Program:
             results = traced.built.returned(results, leaves)
         return traced.out_tree.unflatten(results)
 
+    def _transformed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call under a transformation of JAX's, which has rules for the program as a whole."""
+        dynamic, statics = self._split(args, kwargs)
+        leaves, tree = jax.tree.flatten(dynamic)
+        key = (tree, tuple([internals.abstractify(leaf) for leaf in leaves]), statics, internals.trace_context())
+        found = self._flat.get(key)
+        if found is None:
+            found = self._flat[key] = self._flattened(leaves, tree, statics)
+        flat, out_tree = found
+        return out_tree.unflatten(bind(flat, leaves))
+
+    def _flattened(self, leaves: Sequence[Any], tree: Any, statics: Any) -> tuple[FlatProgram, Any]:
+        """The program of flat arguments and results, and the tree of its results."""
+        out_trees: list[Any] = []
+
+        def flat(*given: Any) -> list[Any]:
+            args, kwargs = self._joined(tree.unflatten(given), statics)
+            results, out_tree = jax.tree.flatten(self._fun(*args, **kwargs))
+            out_trees[:] = [out_tree]
+            return list(results)
+
+        flat.__name__ = flat.__qualname__ = self._name
+        made = FlatProgram(flat, Program)
+        made.result_types(*map(internals.abstractify, leaves))
+        return made, out_trees[0]
+
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Traces for these arguments, or for a `jax.ShapeDtypeStruct` in the place of each."""
         dynamic, statics = self._split(args, kwargs)
@@ -144,6 +174,7 @@ class Program:
     def clear_cache(self) -> None:
         """Drops everything that was traced, so that the cluster can free it."""
         self._cache.clear()
+        self._flat.clear()
 
     # ---- tracing
 

@@ -17,7 +17,8 @@ from jax.sharding import SingleDeviceSharding
 
 from atoll.client import jax_internals as internals
 from atoll.errors import ProgramError
-from atoll.programs.functions import Function, FunctionTable, JitCall
+from atoll.programs.functions import Function, FunctionTable, JitCall, SeveralMeshes
+from atoll.programs.transformations import program_p
 from atoll.programs.values import ShardingLike, Value, constant_value
 
 internals.leave_out_of_tracebacks(__file__)
@@ -152,6 +153,8 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
             return self._compute(primitive, tracers, params)
         if primitive is internals.jit_p:
             return self._call(JitCall.of(params), tracers)
+        if primitive is program_p:
+            return self._inline(params["flat"].fun, tracers)
         if primitive is internals.device_put_p:
             copies = params["copy_semantics"]
             return [
@@ -247,7 +250,7 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
 
     # ---- nodes
 
-    def _call(self, call: JitCall, given: Sequence[Any]) -> list[ProgramTracer]:
+    def _call(self, call: JitCall, given: Sequence[Any]) -> Any:
         line = internals.line()
         effects = internals.Effects.of(call.jaxpr)
         if effects.references:
@@ -261,7 +264,10 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
                 "program that has them is called as its function, and cannot be lowered"
             )
         operands = [self.usable(each, call.name) for each in given]
-        bound = self._functions.bind(call, operands)
+        try:
+            bound = self._functions.bind(call, operands)
+        except SeveralMeshes:
+            return self._over_several_meshes(call, given, line)
         donated = []
         inputs = []
         for i, (value, target) in enumerate(zip(operands, bound.inputs, strict=True)):
@@ -280,6 +286,15 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
         ]
         self.recording.nodes.append(CallNode(bound.function, inputs, outputs, tuple(donated), line, effects.some))
         return [ProgramTracer(self, value) for value in outputs]
+
+    def _over_several_meshes(self, call: JitCall, given: Sequence[Any], line: str) -> Any:
+        """A jit call that is no one computation: its operations are nodes."""
+        if (operation := internals.only_operation(call.jaxpr)) is not None:
+            raise ProgramError(
+                f"{operation} at {line} has functions on several meshes inside, and is one computation, on one mesh. "
+                "atoll.cond, atoll.switch and atoll.while_loop choose between functions on any"
+            )
+        return self._inline(internals.as_function(call.jaxpr, call.name), given)
 
     def _put(self, given: Any, device: Any, copy: Any) -> Any:
         value = self.usable(given, "device_put")

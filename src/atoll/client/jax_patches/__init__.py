@@ -18,6 +18,7 @@ from atoll.client.jax_patches import (
     profiler,
     send_and_receive,
     serialized_executables,
+    several_meshes,
     strided_arrays,
     transfer_server,
 )
@@ -38,6 +39,7 @@ PATCHES: tuple[Patch, ...] = (
     colocated_python.PATCH,
     profiler.PATCH,
     profiler.EXPORT_PATCH,
+    several_meshes.PATCH,
 )
 
 _installed: tuple[Patch, ...] | None = None

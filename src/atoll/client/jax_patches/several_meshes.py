@@ -1,0 +1,75 @@
+"""Lets `jax.jit` take arrays and functions that are on different devices of a cluster, where JAX refuses them.
+
+A computation that XLA compiles is on one set of devices. One whose parts are on several is a program (`atoll.program`):
+so where JAX finds different devices, what it has traced is made into one, and run. What JAX can compile, it compiles.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from atoll.client.jax_patches.patch import Patch, Replacement
+from atoll.client.plugin_programs import is_atoll
+
+# Programs that are kept; JAX keeps as many of its own traces, and more.
+_MOST_KEPT = 256
+
+
+def _or_as_program(run: Callable[..., Any]) -> Callable[..., Any]:
+    from jax._src import stages
+
+    def _pjit_call_impl_python(*args: Any, **params: Any) -> Any:
+        try:
+            return run(*args, **params)
+        except stages.DeviceAssignmentMismatchError as error:
+            (mismatches,) = error.args
+            if not all(is_atoll(device.client) for each in mismatches for device in each.da):
+                raise
+            program = _program(
+                params["jaxpr"],
+                params["name"],
+                tuple(params["in_shardings"]),
+                tuple(params["out_shardings"]),
+                tuple(i for i, donated in enumerate(params["donated_invars"]) if donated),
+            )
+            return program(*args), None, None, []
+
+    return _pjit_call_impl_python
+
+
+@functools.lru_cache(maxsize=_MOST_KEPT)
+def _program(
+    jaxpr: Any, name: str, in_shardings: tuple[Any, ...], out_shardings: tuple[Any, ...], donated: tuple[int, ...]
+) -> Any:
+    from atoll.client import jax_internals as internals
+
+    call = internals.as_function(jaxpr, name)
+
+    def run(*arguments: Any) -> list[Any]:
+        return _put(call(*_put(arguments, in_shardings)), out_shardings)
+
+    run.__name__ = run.__qualname__ = name
+    # By the package's door, which opens rooms above this one at their first use.
+    return importlib.import_module("atoll").program(run, donate_argnums=donated)
+
+
+def _put(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
+    """Where the user's jit said that they be."""
+    import jax
+
+    from atoll.client import jax_internals as internals
+
+    return [
+        array if internals.devices_of(sharding) is None else jax.device_put(array, sharding)
+        for array, sharding in zip(arrays, shardings, strict=True)
+    ]
+
+
+PATCH = Patch(
+    name="jit over several meshes",
+    lifts="Received incompatible devices for jitted computation",
+    replacements=(Replacement("jax._src.pjit", "_pjit_call_impl_python", _or_as_program, ("args", "jaxpr")),),
+)
