@@ -14,7 +14,7 @@ MATRIX_TESTS := tests/client tests/pipelines tests/session tests/ifrt tests/work
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough machines tensorflow pipelines ray matrix check docs bench conformance soak protos clean
+.PHONY: help demo test thorough restarts machines tensorflow pipelines ray matrix check docs bench conformance soak protos clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ test: $(VENV)/.test  ## Run the test suite
 thorough: $(VENV)/.test  ## Run for long what the suite runs for short: tests of properties, mixes of clients
 	ATOLL_TEST_THOROUGHNESS=20 $(BIN)/python -m pytest -m hypothesis --timeout 3600 --numprocesses $(WORKERS) $(ARGS)
 	ATOLL_ORDER_SECONDS=60 ATOLL_TEST_USAGE_SECONDS=600 $(BIN)/python -m pytest --timeout 3600 tests/end_to_end/test_order.py tests/operate/test_usage.py $(ARGS)
+
+restarts: $(VENV)/.test  ## Kill the controller a hundred times under three clients, which takes several minutes
+	ATOLL_TEST_RESTARTS=100 $(BIN)/python -m pytest --timeout 3600 -s tests/end_to_end/test_restarts.py $(ARGS)
 
 machines: $(VENV)/.test  ## Run the tests on several "machines" (as root), which take long
 	ATOLL_TEST_MACHINES=1 $(BIN)/python -m pytest tests/machines tests/end_to_end/test_relays.py tests/operate/test_cluster_file.py $(ARGS)

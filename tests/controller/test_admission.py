@@ -192,3 +192,50 @@ def test_who_asks_to_stop_is_answered_and_workers_are_asked_to_end():
     cluster.event(e.StopAsked(1.0))
     stop, close, end = cluster.flush()
     assert (stop.message, type(close), type(end)) == (m.Stop(), a.Close, a.End)
+
+
+# ---- connections that are away
+
+
+def away_and_back(cluster: Cluster, connection: int) -> tuple[list[Any], list[Any]]:
+    """What a peer gets while its connection is away for two minutes, and once it is back."""
+    cluster.flush()
+    cluster.event(e.ConnectionAway(cluster.now, connection))
+    told: list[Any] = []
+    for _ in range(120):
+        cluster.event(e.Tick(cluster.now + 1.0))
+        cluster.now += 1.0
+        told += [each for each in cluster.flush() if getattr(each, "connection", -1) == connection]
+    cluster.event(e.ConnectionBack(cluster.now, connection))
+    cluster.event(e.Tick(cluster.now + 1.0))
+    return told, [each.message for each in cluster.flush() if getattr(each, "connection", -1) == connection]
+
+
+def test_a_host_that_is_away_is_not_silent_and_gets_no_pings() -> None:
+    cluster = joined("1x1x1")
+    told, (ping,) = away_and_back(cluster, cluster.controller.connections.hosts[0])
+    assert told == []
+    assert isinstance(ping, m.Ping)
+    assert ping.lease == cluster.controller.leases.seconds
+    assert cluster.controller.resources.islands[0].works
+
+
+def test_a_session_whose_proxy_is_away_goes_on() -> None:
+    cluster = joined("1x1x1")
+    session = cluster.open()
+    connection = cluster.controller.connections.sessions[session.number]
+    cluster.now = 1.0
+    cluster.controller.leases.seconds = 1000.0  # the host's, of which nothing comes here
+    told, (ping,) = away_and_back(cluster, connection)
+    assert told == []
+    assert isinstance(ping, m.Ping)
+    assert session.number in cluster.controller.sessions
+
+
+def test_a_host_that_is_away_and_does_not_come_back_is_lost() -> None:
+    cluster = joined("1x1x1")
+    connection = cluster.controller.connections.hosts[0]
+    cluster.event(e.ConnectionAway(0.0, connection))
+    cluster.lose(0, "it was not back within 60 s")
+    assert not cluster.controller.resources.islands[0].works
+    assert connection not in cluster.controller.connections.away

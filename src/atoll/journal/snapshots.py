@@ -69,9 +69,9 @@ def start_snapshot(state: Callable[[], Any], write: Callable[[bytes], None]) -> 
     """
     parent = os.getpid()
     with warnings.catch_warnings():
-        # Python warns of locks that other threads may hold: the child takes none that they do (the threads of a
-        # controller write usage, and sync files).
-        warnings.simplefilter("ignore", DeprecationWarning)
+        # Python warns of locks that other threads may hold, and so does JAX where it is: the child takes none that
+        # they do (the threads of a controller write usage, and sync files).
+        warnings.simplefilter("ignore")
         pid = os.fork()
     if pid:
         return pid

@@ -174,7 +174,8 @@ class OperatorConnection:
                 reply.set_result(message)
 
     def _on_lost(self, reason: str) -> None:
-        self._fail(ConnectError(f"no reply from {self._address}: {reason}"))
+        text = f"no reply from {self._address}: {reason}; whether it was done is not known, and it may be asked again"
+        self._fail(ConnectError(text))
 
     def _fail(self, error: ConnectError) -> None:
         self._lost = self._lost or error

@@ -327,3 +327,20 @@ def test_a_machine_with_too_few_devices_is_named_and_not_taken() -> None:
 def test_a_cluster_of_other_machines_must_listen_where_they_reach_it() -> None:
     with pytest.raises(ClusterError, match="choose where the controller listens"):
         HostsEngine(EngineOptions(ClusterSettings(engine="hosts"), "/nowhere"))
+
+
+def test_while_the_engine_is_cut_off_from_the_controller_no_agent_is_lost() -> None:
+    async def scene() -> None:
+        play = Scene("1x1x4", lease_seconds=0.1, grace_seconds=5.0)
+        play.place(hosts=1)
+        play.come(1)
+        play.engine.cut_off(True)
+        play.told.clear()
+        await asyncio.sleep(0.3)
+        assert play.told == []
+        play.engine.cut_off(False)
+        await asyncio.sleep(0.05)
+        assert play.ends == []
+        assert {each.grace for _, each in play.told if isinstance(each, m.Renew)} == {5.0}
+
+    played(scene)

@@ -70,12 +70,13 @@ class End:
 class Network:
     """Carries bytes in parts of at most `part`; after each of the numbers of bytes in `cuts`, the leg is cut there."""
 
-    def __init__(self, cuts: Sequence[int], part: int = 7) -> None:
+    def __init__(self, cuts: Sequence[int], part: int = 4096) -> None:
         self.part = part
         self.can_dial = True
         self.legs = 0
         self.ends: list[End] = []  # of the newest leg, the dialer's first
         self.listener: Listener
+        self.others: dict[str, Listener] = {}  # by where they listen, for dialers that know several addresses
         self.cut_after(cuts)
 
     def cut_after(self, cuts: Sequence[int]) -> None:
@@ -102,6 +103,7 @@ class Network:
         self, address: Any, kind: Any, on_message: Callable[[Any], None], on_lost: Any, *, name: str, **_: Any
     ) -> Connection:
         await asyncio.sleep(0)
+        listener = self.others.get(address.path, self.listener)
         if not self.can_dial:
             raise ConnectError("nobody listens there")
         self.legs += 1
@@ -110,7 +112,7 @@ class Network:
             self.ends,
             (
                 Connection(kind, on_message, on_lost, name=name),
-                self.listener.accept(),
+                listener.accept(),
             ),
         )
         here.other, there.other, here.protocol, there.protocol = there, here, dialed, accepted
@@ -127,7 +129,7 @@ class Listener:
         self.messages: list[Any] = []
         self.events: list[str] = []
         self.connection: AcceptedConnection | Connection
-        self.due: list[AcceptedConnection] = []
+        self.watched: dict[int, Callable[[], None]] = {}
         self.table = self.make_table(seconds, term)
 
     def make_table(self, seconds: float, term: int) -> ResumableConnections:
@@ -139,11 +141,20 @@ class Listener:
             lambda number: self.events.append("back"),
             lambda connection: connection.acknowledge(),
             lambda: None,
-            lambda pid, then: None,
+            self._watch,
         )
+
+    def _watch(self, pid: int, then: Callable[[], None]) -> None:
+        self.watched[pid] = then
 
     def lost(self, reason: str) -> None:
         self.events.append(reason)
+
+    def refuse(self) -> Connection:
+        """As a process that is about to end."""
+        leg = Connection(Hello | Note, self.messages.append, lambda reason: None)
+        asyncio.get_running_loop().call_soon(leg.abort)
+        return leg
 
     def accept(self) -> Connection:
         def first(message: Any) -> None:
@@ -171,13 +182,17 @@ class Dialer:
         self.connection: dialing.DialedConnection
 
     @classmethod
-    async def open(cls, network: Network, listener: Listener, monkeypatch: pytest.MonkeyPatch) -> Dialer:
-        """Has said Hello."""
+    async def open(cls, network: Network, listener: Listener, monkeypatch: pytest.MonkeyPatch, *others: str) -> Dialer:
+        """Has said Hello; knows other addresses, too."""
         network.listener = listener
         monkeypatch.setattr(dialing, "connect", network.connect)
         self = cls()
         self.connection = await dialing.dial(
-            dialing.Address(path="/there"), Note, self.messages.append, self.lost.append, name="the controller"
+            dialing.Address(path="/there", others=tuple(dialing.Address(path=each) for each in others)),
+            Note,
+            self.messages.append,
+            self.lost.append,
+            name="the controller",
         )
         self.connection.send(Hello())
         return self

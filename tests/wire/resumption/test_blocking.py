@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import threading
 from pathlib import Path
@@ -124,5 +125,21 @@ def test_where_it_is_not_granted_a_lost_socket_ends_it(tmp_path):
         assert not worker.receives.is_alive()
         worker.connection.close()
         server.close()
+
+    asyncio.run(main())
+
+
+def test_a_peer_of_this_machine_whose_process_has_ended_is_not_waited_for(tmp_path):
+    async def main() -> None:
+        listener = Listener()
+        server, worker = await begin(tmp_path, listener)
+        server.close()
+        listener.watched[os.getpid()]()
+        assert listener.events == [], "something that it has sent may still come"
+        listener.connection._leg._transport.abort()  # type: ignore[union-attr]
+        await until(lambda: len(listener.events) == 1)
+        assert listener.events != ["away"]
+        worker.connection.close()
+        await asyncio.to_thread(worker.receives.join, 10)
 
     asyncio.run(main())

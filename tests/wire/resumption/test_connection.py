@@ -17,7 +17,7 @@ from atoll.wire.pieces import PIECE_BYTES
 from atoll.wire.resumption import connection as module
 from atoll.wire.resumption import dialing
 from atoll.wire.resumption import ledger as ledger_module
-from atoll.wire.resumption.table import LinkState
+from atoll.wire.resumption.table import AcceptedConnection, LinkState
 from tests.thoroughness import examples
 from tests.wire.resumption.network import Dialer, Listener, Network, Note, until
 
@@ -203,8 +203,8 @@ def test_another_process_goes_on_with_the_state_of_the_first(monkeypatch):
         network.cut(network.ends[0])
         listener.connection.send(Note(2))
         dialer.connection.send(Note(3))
-        assert isinstance(listener.connection, module.ResumableConnection)
-        state: LinkState = pickle.loads(pickle.dumps(listener.connection.state()))  # type: ignore[attr-defined]
+        assert isinstance(listener.connection, AcceptedConnection)
+        state: LinkState = pickle.loads(pickle.dumps(listener.connection.state()))
 
         second = Listener(term=2)
         second.connection = second.table.add(state, second.messages.append, second.lost)
@@ -215,6 +215,31 @@ def test_another_process_goes_on_with_the_state_of_the_first(monkeypatch):
         assert not dialer.lost
         dialer.connection.close()
         listener.connection.close()
+
+    play(main)
+
+
+def test_of_several_addresses_the_one_of_the_latest_term_is_resumed_at(monkeypatch):
+    async def main() -> None:
+        first = Listener()
+        network = Network([])
+        dialer = await Dialer.open(network, first, monkeypatch, "/standby")
+        await until(lambda: dialer.connection.can_resume)
+        assert isinstance(first.connection, AcceptedConnection)
+        standby = Listener(term=2)
+        standby.connection = standby.table.add(first.connection.state(), standby.messages.append, standby.lost)
+        network.others = {"/there": Listener(), "/standby": standby}
+        network.others["/there"].accept = first.refuse  # type: ignore[method-assign]
+        network.cut(network.ends[0])
+        await until(lambda: standby.events == ["back"])
+        # The first is there again, and thinks that it is the one.
+        network.others["/there"] = first
+        network.cut(network.ends[0])
+        await until(lambda: standby.events[-2:] == ["away", "back"] and len(standby.events) == 3)
+        assert first.events == ["away"]
+        assert not dialer.lost
+        dialer.connection.close()
+        first.connection.close()
 
     play(main)
 
