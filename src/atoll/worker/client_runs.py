@@ -26,11 +26,11 @@ def stream_of(unit: DispatchUnit, function: LoadedFunction) -> int:
     """XLA's execution stream for a run that may wait for its client; 0 for any other.
 
     A stream is in order. On one device each run has its own: a callback may run such a function itself. Those over
-    several devices XLA starts one after another.
+    several devices start one after another.
     """
     if not unit.callbacks:
         return 0
-    return -1 - unit.sequence if len(function.ordinals) == 1 else unit.plan_run.run.session
+    return -1 - unit.sequence if function.waits_inside else unit.plan_run.run.session
 
 
 def has_thread(step: p.Execute, unit: DispatchUnit, function: LoadedFunction) -> bool:

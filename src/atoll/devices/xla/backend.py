@@ -126,7 +126,9 @@ class XlaBackend:
         here = tuple(device for device in flat if device.client.process_index() == device.process_index)
         ordinals = tuple(self.devices.index(device) for device in here)
         return (
-            Executable(loaded, here, ordinals, self._gates if count and len(here) == 1 else None, held),
+            Executable(
+                loaded, here, ordinals, self._gates if count and len(here) == 1 else None, held, len(flat) > len(here)
+            ),
             bool(_cache_hit.seen),
             time.monotonic() - started,
         )

@@ -18,8 +18,8 @@ from atoll.transfers.dtypes import numpy_dtype
 class Executable:
     """See `devices.device.LoadedFunction`. `devices` are the local ones, in the order of the function's assignment.
 
-    `gates`: for a function that calls its client, where XLA would do so inside of the enqueuing call. `held` is kept
-    for as long as the executable is.
+    `gates`: for a function that calls its client, where XLA would do so inside of the enqueuing call; `spans_hosts`: it
+    has devices elsewhere, too. `held` is kept for as long as the executable is.
     """
 
     def __init__(
@@ -29,11 +29,12 @@ class Executable:
         ordinals: tuple[int, ...],
         gates: Gates | None = None,
         held: Any = None,
+        spans_hosts: bool = False,
     ) -> None:
         self._held = held
         self._loaded = loaded
         self._gates = gates
-        self.waits_inside = gates is not None
+        self.waits_inside = gates is not None and not spans_hosts  # else it starts in the island's order
         self._devices = devices
         module = loaded.hlo_modules()[0]
         program = xc.XlaComputation(module.as_serialized_hlo_module_proto()).program_shape()
