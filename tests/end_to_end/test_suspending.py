@@ -25,8 +25,10 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def cluster(start_cluster: StartCluster, module_directory: Path) -> StandingCluster:
-    """Two islands of one host, each with two devices of 16 MiB."""
-    return start_cluster(islands="2x1x2", device_memory=16 * MIB, suspend_folder=str(module_directory / "aside"))
+    """Two islands of one host, each with two devices of 16 MiB and a little more."""
+    return start_cluster(
+        islands="2x1x2", device_memory=16 * MIB + (1 << 16), suspend_folder=str(module_directory / "aside")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -142,10 +144,10 @@ def test_a_suspended_training_gives_what_an_undisturbed_one_gives(
 
 
 def hold(seed: int) -> None:
-    """12 of 16 MiB of each device, for as long as the script runs."""
+    """All 16 MiB of each device, for as long as the script runs."""
     mesh = Mesh(np.array(jax.devices()[:2]), ("d",))
     sharding = NamedSharding(mesh, PartitionSpec("d"))
-    contents = np.random.default_rng(seed).integers(0, 1 << 62, (2, 3 * MIB // 2))
+    contents = np.random.default_rng(seed).integers(0, 1 << 62, (2, 2 * MIB))
     globals()["held"] = jax.block_until_ready(jax.device_put(contents, sharding))
     globals()["contents"] = contents
 
@@ -172,7 +174,7 @@ def test_two_sessions_with_more_than_the_devices_have_take_turns(
             assert python.call(turn)
             ask(cluster, m.SuspendRequest(session))
     ask(cluster, m.ResumeRequest(sessions[0], (0,)))
-    with pytest.raises(StatusError, match=rf"waits for 12.0 MiB on device 0.*session {sessions[0]} hold"):
+    with pytest.raises(StatusError, match=rf"waits for 16.0 MiB on device 0.*session {sessions[0]} hold"):
         ask(cluster, m.ResumeRequest(sessions[1], (0,)))
     pythons[0].close()
     assert "goes on" in ask(cluster, m.ResumeRequest(sessions[1], (0,), 30.0))
