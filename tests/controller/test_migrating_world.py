@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from atoll.errors import Code
@@ -12,6 +12,8 @@ from tests.controller.migrating_world import MigratingWorld
 from tests.thoroughness import examples
 
 
+# An island is lost from which a session's arrays come back to another one.
+@example(132, 89, "3x1x1", 0.0, 0, 0)
 @settings(max_examples=examples(50))
 @given(
     st.integers(0, 2**32),

@@ -11,6 +11,7 @@ Pure. Invariant: a logical buffer is on devices, or aside, or on its way back, a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -76,6 +77,7 @@ class Asides:
         self._out = out
         self._putting: dict[int, _Putting] = {}  # by request
         self._coming: dict[tuple[int, int], _Coming] = {}  # by session and handle
+        self.losses: Counter[int] = Counter()  # of each host, with what it had in memory
         self._by_feed: dict[tuple[int, int], _Coming] = {}  # by session and feed
         self._next_request = 1
         self._next_piece = 1
@@ -271,8 +273,10 @@ class Asides:
         if coming is not None and coming.launch is not None:
             self._launches.fail(coming.launch, message.status)
 
-    def take_back(self, session: Session, kept: Mapping[int, Aside], status: Status) -> None:
-        """Arrays that were to come back are aside again: what was kept of them still is."""
+    def take_back(self, session: Session, kept: Mapping[int, Aside], losses: Mapping[int, int], status: Status) -> None:
+        """Arrays that were to come back are aside again: what was kept of them still is, unless one of its hosts was
+        lost since there were so many `losses`.
+        """
         for coming in list(self._coming.values()):
             if coming.session is session and coming.launch is not None:
                 self._launches.fail(coming.launch, status)
@@ -282,7 +286,7 @@ class Asides:
                 continue
             self._out.free(entry.hosts, session.number, (handle,))
             self._launches.memory.release(entry)
-            if all(self._is_there(host) for host in aside.memory_hosts):
+            if all(self.losses[host] == losses.get(host, 0) for host in aside.memory_hosts):
                 entry.aside, entry.error, entry.ready, entry.hosts = aside, None, True, ()
             else:
                 entry.error, entry.ready = entry.error or status, True
@@ -314,6 +318,10 @@ class Asides:
 
     def hosts_lost(self, hosts: set[int], status: Status) -> None:
         """What these hosts were to copy will not be, and what they had in memory is lost."""
+        self.losses.update(hosts)
+        for coming in list(self._coming.values()):
+            if coming.launch is not None and not hosts.isdisjoint(coming.aside.memory_hosts):
+                self._launches.fail(coming.launch, status.within(coming.entry.maker))
         for session in self._sessions.values():
             for entry in session.directory.entries.values() if session.has_asides else ():
                 if entry.aside is not None and not hosts.isdisjoint(entry.aside.memory_hosts):

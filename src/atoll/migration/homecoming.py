@@ -15,10 +15,12 @@ class Homecoming:
         self._asides = asides
         self._kept: dict[int, Aside] = {}
         self._left: set[int] = set()
+        self._losses: dict[int, int] = {}
         self._failure: Status | None = None
 
     def begin(self, migration: Migration) -> None:
         session = migration.session
+        self._losses = dict(self._asides.losses)
         for handle, entry in session.directory.entries.items():
             if entry.aside is not None and entry.error is None:
                 self._kept[handle] = entry.aside
@@ -46,4 +48,4 @@ class Homecoming:
         migration.session.has_asides = any(entry.aside is not None for entry in entries)
 
     def give_up(self, migration: Migration, status: Status) -> None:
-        self._asides.take_back(migration.session, self._kept, status)
+        self._asides.take_back(migration.session, self._kept, self._losses, status)
