@@ -6,37 +6,23 @@ many islands can give. Then, in turn, without and with copies on all islands: wh
 
 from __future__ import annotations
 
-import functools
 import time
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, PartitionSpec
 
 import atoll as pw
-from atoll.elastic.data_parallel import DataParallel
 from atoll.elastic.islands import Islands
 from benchmarks.elastic import work
 
-
-class Sleeping(DataParallel):
-    """Each island computes with a function of its own: of one function that calls Python, one run is under way at a
-    time."""
-
-    def compute(self, gradients: Any, mesh: Any) -> Any:
-        return super().compute(functools.partial(gradients), mesh)
-
-
-def training_on(meshes: Sequence[Mesh]) -> Sleeping:
-    return Sleeping(work.gradients, work.update, PartitionSpec(), meshes)
+TRAINING = pw.elastic.data_parallel(work.gradients, work.update)
 
 
 def plain(count: int, seconds: float, state: Any, every: int = 0) -> float:
     """Steps a second on the first `count` islands; with `every`, the state is copied so often."""
     islands = Islands()
-    training = training_on([islands.mesh(island) for island in sorted(islands.devices)[:count]])
+    training = TRAINING([islands.mesh(island) for island in sorted(islands.devices)[:count]])
     placed = training.place(state)
     replica = pw.replicate(training.keep(placed), every=every) if every else None
     under_way: deque[Any] = deque()
@@ -62,7 +48,7 @@ def main() -> None:
     for _ in range(3):
         for every in (0, work.EVERY):
             work.report("copies", every=every, rate=plain(4, seconds, state, every))
-    run = pw.elastic.run(training_on, state, work.batch, steps=1 << 40, every=work.EVERY, ahead=work.AHEAD)
+    run = pw.elastic.run(TRAINING, state, work.batch, steps=1 << 40, every=work.EVERY, ahead=work.AHEAD)
     told = 0
     for step, loss in run:
         work.report("step", step=step, loss=float(loss), devices=len(run.islands))

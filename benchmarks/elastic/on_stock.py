@@ -15,10 +15,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from benchmarks.elastic import work
+from benchmarks.elastic import sleeping, work
 
 
 def main() -> None:
+    sleeping.register()
     folder, count, megabytes = sys.argv[1], work.argument(2), work.argument(3)
     mesh = Mesh(np.array(jax.devices()[:count]), ("data",))
     whole, rows = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
@@ -58,7 +59,8 @@ def main() -> None:
             done, loss = under_way.popleft()
             work.report("step", step=done, loss=float(loss), devices=count)
     jax.block_until_ready(state)
-    manager.save(number, args=ocp.args.StandardSave(state), force=True)
+    if number % work.EVERY:
+        manager.save(number, args=ocp.args.StandardSave(state), force=True)
     manager.wait_until_finished()
     manager.close()
 

@@ -135,4 +135,5 @@ class StockSide:
 
 def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "ATOLL_", "XLA_"))}
-    return kept | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    folders = (Path(__file__).parent / "site", ROOT / "src", ROOT)
+    return kept | {"PYTHONPATH": os.pathsep.join(map(str, folders))}

@@ -31,13 +31,14 @@ def describe(phase: Phase, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     times = [each["at"] for each in ([before[-1]] if before else []) + within]
     pauses = [later - sooner for sooner, later in itertools.pairwise(times)]
     done = {each["step"] for each in before}
+    changes = [each for each in lines if each["what"] == "change" and phase.began <= each["at"] < phase.ended]
     return {
         "happened": phase.happened,
         "devices": phase.devices,
         "seconds_until_on_them": on_all[0]["at"] - phase.began if on_all else None,
         "longest_pause_seconds": max(pauses, default=None),
         "steps_a_second": _rate([each["at"] for each in on_all]),
-        "steps_again": sum(each["step"] in done for each in within),
+        "steps_again": sum(each["step"] in done for each in within) + sum(each["repeated"] for each in changes),
         "steps": len({each["step"] for each in within} - done),
     }
 

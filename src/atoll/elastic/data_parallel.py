@@ -83,10 +83,6 @@ class DataParallel:
         result: tuple[list[Any], Any] = self._steps[counts](state, parts)
         return result
 
-    def compute(self, gradients: Callable[[Any, Any], Any], mesh: Mesh) -> Any:
-        """The function that computes the gradients on an island."""
-        return jax.jit(gradients, out_shardings=(NamedSharding(mesh, PartitionSpec()),) * 2)
-
     def _make(self, counts: tuple[int, ...]) -> Any:
         weights = [count / sum(counts) for count in counts]
 
@@ -96,7 +92,9 @@ class DataParallel:
         def update(state: Any, all_gradients: Sequence[Any]) -> Any:
             return self._update(state, mean(all_gradients))
 
-        computed = [self.compute(self._gradients, mesh) for mesh in self._meshes]
+        computed = [
+            jax.jit(self._gradients, out_shardings=(NamedSharding(mesh, PartitionSpec()),) * 2) for mesh in self._meshes
+        ]
         updated = [jax.jit(update, out_shardings=sharding, donate_argnums=0) for sharding in self._states]
         whole = [_shardings(mesh, PartitionSpec()) for mesh in self._meshes]
         averaged = jax.jit(mean)

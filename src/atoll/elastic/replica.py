@@ -153,7 +153,7 @@ class Replica:
 
 
 def replicate(tree: Any, *, step: int = 0, every: int = 1, other_island: bool = True) -> Replica:
-    """Keeps a second copy of all arrays of a tree on another island, for when the one that they are on is lost.
+    """Keeps a second copy of all arrays of a tree on another island, for when the one that they are on is lost::
 
         replica = pw.replicate(state, every=20)
         for step in range(1, 501):

@@ -24,7 +24,7 @@ def pipeline(
     optimizer: Any,
     schedule: str | Schedule = "1f1b",
 ) -> Make:
-    """A training for `elastic.run` of a model that `atoll.pipeline` cuts into so many stages, on islands of their own.
+    """A training for `elastic.run` of a model that `atoll.pipeline` cuts into so many stages, on islands of their own::
 
         training = pw.elastic.pipeline(loss_fn, batch_of(0), stages=4, microbatches=8, optimizer=optax.adam(1e-3))
         run = pw.elastic.run(training, params, batch_of, steps=500)

@@ -156,6 +156,7 @@ class Session:
     python_gangs: set[int] = field(default_factory=set)  # those that call Python and have not started, by sequence
     # Functions that are released once all such gangs up to a sequence number have started: (the number, the function).
     late_releases: deque[tuple[int, int]] = field(default_factory=deque)
+    waits_for_islands: bool = True  # that are lost, until they are back; else what needs one fails
     leaves_islands: bool = False  # by itself, when they are drained
     has_errors: bool = False  # some buffer of it stands for an error
     has_asides: bool = False  # some buffer of it may be aside

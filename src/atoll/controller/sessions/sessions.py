@@ -92,6 +92,7 @@ class Sessions:
             m.Quiesced: self._quiesced,
             m.Pong: self._answered,
             m.LeavesIslands: self._leaves_islands,
+            m.FailOnLoss: self._fail_on_loss,
             m.CallsRecorded: self._calls_recorded,
         }
         self._slice_requests = slice_requests
@@ -269,6 +270,9 @@ class Sessions:
 
     def _leaves_islands(self, session: Session, message: m.LeavesIslands) -> None:
         session.leaves_islands = True
+
+    def _fail_on_loss(self, session: Session, message: m.FailOnLoss) -> None:
+        session.waits_for_islands = False
 
     def _calls_recorded(self, session: Session, message: m.CallsRecorded) -> None:
         self._tracing.calls_recorded(session.number, message, self._outbox.seconds)

@@ -142,6 +142,10 @@ class LeavesIslands(Message, frozen=True, tag=74):
     """The client leaves an island by itself when it is told that it is to (`HostsLeave`): nothing of it is migrated."""
 
 
+class FailOnLoss(Message, frozen=True, tag=78):
+    """What the client sends to a lost island is to fail, and not to wait until the island is back."""
+
+
 class CallsRecorded(Message, frozen=True, tag=56):
     """The answer to SendCalls, with its numbers; `clock` as in a Pong, `calls` as in `protocol.spans.SessionCalls`."""
 
@@ -280,6 +284,7 @@ FromProxy = (
     | Query
     | Pong
     | LeavesIslands
+    | FailOnLoss
     | CallsRecorded
 )
 ToProxy = (
