@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from atoll.errors import ClusterError as ClusterError
     from atoll.errors import ConnectError as ConnectError
     from atoll.errors import FrameError as FrameError
+    from atoll.errors import JournalError as JournalError
     from atoll.errors import PipelineError as PipelineError
     from atoll.errors import ProgramError as ProgramError
     from atoll.errors import RecoveryError as RecoveryError
@@ -92,6 +93,7 @@ _MODULES = {
     "FrameError": "atoll.errors",
     "ClusterError": "atoll.errors",
     "SettingsError": "atoll.errors",
+    "JournalError": "atoll.errors",
     "BackendError": "atoll.errors",
     "PipelineError": "atoll.errors",
     "ProgramError": "atoll.errors",
@@ -109,6 +111,7 @@ __all__ = [
     "ConnectError",
     "ConnectedCluster",
     "FrameError",
+    "JournalError",
     "Pipeline",
     "PipelineError",
     "PipelineState",

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from atoll.cluster.security.join import read_join
-from atoll.cluster.security.start import join_file
 from atoll.errors import AtollError
 from atoll.operate.requests import request_report
+from atoll.security.join import read_join
+from atoll.security.start import join_file
 from tests.cluster_process import User, eventually, finish, first_line, free_port
 
 

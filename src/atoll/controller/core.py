@@ -25,7 +25,6 @@ from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.placement import Slices
 from atoll.cluster.processes.leases import Leases
 from atoll.cluster.resources import ResourceManager
-from atoll.cluster.security.tokens import Tokens
 from atoll.cluster.settings import ClusterSettings
 from atoll.controller.admission import Admission
 from atoll.controller.connections import Connections, Peer
@@ -61,6 +60,7 @@ from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.session import Session
 from atoll.scheduling.tenants import Tenants
 from atoll.scheduling.usage import Meter
+from atoll.security.tokens import Tokens
 from atoll.telemetry.checks import Checks
 from atoll.telemetry.history import History
 from atoll.telemetry.load import LoadRecord

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from atoll.cluster.folders import default_cache_directory
 from atoll.cluster.processes.child import Child, wait_for_any
-from atoll.cluster.security.join import JOIN_VARIABLE, JoinString
 from atoll.cluster.settings import ClusterSettings
 from atoll.engines.options import EngineOptions, make_directory
 from atoll.engines.start import EngineProcess
 from atoll.errors import AtollError, ClusterError, error_kind
 from atoll.ifrt.options import ProxyOptions, Ready
 from atoll.operate.registry import register_embedded
+from atoll.security.join import JOIN_VARIABLE, JoinString
 from atoll.wire.address import Address
 
 LABEL = "atoll proxy"

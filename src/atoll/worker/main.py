@@ -17,8 +17,6 @@ from atoll.cluster.processes.client_folders import HOST_FOLDERS, sweep
 from atoll.cluster.processes.leases import LAPSED_STATUS
 from atoll.cluster.processes.lifeline import Lease, watch_in_thread
 from atoll.cluster.processes.process import read_options, spare_collector, start_logging
-from atoll.cluster.security.access import identity_for, token_for
-from atoll.cluster.security.roles import Role
 from atoll.devices.device import DeviceBackend
 from atoll.devices.kinds import kind_of
 from atoll.errors import AccessError, ConnectError
@@ -27,6 +25,8 @@ from atoll.host_services.profiles.recorder import Recorder
 from atoll.host_services.python.options import PythonHost
 from atoll.host_services.python.sessions import PythonSessions
 from atoll.protocol import messages as m
+from atoll.security.access import identity_for, token_for
+from atoll.security.roles import Role
 from atoll.transfers.data_port import DataPort
 from atoll.transfers.host_watch import neighbours
 from atoll.transfers.inbox import Inbox

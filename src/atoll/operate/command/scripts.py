@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from atoll.cluster.cluster_file import FILE_VARIABLE
-from atoll.cluster.security.join import JOIN_VARIABLE, read_join
 from atoll.cluster.settings import VARIABLES
 from atoll.operate.command.options import (
     ClusterAddress,
@@ -22,6 +21,7 @@ from atoll.operate.command.options import (
     with_option_groups,
 )
 from atoll.operate.command.terminal import end_on_signals, fail, say
+from atoll.security.join import JOIN_VARIABLE, read_join
 
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127  # exit statuses, as of a shell
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from atoll.cluster.security.access import HOST_TOKEN_VARIABLE, TOKEN_VARIABLE
-from atoll.cluster.security.start import AUTHORITY_VARIABLE
 from atoll.errors import AccessError
+from atoll.security.access import HOST_TOKEN_VARIABLE, TOKEN_VARIABLE
+from atoll.security.start import AUTHORITY_VARIABLE
 
 _TOKEN_BYTES = 32
 
@@ -56,7 +56,7 @@ def new_environment() -> dict[str, str]:
 
 
 def _new() -> _Kept:
-    from atoll.cluster.security.authority import Authority
+    from atoll.security.authority import Authority
 
     token, host_token = secrets.token_urlsafe(_TOKEN_BYTES), secrets.token_urlsafe(_TOKEN_BYTES)
     return _Kept(Authority.make().with_key.decode(), token, host_token)

@@ -6,8 +6,8 @@ import hmac
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from atoll.cluster.security.roles import is_of_the_cluster
 from atoll.cluster.tenants import DEFAULT_NAME, TenantSettings, whose
+from atoll.security.roles import is_of_the_cluster
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from typing import Any
 
 import msgspec
 
-from atoll.cluster.security.join import JoinString
-from atoll.cluster.security.roles import JOINING, Role
 from atoll.errors import AccessError, AtollError, ConnectError
+from atoll.security.join import JoinString
+from atoll.security.roles import JOINING, Role
 from atoll.wire.framing import HEADER_BYTES, frame_header, frame_length
 from atoll.wire.sockets import dial
 from atoll.wire.tls.errors import explained
@@ -120,7 +120,7 @@ def enroll(join: JoinString, role: Role, name: str, seconds: float = ENROLL_SECO
     Raises AccessError that says what is wrong with the join string, the certificates or the clocks; ConnectError where
     nobody answers.
     """
-    from atoll.cluster.security.authority import fingerprint, make_key, received, signing_request
+    from atoll.security.authority import fingerprint, make_key, received, signing_request
 
     deadline = time.monotonic() + seconds
     unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -9,10 +9,10 @@ import asyncio
 from functools import partial
 from typing import Any
 
-from atoll.cluster.security.enrollment import ENROLL_SECONDS, Desk, FromJoiner, Renewal
-from atoll.cluster.security.roles import Role
-from atoll.cluster.security.start import load_authority
-from atoll.cluster.security.tokens import Tokens
+from atoll.security.enrollment import ENROLL_SECONDS, Desk, FromJoiner, Renewal
+from atoll.security.roles import Role
+from atoll.security.start import load_authority
+from atoll.security.tokens import Tokens
 from atoll.wire.connection import Connection
 from atoll.wire.tls.identity import Identity
 

@@ -13,13 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.cluster.security.access import HOST_TOKEN_VARIABLE, TOKEN_VARIABLE, token_file
-from atoll.cluster.security.join import JOIN_VARIABLE, JoinString
 from atoll.errors import SettingsError
+from atoll.security.access import HOST_TOKEN_VARIABLE, TOKEN_VARIABLE, token_file
+from atoll.security.join import JOIN_VARIABLE, JoinString
 from atoll.wire.address import Address, parse_address
 
 if TYPE_CHECKING:  # few clusters need it
-    from atoll.cluster.security.authority import Authority
+    from atoll.security.authority import Authority
 
 CERTIFICATE_VARIABLE = "ATOLL_CERTIFICATE_SECONDS"
 # An authority, with its key, that was made before the cluster; ATOLL_TOKEN and ATOLL_HOST_TOKEN then come along.
@@ -62,7 +62,7 @@ def start_security(
             os.environ[HOST_TOKEN_VARIABLE] = secrets.token_urlsafe(32)
     if not listen.tls:
         return
-    from atoll.cluster.security.authority import Authority
+    from atoll.security.authority import Authority
 
     if given:
         authority = Authority.parse(given.encode(), AUTHORITY_VARIABLE, certificate_seconds())
@@ -81,7 +81,7 @@ def start_security(
 
 def load_authority(directory: str | Path) -> Authority:
     """The one that `start_security` has made. Raises AccessError, SettingsError."""
-    from atoll.cluster.security.authority import Authority
+    from atoll.security.authority import Authority
 
     return Authority.load(authority_file(directory), certificate_seconds())
 

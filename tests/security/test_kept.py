@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cluster.security.kept import kept_environment
 from atoll.errors import AccessError
+from atoll.security.kept import kept_environment
 
 
 def test_the_next_cluster_has_the_same_authority_and_tokens(tmp_path: Path) -> None:

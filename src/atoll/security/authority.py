@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from atoll.cluster.security.roles import Role
 from atoll.errors import AccessError
+from atoll.security.roles import Role
 from atoll.wire.tls.identity import Certificate, server_name
 
 _AUTHORITY_SECONDS = 20 * 365 * 24 * 3600.0

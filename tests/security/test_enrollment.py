@@ -12,12 +12,12 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.cluster.security import enrollment
-from atoll.cluster.security.authority import Authority, make_key, signing_request
-from atoll.cluster.security.enrollment import AskAuthority, Desk, Enroll, Enrolled, NotEnrolled, Renewal, enroll
-from atoll.cluster.security.join import JoinString
-from atoll.cluster.security.roles import Role, is_of_the_cluster, may_say
 from atoll.errors import AccessError, ConnectError
+from atoll.security import enrollment
+from atoll.security.authority import Authority, make_key, signing_request
+from atoll.security.enrollment import AskAuthority, Desk, Enroll, Enrolled, NotEnrolled, Renewal, enroll
+from atoll.security.join import JoinString
+from atoll.security.roles import Role, is_of_the_cluster, may_say
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import listen

@@ -11,10 +11,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from atoll.cluster.security.enrollment import Renewal, enroll
-from atoll.cluster.security.join import JoinString, join_of_environment
-from atoll.cluster.security.roles import Role
 from atoll.errors import AccessError, ConnectError
+from atoll.security.enrollment import Renewal, enroll
+from atoll.security.join import JoinString, join_of_environment
+from atoll.security.roles import Role
 from atoll.wire.address import Address
 from atoll.wire.tls.identity import Identity
 from atoll.wire.tls.stream import no_identity

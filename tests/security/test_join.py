@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.cluster.security.join import JOIN_VARIABLE, JoinString, join_of_environment, read_join
-from atoll.cluster.security.start import advertised
 from atoll.errors import AccessError
+from atoll.security.join import JOIN_VARIABLE, JoinString, join_of_environment, read_join
+from atoll.security.start import advertised
 from atoll.wire.address import Address
 
 PRINT = "0123456789abcdef" * 4
