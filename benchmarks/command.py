@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import typer
 
+from benchmarks.elastic.command import elastic
 from benchmarks.micro.command import micro
 from benchmarks.paper.command import add_to
+from benchmarks.suspension import suspension
 
 bench = typer.Typer(
     no_args_is_help=True,
@@ -15,4 +17,6 @@ bench = typer.Typer(
     help="Measure Atoll beside its peers, in turn, in one run.",
 )
 bench.command(help="Dispatch, transfers, memory and starts: what the least of each costs.")(micro)
+bench.command(help="A training that loses islands and gets them back, beside stock JAX.")(elastic)
+bench.command()(suspension)
 add_to(bench)

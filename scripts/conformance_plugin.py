@@ -11,10 +11,15 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import importlib
+import importlib.abc
+import importlib.machinery
 import importlib.util
 import json
 import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any
 
 import pytest
@@ -25,7 +30,7 @@ WANTED = "CONFORMANCE_WANTED"  # optional: JSON file with the list of node ids t
 TIMEOUT = "CONFORMANCE_TIMEOUT"  # seconds a test may take, its set-up and tear-down included
 FOREIGN = "CONFORMANCE_FOREIGN"  # optional: a source tree whose packages must not be imported
 PACKAGES = "CONFORMANCE_PACKAGES"  # with FOREIGN: the packages under test, with commas between
-LEFT_OUT = "CONFORMANCE_LEFT_OUT"  # optional, PACKAGE=FOLDER: more modules of an installed package
+LEFT_OUT = "CONFORMANCE_LEFT_OUT"  # optional, PACKAGE=FOLDER: where modules of a package are that its wheel lacks
 
 MESSAGE_LIMIT = 400  # characters
 
@@ -107,6 +112,23 @@ class Recorder:
         self._write(event="finished", status=int(exitstatus))
 
 
+class LeftOutFinder(importlib.abc.MetaPathFinder):
+    """Finds the modules below `package` that its wheel lacks in a checkout's `folder`: it is asked last."""
+
+    def __init__(self, package: str, folder: Path) -> None:
+        self._package = package
+        self._folder = folder
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if not fullname.startswith(f"{self._package}."):
+            return None
+        inner = fullname.removeprefix(f"{self._package}.").split(".")[:-1]
+        spec = importlib.machinery.PathFinder.find_spec(fullname, [str(self._folder.joinpath(*inner))], target)
+        return spec if spec is not None and spec.origin is not None else None  # a mere folder is no module
+
+
 def pytest_configure(config: pytest.Config) -> None:
     foreign = os.environ.get(FOREIGN)
     for package in os.environ[PACKAGES].split(",") if foreign else ():
@@ -116,7 +138,7 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"{package} would be imported from the checkout ({origin}), not as installed")
     package, _, folder = os.environ.get(LEFT_OUT, "").partition("=")
     if package:
-        importlib.import_module(package).__path__.append(folder)
+        sys.meta_path.append(LeftOutFinder(package, Path(folder)))
     with contextlib.suppress(ImportError):  # as absl's own runner does before it makes temporary folders
         importlib.import_module("absl.flags").FLAGS.mark_as_parsed()
     # Both stay open until the process ends: faulthandler writes to the one, the last event goes to the other.

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 
-from atoll.cluster.security import authority as module
-from atoll.cluster.security.authority import Authority
-from atoll.cluster.security.roles import Role
+from atoll.security import authority as module
+from atoll.security.authority import Authority
+from atoll.security.roles import Role
 from atoll.wire.tls.identity import Identity
 
 

@@ -272,6 +272,14 @@ def test_the_page_keeps_what_stands_around_the_tables(tmp_path: Path) -> None:
         markdown.embed(report, page)
 
 
+def test_files_of_which_nothing_passes_on_stock_have_no_score_but_are_told_of() -> None:
+    skipped = comparison.compare(results_of(a=Outcome.SKIPPED), results_of(a=Outcome.SKIPPED))
+    broken = comparison.compare(FileResults({}, 1.0, 1, ["no module x"]), FileResults({}, 1.0, 1))
+    text = markdown.render(StatusReply("1", "1", "0", "1x1x8", "atoll,cpu", {"f": skipped, "g": broken}))
+    assert "| `f`" not in text
+    assert "- `f`: 1 skipped\n- `g`: no module x\n" in text
+
+
 def test_a_score_is_never_rounded_up_to_all() -> None:
     assert markdown.percent(0.99999) == "99.9 %"
     assert markdown.percent(1.0) == "100.0 %"
@@ -319,7 +327,7 @@ def jax_checkout(folder: Path, *tests: str) -> Path:
 
 
 def test_more_is_what_no_other_suite_holds(tmp_path: Path) -> None:
-    others = (*suites.CORE, *suites.FULL, *suites.NOTHING_ON_CPU)
+    others = (*suites.CORE, *suites.FULL, *suites.left_out())
     checkout = jax_checkout(tmp_path, "new_test", "pallas/kernels_test", "helpers", *others)
     names = [file.name for file in suites.files_of(Suite.MORE, Sources(checkout))]
     assert names == ["new_test", "pallas/kernels_test"]
@@ -396,3 +404,11 @@ def test_an_embedded_cluster_is_used_unless_a_standing_one_is_asked_for(monkeypa
     embedded = environments.atoll("1x2x4", "atoll,cpu").variables()
     assert (embedded["ATOLL_ISLANDS"], embedded["ATOLL_ADDRESS"]) == ("1x2x4", "")
     assert environments.atoll("", "atoll,cpu").variables()["ATOLL_ADDRESS"] == "10.0.0.1:7000"
+
+
+def test_a_file_finds_as_many_devices_on_stock_as_on_an_embedded_cluster() -> None:
+    stock, atoll = environments.stock(), environments.atoll("1x1x8", "atoll,cpu")
+    four = "flax/nnx/transforms_test"
+    assert environments.for_file(four, atoll).settings == {**atoll.settings, "ATOLL_ISLANDS": "1x1x4"}
+    assert environments.for_file(four, stock).settings["XLA_FLAGS"].endswith("device_count=4")
+    assert environments.for_file("array_test", atoll) is atoll

@@ -58,6 +58,8 @@ BACKENDS = {
         ),
         Backend("atoll, 1 device", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "1x1x1"}),
         Backend("worker alone", {"JAX_PLATFORMS": "cpu"}),
+        Backend("atoll, rows", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "4x1x1"}),
+        Backend("atoll, all-to-all", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "4x1x1"}),
         # They start their clusters themselves.
         Backend("atoll, TLS", {"JAX_PLATFORMS": "atoll"}),
         Backend("atoll, plain TCP", {"JAX_PLATFORMS": "atoll"}),

@@ -3,7 +3,8 @@
     python -m benchmarks.micro.journal > benchmarks/results/journal.json
 
 Three clusters of null devices: one without, one whose connections can be resumed, and one with a journal, too. A round
-gives each of them the same gangs at a rate of a thousand a second.
+gives each of them the same gangs at a rate of a thousand a second. Those figures change with whatever else the machine
+does; what appending takes is therefore measured by itself, too, with the turns that were written.
 """
 
 import json
@@ -11,61 +12,89 @@ import os
 import shutil
 import statistics
 import tempfile
+import time
+from pathlib import Path
+from typing import Any
 
+from atoll.journal.files import Folder
+from atoll.journal.records import decode_events, encode_event, encode_turn
+from atoll.journal.recovery import recover
 from benchmarks.harness.machine import describe
 from benchmarks.paper.cluster import NullCluster
 from benchmarks.paper.null_steps import Steps
 
 ROUNDS = 7
-GANGS = 4000
+GANGS = 2000  # of a round: so many that no snapshot makes the first turns go
 _STEP_SECONDS = 0.001
 _ISLANDS = "1x2x2"
 _KINDS: dict[str, tuple[float, bool]] = {"without": (0.0, False), "resumable": (60.0, False), "journal": (60.0, True)}
 
 
-def measure() -> dict[str, list[float]]:
-    """Microseconds of the controller's processor time for a gang: of each round, by kind."""
-    folder = tempfile.mkdtemp(prefix="atoll-bench-journal-")
+def measure() -> dict[str, Any]:
+    """Microseconds of the controller's processor time for a gang: of each round, by kind; and what appending takes."""
+    folder = Path(tempfile.mkdtemp(prefix="atoll-bench-journal-"))
     clusters = {}
     for kind, (grace, has_journal) in _KINDS.items():
-        clusters[kind] = NullCluster(_ISLANDS, grace_seconds=grace, journal=f"{folder}/{kind}" if has_journal else "")
+        clusters[kind] = NullCluster(
+            _ISLANDS, grace_seconds=grace, journal=str(folder / "journal") if has_journal else ""
+        )
     steps = {kind: each.run(Steps.prepare(each.client(), _STEP_SECONDS)) for kind, each in clusters.items()}
-    found: dict[str, list[float]] = {kind: [] for kind in _KINDS}
+    rounds: dict[str, list[float]] = {kind: [] for kind in _KINDS}
+    appending: dict[str, float] = {}
     try:
         for _ in range(ROUNDS):
             for kind, cluster in clusters.items():
                 before = cluster.processor_seconds()["controller"]
                 cluster.run(steps[kind].run(GANGS))
-                found[kind].append(1e6 * (cluster.processor_seconds()["controller"] - before) / GANGS)
+                rounds[kind].append(1e6 * (cluster.processor_seconds()["controller"] - before) / GANGS)
+            if not appending:
+                appending = cost_of_appending(folder)
     finally:
         for cluster in clusters.values():
             cluster.engine.end()
         shutil.rmtree(folder, ignore_errors=True)
-    return found
+    return {"rounds": rounds, "appending": appending}
+
+
+def cost_of_appending(folder: Path) -> dict[str, float]:
+    """Of the turns of the journal that is being written there."""
+    shutil.copytree(folder / "journal", folder / "copy")
+    found = recover(Folder(folder / "copy"))
+    assert found is not None
+    turns = [[encode_event(event) for event in decode_events(turn)] for turn in found.turns]
+    seconds = []
+    for _ in range(ROUNDS):
+        with open(folder / "again", "wb", buffering=0) as file:
+            began = time.process_time()
+            for turn in turns:
+                file.write(encode_turn(turn))
+            seconds.append(time.process_time() - began)
+    return {
+        "turns_a_gang": round(len(turns) / GANGS, 2),
+        "events_a_gang": round(sum(map(len, turns)) / GANGS, 2),
+        "bytes_a_gang": round(sum(map(len, found.turns)) / GANGS),
+        "microseconds_a_gang": round(1e6 * statistics.median(seconds) / GANGS, 2),
+    }
 
 
 def main() -> None:
     load = os.getloadavg()[0]
-    rounds = measure()
-    without = rounds["without"]
+    measured = measure()
+    rounds = measured["rounds"]
     more = {
-        kind: statistics.median(100 * (one / other - 1) for one, other in zip(rounds[kind], without, strict=True))
-        for kind in rounds
+        kind: statistics.median(100 * (one / other - 1) for one, other in zip(each, rounds["without"], strict=True))
+        for kind, each in rounds.items()
     }
-    medians = {kind: round(statistics.median(each), 1) for kind, each in rounds.items()}
-    print(
-        json.dumps(
-            {
-                "commit": describe().commit,
-                "load_before": load,
-                "gangs": GANGS,
-                "microseconds_a_gang": medians,
-                "more_percent": {kind: round(each, 1) for kind, each in more.items()},
-                "rounds": {kind: [round(value, 1) for value in each] for kind, each in rounds.items()},
-            },
-            indent=1,
-        )
-    )
+    found = {
+        "commit": describe().commit,
+        "load_before": load,
+        "gangs": GANGS,
+        "microseconds_a_gang": {kind: round(statistics.median(each), 1) for kind, each in rounds.items()},
+        "more_percent": {kind: round(each, 1) for kind, each in more.items()},
+        "appending": measured["appending"],
+        "rounds": {kind: [round(value, 1) for value in each] for kind, each in rounds.items()},
+    }
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The micro-benchmarks (a) to (u), as data: speed that users notice, beside stock JAX and other peers."""
+"""The micro-benchmarks (a) to (v), as data: speed that users notice, beside stock JAX and other peers."""
 
 from benchmarks.harness.benchmark import BATCH_THREADS, Benchmark, Metric, RunsIn, Target
 
@@ -201,6 +201,16 @@ BENCHMARKS = (
             Metric("lowering", "from a program to plans", "ms", Target(50, at_least=False)),
             Metric("plan", "the largest plan of a host", "B"),
             Metric("launch", "the largest message of a launch to a host", "B", Target(2048, at_least=False)),
+        ),
+    ),
+    Benchmark(
+        key="v",
+        title="rows to experts on 4 islands and back, a quarter of the capacity used",
+        prepare="benchmarks.micro.routing:exchange",
+        contestants=("atoll, rows", "atoll, all-to-all"),
+        metrics=tuple(
+            Metric(f"rate_{size}", f"{size} MB of rows, each to 2 experts", "steps/s", Target(3.0, ratio=True))
+            for size in ("1", "4", "16")
         ),
     ),
 )

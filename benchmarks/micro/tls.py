@@ -17,12 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from atoll.cluster.security.authority import Authority
-from atoll.cluster.security.roles import Role
-from atoll.cluster.security.start import join_file
 from atoll.cluster.settings import ClusterSettings
 from atoll.engines.options import EngineOptions
 from atoll.engines.start import EngineProcess
+from atoll.security.authority import Authority
+from atoll.security.roles import Role
+from atoll.security.start import join_file
 from atoll.wire.tls.identity import Identity, server_name
 from benchmarks.harness.benchmark import Round, Settings
 from benchmarks.micro.islands import LARGE_BYTES, island_copy, socket_copy

@@ -132,6 +132,7 @@ def conformance(
     cache = cache.expanduser()
     report_path = json or cache / "report.json"
     stock, atoll = environments.stock(), environments.atoll("" if standing else islands, platforms)
+    of_file = environments.for_file if not standing else lambda _, environment: environment
     baselines = BaselineCache(cache)
     try:
         if standing:
@@ -155,18 +156,19 @@ def conformance(
     reports: dict[str, FileReport] = {}
     with Screen([each.name for each in files], console) as screen:
         for each in files:
+            on_stock, on_atoll = (of_file(each.name, environment) for environment in (stock, atoll))
             if only_differences:
-                measured = run_again(each, atoll, previous[each.name], timeout, screen)
+                measured = run_again(each, on_atoll, previous[each.name], timeout, screen)
             else:
                 listener = screen.running(each.name, "stock")
-                run_stock = partial(run_file, each, stock, timeout=timeout, listener=listener)
-                expected = baselines.get_or_run(each, stock, run_stock, refresh=refresh_stock)
+                run_stock = partial(run_file, each, on_stock, timeout=timeout, listener=listener)
+                expected = baselines.get_or_run(each, on_stock, run_stock, refresh=refresh_stock)
                 screen.stock_done(each.name, expected)
                 if record_seconds:
                     suites.record({each.name: expected.seconds})
                 if stock_only:
                     continue
-                measured = run_atoll(each, atoll, expected, timeout, keyword, screen)
+                measured = run_atoll(each, on_atoll, expected, timeout, keyword, screen)
             reports[each.name] = explain(measured)
             screen.atoll_done(each.name, reports[each.name])
             if keyword is None:  # after each file: an interrupted run keeps what it has

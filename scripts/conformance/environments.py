@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atoll.errors import ClusterError
 from atoll.operate.clusters import find, report_of
@@ -20,6 +20,15 @@ COMMON = {"JAX_NUM_GENERATED_CASES": "1", "JAX_SKIP_SLOW_TESTS": "1", "PYTHONHAS
 CLEARED = ("JAX_", "XLA_", "PYTEST_", "CONFORMANCE_")
 
 
+# How many devices these files are to find, where that is not STOCK_DEVICES.
+DEVICES_OF_FILES = {
+    "flax/nnx/transforms_test": 4,  # it sets XLA_FLAGS when it is imported, before JAX makes its devices
+    "pallas/gpu_pallas_interpret_test": 1,  # on more, each test of these three is skipped
+    "pallas/tpu_pallas_interpret_test": 1,
+    "pallas/tpu_pallas_interpret_thread_map_test": 1,
+}
+
+
 @dataclass(frozen=True)
 class Environment:
     """A runtime to run tests on, and the environment variables that select it."""
@@ -30,6 +39,10 @@ class Environment:
     def variables(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(CLEARED)}
         return {**kept, **self.settings}
+
+
+def forced(devices: int) -> str:
+    return f"--xla_force_host_platform_device_count={devices}"
 
 
 def stock() -> Environment:
@@ -43,7 +56,7 @@ def stock() -> Environment:
         {
             **COMMON,
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={STOCK_DEVICES}",
+            "XLA_FLAGS": forced(STOCK_DEVICES),
             "NPROC": str(2 * STOCK_DEVICES),
         },
     )
@@ -57,6 +70,15 @@ def atoll(islands: str, platforms: str) -> Environment:
     """
     embedded = {"ATOLL_ISLANDS": islands, "ATOLL_ADDRESS": "", "ATOLL_JOIN": ""} if islands else {}
     return Environment("atoll", {**COMMON, "JAX_PLATFORMS": platforms, **embedded})
+
+
+def for_file(name: str, environment: Environment) -> Environment:
+    """The same with as many devices as the file is to find. Not for a standing cluster, which has its own."""
+    if (devices := DEVICES_OF_FILES.get(name)) is None:
+        return environment
+    own = {"XLA_FLAGS": forced(devices), "ATOLL_ISLANDS": f"1x1x{devices}"}
+    changed = {variable: value for variable, value in own.items() if variable in environment.settings}
+    return replace(environment, settings={**environment.settings, **changed})
 
 
 def islands_of_cluster() -> str:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from .comparison import FileReport, StatusReply, alike
+from .comparison import FileReport, Side, StatusReply, alike
 
 BEGIN = "<!-- conformance: begin (written by scripts/conformance) -->"
 END = "<!-- conformance: end -->"
@@ -62,10 +62,12 @@ def _lines(report: StatusReply) -> Iterator[str]:
     yield f"| {' | '.join(HEADINGS)} |"
     yield f"|---|{'---:|' * (len(HEADINGS) - 1)}"
     for name, file in report.files.items():
-        yield _row(name, file)
+        if file.stock_passed:
+            yield _row(name, file)
     expected = sum(file.stock_passed for file in report.files.values())
     passed = sum(file.both_passed for file in report.files.values())
     yield f"| **all** | {expected} | {passed} | {percent(passed / expected if expected else 1.0)} | | | | |"
+    yield from _nothing_to_compare(report)
     yield from _troubles(report)
     yield from _explained(report)
     yield from _unexplained(report)
@@ -84,6 +86,18 @@ def _row(name: str, file: FileReport) -> str:
         f"{file.atoll.seconds:.0f}",
     ]
     return f"| {' | '.join(map(str, cells))} |"
+
+
+def _nothing_to_compare(report: StatusReply) -> Iterator[str]:
+    empty = [(name, file.stock) for name, file in report.files.items() if not file.stock_passed]
+    if empty:
+        yield from ("", "Of these files no test passes on stock:", "")
+        yield from (f"- `{name}`: {'; '.join(side.troubles) or _counts(side)}" for name, side in empty)
+
+
+def _counts(side: Side) -> str:
+    """All that became of a file's tests: "8 skipped, 1 failed"."""
+    return ", ".join(f"{number} {outcome}" for outcome, number in side.counts.items()) or "it has none"
 
 
 def _troubles(report: StatusReply) -> Iterator[str]:

@@ -34,7 +34,7 @@ class TestFile:
     foreign: Path | None = None  # a source tree whose `packages` must not be imported
     packages: tuple[str, ...] = ("jax",)
     conftest: bool = False  # whether the conftest.py beside it is part of the tests
-    left_out: tuple[str, Path] | None = None  # a package, and a folder with modules of it that the wheel lacks
+    left_out: tuple[str, Path] | None = None  # a package, and its folder in a checkout: the wheel lacks modules of it
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Project:
     version_file: str = ""
     version: str = r'^__version__ = [\'"]([^\'"]+)'
     conftest: bool = False
-    left_out: tuple[str, str] | None = None  # a package, and where a checkout has modules of it that the wheel lacks
+    left_out: tuple[str, str] | None = None  # a package, and its folder in the checkout: the wheel lacks modules of it
 
 
 PROJECTS = {

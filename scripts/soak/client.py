@@ -50,6 +50,9 @@ class User:
             (jax.jit(lambda x: x[::-1] + 1), lambda x: x[::-1] + 1),
         ]
         self.programs = [self.program() for _ in range(2)]
+        self.homes = [self.rng.choice(each) for each in self.shardings]
+        self.experts = [jax.jit(lambda x, factor=factor: x * factor + 1) for factor in range(2, 2 + len(self.homes))]
+        self.choose = jax.jit(lambda x: (x % len(self.homes)).astype(int))
 
     def sharding(self) -> Any:
         return self.rng.choice(self.rng.choice(self.shardings))
@@ -69,7 +72,16 @@ class User:
         return through, [on_host for _, _, on_host in stages]
 
     def step(self) -> str:
-        actions = [self.put, self.compute, self.compute, self.run_program, self.transfer, self.check, self.drop]
+        actions = [
+            self.put,
+            self.compute,
+            self.compute,
+            self.run_program,
+            self.transfer,
+            self.route,
+            self.check,
+            self.drop,
+        ]
         action = self.put if not self.held else self.rng.choice(actions)
         try:
             action()
@@ -109,6 +121,16 @@ class User:
     def transfer(self) -> None:
         held = self.rng.choice(self.held)
         self.keep(jax.device_put(held.array, self.sharding()), held.expected)
+
+    def route(self) -> None:
+        """Each number goes to the island that it chooses, is changed there, and comes back."""
+        held = self.rng.choice(self.held)
+        if np.abs(held.expected).max() < 1 << 20 and held.expected.size < 1 << 20:
+            chosen, room = self.choose(held.array), held.expected.size
+            blocks, routing = atoll.route(held.array, chosen, to=self.homes, capacity=room)
+            made = [expert(block) for expert, block in zip(self.experts, blocks, strict=True)]
+            factors = 2 + held.expected % len(self.homes) // 1
+            self.keep(atoll.unroute(made, routing), held.expected * factors + 1)
 
     def check(self) -> None:
         held = self.held.pop(self.rng.randrange(len(self.held)))

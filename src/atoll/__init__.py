@@ -3,9 +3,10 @@
     JAX_PLATFORMS=atoll python train.py
 
 runs any JAX script on an embedded cluster. `connect` does the same from Python; `program` makes a function over
-several compiled functions into one launch; `pipeline` cuts a model over several meshes; `make_virtual_device_set` asks
-the cluster for slices of its islands; `trace` records what the cluster runs; the command `atoll` starts clusters that
-stay. All errors are subclasses of `AtollError`: `atoll.errors` shows the tree.
+several compiled functions into one launch; `pipeline` cuts a model over several meshes; `elastic.run` goes on where
+islands are lost, and `replicate` keeps second copies; `make_virtual_device_set` asks the cluster for slices of its
+islands; `trace` records what the cluster runs; the command `atoll` starts clusters that stay. All errors are
+subclasses of `AtollError`: `atoll.errors` shows the tree.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from atoll import elastic as elastic
     from atoll import errors as errors
     from atoll._version import __version__ as __version__
     from atoll.client.connect import ConnectedCluster as ConnectedCluster
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from atoll.client.slices import VirtualDeviceSet as VirtualDeviceSet
     from atoll.client.slices import make_virtual_device_set as make_virtual_device_set
     from atoll.client.trace import trace as trace
+    from atoll.elastic.replica import Replica as Replica
+    from atoll.elastic.replica import recover as recover
+    from atoll.elastic.replica import replicate as replicate
     from atoll.errors import AccessError as AccessError
     from atoll.errors import AddressError as AddressError
     from atoll.errors import AtollError as AtollError
@@ -29,8 +34,10 @@ if TYPE_CHECKING:
     from atoll.errors import ClusterError as ClusterError
     from atoll.errors import ConnectError as ConnectError
     from atoll.errors import FrameError as FrameError
+    from atoll.errors import JournalError as JournalError
     from atoll.errors import PipelineError as PipelineError
     from atoll.errors import ProgramError as ProgramError
+    from atoll.errors import RecoveryError as RecoveryError
     from atoll.errors import SettingsError as SettingsError
     from atoll.errors import SliceError as SliceError
     from atoll.errors import StatusError as StatusError
@@ -46,6 +53,9 @@ if TYPE_CHECKING:
     from atoll.programs.choices import while_loop as while_loop
     from atoll.programs.program import Program as Program
     from atoll.programs.program import program as program
+    from atoll.programs.routing import Routing as Routing
+    from atoll.programs.routing import route as route
+    from atoll.programs.routing import unroute as unroute
     from atoll.protocol.spans import Span as Span
 
 # Each is imported at its first use: JAX imports this package in every script, for the plug-in below it.
@@ -58,6 +68,9 @@ _MODULES = {
     "cond": "atoll.programs.choices",
     "switch": "atoll.programs.choices",
     "while_loop": "atoll.programs.choices",
+    "route": "atoll.programs.routing",
+    "unroute": "atoll.programs.routing",
+    "Routing": "atoll.programs.routing",
     "make_virtual_device_set": "atoll.client.slices",
     "Slice": "atoll.client.slices",
     "VirtualDeviceSet": "atoll.client.slices",
@@ -68,6 +81,9 @@ _MODULES = {
     "stage_boundary": "atoll.pipelines.boundary",
     "schedule": "atoll.pipelines.schedules",
     "Schedule": "atoll.pipelines.schedule",
+    "replicate": "atoll.elastic.replica",
+    "recover": "atoll.elastic.replica",
+    "Replica": "atoll.elastic.replica",
     "Span": "atoll.protocol.spans",
     "AtollError": "atoll.errors",
     "AddressError": "atoll.errors",
@@ -77,9 +93,11 @@ _MODULES = {
     "FrameError": "atoll.errors",
     "ClusterError": "atoll.errors",
     "SettingsError": "atoll.errors",
+    "JournalError": "atoll.errors",
     "BackendError": "atoll.errors",
     "PipelineError": "atoll.errors",
     "ProgramError": "atoll.errors",
+    "RecoveryError": "atoll.errors",
     "SliceError": "atoll.errors",
     "StatusError": "atoll.errors",
 }
@@ -93,11 +111,15 @@ __all__ = [
     "ConnectError",
     "ConnectedCluster",
     "FrameError",
+    "JournalError",
     "Pipeline",
     "PipelineError",
     "PipelineState",
     "Program",
     "ProgramError",
+    "RecoveryError",
+    "Replica",
+    "Routing",
     "Schedule",
     "SettingsError",
     "Slice",
@@ -109,21 +131,26 @@ __all__ = [
     "__version__",
     "cond",
     "connect",
+    "elastic",
     "errors",
     "make_virtual_device_set",
     "pipeline",
     "program",
+    "recover",
+    "replicate",
+    "route",
     "schedule",
     "stage_boundary",
     "switch",
     "trace",
+    "unroute",
     "while_loop",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "errors":
-        return importlib.import_module("atoll.errors")
+    if name in ("errors", "elastic"):
+        return importlib.import_module(f"atoll.{name}")
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'atoll' has no attribute {name!r}")

@@ -12,6 +12,7 @@
     |   +-- BackendError                JAX does not run on Atoll in this process
     +-- ProgramError (TypeError)        a function that `atoll.program` cannot trace, or a call of it that does not fit
     +-- PipelineError (ValueError)      a model that cannot be cut as asked, or a schedule that cannot run
+    +-- RecoveryError (RuntimeError)    what was replicated is lost, or a training has no island to go on
     +-- SliceError (ValueError)         a slice that nobody can ask for, or that has been released
     +-- StatusError                     a request to a cluster failed; carries a `Status`
 
@@ -137,6 +138,10 @@ class PipelineError(AtollError, ValueError):
 
     Names the value, the parameter or the entry, and the user's lines.
     """
+
+
+class RecoveryError(AtollError, RuntimeError):
+    """More was lost at once than there are copies of; or a training has no islands left to go on with."""
 
 
 class SliceError(AtollError, ValueError):

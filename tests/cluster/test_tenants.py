@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cluster.security.tokens import Tokens
 from atoll.cluster.tenants import DEFAULT_TENANT, TenantRole, read_tenants, token_hash
 from atoll.errors import SettingsError
+from atoll.security.tokens import Tokens
 
 ALICE, BOB = "alice-token-0123456789", "bob-token-0123456789"
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.slices import SliceRequest
+from atoll.migration.suspensions import Stage
 from atoll.protocol import messages as m
 from tests.controller.world import Client, World
 
@@ -97,13 +98,35 @@ class MigratingWorld(World):
         if client.slices:
             island = self.rng.choice(list(self.controller.resources.islands))
             ask = m.RemapRequest(client.number, self.rng.choice(client.slices), island)
-            self.cluster.operator(ask)
-            self.asked += 1
-            self.deliver()
+            self.ask(ask)
+
+    def suspend(self) -> None:
+        """Puts a session aside, or has it go on: on other islands, with luck."""
+        client = self.rng.choice(list(self.clients.values()))
+        if client.number in self.controller.suspensions.by_session:
+            some = tuple(self.rng.sample(list(self.controller.resources.islands), self.rng.randint(0, 1)))
+            self.ask(m.ResumeRequest(client.number, some, self.rng.choice([0.0, 5.0])))
+        else:
+            self.ask(m.SuspendRequest(client.number))
+
+    def ask(self, message: Any) -> None:
+        self.cluster.operator(message)
+        self.asked += 1
+        self.deliver()
 
     def settle(self) -> None:
+        """All who are suspended go on, too."""
         super().settle()
-        while self.controller.migrations.under_way:
+        suspensions = self.controller.suspensions.by_session
+        rounds = 0
+        while self.controller.migrations.under_way or suspensions:
+            rounds += 1
+            if rounds > 400:  # what others hold is not released any more: it waits in vain
+                for number in list(suspensions):
+                    self.close(self.clients[number])
+            for number in list(suspensions):
+                if suspensions[number].stage is Stage.SUSPENDED:
+                    self.ask(m.ResumeRequest(number, (), 1000.0))
             self.now += 1
             self.cluster.tick(self.now)
             self.deliver()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.errors import Code, Status
+from atoll.errors import OK, Code, Status
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
 
@@ -56,6 +56,14 @@ class ModelHost:
         self.functions: set[str] = set()
         self.compiled: list[str] = []  # to be reported
         self.numbers: list[int] = []  # sequences of units whose numbers are to be reported
+        self.asides: dict[int, dict[int, int]] = {}  # by session: pieces, with the handles that they are of
+        self.copied: list[m.AsidePut] = []  # to be reported
+        self.returning: list[tuple[int, int, int]] = []  # (host, session, feed) of pieces that are to arrive
+
+    @property
+    def has_news(self) -> bool:
+        """Whether it has something to report, or to send."""
+        return bool(self.sends or self.enqueued or self.compiled or self.numbers or self.copied or self.returning)
 
     def take(self, message: Any) -> None:
         match message:
@@ -85,9 +93,21 @@ class ModelHost:
                     else:
                         self.running.append((sequence, None))
                 self.go_on()
-            case m.DropRun(session=session) | m.CloseStore(session=session) | m.Free(session=session, delete=False):
+            case (
+                m.DropRun(session=session)
+                | m.PutAside(session=session)
+                | m.CloseStore(session=session)
+                | m.Free(session=session, delete=False)
+            ):
                 self.lines[session].append(message)
                 self.go_on()
+            case m.SendAside(session=session, pieces=pieces):
+                for piece, feed, hosts in pieces:
+                    assert piece.number in self.asides[session], "a piece comes back that is not aside"
+                    self.returning.extend((host, session, feed) for host in hosts)
+            case m.DropAside(session=session, pieces=pieces):
+                for piece in pieces:  # of a host that was lost meanwhile, it is gone already
+                    self.asides.get(session, {}).pop(piece.number, None)
 
     def dispatch(self, state: ModelRun, sequence: int, count: int) -> None:
         self.sequences.append((state.run.session, sequence))
@@ -134,8 +154,16 @@ class ModelHost:
                     self.stores[session].pop(handle, None)
             case m.DropRun(run=run):
                 self.runs.pop(run, None)
+            case m.PutAside(request=request, shards=shards):
+                own = self.asides.setdefault(session, {})
+                for number, handle, _ in shards:
+                    assert self.stores[session].get(handle, OK) is None, "an array is put aside that is not there"
+                    own[number] = handle
+                pieces = tuple(m.AsidePiece(number, 8) for number, _, _ in shards)
+                self.copied.append(m.AsidePut(session, request, OK, pieces))
             case m.CloseStore():
                 del self.stores[session]
+                self.asides.pop(session, None)
                 for run in [run for run, state in self.runs.items() if state.run.session == session]:
                     del self.runs[run]
             case ModelUnit():

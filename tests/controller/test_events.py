@@ -88,7 +88,7 @@ def played(kind: type[World], seed: int) -> World:
         elif kind is World and rng.random() < 0.05 and not world.down:
             world.lose(rng.choice(sorted(world.controller.resources.islands)))
         elif isinstance(world, MigratingWorld) and rng.random() < 0.3:
-            world.move()
+            (world.suspend if rng.random() < 0.2 else world.move)()
         else:
             world.work()
     world.settle()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from atoll.errors import Code
@@ -12,6 +12,8 @@ from tests.controller.migrating_world import MigratingWorld
 from tests.thoroughness import examples
 
 
+# An island is lost from which a session's arrays come back to another one.
+@example(132, 89, "3x1x1", 0.0, 0, 0)
 @settings(max_examples=examples(50))
 @given(
     st.integers(0, 2**32),
@@ -19,15 +21,20 @@ from tests.thoroughness import examples
     st.sampled_from(["2x1x2", "1x2x2", "2x2x1", "3x1x1", "1x1x3"]),
     st.sampled_from([0.0, 0.15]),
     st.sampled_from([0, 0, 100]),
+    st.sampled_from([0, 1000]),
 )
-def test_clients_whose_slices_migrate_notice_nothing(seed, steps, topology, doom, memory):
-    world = MigratingWorld(random.Random(seed), topology, doom, device_memory=memory)
+def test_clients_whose_slices_migrate_notice_nothing(seed, steps, topology, doom, memory, spill):
+    world = MigratingWorld(random.Random(seed), topology, doom, device_memory=memory, spill=spill)
     rng = world.rng
     for _ in range(rng.randint(1, 3)):
         world.open()
     for _ in range(steps):
         if rng.random() < 0.1:
-            world.move()
+            rng.choice([world.move, world.suspend])()
+        elif rng.random() < 0.01 and not world.down:
+            world.lose(rng.choice(list(world.controller.resources.islands)))
+        elif rng.random() < 0.05 and world.down:
+            world.restore(min(world.down))
         elif rng.random() < 0.7:
             rng.choice(list(world.clients.values())).act()
             world.deliver()
@@ -55,7 +62,8 @@ def test_clients_whose_slices_migrate_notice_nothing(seed, steps, topology, doom
                 refused = bool(taint) and "share a physical one" in status.message
                 assert status.ok or refused or status.message in taint | maybe, f"{status} is none of {taint | maybe}"
         for handle, spec in client.arrays.items():
-            if session.directory.entries[handle].error is not None:
+            entry = session.directory.entries[handle]
+            if entry.error is not None or entry.aside is not None:
                 continue
             hosts = {client.locations[device].host for device in spec.sharding.devices}
             holding = {host.number for host in world.hosts.values() if handle in host.stores[client.number]}
@@ -67,12 +75,13 @@ def test_clients_whose_slices_migrate_notice_nothing(seed, steps, topology, doom
         assert (session.directory.entries, session.directory.nbytes) == ({}, 0)
         for host in world.hosts.values():
             assert host.stores[client.number] == {}, "all memory goes"
+            assert not host.asides.get(client.number), "nothing stays aside"
     assert not any(world.controller.memory.used.values())
 
     for client in list(world.clients.values()):
         world.close(client)
     for host in world.hosts.values():
-        assert (host.plans, host.stores, host.runs) == ({}, {}, {})
+        assert (host.plans, host.stores, host.runs, host.asides) == ({}, {}, {}, {})
         assert not any(host.lines.values())
     assert world.controller.functions.users == {}
     assert world.controller.slices.sessions == {}

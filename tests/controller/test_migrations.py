@@ -367,6 +367,36 @@ def test_an_island_is_drained_of_all_sessions():
     assert not [each for each in play.outbox() if isinstance(each, m.OperationReply | m.RestartIsland)]
 
 
+def test_a_session_that_leaves_islands_by_itself_is_told_and_its_devices_stay_for_the_islands_return():
+    play = IslandPlay("2x1x2")
+    play.array(5)
+    play.say(m.LeavesIslands())
+    assert play.operate(m.DrainRequest(0)) == [m.HostsLeave((0,))]
+    play.tick(1.0)
+    play.tick(2.0)
+    assert play.states == ["draining", "ready"]
+    play.say(m.Release((5,)))
+    play.outbox()
+    play.tick(3.0)
+    assert m.EndIsland(0) in play.outbox()
+    assert play.states == ["drained", "ready"]
+    assert [location.island for location in play.locations.values()] == [0, 0, 1, 1]
+
+
+def test_a_drain_does_not_wait_for_ever_for_a_session_that_says_that_it_leaves():
+    play = IslandPlay("2x1x2")
+    play.array(5)
+    play.say(m.LeavesIslands())
+    play.operate(m.DrainRequest(0))
+    play.tick(1.0)
+    play.outbox()
+    play.tick(62.0)
+    said = play.outbox()
+    assert m.HostsLeave((0,), stay=True) in said
+    assert "session 1 (script.py): it has not left within 60 s" in answer_in(said).status.message
+    assert play.states == ["ready", "ready"]
+
+
 def test_a_drain_that_is_not_possible_moves_no_session():
     play = IslandPlay("2x1x2")
     play.with_put(2)

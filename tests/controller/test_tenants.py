@@ -93,8 +93,21 @@ def test_a_user_ends_its_own_session_and_no_other():
     connection = play.connect("operator", token="alice")
     assert refusal(play, connection, m.EndSessionRequest(bob)) == Code.NOT_FOUND
     assert refusal(play, connection, m.EndSessionRequest(alice)) == Code.OK
-    assert refusal(play, connection, m.RemapRequest(bob, 1, 0)) == Code.NOT_FOUND
+    for ask in (m.RemapRequest(bob, 1, 0), m.SuspendRequest(bob), m.ResumeRequest(bob)):
+        assert refusal(play, connection, ask) == Code.NOT_FOUND
     assert set(play.controller.sessions) == {play.session, bob}
+
+
+def test_a_user_suspends_and_resumes_its_own_session():
+    play = shared()
+    alice = play.open(token="alice").number
+    connection = play.connect("operator", token="alice")
+    assert play.ask(connection, m.SuspendRequest(alice)) == []
+    play.proxy(alice, m.Quiesced(1))
+    assert play.controller.sessions[alice].suspended == "being suspended"
+    play.flush()
+    assert play.controller.sessions[alice].suspended == "suspended in memory"
+    assert refusal(play, connection, m.ResumeRequest(alice)) == Code.OK
 
 
 def test_an_operator_changes_tenants_while_they_run():

@@ -354,6 +354,7 @@ class World:
             for link in [link for link in self.links if host in link]:
                 del self.links[link]
         for other in self.hosts.values():
+            other.returning = [send for send in other.returning if send[0] not in hosts]
             other.sends = [send for send in other.sends if send[0] not in hosts]
 
     def restore(self, island: int) -> None:
@@ -376,12 +377,18 @@ class World:
     def work(self) -> bool:
         """One host ends one run, or one piece arrives. False where there is nothing to do."""
         ended = {host.number: self.ended(host) for host in self.hosts.values()}
-        busy = [h for h in self.hosts.values() if ended[h.number] or h.sends or h.enqueued or h.compiled or h.numbers]
+        busy = [h for h in self.hosts.values() if ended[h.number] or h.has_news]
         if not busy:
             return False
         host = self.rng.choice(busy)
         if host.enqueued:
             self.groups[host.number].report(m.Enqueued(host.enqueued.popleft()))
+        elif host.copied:
+            self.groups[host.number].report(host.copied.pop(0))
+        elif host.returning:
+            to, session, feed = host.returning.pop(self.rng.randrange(len(host.returning)))
+            if session in self.hosts[to].stores:
+                self.groups[to].report(m.FeedsArrived(session, (feed,)))
         elif host.compiled:
             self.groups[host.number].report(m.Compiled(host.compiled.pop(), OK, b"", 0.0, False))
         elif host.numbers and (not ended[host.number] or self.rng.random() < 0.7):  # a relay may be faster

@@ -15,12 +15,12 @@ import msgspec
 import psutil
 
 from atoll.cluster.processes.process import command
-from atoll.cluster.security.join import JoinString
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.tenants import keep_tenants
 from atoll.engines.options import EngineOptions, Started
 from atoll.ifrt.options import ProxyOptions, Ready
 from atoll.operate.requests import request_report
+from atoll.security.join import JoinString
 from atoll.wire.address import parse_address
 
 START_SECONDS = 60.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -224,6 +225,27 @@ def test_a_callback_may_compute_on_the_device_that_waits_for_it(atoll_python: Re
     assert atoll_python.call(uses_the_cluster) == [2.0, 3.0, 4.0]
 
 
+def results_of_callbacks_that_start_others_which_wait_for_one_another() -> int:
+    count = 12  # more than a host here has processors
+    barrier = threading.Barrier(count)
+
+    def meet(x: Any) -> Any:
+        barrier.wait(SECONDS)
+        return np.asarray(x) + 1
+
+    def start(x: Any) -> Any:
+        functions = [jax.jit(lambda x: io_callback(meet, same_type(x), x)) for _ in range(count)]
+        with ThreadPoolExecutor(count) as threads:
+            return sum(int(each) for each in threads.map(lambda function: function(jnp.int32(x)), functions))
+
+    outer = jax.jit(lambda x: io_callback(lambda x: np.int32(start(int(x))), same_type(x), x))
+    return int(outer(jnp.int32(1)))
+
+
+def test_callbacks_may_start_functions_with_callbacks_that_wait_for_one_another(atoll_python: RemotePython) -> None:
+    assert atoll_python.call(results_of_callbacks_that_start_others_which_wait_for_one_another) == 24
+
+
 def uses_the_cluster_in_many_runs(count: int) -> list[list[float]]:
     """Over two devices, on which the script goes on: more runs than may be under way, and what needs their results."""
     devices = jax.devices()[:2]
@@ -278,6 +300,25 @@ def test_other_work_of_the_device_goes_on_while_a_callback_waits(atoll_python: R
     still_waiting, results = atoll_python.call(others_while_one_waits)
     assert still_waiting
     assert results == [2.0 * i for i in range(20)]
+
+
+def settings_in_callbacks() -> list[str]:
+    seen = []
+
+    def look(x: Any) -> Any:
+        seen.append(jax.config.jax_numpy_dtype_promotion)
+        return np.asarray(x)
+
+    function = jax.jit(lambda x: io_callback(look, same_type(x), x))
+    for setting in ("strict", "standard", "strict"):
+        with jax.numpy_dtype_promotion(setting):
+            function(jnp.float32(1))
+    function(jnp.float32(1))
+    return seen
+
+
+def test_callbacks_on_one_device_have_the_settings_of_the_thread_that_calls(atoll_python: RemotePython) -> None:
+    assert atoll_python.call(settings_in_callbacks) == ["strict", "standard", "strict", "standard"]
 
 
 def callables_that_are_left() -> int:

@@ -51,6 +51,10 @@ def go_on(stop: str) -> Iterator[int]:
         count += 1
 
 
+def open_session() -> int:
+    return len(jax.devices())
+
+
 def train(steps: int) -> list[str]:
     """A model in two parts, each on an island of its own; the losses, to the last bit."""
     first, second = (next(d for d in jax.devices() if d.slice_index == island) for island in (0, 1))
@@ -153,6 +157,7 @@ def test_clients_of_a_controller_that_is_killed_again_and_again_lose_nothing(
     }
     undisturbed = clients[train_on].call(train, _STEPS, seconds=_END_SECONDS)
     for work, python in clients.items():
+        assert python.call(open_session, seconds=_END_SECONDS) == 4  # a script that starts while nobody listens fails
         python.begin(work, stop)
     seconds = []
     for count in range(RESTARTS):

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from atoll.cluster.security.access import joined
-from atoll.cluster.security.join import JoinString, read_join
-from atoll.cluster.security.roles import Role
-from atoll.cluster.security.start import host_join_file, join_file
 from atoll.errors import AccessError, ConnectError
 from atoll.operate.replay import replay
 from atoll.operate.requests import request_dump, request_report, request_stop
 from atoll.protocol import messages as m
+from atoll.security.access import joined
+from atoll.security.join import JoinString, read_join
+from atoll.security.roles import Role
+from atoll.security.start import host_join_file, join_file
 from atoll.transfers.channel import DataChannel
 from atoll.wire.address import Address, parse_address
 from atoll.wire.blocking import BlockingConnection

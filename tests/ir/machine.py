@@ -14,6 +14,7 @@ from atoll.cluster.locations import DeviceLocation
 from atoll.ir import plan as p
 from atoll.ir.lowering import Lowered
 from atoll.ir.types import ArraySpec, Sharding, shard_boxes, shard_shape
+from atoll.worker.row_messages import packed, unpacked
 from tests.ir.test_types import tilings
 
 Placement = dict[int, DeviceLocation]
@@ -88,8 +89,8 @@ class Machine:
         values = {value: store[value] for value in plan.arguments}
         for segment in plan.segments:
             for step in segment.steps:
-                if isinstance(step, p.Receive) and step.pieces:
-                    yield {piece.feed for piece in step.pieces}
+                if isinstance(step, p.Receive | p.ReceiveRows) and step.feeds:
+                    yield set(step.feeds)
                 self._step(host, step, values, set(segment.awaited))
             store.update((value, values[value]) for value in segment.results)
             for value in segment.drops:
@@ -149,6 +150,21 @@ class Machine:
                     self.received[host, piece.feed] += 1
                 assert all((each == 1).all() for each in covered), "each element comes once"
                 values[step.output] = shards
+            case p.SendRows():
+                for exchange, to, feed in step.messages:
+                    buffers = packed(step, exchange, to, values[step.rows], values[step.numbers])
+                    assert (to, feed) not in self.host_feeds
+                    self.host_feeds[to, feed] = np.frombuffer(b"".join(buffers), np.uint8)
+                    self.sent[to, feed] += 1
+            case p.ReceiveRows():
+                expected = step.may_get()
+                for feed in step.feeds:
+                    assert any(feed in range(first, first + count) for first, count in expected)
+                    self.received[host, feed] += 1
+                shards, spans, _ = unpacked(step, [self.host_feeds[host, feed] for feed in step.feeds])
+                values[step.output] = shards
+                if step.spans >= 0:
+                    values[step.spans] = spans
             case p.Select():
                 values[step.output] = [values[step.inputs[t.input]][t.shard] for t in step.takes]
 

@@ -1,11 +1,12 @@
 """All options of a cluster, as a user gives them; and what becomes of them."""
 
-from atoll.cluster.settings import ClusterSettings, Dispatch, OnOff
+from atoll.cluster.settings import ClusterSettings, Dispatch, OnOff, SuspendLower
 
 CLUSTER_OPTIONS = ["--islands", "1x1x2", "--platform", "cuda", "--device-memory", "1KiB", "--dispatch", "sequential"]
 CLUSTER_OPTIONS += ["--topology", "2x1", "--policy", "first-come", "--engine", "local"]
 CLUSTER_OPTIONS += ["--bulk-tls", "off", "--lease", "5", "--wait", "90", "--ray-address", "head:6379"]
 CLUSTER_OPTIONS += ["--ray-resources", "CPU=2", "--ray-labels", "zone=a", "--ray-strategy", "PACK"]
+CLUSTER_OPTIONS += ["--spill", "8KiB", "--suspend-lower", "disk", "--suspend-folder", "/aside"]
 
 CLUSTER_VARIABLES = {
     "ATOLL_ISLANDS": "1x1x2",
@@ -22,6 +23,9 @@ CLUSTER_VARIABLES = {
     "ATOLL_RAY_RESOURCES": "CPU=2",
     "ATOLL_RAY_LABELS": "zone=a",
     "ATOLL_RAY_STRATEGY": "PACK",
+    "ATOLL_SPILL": "8192",
+    "ATOLL_SUSPEND_LOWER": "disk",
+    "ATOLL_SUSPEND_FOLDER": "/aside",
 }
 
 CLUSTER_SETTINGS = ClusterSettings(
@@ -38,4 +42,7 @@ CLUSTER_SETTINGS = ClusterSettings(
     ray_resources="CPU=2",
     ray_labels="zone=a",
     ray_strategy="PACK",
+    spill=8192,
+    suspend_lower=SuspendLower.DISK,
+    suspend_folder="/aside",
 )

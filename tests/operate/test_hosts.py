@@ -6,6 +6,8 @@ import json
 import shutil
 import signal
 import socket
+import sys
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from atoll.cluster.security.join import read_join
-from atoll.cluster.security.start import join_file
 from atoll.errors import AtollError
 from atoll.operate.requests import request_report
-from tests.cluster_process import User, eventually, finish, free_port
+from atoll.security.join import read_join
+from atoll.security.start import join_file
+from tests.cluster_process import User, eventually, finish, first_line, free_port
 
 
 @pytest.fixture
@@ -180,6 +182,51 @@ def test_an_island_is_added_when_a_machine_has_come_for_it(user: User, address: 
     assert "island 1 is up, with devices 4, 5, 6, 7" in finish(adding).check().stdout
     assert "its workers have ended" in user.atoll("drain", "0").check().stdout
     until(user, lambda report: [each["state"] for each in report["machines"]] == ["free", "host 2 of island 1"])
+    user.atoll("down").check()
+    for host in hosts:
+        finish(host).check()
+
+
+ELASTIC = """
+    import time
+    import jax, jax.numpy as jnp, numpy as np
+    import atoll as pw
+
+    def gradients(weights, rows):
+        loss, gradient = jax.value_and_grad(lambda weights: jnp.mean((rows @ weights) ** 2))(weights)
+        return gradient, loss
+
+    def batch(step):
+        time.sleep(0.01)
+        return np.random.default_rng(step).normal(size=(4, 8)).astype(np.float32)
+
+    training = pw.elastic.data_parallel(gradients, lambda weights, gradient: weights - 0.1 * gradient)
+    run, reported = pw.elastic.run(training, np.ones((8, 8), np.float32), batch, steps=1 << 30, every=5), 0
+    for step, loss in run:
+        for each in run.changes[reported:]:
+            print(each.reason, *each.islands, "again", each.repeated, flush=True)
+            reported += 1
+"""
+
+
+def test_an_elastic_training_leaves_the_island_of_a_machine_that_leaves_and_comes_back_with_it(
+    user: User, address: str
+) -> None:
+    up = user.start_atoll("up", "--engine", "hosts", "--islands", "2x1x1", "--listen", address)
+    until(user, lambda report: report["islands"][0]["waits_for"])  # and the join string is there
+    hosts = [user.start_atoll("host", "--address", address, "--rank", str(rank)) for rank in range(2)]
+    finish(up).check()
+    code = textwrap.dedent(ELASTIC)
+    script = user.start(sys.executable, "-c", code, JAX_PLATFORMS="atoll", ATOLL_ADDRESS=address)
+    assert first_line(script) == "begun 0 1 again 0"
+    hosts[1].send_signal(signal.SIGTERM)
+    assert first_line(script) == "leaving 0 again 0", "nothing is lost"
+    finish(hosts[1]).check()
+    assert [each["state"] for each in status(user)["islands"]] == ["ready", "drained"]
+    hosts[1] = user.start_atoll("host", "--address", address, "--rank", "1")
+    assert first_line(script) == "back 0 1 again 0"
+    script.kill()
+    script.communicate()
     user.atoll("down").check()
     for host in hosts:
         finish(host).check()

@@ -26,6 +26,13 @@ START = """
 """
 
 
+CLIENT = {
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "JAX_PLATFORMS": "proxy",
+    "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS": "true",
+}
+
+
 @pytest.fixture(scope="module")
 def short_folder(tmp_path_factory: Any) -> Iterator[Path]:
     import shutil
@@ -43,12 +50,7 @@ def served(short_folder: Path, program_cache: Path) -> Iterator[tuple[User, dict
     process = user.start_atoll("proxy", "--port", "0", "--islands", "2x1x2")
     yield (
         user,
-        {
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-            "JAX_PLATFORMS": "proxy",
-            "JAX_BACKEND_TARGET": first_line(process),
-            "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS": "true",
-        },
+        CLIENT | {"JAX_BACKEND_TARGET": first_line(process)},
     )
     process.send_signal(signal.SIGINT)
     finish(process).check()
@@ -191,3 +193,51 @@ def test_the_elastic_manager_goes_on_when_a_lost_island_is_back(served: tuple[Us
     (worker,) = (each for each in user.processes() if '"island":1' in " ".join(each.cmdline()))
     worker.kill()
     assert finish(process).check().stdout.splitlines()[-1] == "6.0 [[0, 1], [0, 1]]"
+
+
+def test_the_elastic_manager_goes_on_with_the_islands_that_are_left_and_takes_one_that_is_back(
+    short_folder: Path, program_cache: Path
+) -> None:
+    runtime = short_folder / "fails"
+    runtime.mkdir()
+    user = User(runtime, program_cache)
+    proxy = user.start_atoll("proxy", "--port", "0", "--islands", "2x1x1", "--fail-on-loss")
+    environment = CLIENT | {"JAX_BACKEND_TARGET": first_line(proxy)}
+    code = """
+    import logging
+    import time
+    import jax
+    import numpy as np
+    import pathwaysutils
+
+    pathwaysutils.initialize()
+    from pathwaysutils.elastic.manager import Manager, ScaleUpSignalError
+
+    logging.disable()  # its monitor logs what it finds at each look, more than a pipe takes
+
+    devices, manager = jax.devices(), Manager()
+
+    @manager.elastic_retry(minimum_slice_count=1, poll_interval=0.1, timeout=60)
+    def train():
+        active = sorted(manager.active_slice_indices)
+        print(active, flush=True)
+        x = jax.device_put(np.arange(4.0), devices[active[-1]])
+        for step in range(1000):
+            x = jax.jit(lambda x: x + 1)(x)
+            x.block_until_ready()
+            if manager.available_inactive_slices:
+                raise ScaleUpSignalError
+            time.sleep(0.02)
+
+    train()
+    """
+    process = user.start(sys.executable, "-c", textwrap.dedent(code), **environment)
+    assert first_line(process) == "[0, 1]"
+    (worker,) = (each for each in user.processes() if '"island":1' in " ".join(each.cmdline()))
+    worker.kill()
+    assert first_line(process) == "[0]"
+    assert first_line(process) == "[0, 1]"
+    process.kill()
+    process.communicate()
+    proxy.send_signal(signal.SIGINT)
+    finish(proxy).check()

@@ -1,8 +1,7 @@
-"""Stages as meshes, and how arrays lie on them."""
+"""How arrays lie on the meshes of stages."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -11,34 +10,12 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from atoll.errors import PipelineError
-from atoll.pipelines.meshes import batch_sharding, fitted, mesh_of, moved, parameter_sharding
+from atoll.pipelines.meshes import batch_sharding, fitted, moved, parameter_sharding
 from atoll.pipelines.pipeline import pipeline
 from atoll.pipelines.trees import Batch, Parameters
 
 DEVICE = jax.devices()[0]
 MESH = Mesh(np.array([DEVICE]).reshape(1, 1), ("data", "model"))
-
-
-@pytest.mark.parametrize("stage", [DEVICE, [DEVICE], SimpleNamespace(devices=[DEVICE], shape=(1,))])
-def test_devices_and_slices_are_data_parallel_meshes(stage: Any) -> None:
-    assert mesh_of(stage, 0).axis_names == ("data",)
-
-
-def test_a_mesh_keeps_its_axes() -> None:
-    assert mesh_of(MESH, 0).axis_names == ("data", "model")
-
-
-@pytest.mark.parametrize(
-    ("stage", "message"),
-    [
-        ("cpu", "stage 3 is 'cpu'; a stage is"),
-        ([], "stage 3 is"),
-        (SimpleNamespace(devices=[DEVICE] * 4, shape=(2, 2)), "say what its dimensions are"),
-    ],
-)
-def test_what_is_no_stage_is_refused(stage: Any, message: str) -> None:
-    with pytest.raises(PipelineError, match=message):
-        mesh_of(stage, 3)
 
 
 def test_a_spec_fits_a_mesh_as_far_as_it_has_the_axes() -> None:

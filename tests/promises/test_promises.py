@@ -6,7 +6,12 @@ import gc
 
 import pytest
 
-from atoll.promises.client_runs import MOST_OF_A_SESSION, MOST_OF_AN_ISLAND
+from atoll.promises.client_runs import (
+    MOST_IN_XLA_OF_A_SESSION,
+    MOST_IN_XLA_OF_AN_ISLAND,
+    MOST_OF_A_SESSION,
+    MOST_OF_AN_ISLAND,
+)
 from atoll.promises.promises import Promises
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.gangs import GangSpec
@@ -197,25 +202,42 @@ def test_any_number_of_python_calls_leaves_room_for_others(launches: Launches):
     assert launches.started() == list(range(1, 101))
 
 
-def test_few_runs_call_their_clients_at_a_time_and_the_others_stand_aside(launches: Launches):
-    count = MOST_OF_A_SESSION + 2
+@pytest.mark.parametrize(("devices", "most"), [(1, MOST_OF_A_SESSION), (2, MOST_IN_XLA_OF_A_SESSION)])
+def test_some_runs_call_their_clients_at_a_time_and_the_others_stand_aside(launches: Launches, devices: int, most: int):
+    count = most + 2
     for number in range(1, count + 1):
-        launches.launch(number, late=CLIENT)
+        launches.launch(number, late=CLIENT, devices=devices)
     launches.launch(100)
-    assert launches.started() == [*range(1, MOST_OF_A_SESSION + 1), 100]
+    assert launches.started() == [*range(1, most + 1), 100]
     launches.end(3)
-    assert launches.started() == [MOST_OF_A_SESSION + 1]
+    assert launches.started() == [most + 1]
     launches.end(1)
     assert launches.started() == [count]
 
 
-def test_an_island_has_room_for_the_callbacks_of_several_sessions(launches: Launches):
-    sessions = MOST_OF_AN_ISLAND // MOST_OF_A_SESSION + 1
-    for number in range(1, 1 + sessions * MOST_OF_A_SESSION):
-        launches.launch(number, late=CLIENT, session=1 + (number - 1) // MOST_OF_A_SESSION)
-    assert sorted(launches.started()) == list(range(1, MOST_OF_AN_ISLAND + 1))
+@pytest.mark.parametrize(
+    ("devices", "most_of_one", "most"),
+    [(1, MOST_OF_A_SESSION, MOST_OF_AN_ISLAND), (2, MOST_IN_XLA_OF_A_SESSION, MOST_IN_XLA_OF_AN_ISLAND)],
+)
+def test_an_island_has_room_for_the_callbacks_of_several_sessions(
+    launches: Launches, devices: int, most_of_one: int, most: int
+):
+    sessions = most // most_of_one + 1
+    for number in range(1, 1 + sessions * most_of_one):
+        launches.launch(number, late=CLIENT, session=1 + (number - 1) // most_of_one, devices=devices)
+    assert sorted(launches.started()) == list(range(1, most + 1))
     launches.end(1)
-    assert launches.started() == [MOST_OF_AN_ISLAND + 1]
+    assert launches.started() == [most + 1]
+
+
+def test_runs_that_consume_something_keep_threads_of_the_devices(launches: Launches):
+    for number in range(1, MOST_IN_XLA_OF_A_SESSION + 2):
+        launches.launch(number, 0, late=CLIENT, donated=(0,))
+    launches.launch(100, late=CLIENT)
+    assert launches.started() == [1, 100]  # the others follow those that read what they consume
+    for number in range(1, MOST_IN_XLA_OF_A_SESSION + 1):
+        launches.end(number)
+        assert launches.started() == [number + 1]
 
 
 def test_one_run_at_a_time_of_a_function_over_several_devices_calls_its_client(launches: Launches):

@@ -61,6 +61,7 @@ SAMPLES: dict[Any, Any] = {
     ),
     m.MachineReport: m.MachineReport("m0", "10.0.0.1", "free", "", {"cpu": 4}, 1 << 30),
     SliceRequest: SliceRequest(4, (2, 2), "cpu", (1,), (2, 3), 1 << 30),
+    m.AsidePiece: m.AsidePiece(7, 1 << 30, "/state/7.piece", 1 << 31),
     m.DeviceInfo: m.DeviceInfo(0, "cpu", "cpu", ("device",), "device", (0, 0, 0), 0, 0, 0),
 }
 SAMPLES[m.GroupEnds] = m.GroupEnds(7, (0, 1), (1, 2, 3, 4))

@@ -19,9 +19,9 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from atoll.cluster.security.authority import Authority
-from atoll.cluster.security.roles import Role
 from atoll.errors import AccessError, AddressError
+from atoll.security.authority import Authority
+from atoll.security.roles import Role
 from atoll.web.metrics_server import serve_metrics
 from atoll.web.poller import Poller
 from atoll.web.tls import PageTls, page_tls, tls_of_files

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import uvloop
 
-from atoll.cluster.security.roles import Role
+from atoll.security.roles import Role
 from atoll.wire import connection as module
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection

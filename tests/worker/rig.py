@@ -50,13 +50,14 @@ class Rig:
 
     def __init__(self, directory: Path) -> None:
         from atoll.devices.xla.backend import XlaBackend
-        from atoll.ir.type_keys import TypeKeys
         from atoll.transfers.data_port import DataPort
         from atoll.transfers.inbox import Inbox
+        from atoll.worker.asides import Asides
         from atoll.worker.executor_thread import ExecutorThread
         from atoll.worker.functions import Functions
         from atoll.worker.host_network import DataPortNetwork
         from atoll.worker.step_runner import StepRunner
+        from atoll.worker.type_keys import TypeKeys
 
         self.reports: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.backend = XlaBackend()
@@ -64,9 +65,10 @@ class Rig:
         self.inbox = Inbox(lambda session, feed: None)
         self.port = DataPort(Address(path=str(directory / "data.sock")), self.inbox)
         self.functions = Functions(self.backend, self.inbox, keys, self.report)
-        network = DataPortNetwork(self.backend, self.port, 0)
+        network = DataPortNetwork(self.backend, self.port, 0, self.report)
         steps = StepRunner(self.backend, self.functions, self.port, network, keys)
-        self.executor = ExecutorThread(steps, self.inbox, self.report)
+        self.asides = Asides(self.backend, self.inbox, self.port, 0, steps.readers, self.report)
+        self.executor = ExecutorThread(steps, self.inbox, self.report, self.asides)
         self.session = 0
         self._next = 0
 

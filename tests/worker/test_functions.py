@@ -12,11 +12,11 @@ from atoll.devices.null.model import MODELS
 from atoll.devices.null.program import NullProgram
 from atoll.engines.null_hosts.host import AtOnce
 from atoll.host_services.profiles.xspace import Others
-from atoll.ir.type_keys import TypeKeys
 from atoll.protocol.messages import Compile
 from atoll.transfers.inbox import Inbox
 from atoll.worker import functions
 from atoll.worker.functions import Functions
+from atoll.worker.type_keys import TypeKeys
 from tests.devices.null.test_moments import HandClock
 
 ALICE, BOB = 1, 2

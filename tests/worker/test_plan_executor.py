@@ -121,6 +121,67 @@ def it_does_not_wait_for_a_collective_that_it_left_out(rig: Rig) -> None:
     assert not rig.executor.plan_executor._parked_collectives
 
 
+def receive(rig: Rig, count: int = 1) -> tuple[list[int], list[int]]:
+    """Starts a run that does nothing but receive so many arrays, of which no byte is here; the feeds, and the handles
+    of the results."""
+    feeds = [rig.fresh() for _ in range(count)]
+    steps = [p.Receive(i, local(0), msgspec.structs.replace(copying(1), first=i)) for i in range(count)]
+    return feeds, list(rig.start(steps, (), count, host_feeds=feeds[0]))
+
+
+@BEHAVIOURS.add
+def it_runs_what_follows_a_receive_before_its_bytes_are_here_unless_that_needs_them(rig: Rig) -> None:
+    name = rig.function(add, spec(), spec())
+    a = rig.ones()
+    (feed,), (expected,) = receive(rig)
+    report, (sum_,) = rig.call(name, a, a)
+    assert isinstance(report, m.Done)
+    assert rig.shard(sum_)[0] == 2
+    calls = [p.Execute(name, (0, 0), 1, (), (), False)]
+    (doubled,) = rig.start(calls, (expected,))
+    (after,) = rig.start(calls, (a,))  # in order behind what waits
+    rig.inbox.put(rig.session, feed, np.full(4, 3, np.float32).view(np.uint8))
+    ended = 0
+    while ended < 3:
+        ended += len(rig.reports.get(timeout=SECONDS).runs)
+    assert [rig.shard(handle)[0] for handle in (expected, doubled, after)] == [3, 6, 2]
+    assert rig.executor.plan_executor._aside == rig.executor.plan_executor._parked == {}
+
+
+@BEHAVIOURS.add
+def it_frees_and_deletes_what_is_still_expected(rig: Rig) -> None:
+    freed, deleted = receive(rig), receive(rig)
+    rig.executor.submit(m.Free(rig.session, tuple(freed[1])))
+    rig.executor.submit(m.Free(rig.session, tuple(deleted[1]), delete=True))
+    for (feed,), _ in (freed, deleted):
+        rig.inbox.put(rig.session, feed, np.ones(16, np.uint8))
+        assert isinstance(rig.reports.get(timeout=SECONDS), m.Done)
+    store = rig.executor.plan_executor._stores[rig.session]
+    assert not store.is_expected(deleted[1][0])
+    assert store.get(deleted[1][0]).array.is_deleted()
+    name = rig.function(add, spec(), spec())
+    says(rig.failure(rig.call(name, freed[1][0], freed[1][0])), Code.NOT_FOUND, "is not on this host")
+
+
+@BEHAVIOURS.add
+def it_fails_what_needs_bytes_that_will_not_come(rig: Rig) -> None:
+    name = rig.function(add, spec(), spec())
+    (feed,), (expected,) = receive(rig)
+    rig.start([p.Execute(name, (0, 0), 1, (), (), False)], (expected,))
+    rig.inbox.fail(rig.session, feed, 1, Status(Code.DATA_LOSS, "host 7 is gone"))
+    for _ in range(2):
+        report = rig.reports.get(timeout=SECONDS)
+        assert (report.status.code, "host 7 is gone" in report.status.message) == (Code.DATA_LOSS, True)
+
+
+@BEHAVIOURS.add
+def it_reports_what_stands_aside_when_its_session_ends(rig: Rig) -> None:
+    receive(rig, count=2)
+    rig.executor.submit(m.CloseStore(rig.session))
+    assert len(rig.reports.get(timeout=SECONDS).runs) == 1
+    assert rig.executor.plan_executor._aside == {}
+
+
 @BEHAVIOURS.add
 def it_forgets_a_run_that_is_dropped(rig: Rig) -> None:
     name = rig.function(add, spec(), spec())

@@ -170,7 +170,8 @@ def it_drops_a_python_function_in_the_order_of_its_session(rig: Rig) -> None:
     rig.functions.python._session_of["g"] = rig.session
     rig.functions.python.drop = lambda name: dropped.append(len(python.calls))
     feed = rig.fresh()
-    rig.start([p.Receive(0, local(0), copying(1))], host_feeds=feed)  # parks the session
+    # Parks the session, since it does more than to receive.
+    rig.start([p.Receive(0, local(0), copying(1)), p.Move((0,), (1,), (local(0),), False)], host_feeds=feed)
     call_python(rig)
     rig.executor.submit(m.DropFunction("g"))
     while len(rig.executor.plan_executor._parked.get(rig.session, ())) < 3:

@@ -18,8 +18,8 @@ from atoll.client.processes import ClientProcesses
 from atoll.client.settings import Settings
 from atoll.client.slices import forget_slices
 from atoll.cluster.processes.timer_slack import relaxed
-from atoll.cluster.security.join import JoinString
 from atoll.errors import BackendError
+from atoll.security.join import JoinString
 
 # From this size on, arrays reach the proxy through files in shared memory.
 _LARGE_TRANSFER_BYTES = 256 * 1024

@@ -258,6 +258,13 @@ def in_memory(sharding: Any, space: Any) -> Any:
     return sharding.with_memory_kind(core.mem_space_to_kind(space))
 
 
+def primal(array: Any) -> Any:
+    """The array itself, of one that stands under derivatives."""
+    while isinstance(array, core.Tracer) and hasattr(array, "primal"):
+        array = array.primal
+    return array
+
+
 def is_committed(array: Any) -> bool:
     return bool(getattr(array, "_committed", True))
 

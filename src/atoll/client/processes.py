@@ -16,7 +16,6 @@ from atoll.cluster.folders import default_cache_directory
 from atoll.cluster.processes.child import Child
 from atoll.cluster.processes.client_folders import claim, make_transfer_directory, sweep
 from atoll.cluster.processes.lifeline import watch_in_thread
-from atoll.cluster.security.join import JOIN_VARIABLE
 from atoll.engines.options import EngineOptions, make_directory
 from atoll.engines.start import EngineProcess, check_settings
 from atoll.errors import AtollError, ClusterError, ConnectError, error_kind
@@ -24,6 +23,7 @@ from atoll.ifrt.options import ProxyOptions, Ready
 from atoll.operate.joining import reach
 from atoll.operate.registry import register_embedded
 from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
+from atoll.security.join import JOIN_VARIABLE
 
 
 class ClientProcesses:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.cluster.cluster_file import settings_from_environment
-from atoll.cluster.security.join import JOIN_VARIABLE
 from atoll.cluster.settings import ClusterSettings
 from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
+from atoll.security.join import JOIN_VARIABLE
 
 
 @dataclass(frozen=True)

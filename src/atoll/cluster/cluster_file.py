@@ -28,7 +28,7 @@ from typing import Annotated, Any
 import msgspec
 
 from atoll.cluster.mesh import parse_mesh
-from atoll.cluster.settings import ClusterSettings, Dispatch, OnOff
+from atoll.cluster.settings import ClusterSettings, Dispatch, OnOff, SuspendLower
 from atoll.cluster.topology import IslandShape, Topology
 from atoll.errors import SettingsError
 from atoll.quantities import parse_bytes
@@ -66,6 +66,9 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     ray_resources: str | None = None
     ray_labels: str | None = None
     ray_strategy: str | None = None
+    suspend_folder: str | None = None
+    suspend_lower: SuspendLower | None = None
+    spill: int | str | None = None
 
 
 # Where the name of a setting is another one.
@@ -95,8 +98,9 @@ def read_cluster_file(
         for name in _File.__struct_fields__
         if name != "island" and (value := getattr(file, name)) is not None
     }
-    if isinstance(file.device_memory, str):
-        said["device_memory"] = _bytes(file.device_memory, f"{path}: device_memory")
+    for name in ("device_memory", "spill"):
+        if isinstance(said.get(name), str):
+            said[name] = _bytes(said[name], f"{path}: {name}")
     settings = msgspec.structs.replace(settings, **said | dict(flags or {}))
     shapes = [shape for number, each in enumerate(file.island) for shape in _shapes(each, settings, number, path)]
     if len(shapes) > MOST_ISLANDS:

@@ -1,4 +1,4 @@
-"""Where what outlives a cluster is kept: compiled programs, and usage."""
+"""Where what outlives a cluster is kept: compiled programs, usage, and sessions that are put aside on disk."""
 
 from __future__ import annotations
 
@@ -26,3 +26,12 @@ def usage_file(cluster: str) -> str:
         return ""
     base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     return str(Path(chosen or base / "atoll") / "usage" / f"{cluster}.sqlite")
+
+
+def suspended_folder() -> str:
+    """Where a host keeps the arrays of sessions that are put aside on disk, unless the cluster's settings say where: in
+    $ATOLL_STATE_DIR, or a folder of the user's.
+    """
+    chosen = os.environ.get("ATOLL_STATE_DIR", "")
+    base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return str(Path(chosen if chosen and chosen != OFF else base / "atoll") / "suspended")

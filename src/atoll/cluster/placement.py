@@ -86,7 +86,7 @@ class Slices:
     def closed(self, session: int, location: DeviceLocation) -> str:
         """Why the session may have nothing there: the device is in another's exclusive slice."""
         for other, devices in self.sessions.items():
-            for each in devices.slices.values() if other != session else ():
+            for each in devices.slices.values() if other != session and not devices.are_free else ():
                 if each.exclusive and any(devices.locations[device] == location for device in each.devices):
                     return (
                         f"device {location.ordinal} of host {location.host} is in slice {each.number} of session "
@@ -94,12 +94,12 @@ class Slices:
                     )
         return ""
 
-    def _has_others(self, session: int, location: DeviceLocation) -> bool:
+    def has_others(self, session: int, location: DeviceLocation) -> bool:
         """Whether another session has something there: a slice, or what was made for the device."""
         return any(
             devices.locations[device] == location
             for other, devices in self.sessions.items()
-            if other != session
+            if other != session and not devices.are_free
             for device in {*devices.used, *devices.sliced}
         )
 
@@ -108,6 +108,7 @@ class Slices:
         return Counter(
             devices.locations[device]
             for devices in self.sessions.values()
+            if not devices.are_free
             for each in devices.slices.values()
             for device in each.devices
         )
@@ -159,7 +160,7 @@ class Slices:
                 for location in island.locations
                 if free_bytes(location) >= slice_request.memory_per_device
                 and not devices.closed(location)
-                and not (slice_request.exclusive and self._has_others(session, location))
+                and not (slice_request.exclusive and self.has_others(session, location))
             }
             for length, points in candidates:
                 locations = tuple(island.locations[i] for i in points)

@@ -47,6 +47,9 @@ VARIABLES = {
     "ray_resources": "ATOLL_RAY_RESOURCES",
     "ray_labels": "ATOLL_RAY_LABELS",
     "ray_strategy": "ATOLL_RAY_STRATEGY",
+    "suspend_folder": "ATOLL_SUSPEND_FOLDER",
+    "suspend_lower": "ATOLL_SUSPEND_LOWER",
+    "spill": "ATOLL_SPILL",
 }
 
 
@@ -87,6 +90,14 @@ class OnOff(StrEnum):
     OFF = "off"
 
 
+class SuspendLower(StrEnum):
+    """Whether a session is suspended for one of a higher priority that lacks memory or devices, and where it goes."""
+
+    OFF = "off"
+    MEMORY = "memory"
+    DISK = "disk"
+
+
 class ClusterSettings(msgspec.Struct, frozen=True):
     """A cluster, wherever it runs and listens."""
 
@@ -116,6 +127,11 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     ray_labels: str = ""
     ray_strategy: str = DEFAULT_RAY_STRATEGY
 
+    # What is put aside: see `migration`.
+    suspend_folder: str = ""  # for sessions on disk; "": one of each host's own
+    suspend_lower: SuspendLower = SuspendLower.OFF
+    spill: int = 0  # bytes of each host's memory for arrays that others need the memory of; 0: none
+
     @property
     def topology(self) -> Topology:
         """The islands that the cluster starts with. Raises SettingsError for what is none."""
@@ -143,17 +159,14 @@ class ClusterSettings(msgspec.Struct, frozen=True):
         Raises SettingsError where one that is a number, or one of several words, cannot be read.
         """
         said = {name: os.environ.get(variable, "") for name, variable in VARIABLES.items()}
-        try:
-            device_memory = parse_bytes(said["device_memory"] or "0")
-        except ValueError as error:
-            raise SettingsError(f"ATOLL_DEVICE_MEMORY: {error}") from None
+        sizes = {name: _bytes(VARIABLES[name], said[name]) for name in ("device_memory", "spill")}
         dispatch = _one_of(Dispatch, VARIABLES["dispatch"], said["dispatch"] or Dispatch.PARALLEL)
         times = ("lease_seconds", "wait_seconds", "grace_seconds")
         seconds = {name: parse_seconds(said[name], VARIABLES[name]) for name in times}
         return cls(
             said["islands"] or DEFAULT_ISLANDS,
             said["platform"] or DEFAULT_PLATFORM,
-            device_memory,
+            sizes["device_memory"],
             dispatch,
             said["policy"] or DEFAULT_POLICY,
             lease_seconds=seconds["lease_seconds"] or LEASE_SECONDS,
@@ -167,7 +180,17 @@ class ClusterSettings(msgspec.Struct, frozen=True):
             ray_resources=said["ray_resources"],
             ray_labels=said["ray_labels"],
             ray_strategy=said["ray_strategy"] or DEFAULT_RAY_STRATEGY,
+            suspend_folder=said["suspend_folder"],
+            suspend_lower=_one_of(SuspendLower, VARIABLES["suspend_lower"], said["suspend_lower"] or SuspendLower.OFF),
+            spill=sizes["spill"],
         )
+
+
+def _bytes(variable: str, text: str) -> int:
+    try:
+        return parse_bytes(text or "0")
+    except ValueError as error:
+        raise SettingsError(f"{variable}: {error}") from None
 
 
 def _relay_group(text: str) -> int:

@@ -40,6 +40,7 @@ class SessionDevices:
     used: set[int] = field(default_factory=set)
     next_slice: int = 1
     shares: bool = False  # some of them are on one physical device
+    are_free: bool = False  # its session is suspended: others may have the physical devices, whatever slices it has
     # Why the session may have nothing at a location: another's exclusive slice is there. "" where it may.
     closed: Callable[[DeviceLocation], str] = lambda location: ""
 

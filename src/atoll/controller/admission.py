@@ -11,8 +11,6 @@ from functools import partial
 from atoll.cluster.lifecycle import HostState, IslandLost
 from atoll.cluster.processes.leases import Leases
 from atoll.cluster.resources import ResourceManager
-from atoll.cluster.security.roles import is_of_the_cluster, may_say
-from atoll.cluster.security.tokens import Tokens
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.tenants import DEFAULT_NAME
 from atoll.controller.connections import Connections, Peer
@@ -34,6 +32,8 @@ from atoll.protocol.events import (
     TimerEnded,
 )
 from atoll.scheduling.tenants import Tenants
+from atoll.security.roles import is_of_the_cluster, may_say
+from atoll.security.tokens import Tokens
 
 # For a connection's Hello to come, and a worker's WorkerReady.
 HELLO_SECONDS = 10.0

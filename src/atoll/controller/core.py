@@ -25,7 +25,6 @@ from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.placement import Slices
 from atoll.cluster.processes.leases import Leases
 from atoll.cluster.resources import ResourceManager
-from atoll.cluster.security.tokens import Tokens
 from atoll.cluster.settings import ClusterSettings
 from atoll.controller.admission import Admission
 from atoll.controller.connections import Connections, Peer
@@ -45,7 +44,11 @@ from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.sessions.slices import SliceRequests
 from atoll.errors import invalid
 from atoll.journal.event_log import EventLog
+from atoll.migration.asides import Asides
 from atoll.migration.migrations import Migrations
+from atoll.migration.own_programs import OwnPrograms
+from atoll.migration.pressure import Pressure
+from atoll.migration.suspensions import Suspensions
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.protocol.actions import AnyAction, End, KeepEstimates, KeepUsage
@@ -57,6 +60,7 @@ from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.session import Session
 from atoll.scheduling.tenants import Tenants
 from atoll.scheduling.usage import Meter
+from atoll.security.tokens import Tokens
 from atoll.telemetry.checks import Checks
 from atoll.telemetry.history import History
 from atoll.telemetry.load import LoadRecord
@@ -97,6 +101,7 @@ class Controller:
             self._lifecycle,
             self.slices,
             self.migrations,
+            self.suspensions,
             self.launcher,
             self._recovery.forget_hosts,
             self._outbox,
@@ -176,8 +181,31 @@ class Controller:
     def _make_sessions(self, settings: ClusterSettings) -> None:
         """Sessions, and the hosts that they run on."""
         queries = Queries(self.resources, self.sessions, self._outbox, _location, self.memory)
+        own = OwnPrograms(self.programs, self.launcher, self._outbox)
+        asides = Asides(self.sessions, self.resources, self.launcher, own, self._outbox)
+        self.launcher.bring_back = asides.bring_back
+        self.launcher.buffers.on_aside_freed = asides.drop
         self.migrations = Migrations(
-            self.resources, self._compilation, queries, self.launcher, self.programs, self._outbox
+            self.resources, self._compilation, queries, self.launcher, self.programs, own, asides, self._outbox
+        )
+        self.suspensions = Suspensions(
+            self.migrations,
+            asides,
+            self.resources,
+            self.slices,
+            self.launcher,
+            self.history,
+            self._outbox,
+            settings.suspend_folder,
+        )
+        pressure = Pressure(
+            self.sessions,
+            self.launcher.memory,
+            self.slices,
+            asides,
+            self.suspensions,
+            settings.spill,
+            settings.suspend_lower,
         )
         self._relays = Relays(self.resources, self._outbox, self.launcher, settings.relay_group)
         self._recovery = Recovery(
@@ -203,12 +231,15 @@ class Controller:
             self._outbox,
             self.resources,
             self.slices,
-            SliceRequests(self.sessions, self.resources, self.slices, self.memory.free, self._outbox),
+            SliceRequests(
+                self.sessions, self.resources, self.slices, self.memory.free, pressure.make_way, self._outbox
+            ),
             self._compilation,
             self.programs,
             self.launcher,
             queries,
             self.migrations,
+            self.suspensions,
             self._recovery,
             settings.lease_seconds,
             self.history,
@@ -229,6 +260,7 @@ class Controller:
             self._recovery.peer_silent,
             self._relays,
             self._tracing,
+            asides,
             self._checks,
         )
 
@@ -239,13 +271,14 @@ class Controller:
         subscribe(IslandReady, self._operators.island_ready)
         subscribe(IslandLost, self._recovery.island_lost)
         subscribe(IslandLost, self.migrations.island_lost)
+        subscribe(IslandLost, self.suspensions.island_lost)
         subscribe(IslandLost, self._relays.island_lost)
         subscribe(IslandLost, self.programs.island_lost)
         subscribe(IslandBack, self._recovery.island_back)
         subscribe(IslandBack, self._operators.island_back)
         subscribe(IslandGivenUp, self._recovery.island_given_up)
         subscribe(IslandGivenUp, self._operators.island_given_up)
-        subscribe(IslandDrained, self._operators.island_drained)
+        subscribe(IslandDrained, self._operators.drains.island_drained)
 
     # ---- events
 
@@ -272,8 +305,10 @@ class Controller:
 
     def _flush(self, event: e.Flush) -> list[AnyAction]:
         self.log.trim()
+        self.suspensions.proceed()
         self.migrations.proceed()
         self.launcher.pump()
+        self.launcher.memory.seek_relief()
         self._compilation.release_late()
         return self._outbox.take()
 
@@ -287,6 +322,7 @@ class Controller:
         self._sessions.tick(now)
         self._recovery.tick(now)
         self.migrations.tick(now)
+        self.suspensions.tick(now)
         self._operators.tick(now)
         self._checks.tick(now)
         self._tracing.tick(now)
@@ -339,7 +375,7 @@ class Controller:
             case m.IslandStarts() as message:
                 self._operators.island_starts(message)
             case m.IslandEnded(island=island):
-                self._operators.island_ended(island)
+                self._operators.drains.island_ended(island)
             case other:
                 raise invalid(f"an engine does not send {type(other).__name__}")
 

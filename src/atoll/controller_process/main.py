@@ -9,12 +9,12 @@ import sys
 
 from atoll.cluster.processes.lifeline import watch_in_loop
 from atoll.cluster.processes.process import read_options, run_loop, spare_collector, start_logging
-from atoll.cluster.security.access import HOST_TOKEN_VARIABLE
 from atoll.controller_process.journaling import NOBODY, Predecessor
 from atoll.controller_process.options import RUNS, ControllerOptions
 from atoll.controller_process.shell import ControllerShell
 from atoll.errors import AtollError
 from atoll.protocol import messages as m
+from atoll.security.access import HOST_TOKEN_VARIABLE
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.endpoints import listen
 

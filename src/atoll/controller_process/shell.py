@@ -15,7 +15,6 @@ import msgspec
 
 from atoll.cluster.processes.leases import PING_SECONDS
 from atoll.cluster.processes.lifeline import watch_in_loop
-from atoll.cluster.security.joiners import Joiners
 from atoll.cluster.tenants import kept_tenants
 from atoll.cluster.usage.keeper import Keeper
 from atoll.controller.core import Controller
@@ -24,6 +23,7 @@ from atoll.journal.journal import Journal
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
+from atoll.security.joiners import Joiners
 from atoll.telemetry.load import LoadMeter
 from atoll.wire.connection import Connection
 from atoll.wire.framing import encode

@@ -68,6 +68,7 @@ class LoadedFunction(Protocol):
 
     `ordinals` are these devices among the host's, in the order in which it takes and gives shards. `scratch_bytes` is
     what it needs on each device while it runs. `donated` are the parameters whose memory it writes its outputs over.
+    `waits_inside`: its client's Python would run inside of the call that enqueues it, unless that is by `execute`.
     """
 
     ordinals: tuple[int, ...]
@@ -77,6 +78,7 @@ class LoadedFunction(Protocol):
     output_layouts: tuple[Layout, ...]
     donated: tuple[int, ...]
     scratch_bytes: int
+    waits_inside: bool
 
     def execute(self, arguments: list[Any], sequence: int, stream: int = 0) -> tuple[Sequence[Any], RunToken]:
         """Enqueues one run; returns its outputs, which are not ready yet, and its completion.
@@ -84,6 +86,13 @@ class LoadedFunction(Protocol):
         The executor's thread, which this holds up: it must not wait for data. `sequence` is the same on all hosts that
         run it together. Runs of a `stream` other than 0 may wait for a client, and must hold up no others. The caller
         has checked the arguments. Arrays at `donated` positions are deleted by this.
+        """
+
+    def run(self, arguments: list[Any], stream: int) -> Sequence[Any]:
+        """Runs what `waits_inside` to its end; returns its outputs. Any thread, for as long as the client likes.
+
+        `stream` is like that of `execute`, and this run's alone. The caller has checked the arguments, and keeps them
+        from being deleted. None is donated. Raises what went wrong.
         """
 
     def info(self) -> FunctionInfo:

@@ -12,13 +12,13 @@ import sys
 
 from atoll.cluster.processes.lifeline import watch_in_loop
 from atoll.cluster.processes.process import read_options, run_loop, start_logging, write_ready
-from atoll.cluster.security.start import start_security
 from atoll.cluster.settings import DEFAULT_ENGINE
 from atoll.cluster.tenants import kept_tenants
 from atoll.engines.kinds import make_engine
 from atoll.engines.options import EngineOptions, Started
 from atoll.engines.supervisor import Supervisor
 from atoll.errors import AtollError
+from atoll.security.start import start_security
 from atoll.wire.address import parse_address
 
 

@@ -17,7 +17,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     settings: ClusterSettings
     directory: str
     listen: str = ""  # of the controller; "": a socket in `directory`
-    advertise: str = ""  # by which others know it, in the join strings; "": see `cluster.security.start.advertised`
+    advertise: str = ""  # by which others know it, in the join strings; "": see `security.start.advertised`
     parent: int = 0
     cache_directory: str = ""
     usage_file: str = ""  # where the controller keeps usage; "": in memory

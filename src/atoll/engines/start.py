@@ -9,9 +9,6 @@ from msgspec.structs import replace
 
 from atoll.cluster.processes.child import Child
 from atoll.cluster.processes.leases import LEAST_LEASE_SECONDS
-from atoll.cluster.security.join import JoinString, read_join
-from atoll.cluster.security.roles import Role
-from atoll.cluster.security.start import host_join_file, join_file
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.tenants import keep_tenants
 from atoll.devices.platforms import check_platform
@@ -20,6 +17,9 @@ from atoll.engines.options import EngineOptions, Started
 from atoll.engines.ray.bundles import demand_of
 from atoll.errors import ClusterError, SettingsError
 from atoll.scheduling.policies import find_policy
+from atoll.security.join import JoinString, read_join
+from atoll.security.roles import Role
+from atoll.security.start import host_join_file, join_file
 
 # For the engine to give up by itself, and say why.
 START_GRACE_SECONDS = 30.0

@@ -14,9 +14,6 @@ from functools import partial
 from typing import Any
 
 from atoll._version import __version__
-from atoll.cluster.security.access import token_for
-from atoll.cluster.security.roles import Role
-from atoll.cluster.security.start import load_authority
 from atoll.cluster.topology import IslandShape
 from atoll.controller_process.options import ControllerOptions
 from atoll.devices.kinds import kind_of
@@ -46,6 +43,9 @@ from atoll.protocol.messages import (
     WorkerEnded,
     agent_content,
 )
+from atoll.security.access import token_for
+from atoll.security.roles import Role
+from atoll.security.start import load_authority
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.resumption.dialing import DialedConnection, dial
 from atoll.wire.tls.identity import Identity

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pkgutil import resolve_name
 
 from atoll.cluster.processes.process import command
-from atoll.cluster.security.join import JOIN_VARIABLE
 from atoll.cluster.settings import DEFAULT_PLATFORM, ClusterSettings
 from atoll.devices.accelerators import visible
 from atoll.devices.kinds import XLA, kind_of
 from atoll.devices.membership import Membership
 from atoll.engines.engine import HostStart
 from atoll.engines.options import registry_folder
+from atoll.security.join import JOIN_VARIABLE
 from atoll.worker.options import IslandOptions, WorkerOptions
 
 

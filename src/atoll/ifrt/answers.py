@@ -17,6 +17,7 @@ from atoll.protocol import profiles
 from atoll.protocol.messages import FunctionSource
 from atoll.protocol.questions import (
     CompiledSource,
+    IslandsQuestion,
     MemoryQuestion,
     MissingHosts,
     ProfileQuestion,
@@ -42,6 +43,8 @@ async def _answer(session: IfrtSession, question: Question) -> Answer:
             return _source(session, fingerprint)
         case ProfileQuestion(request=request):
             return await _profile(session, request)
+        case IslandsQuestion(leaves=leaves):
+            return Answer("islands", (0,), msgspec.json.encode(session.cluster.devices_away(leaves)))
 
 
 async def _profile(session: IfrtSession, request: profiles.Request) -> Answer:

@@ -14,7 +14,7 @@ from atoll.grpc import GrpcServer
 from atoll.ifrt.options import ProxyOptions, Ready
 from atoll.ifrt.service import Service
 from atoll.ifrt.session import FIRST_MINTED_HANDLE
-from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE
+from atoll.protocol.messages import DEFAULT_TOKEN_VARIABLE, FailOnLoss
 from atoll.session.opening import PLATFORM_VARIABLE, SessionOpener
 from atoll.session.session import ClusterSession
 from atoll.wire.address import Address, check_may_listen, parse_address
@@ -38,6 +38,8 @@ async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:
         if first:
             return first.pop()
         session = await sessions.open()
+        if options.fail_on_loss:
+            session.send(FailOnLoss())
         if options.losses:
             session.on_hosts_lost = lambda: _note(options.losses)
         return session

@@ -12,7 +12,8 @@ import msgspec
 
 from atoll.errors import StatusError, invalid
 from atoll.ifrt.executables import Executable
-from atoll.ir.program import Call, Loop, Node, Program, Switch, Transfer, check, consumes
+from atoll.ir.program import Call, Loop, Node, Program, Route, Switch, Transfer, Unroute, check, consumes
+from atoll.ir.row_exchange import check_route
 from atoll.ir.types import DTYPE_BITS, NUMBERS, ArraySpec, Even, Replicated, Tiled, shard_boxes, shard_shape
 from atoll.protocol.ifrt import xla_pb2
 from atoll.protocol.translation import codec
@@ -62,10 +63,12 @@ class ProgramChecker:
                     node = self._call(node)
                 case Transfer():
                     self._transfer(node)
+                case Route() | Unroute():
+                    self._route(node)
                 case Switch() | Loop() if not self.is_part:
                     node = self._irregular(node)
                 case _:
-                    raise invalid(f"a client's program has calls and transfers, no {type(node).__name__}")
+                    raise invalid(f"a client's program has calls, transfers and routes, no {type(node).__name__}")
             consumed = consumes(node)
             if any(node.inputs.count(value) > 1 for value in consumed):
                 raise invalid(f"program {program.name!r} donates a value and passes it to the same node once more")
@@ -197,6 +200,13 @@ class ProgramChecker:
             (checker.specs[value], op_shardings[value] or _op_sharding(checker.specs[value]))
             for value in program.results
         ]
+
+    def _route(self, node: Route | Unroute) -> None:
+        for target in node.outputs:
+            self._declared(target)
+            self._define(target, _op_sharding(target))
+        inputs = [self.specs[value] for value in node.inputs]
+        check_route(inputs, node.outputs, node.groups, is_back=isinstance(node, Unroute))
 
     def _transfer(self, node: Transfer) -> None:
         if not node.reshard:

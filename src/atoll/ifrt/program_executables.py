@@ -14,9 +14,9 @@ from atoll.ifrt.executables import Executable
 from atoll.ifrt.loaded import MPMD_ERROR, NO_LAYOUTS, Loaded
 from atoll.ifrt.program_checks import MAX_VALUES, ProgramChecker
 from atoll.ir.program import Call, Node, Program, consumes, output_count, preserving
-from atoll.ir.submission import Staging, Submission, decode
 from atoll.ir.types import ArraySpec
 from atoll.protocol.ifrt import executables_pb2
+from atoll.protocol.submission import Staging, Submission, decode
 from atoll.protocol.translation import codec
 from atoll.protocol.translation.shardings import sharding_to
 from atoll.session.irregular import NODES_PER_CREDIT
@@ -118,7 +118,7 @@ class ProgramExecutable(Loaded):
 
 
 class StagingExecutable(Loaded):
-    """Keeps its arguments for the program that is run next; see `atoll.ir.submission`."""
+    """Keeps its arguments for the program that is run next; see `atoll.protocol.submission`."""
 
     def __init__(self, submission: Staging, cluster: ClusterSession) -> None:
         super().__init__()

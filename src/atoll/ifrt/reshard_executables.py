@@ -16,9 +16,9 @@ from atoll.ifrt.json_requests import beginnings, read_request
 from atoll.ifrt.loaded import Loaded
 from atoll.ifrt.program_executables import ProgramExecutable, metadata_reply
 from atoll.ir.program import Program, Transfer
-from atoll.ir.submission import Submission
 from atoll.ir.types import ArraySpec, Sharding
 from atoll.protocol.ifrt import xla_pb2
+from atoll.protocol.submission import Submission
 from atoll.protocol.translation import codec
 from atoll.protocol.translation.shardings import tiling_from
 from atoll.session.session import ClusterSession

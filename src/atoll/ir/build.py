@@ -21,8 +21,21 @@ from atoll.ir.dialect.ops import (
     ReturnOp,
     TransferOp,
 )
+from atoll.ir.dialect.rows import RouteOp, UnrouteOp
 from atoll.ir.dialect.types import ArrayType, CompletionType
-from atoll.ir.program import Call, DeviceToHost, HostToDevice, Loop, Node, Program, Report, Switch, Transfer
+from atoll.ir.program import (
+    Call,
+    DeviceToHost,
+    HostToDevice,
+    Loop,
+    Node,
+    Program,
+    Report,
+    Route,
+    Switch,
+    Transfer,
+    Unroute,
+)
 from atoll.ir.types import ArraySpec
 
 COMPLETION = CompletionType()
@@ -95,6 +108,9 @@ def _op(
             flags = [("donate", node.donate), ("reshard", node.reshard)]
             facts = {name: PRESENT for name, present in flags if present}
             return TransferOp.create(operands=operands, result_types=types, properties=facts)
+        case Route() | Unroute():
+            op = RouteOp if isinstance(node, Route) else UnrouteOp
+            return op.create(operands=operands, result_types=types, properties={"groups": IntAttr(node.groups)})
     facts = {"mappings": Mappings(node.mappings)}
     flags = [("donate", node.donate), ("bitcast", node.bitcast)]
     facts.update((name, PRESENT) for name, present in flags if present)

@@ -11,6 +11,7 @@ from functools import cached_property
 import msgspec
 
 from atoll.ir.exchange import Exchange, ReceivePiece, SendPiece
+from atoll.ir.row_exchange import RowExchange
 from atoll.ir.types import Box, Shape
 
 
@@ -129,6 +130,68 @@ class Receive(msgspec.Struct, frozen=True, array_like=True, tag="receive", dict=
     def pieces(self) -> tuple[ReceivePiece, ...]:
         return self.exchange.received(self.array.positions)
 
+    @cached_property
+    def feeds(self) -> list[int]:
+        return [piece.feed for piece in self.pieces]
+
+    def may_get(self) -> tuple[tuple[int, int], ...]:
+        """Ranges of feeds that may be for it: (first, count)."""
+        return self.exchange.feeds_to(self.array.positions)
+
+
+class SendRows(msgspec.Struct, frozen=True, array_like=True, tag="send rows", dict=True):
+    """Hands rows to other hosts (or to this one), once they and their numbers are ready: a part of sparse exchanges.
+
+    This host has the shards at `positions` of the exchanges' source, and, at the same ones, of the numbers of rows:
+    of those, shard i begins with group `first_groups[i]`.
+    """
+
+    rows: int
+    numbers: int
+    positions: tuple[int, ...]
+    first_groups: tuple[int, ...]
+    exchanges: tuple[RowExchange, ...]
+
+    @cached_property
+    def host(self) -> int:
+        """That which sends, by its number in the cluster."""
+        return self.exchanges[0].source.host_of[self.positions[0]]
+
+    @cached_property
+    def messages(self) -> tuple[tuple[RowExchange, int, int], ...]:
+        """What goes out: (by which exchange, to which host, feed)."""
+        return tuple((each, to, feed) for each in self.exchanges for to, feed in each.sent(self.host))
+
+
+class ReceiveRows(msgspec.Struct, frozen=True, array_like=True, tag="receive rows", dict=True):
+    """Puts an array together out of the rows that came by some exchanges: their target. Of a route's block, the spans
+    are value `spans`; otherwise that is -1.
+    """
+
+    output: int
+    array: LocalArray
+    spans: int
+    spans_array: LocalArray | None
+    exchanges: tuple[RowExchange, ...]
+
+    @cached_property
+    def host(self) -> int:
+        """That which receives, by its number in the cluster."""
+        return self.exchanges[0].target.host_of[self.array.positions[0]]
+
+    @cached_property
+    def messages(self) -> tuple[tuple[RowExchange, int, int], ...]:
+        """What comes: (by which exchange, from which host, feed)."""
+        return tuple((each, sender, feed) for each in self.exchanges for sender, feed in each.received(self.host))
+
+    @cached_property
+    def feeds(self) -> list[int]:
+        return [feed for _, _, feed in self.messages]
+
+    def may_get(self) -> tuple[tuple[int, int], ...]:
+        """Ranges of feeds that may be for it: (first, count)."""
+        return tuple(each for exchange in self.exchanges for each in exchange.feeds_to(self.array.positions))
+
 
 class Take(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The next local shard of the output is local shard `shard` of input `input`."""
@@ -147,7 +210,7 @@ class Select(msgspec.Struct, frozen=True, array_like=True, tag="select", gc=Fals
     bitcast: bool
 
 
-Step = Execute | Python | Put | Get | Report | Move | Send | Receive | Select
+Step = Execute | Python | Put | Get | Report | Move | Send | Receive | SendRows | ReceiveRows | Select
 
 # What each step is for, as traces name it.
 STEP_KINDS: dict[type[Step], str] = {
@@ -159,6 +222,8 @@ STEP_KINDS: dict[type[Step], str] = {
     Move: "move",
     Send: "send",
     Receive: "receive",
+    SendRows: "send rows",
+    ReceiveRows: "receive rows",
     Select: "rearrange",
 }
 
@@ -172,6 +237,8 @@ def uses(step: Step) -> tuple[int, ...]:
             return tuple(value for _, value in arguments)
         case Get(input=value) | Report(input=value) | Send(input=value):
             return (value,)
+        case SendRows(rows=rows, numbers=numbers):
+            return rows, numbers
         case Select(inputs=inputs, takes=takes):
             return tuple({inputs[take.input]: None for take in takes})
     return ()

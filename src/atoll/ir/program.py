@@ -134,7 +134,32 @@ class Loop(msgspec.Struct, frozen=True, array_like=True, tag="loop"):
     body: Program
 
 
-Node = Call | HostToDevice | DeviceToHost | Transfer | Rearrange | Report | Switch | Loop
+class Route(msgspec.Struct, frozen=True, array_like=True, tag="route"):
+    """Sends rows to where numbers that devices compute say: a sparse exchange. See `atoll.ir.row_exchange`.
+
+    Takes rows, in `groups` of one size, and sizes: int32 [groups, destinations], by which the rows of each group lie,
+    those of one destination after those of another. Gives for each destination a block and its spans: in each group of
+    the block the rows that are for it come first, and the rest is zeros; spans, int32 [groups, 2], has the first row
+    and the number of rows that they were in the group that they come from.
+    """
+
+    inputs: tuple[int, int]
+    outputs: tuple[ArraySpec, ...]
+    groups: int
+
+
+class Unroute(msgspec.Struct, frozen=True, array_like=True, tag="unroute"):
+    """Sends rows back to where they came from: takes what a Route has given, and gives rows as it took them.
+
+    Of each group of a block those rows return that are in its spans; what nobody returns is zeros.
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[ArraySpec]
+    groups: int
+
+
+Node = Call | HostToDevice | DeviceToHost | Transfer | Rearrange | Report | Switch | Loop | Route | Unroute
 
 
 class Program(msgspec.Struct, frozen=True, array_like=True):

@@ -123,6 +123,12 @@ def _step(step: p.Step) -> str:
             return f"send of %{step.input} shards {pieces}"
         case p.Receive():
             return f"%{step.output} = receive on {_on(step.array)}, host feeds {_feeds(step.pieces)}"
+        case p.SendRows():
+            sent = ", ".join(f"to host {to} as host feed {feed}" for _, to, feed in step.messages)
+            return f"send rows of %{step.rows} by %{step.numbers} {sent}"
+        case p.ReceiveRows():
+            outputs = [step.output] if step.spans < 0 else [step.output, step.spans]
+            return f"{_values(outputs)} = receive rows on {_on(step.array)}, host feeds {ranges_text(step.feeds)}"
         case p.Select():
             takes = ", ".join(f"%{step.inputs[take.input]} shard {take.shard}" for take in step.takes)
             return f"%{step.output} = select {takes} on {_on(step.array)}"

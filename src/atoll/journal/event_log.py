@@ -12,13 +12,13 @@ from typing import Any
 
 import msgspec
 
-from atoll.cluster.security.roles import is_of_the_cluster
-from atoll.cluster.security.tokens import Tokens
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.tenants import DEFAULT_NAME, token_hash
 from atoll.journal.records import decode_events, encode_event
 from atoll.protocol import messages as m
 from atoll.protocol.events import AnyEvent, Received
+from atoll.security.roles import is_of_the_cluster
+from atoll.security.tokens import Tokens
 
 MOST_EVENTS = 50_000
 # Of encoded events. A dump has them in base64, and must fit into one message.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from atoll.cluster.security.access import HOST_TOKEN_VARIABLE, TOKEN_VARIABLE
-from atoll.cluster.security.authority import Authority
-from atoll.cluster.security.join import JOIN_VARIABLE, JoinString
-from atoll.cluster.security.kept import new_environment
-from atoll.cluster.security.start import AUTHORITY_VARIABLE
+from atoll.security.access import HOST_TOKEN_VARIABLE, TOKEN_VARIABLE
+from atoll.security.authority import Authority
+from atoll.security.join import JOIN_VARIABLE, JoinString
+from atoll.security.kept import new_environment
+from atoll.security.start import AUTHORITY_VARIABLE
 from atoll.wire.address import parse_address
 
 

@@ -6,22 +6,28 @@ Nothing here blocks, and nothing raises but where it says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from atoll.cluster.locations import Placement
+from atoll.errors import Status
 from atoll.ir.program import Program
 from atoll.protocol import messages as m
 from atoll.scheduling.functions import FunctionRegistry
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.reservations import Reservations
-from atoll.scheduling.session import Session
+from atoll.scheduling.session import Launch, Session
 
 
 class Out(Protocol):
     """What leaves at the next flush, in order."""
 
     def to_session(self, session: int, message: Any) -> None: ...
+
+    def to_host(self, host: int, message: Any) -> None: ...
+
+    def free(self, hosts: tuple[int, ...], session: int, handles: Iterable[int]) -> None:
+        """The hosts may forget these buffers."""
 
     def flush_frees(self) -> None:
         """Names the memory that goes now: what is sent next needs it."""
@@ -36,6 +42,11 @@ class Launches(Protocol):
     memory: Reservations
 
     def launch(self, session: Session, message: m.Launch) -> None: ...
+
+    def launch_again(self, session: Session, message: m.Launch, then: Callable[[Launch], None]) -> Launch:
+        """Launches what makes buffers that the session has already, and whose contents are aside; `then` at its end."""
+
+    def fail(self, launch: Launch, status: Status) -> None: ...
 
     def release(self, session: Session, handles: tuple[int, ...], delete: bool) -> None: ...
 

@@ -21,23 +21,28 @@ from atoll.scheduling.session import Session
 Changes = Mapping[int, DeviceLocation]
 
 
-def check_changes(session: Session, wanted: Changes, resources: ResourceManager) -> tuple[Changes, set[int]]:
-    """What of `wanted` is a change, and the islands that it is about.
+def check_changes(
+    session: Session, wanted: Changes, resources: ResourceManager, may_stay: bool = False
+) -> tuple[Changes, set[int]]:
+    """What of `wanted` is a change, and the islands that it is about: with `may_stay`, where all of it is to be.
 
     Raises FAILED_PRECONDITION for what would be torn apart or cannot be there, UNIMPLEMENTED for arrays that cannot
     be copied.
     """
     locations = session.devices.locations
     changes = {device: location for device, location in wanted.items() if locations[device] != location}
-    if not changes:
+    if not changes and not may_stay:
         raise StatusError(Code.FAILED_PRECONDITION, "they are there already")
-    islands = {location.island for location in changes.values()} | {locations[device].island for device in changes}
+    if may_stay:
+        islands = {location.island for location in wanted.values()}
+    else:
+        islands = {location.island for location in changes.values()} | {locations[device].island for device in changes}
     for island in sorted(islands):
         if not resources.islands[island].works or island in session.unseen or island in session.cold:
             state = resources.islands[island].state
             reason = "has just come back" if state is IslandState.READY else f"is {state}"
             raise StatusError(Code.FAILED_PRECONDITION, f"island {island} {reason}")
-    reasons = {session.devices.closed(location) for location in changes.values()} - {""}
+    reasons = {session.devices.closed(location) for location in (wanted if may_stay else changes).values()} - {""}
     if reasons:
         raise StatusError(Code.FAILED_PRECONDITION, min(reasons))
     after = {**locations, **changes}
@@ -60,6 +65,12 @@ def check_changes(session: Session, wanted: Changes, resources: ResourceManager)
             if isinstance(entry.spec.sharding.tiling, Opaque) or entry.spec.dtype in ("token", "opaque"):
                 raise unimplemented(f"array {handle}, made by {entry.maker!r}, is of a kind that cannot be moved")
     return changes, islands
+
+
+def has_arrays(session: Session, island: int) -> bool:
+    """Whether something that the session may still use is on the island."""
+    there = {device: location for device, location in session.devices.locations.items() if location.island == island}
+    return any(is_affected(entry, there) for entry in session.directory.entries.values())
 
 
 def is_affected(entry: Entry, changes: Changes) -> bool:

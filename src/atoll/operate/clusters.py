@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from atoll.cluster.processes.process_table import ancestors
-from atoll.cluster.security.join import JOIN_VARIABLE, JoinString
 from atoll.cluster.usage.records import By
 from atoll.errors import ClusterError, ConnectError
 from atoll.operate.joining import is_at, reach, reach_of
@@ -29,6 +28,7 @@ from atoll.operate.requests import (
 )
 from atoll.operate.traces import chrome_trace
 from atoll.protocol.messages import AddIslandRequest, CheckReply
+from atoll.security.join import JOIN_VARIABLE, JoinString
 from atoll.wire.address import Address
 
 _WHAT_TO_START = "start one with `atoll up --islands 1x1x8`, or set ATOLL_ADDRESS to where one listens"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from atoll.cluster.security.access import is_insecure
-from atoll.cluster.security.join import JoinString, join_of_environment, read_join
-from atoll.cluster.security.start import host_join_file, join_file
 from atoll.errors import AccessError
 from atoll.operate.registry import ClusterRecord, ClusterRegistry, embedded_clusters
+from atoll.security.access import is_insecure
+from atoll.security.join import JoinString, join_of_environment, read_join
+from atoll.security.start import host_join_file, join_file
 from atoll.wire.address import Address, parse_address
 from atoll.wire.tls.stream import no_identity
 

@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 
 from atoll._version import __version__
-from atoll.cluster.security.access import joined, token_beside
-from atoll.cluster.security.join import JoinString
-from atoll.cluster.security.roles import Role
 from atoll.cluster.usage.records import By
 from atoll.errors import AccessError, Code, ConnectError, refusal
 from atoll.protocol import messages as m
 from atoll.protocol.spans import TraceRecord
+from atoll.security.access import joined, token_beside
+from atoll.security.join import JoinString
+from atoll.security.roles import Role
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import connect
@@ -27,7 +27,16 @@ from atoll.wire.endpoints import connect
 REPLY_SECONDS = 10.0
 OPERATION_SECONDS = 900.0  # longer than the controller tries to move something
 
-Operation = m.RemapRequest | m.AddIslandRequest | m.DrainRequest | m.SetTenant | m.RemoveTenant | m.EndSessionRequest
+Operation = (
+    m.RemapRequest
+    | m.SuspendRequest
+    | m.ResumeRequest
+    | m.AddIslandRequest
+    | m.DrainRequest
+    | m.SetTenant
+    | m.RemoveTenant
+    | m.EndSessionRequest
+)
 
 
 def request_report(address: Address, token: str, join: JoinString | None = None) -> bytes:

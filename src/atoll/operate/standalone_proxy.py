@@ -9,13 +9,13 @@ from pathlib import Path
 
 from atoll.cluster.folders import default_cache_directory
 from atoll.cluster.processes.child import Child, wait_for_any
-from atoll.cluster.security.join import JOIN_VARIABLE, JoinString
 from atoll.cluster.settings import ClusterSettings
 from atoll.engines.options import EngineOptions, make_directory
 from atoll.engines.start import EngineProcess
 from atoll.errors import AtollError, ClusterError, error_kind
 from atoll.ifrt.options import ProxyOptions, Ready
 from atoll.operate.registry import register_embedded
+from atoll.security.join import JOIN_VARIABLE, JoinString
 from atoll.wire.address import Address
 
 LABEL = "atoll proxy"
@@ -27,12 +27,13 @@ def run_proxy(
     settings: ClusterSettings,
     on_up: Callable[[str], None],
     join: JoinString | None = None,
+    fail_on_loss: bool = False,
 ) -> None:
     """Runs a proxy until it ends, or a signal raises an exception in this call; ends what it started.
 
     `cluster` is an address, with a join string for TLS; "" starts a cluster of these `settings`, which ends with the
-    proxy. `on_up(address)` is called once the proxy listens. Raises AtollError where something does not start, or ends
-    early.
+    proxy. With `fail_on_loss` its clients do not wait for lost islands. `on_up(address)` is called once the proxy
+    listens. Raises AtollError where something does not start, or ends early.
     """
     children: list[Child] = []
     directory: Path | None = None
@@ -49,7 +50,7 @@ def run_proxy(
             cluster = engine.address
         proxy = Child(
             "atoll.ifrt.main",
-            ProxyOptions(str(listen), cluster, os.getpid(), label=LABEL, patience=5.0),
+            ProxyOptions(str(listen), cluster, os.getpid(), label=LABEL, patience=5.0, fail_on_loss=fail_on_loss),
             "the proxy",
             environment={JOIN_VARIABLE: str(join or "")},
         )

@@ -15,11 +15,6 @@ from msgspec.structs import replace
 from atoll.cluster.folders import default_cache_directory, usage_file
 from atoll.cluster.processes.child import wait_for_any
 from atoll.cluster.processes.client_folders import sweep
-from atoll.cluster.security.access import TOKEN_VARIABLE
-from atoll.cluster.security.join import JoinString
-from atoll.cluster.security.kept import kept_environment
-from atoll.cluster.security.roles import Role
-from atoll.cluster.security.start import advertised
 from atoll.cluster.settings import GRACE_SECONDS, ClusterSettings
 from atoll.engines.options import EngineOptions, sockets_base
 from atoll.engines.ray.control import end_cluster
@@ -29,6 +24,11 @@ from atoll.operate.clusters import Target, explained
 from atoll.operate.registry import ClusterRegistry
 from atoll.operate.requests import request_stop
 from atoll.operate.standing_on_ray import StandingOnRay
+from atoll.security.access import TOKEN_VARIABLE
+from atoll.security.join import JoinString
+from atoll.security.kept import kept_environment
+from atoll.security.roles import Role
+from atoll.security.start import advertised
 from atoll.wire.address import Address, check_may_listen, parse_address
 from atoll.wire.sockets import dial
 
@@ -43,7 +43,7 @@ class StandingCluster:
 
     `parent`: the process that it must not outlive, or 0. Its messages go to `log` in its folder; with a
     parent to standard error. On TCP it listens with TLS, unless it is `insecure`; others know it by what it is to
-    `advertise` then: see `cluster.security.start.advertised`. Its authority and tokens are kept in the file
+    `advertise` then: see `security.start.advertised`. Its authority and tokens are kept in the file
     `authority`, if there is one. With a folder for a `journal` its controller is started again where it ends.
     """
 

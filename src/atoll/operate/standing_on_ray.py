@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 
-from atoll.cluster.security.join import JoinString
-from atoll.cluster.security.roles import Role
-from atoll.cluster.security.start import host_join_file, join_file
 from atoll.cluster.settings import ClusterSettings
 from atoll.engines.ray.actors import EngineStart
 from atoll.engines.ray.control import RayCluster
 from atoll.errors import ClusterError
 from atoll.operate.registry import ClusterRegistry
+from atoll.security.join import JoinString
+from atoll.security.roles import Role
+from atoll.security.start import host_join_file, join_file
 
 
 class StandingOnRay:

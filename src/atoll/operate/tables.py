@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -85,10 +85,13 @@ def _machines(machines: Iterable[Machine]) -> Table:
     return table
 
 
-def _sessions(sessions: Iterable[Session]) -> Table:
+def _sessions(sessions: Sequence[Session]) -> Table:
     table = Table("session", "program", "pid", title="Sessions", title_justify="left")
     for column in ("arrays", "memory", "functions", "launches", "in flight"):
         table.add_column(column, justify="right")
+    show_state = any(each.state for each in sessions)
+    if show_state:
+        table.add_column("state")
     for each in sessions:
         counts = (each.functions, each.launches, each.in_flight)
         table.add_row(
@@ -98,6 +101,7 @@ def _sessions(sessions: Iterable[Session]) -> Table:
             str(each.arrays),
             human_bytes(each.bytes),
             *map(str, counts),
+            *([Text(each.state or "runs")] if show_state else []),
         )
     return table
 

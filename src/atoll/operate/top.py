@@ -118,9 +118,14 @@ def _tenants(watch: Watch) -> Table:
 
 def _sessions(watch: Watch) -> Table:
     table = _table("Sessions", ("session", "program", "tenant", "memory"), ("arrays", "launches", "in flight"))
-    for row in t.session_rows(watch.snapshot):
+    rows = t.session_rows(watch.snapshot)
+    show_state = any(each.state for each in watch.snapshot.sessions)
+    if show_state:
+        table.add_column("state")
+    for row in rows:
         counts = (row.arrays, row.launches, row.in_flight)
-        table.add_row(str(row.id), Text(row.program), row.tenant, row.memory, *map(str, counts))
+        state = [Text(row.state)] if show_state else []
+        table.add_row(str(row.id), Text(row.program), row.tenant, row.memory, *map(str, counts), *state)
     return table
 
 

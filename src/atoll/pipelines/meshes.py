@@ -1,41 +1,13 @@
-"""Stages' devices as meshes, and how parameters and batches lie on them."""
+"""How parameters and batches lie on the stages' meshes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from atoll.errors import PipelineError
-
-# Of meshes that Atoll makes of devices: a stage is data-parallel over them.
-AXIS = "data"
-
-
-def mesh_of(stage: Any, number: int) -> Mesh:
-    """The mesh of a stage that the user gave as a mesh, a slice, a list of devices or one device."""
-    if isinstance(stage, Mesh):
-        devices, names = stage.devices, stage.axis_names
-    elif isinstance(stage, jax.Device):
-        devices, names = np.array([stage], object), (AXIS,)
-    else:
-        found = list(getattr(stage, "devices", stage if isinstance(stage, Sequence) else ()))
-        if not found or not all(isinstance(each, jax.Device) for each in found):
-            raise PipelineError(
-                f"stage {number} is {stage!r}; a stage is a jax.sharding.Mesh, a slice of "
-                "atoll.make_virtual_device_set, a list of devices or a device"
-            )
-        if len(getattr(stage, "shape", (1,))) != 1:
-            raise PipelineError(
-                f"stage {number} is a slice of shape {stage.shape}: say what its dimensions are, as in "
-                'slice.mesh(("data", "model"))'
-            )
-        devices, names = np.array(found, object), (AXIS,)
-    # Within a stage XLA chooses what the model does not say.
-    return Mesh(devices, names, axis_types=(AxisType.Auto,) * len(names))
 
 
 def fitted(spec: PartitionSpec, shape: Sequence[int], mesh: Mesh) -> PartitionSpec:

@@ -11,10 +11,10 @@ import jax
 from atoll.errors import PipelineError
 from atoll.pipelines.build import Built, Wanted, build
 from atoll.pipelines.computation import nbytes
-from atoll.pipelines.meshes import mesh_of
 from atoll.pipelines.schedule import Schedule
 from atoll.pipelines.schedules import schedule as schedule_named
 from atoll.pipelines.trees import Batch, Parameters
+from atoll.programs.meshes import mesh_of
 from atoll.quantities import human_bytes
 
 
@@ -87,7 +87,7 @@ class Pipeline:
             raise PipelineError(
                 f"an optimizer has init(params) and update(gradients, state, params), and {optimizer!r} not"
             )
-        meshes = [mesh_of(stage, number) for number, stage in enumerate(stages)]
+        meshes = [mesh_of(stage, f"stage {number}", PipelineError) for number, stage in enumerate(stages)]
         if isinstance(schedule, str):
             schedule = schedule_named(schedule, len(stages), microbatches)
         if (schedule.stages, schedule.microbatches) != (len(stages), microbatches):

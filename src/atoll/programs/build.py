@@ -11,10 +11,10 @@ import jax
 
 from atoll.client import jax_internals as internals
 from atoll.client.plugin_programs import is_atoll
-from atoll.ir.program import Call, Loop, Node, Program, Switch, Transfer
+from atoll.ir.program import Call, Loop, Node, Program, Route, Switch, Transfer, Unroute
 from atoll.ir.types import ArraySpec
 from atoll.programs.functions import Function
-from atoll.programs.tracing import CallNode, IrregularNode, Part, RecordedNode, Recording, TransferNode
+from atoll.programs.recording import CallNode, IrregularNode, Part, RecordedNode, Recording, RowsNode, TransferNode
 from atoll.programs.values import Value
 
 internals.leave_out_of_tracebacks(__file__)
@@ -137,6 +137,12 @@ def _numbered(
             number = functions.setdefault(node.function, len(functions))
             devices = tuple(device.id for device in node.function.devices)
             body.append(Call(number, inputs, outputs, devices, node.donated))
+        elif isinstance(node, RowsNode) and node.is_back:
+            (output,) = outputs
+            body.append(Unroute(inputs, (output,), node.groups))
+        elif isinstance(node, RowsNode):
+            rows, sizes = inputs
+            body.append(Route((rows, sizes), outputs, node.groups))
         elif node.constants is None:
             specs = tuple(value.spec for value in node.inputs[1:])
             branches = tuple(_part(part, specs, functions) for part in node.parts)
@@ -185,7 +191,7 @@ def _donate(recording: Recording, nodes: list[RecordedNode], arguments: Sequence
             continue
         last = users[-1]
         positions = {i for i, each in enumerate(last.inputs) if each.root is value}
-        if len(positions) > 1 or isinstance(last, IrregularNode):
+        if len(positions) > 1 or isinstance(last, IrregularNode | RowsNode):
             continue
         if isinstance(last, TransferNode):
             last.donated = True

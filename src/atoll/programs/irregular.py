@@ -17,17 +17,8 @@ from atoll.client import jax_internals as internals
 from atoll.errors import ProgramError
 from atoll.ir.types import NUMBERS
 from atoll.programs.build import needed
-from atoll.programs.tracing import (
-    CallNode,
-    IrregularNode,
-    OrderedEffects,
-    Part,
-    ProgramTrace,
-    ProgramTracer,
-    RecordedNode,
-    Recording,
-    record,
-)
+from atoll.programs.recording import CallNode, IrregularNode, Part, RecordedNode, Recording
+from atoll.programs.tracing import OrderedEffects, ProgramTrace, ProgramTracer, record
 from atoll.programs.values import Value, constant_value
 
 internals.leave_out_of_tracebacks(__file__)

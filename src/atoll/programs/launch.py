@@ -1,7 +1,7 @@
 """A program that a cluster knows, and the path of every call of it.
 
 One call is one Execute. Only arguments whose number of shards is not that of the others go ahead of it, in messages of
-their own (`atoll.ir.submission`).
+their own (`atoll.protocol.submission`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from atoll.client import jax_internals as internals
 from atoll.client.plugin_programs import submit
 from atoll.errors import ProgramError
 from atoll.ir.program import Program
-from atoll.ir.submission import Staging, Submission, encode
 from atoll.programs.build import Built, devices
 from atoll.programs.values import Value
+from atoll.protocol.submission import Staging, Submission, encode
 
 internals.leave_out_of_tracebacks(__file__)
 

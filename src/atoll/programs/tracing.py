@@ -7,8 +7,7 @@ computed at once. So a program's values are, bit for bit, those of its function 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +16,8 @@ from jax.sharding import SingleDeviceSharding
 
 from atoll.client import jax_internals as internals
 from atoll.errors import ProgramError
-from atoll.programs.functions import Function, FunctionTable, JitCall, SeveralMeshes
+from atoll.programs.functions import FunctionTable, JitCall, SeveralMeshes
+from atoll.programs.recording import CallNode, Recording, TransferNode
 from atoll.programs.transformations import program_p
 from atoll.programs.values import ShardingLike, Value, constant_value
 
@@ -36,69 +36,8 @@ class OrderedEffects(ProgramError):
     """A function with such effects cannot be one launch."""
 
 
-@dataclass(eq=False)
-class CallNode:
-    """A node that calls a function; `donated` are positions among its inputs."""
-
-    function: Function
-    inputs: list[Value]
-    outputs: list[Value]
-    donated: tuple[int, ...]
-    line: str
-    has_effects: bool = False
-
-
-@dataclass(eq=False)
-class TransferNode:
-    """A node that gives its input another sharding."""
-
-    inputs: list[Value]
-    outputs: list[Value]
-    donated: bool
-    line: str
-
-
-@dataclass(eq=False)
-class IrregularNode:
-    """A node that depends on data: a switch, whose first input chooses; or, where `constants` counts the inputs that
-    stay, a loop of a condition and a body. The parts take its inputs, a switch's all but the first.
-    """
-
-    inputs: list[Value]
-    outputs: list[Value]
-    parts: list[Part]
-    line: str
-    constants: int | None = None
-    donated: tuple[int, ...] = ()
-
-
-@dataclass(eq=False)
-class Part:
-    """What a node that depends on data may run. `taken` are the inputs that its own values are, by their identity."""
-
-    name: str
-    nodes: list[RecordedNode]
-    taken: dict[int, int]
-    results: list[Value]
-
-
-RecordedNode = CallNode | TransferNode | IrregularNode
-
-
-@dataclass
-class Recording:
-    """All that a traced function does. `results` are its flat results: values, or arrays that no launch changes.
-
-    A part of a node that depends on data may use values of the function around it: `captured` are these, by the
-    identity of what stands for them.
-    """
-
-    name: str
-    arguments: list[Value]
-    functions: FunctionTable
-    nodes: list[RecordedNode] = field(default_factory=list)
-    results: list[Any] = field(default_factory=list)
-    captured: dict[int, Value] = field(default_factory=dict)
+# Primitives that become nodes of their own: what records each, for (trace, arguments, parameters).
+RECORDERS: dict[Any, Callable[[ProgramTrace, Sequence[Any], dict[str, Any]], list[ProgramTracer]]] = {}
 
 
 class ProgramTracer(internals.Tracer):  # type: ignore[misc]
@@ -161,6 +100,8 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
                 self._put(each, device, copy)
                 for each, device, copy in zip(tracers, params["devices"], copies, strict=True)
             ]
+        if primitive in RECORDERS:
+            return RECORDERS[primitive](self, tracers, params)
         if internals.uses_references(primitive, tracers):
             raise ProgramError(
                 f"{primitive.name} at {internals.line()} is about a mutable array (jax.Ref), and a program has none "

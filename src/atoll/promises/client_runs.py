@@ -1,8 +1,10 @@
 """How many runs may wait for their clients' Python at a time.
 
-Each of them occupies a device's queue and threads of XLA for as long as its client likes. So there is a bound for an
-island's hosts, which others' sessions leave room in, and one for a session. Of a function over several devices one run
-is under way at a time: what its callbacks raise is known when the run has ended.
+Each of them occupies a device's queue for as long as its client likes. So there is a bound for an island's hosts, which
+others' sessions leave room in, and one for a session. A callback may start such runs itself, as many as stock JAX takes
+on a device, and wait for them: the bounds are as wide as they can be where a run has a thread of its own on its host
+(`worker/client_runs.py`). Others keep threads of XLA's, which are few. Of a function over several devices one run is
+under way at a time: what its callbacks raise is known when the run has ended.
 """
 
 from __future__ import annotations
@@ -12,9 +14,37 @@ from typing import Generic
 
 from atoll.scheduling.tickets import Payload, Promise
 
-# On each host of an island. With the window of other work in flight, they are what XLA's CPU client takes on a device.
-MOST_OF_AN_ISLAND = 8
-MOST_OF_A_SESSION = 4
+# On each host of an island. XLA's CPU client takes 32 runs on a device, and lets more wait: the rest is for all others.
+MOST_OF_AN_ISLAND = 24
+MOST_OF_A_SESSION = 20
+
+# Of these, those that keep threads of XLA's.
+MOST_IN_XLA_OF_AN_ISLAND = 8
+MOST_IN_XLA_OF_A_SESSION = 4
+
+
+class Places(Generic[Payload]):
+    """How many runs of a session and on an island's hosts may be under way, and how many are."""
+
+    def __init__(self, of_a_session: int, of_an_island: int) -> None:
+        self._most_of_a_session = of_a_session
+        self._most_of_an_island = of_an_island
+        self._of_session: Counter[int] = Counter()
+        self._of_island: Counter[int] = Counter()
+
+    def has_room(self, run: Promise[Payload]) -> bool:
+        (ticket,) = run.tickets
+        return self._of_session[ticket.session] < self._most_of_a_session and all(
+            self._of_island[gang.island] < self._most_of_an_island for gang in ticket.gangs
+        )
+
+    def count(self, run: Promise[Payload], change: int) -> None:
+        (ticket,) = run.tickets
+        self._of_session[ticket.session] += change
+        if not self._of_session[ticket.session]:
+            del self._of_session[ticket.session]
+        for gang in ticket.gangs:
+            self._of_island[gang.island] += change
 
 
 class ClientRuns(Generic[Payload]):
@@ -23,8 +53,8 @@ class ClientRuns(Generic[Payload]):
     def __init__(self) -> None:
         self._begun: set[Promise[Payload]] = set()
         self._waiting: list[Promise[Payload]] = []
-        self._of_session: Counter[int] = Counter()
-        self._of_island: Counter[int] = Counter()
+        self._all: Places[Payload] = Places(MOST_OF_A_SESSION, MOST_OF_AN_ISLAND)
+        self._in_xla: Places[Payload] = Places(MOST_IN_XLA_OF_A_SESSION, MOST_IN_XLA_OF_AN_ISLAND)
         self._alone: set[str] = set()  # functions of which one run at a time is under way
 
     def begin(self, run: Promise[Payload]) -> bool:
@@ -55,12 +85,7 @@ class ClientRuns(Generic[Payload]):
         return entered
 
     def _has_room(self, run: Promise[Payload]) -> bool:
-        (ticket,) = run.tickets
-        return (
-            self._of_session[ticket.session] < MOST_OF_A_SESSION
-            and all(self._of_island[gang.island] < MOST_OF_AN_ISLAND for gang in ticket.gangs)
-            and self._alone.isdisjoint(run.alone)
-        )
+        return all(places.has_room(run) for places in self._places(run)) and self._alone.isdisjoint(run.alone)
 
     def _enter(self, run: Promise[Payload]) -> None:
         self._begun.add(run)
@@ -68,9 +93,8 @@ class ClientRuns(Generic[Payload]):
         self._alone |= run.alone
 
     def _count(self, run: Promise[Payload], change: int) -> None:
-        (ticket,) = run.tickets
-        self._of_session[ticket.session] += change
-        if not self._of_session[ticket.session]:
-            del self._of_session[ticket.session]
-        for gang in ticket.gangs:
-            self._of_island[gang.island] += change
+        for places in self._places(run):
+            places.count(run, change)
+
+    def _places(self, run: Promise[Payload]) -> tuple[Places[Payload], ...]:
+        return (self._all,) if run.has_thread else (self._all, self._in_xla)

@@ -63,6 +63,7 @@ class Promises(Generic[Payload]):
             promises = [Promise(session, (ticket,), each) for ticket, each in zip(tickets, late, strict=True)]
             for promise, unit in zip(promises, units, strict=True):
                 promise.alone = frozenset(name for gang in unit if gang.spans_devices for name in gang.functions)
+            promises[0].has_thread = len(promises) == 1 and not promises[0].alone and not donated  # as workers have it
         else:
             promises = [Promise(session, tuple(tickets), None)]
         first, last = promises[0], promises[-1]

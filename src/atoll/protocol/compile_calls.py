@@ -17,6 +17,9 @@ import msgspec
 INSPECT_SHARDING = "InspectSharding"
 CUSTOM_PARTITIONING = "CustomSPMDPartitioning"
 
+# What the keys of transformations begin with; the stage of XLA's pipeline and a name follow, with colons between.
+TRANSFORMATION = b"transformation"
+
 
 class Value(msgspec.Struct, frozen=True, array_like=True):
     """An operand or a result, with its OpSharding, where it has one yet."""
@@ -55,11 +58,21 @@ class Partition(msgspec.Struct, frozen=True, array_like=True, tag="p"):
     occurrence: int = 0
 
 
-CompileCall = Inspect | Propagate | Infer | Partition
+class Transform(msgspec.Struct, frozen=True, array_like=True, tag="t"):
+    """What becomes of an HloModuleProto. The answer's program is another one, or empty: it stays as it is."""
+
+    module: bytes
+    occurrence: int = 0
+
+
+CompileCall = Inspect | Propagate | Infer | Partition | Transform
 
 
 class CompileAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """The result's sharding, if there is one; of Partition, also the operands' and a portable artifact."""
+    """The result's sharding, if there is one; of Partition, also the operands' and a portable artifact.
+
+    Of Transform, an HloModuleProto alone.
+    """
 
     result: bytes | None = None
     operands: tuple[bytes, ...] = ()

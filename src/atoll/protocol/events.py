@@ -37,7 +37,7 @@ class Started(Event, frozen=True, tag=3):
 class ConnectionOpened(Event, frozen=True, tag=4):
     """Somebody connects. `secret` is drawn at random: that of the session that this connection may become.
 
-    `role` is that of a certificate (`cluster.security.roles`); "" where there is none, as on a unix socket.
+    `role` is that of a certificate (`security.roles`); "" where there is none, as on a unix socket.
     """
 
     connection: int

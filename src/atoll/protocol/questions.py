@@ -50,7 +50,27 @@ class MissingHosts(msgspec.Struct, frozen=True):
     reasons: dict[int, str]
 
 
-Question = MemoryQuestion | SourceQuestion | ProfileQuestion
+class IslandsQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="islands"):
+    """Which of the session's devices cannot be used now. The answer is `DevicesAway`, in JSON. Waits for no host.
+
+    `leaves`: the client puts nothing on islands that are about to leave, and takes away what it has there.
+    """
+
+    leaves: bool = False
+
+
+class DevicesAway(msgspec.Struct, frozen=True):
+    """Virtual devices, by id: on islands that are lost and not back yet; and on islands that are about to leave.
+
+    `losses` counts the islands that the session has lost so far.
+    """
+
+    lost: tuple[int, ...]
+    leaving: tuple[int, ...]
+    losses: int
+
+
+Question = MemoryQuestion | SourceQuestion | ProfileQuestion | IslandsQuestion
 
 
 def write_question(question: Question) -> bytes:

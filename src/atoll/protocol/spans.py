@@ -12,9 +12,10 @@ import msgspec
 class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A gang's time on one host: from `started`, when its devices there were free for it, to `ended`.
 
-    `kind` is what the gang does: call, put, get, move, send, receive or rearrange. `nodes` is how many nodes of the
-    program were dispatched together as this gang. `devices` are the ordinals of those that it kept busy. `nbytes` are
-    those that the gang moves, on all of its hosts together. Gangs of one node on several islands have the same `node`.
+    `kind` is what the gang does: call, put, get, move, send, receive, rearrange, send rows or receive rows. `nodes` is
+    how many nodes of the program were dispatched together as this gang. `devices` are the ordinals of those that it
+    kept busy. `nbytes` are those that the gang moves, on all of its hosts together; of rows, those that this host
+    moves. Gangs of one node on several islands have the same `node`.
 
     It was `launched` by its session, waited in the controller for the reasons of `waits`, one after another, each with
     its nanoseconds, was dispatched when these were over, and `enqueued` on the host's devices.

@@ -71,7 +71,7 @@ def program_problem(
                 return quarantine.refused[name].within(program.name)
     for node in program.nodes:
         for gang in node:
-            loss = resources.islands[gang.island].given_up
+            loss = resources.islands[gang.island].failure_for(session.waits_for_islands)
             if loss is not None:
                 return loss
             if gang.awaited and gang.island in session.unseen:

@@ -211,7 +211,7 @@ def _spec(
 
 
 def _received(step: p.Step) -> tuple[tuple[int, int], ...]:
-    return step.exchange.feeds_to(step.array.positions) if isinstance(step, p.Receive) else ()
+    return step.may_get() if isinstance(step, p.Receive | p.ReceiveRows) else ()
 
 
 def _devices(

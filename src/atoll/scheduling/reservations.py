@@ -14,18 +14,15 @@ and nobody counts but the tenant's own sessions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-
-import msgspec
 
 from atoll.cluster.locations import HostDevice, MemoryRequirement, total
 from atoll.cluster.resources import ResourceManager
-from atoll.errors import Code, Status
-from atoll.protocol import messages as m
-from atoll.quantities import human_bytes
+from atoll.errors import Status
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.ledger import Block, Ledger
+from atoll.scheduling.memory_errors import exhausted, holds
 from atoll.scheduling.reasons import Reason
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun, Inherited, Session
@@ -34,7 +31,8 @@ from atoll.scheduling.tickets import Gang, Ticket
 
 # Device time of others that may pass a ticket which waits for memory.
 CLAIM_NS = 100_000_000
-_NAMED_HOLDERS = 5
+# For what runs to free memory by itself, until others are made to.
+RELIEF_SECONDS = 0.1
 
 
 @dataclass(slots=True, eq=False)
@@ -78,6 +76,9 @@ class Reservations:
         self._scheduler = scheduler
         self._resources = resources
         self._waiting: dict[Ticket[GangRun], _Waiting] = {}  # in the order in which they began to
+        # Whether a device is about to have so many bytes more for a ticket, which fails otherwise where that is asked
+        # for the last time: see `migration.pressure`.
+        self.relieve: Callable[[Ticket[GangRun], HostDevice, int, bool], bool] | None = None
 
     # ---- taking
 
@@ -250,6 +251,15 @@ class Reservations:
         waiting = self._waiting.get(ticket)
         return None if waiting is None else (waiting.device, waiting.nbytes, waiting.quota)
 
+    def is_wanted(self, tenant: Tenant) -> bool:
+        """Whether something of a tenant with a higher priority waits for memory."""
+        priority = tenant.settings.priority
+        return any(each.tenant.settings.priority > priority and not each.dropped for each in self._waiting)
+
+    def holders(self, device: HostDevice) -> list[str]:
+        """The sessions that hold memory of the device, as anybody may read of them."""
+        return [f"session {each.number}" for each in self._sessions.values() if holds(each, device)]
+
     def is_waiting(self, session: int) -> bool:
         """Whether something of the session waits for memory."""
         return any(ticket.session == session and not ticket.dropped for ticket in self._waiting)
@@ -261,11 +271,34 @@ class Reservations:
             if ticket.dropped:
                 del self._waiting[ticket]
             elif self._is_hopeless(waiting):
+                if self._may_be_relieved(waiting, is_last=True):
+                    continue
                 del self._waiting[ticket]
-                found.append((waiting.gang, self._exhausted(waiting)))
+                lack = waiting.device, waiting.nbytes, waiting.quota
+                found.append((waiting.gang, exhausted(self.ledger, self._sessions.values(), waiting.gang, *lack)))
             else:
                 self._offer(waiting)  # a quota was raised, or a claim counts no more
         return found
+
+    @property
+    def now(self) -> float:
+        """When the event happened that is handled."""
+        return self._scheduler.now
+
+    def seek_relief(self) -> None:
+        """Who has waited for memory for a while, which what runs has not freed, may be helped."""
+        for waiting in list(self._waiting.values()):
+            if not waiting.ticket.dropped and self.now - waiting.ticket.since >= RELIEF_SECONDS:
+                self._may_be_relieved(waiting, is_last=False)
+
+    def _may_be_relieved(self, waiting: _Waiting, is_last: bool) -> bool:
+        if (
+            self.relieve is None
+            or waiting.quota
+            or waiting.nbytes > self.ledger.capacity.get(waiting.device, waiting.nbytes)
+        ):
+            return False
+        return self.relieve(waiting.ticket, waiting.device, waiting.nbytes, is_last)
 
     def _is_hopeless(self, waiting: _Waiting) -> bool:
         if not waiting.quota and waiting.nbytes > self.ledger.capacity.get(waiting.device, waiting.nbytes):
@@ -299,64 +332,7 @@ class Reservations:
     def _may_release(self, session: Session, waiting: _Waiting) -> bool:
         if waiting.quota:
             return session.tenant is waiting.ticket.tenant
-        return session.number == waiting.ticket.session or self._held(session, waiting.device)
-
-    def _held(self, session: Session, device: HostDevice) -> bool:
-        return any(
-            where == device
-            for entry in session.directory.entries.values()
-            for block in entry.blocks
-            for where, _ in block.requirement
-        )
-
-    def _exhausted(self, waiting: _Waiting) -> Status:
-        gang, device, nbytes = waiting.gang, waiting.device, waiting.nbytes
-        text = (
-            f"out of memory on device {device[1]} of host {device[0]}: {gang.run.launch.program.name} needs "
-            f"{human_bytes(nbytes)}, and "
-        )
-        tenant = gang.ticket.tenant
-        if waiting.quota and tenant.memory is not None:
-            limit = int(getattr(tenant.settings, waiting.quota))
-            where, used = "", tenant.memory.total
-            if waiting.quota == "memory":
-                where, used = " of each device", tenant.memory.used.get(device, 0)
-            quota = f"its quota `{waiting.quota}`, {human_bytes(limit)}{where}"
-            text += f"tenant {tenant.name} has {human_bytes(used)} of {quota}"
-        else:
-            capacity = self.ledger.capacity[device]
-            text += f"{human_bytes(max(0, self.ledger.free(device)))} of {human_bytes(capacity)} are free"
-        holders, largest = self._holders(gang.ticket, device)
-        if largest:
-            text += "; the rest is held by " + ", ".join(largest)
-        report = m.MemoryReport(f"device {device[1]} of host {device[0]}", tuple(holders))
-        return Status(Code.RESOURCE_EXHAUSTED, text, {m.MEMORY_REPORT: msgspec.msgpack.encode(report)})
-
-    def _holders(self, asking: Ticket[GangRun], device: HostDevice) -> tuple[list[m.MemoryHolder], list[str]]:
-        """Who holds the device's memory: by program and stack for the session that asks, else by session.
-
-        Users do not read what other tenants' programs are called.
-        """
-        sums: dict[tuple[str, int], list[int]] = {}
-        sessions: list[tuple[int, str]] = []
-        for session in self._sessions.values():
-            mine = session.number == asking.session
-            is_named = session.tenant is asking.tenant or asking.tenant.is_operator
-            label = session.name if is_named else f"session {session.number} of tenant {session.tenant.name}"
-            held = 0
-            for entry in session.directory.entries.values():
-                size = sum(nbytes for block in entry.blocks for where, nbytes in block.requirement if where == device)
-                if size:
-                    key = (entry.maker, entry.context) if mine else (label, 0)
-                    counts = sums.setdefault(key, [0, 0, 0, 0])
-                    counts[0 if entry.ready else 2] += 1
-                    counts[1 if entry.ready else 3] += size
-                    held += size
-            if held:
-                sessions.append((held, f"{label}: {human_bytes(held)}"))
-        holders = [m.MemoryHolder(context, maker, *counts) for (maker, context), counts in sums.items()]
-        holders.sort(key=lambda holder: -(holder.ready_bytes + holder.unready_bytes))
-        return holders, [text for _, text in sorted(sessions, reverse=True)[:_NAMED_HOLDERS]]
+        return session.number == waiting.ticket.session or holds(session, waiting.device)
 
 
 def _on(hosts: tuple[int, ...], entry: Entry) -> list[Block]:

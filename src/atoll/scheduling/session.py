@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from atoll.cluster.virtual_devices import SessionDevices
@@ -16,7 +16,7 @@ from atoll.scheduling.gangs import GangSpec, HostFeeds
 from atoll.scheduling.ledger import Block
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.reasons import Waited
-from atoll.scheduling.tallies import Tally
+from atoll.scheduling.tallies import ROW_TRANSFERS, Tally
 from atoll.scheduling.tenants import Tenant
 from atoll.scheduling.tickets import NOBODY, Promise, Ticket
 
@@ -44,6 +44,7 @@ class Launch:
     promise: Promise[GangRun] | None = None  # of its results
     part_of: Undecided | None = None  # the launch of a node that depends on data
     seconds: float = 0.0  # when it came, by the controller's clock
+    then: Callable[[Launch], None] | None = None  # called at its end, where the controller itself has launched it
     handles: tuple[int, ...] = field(init=False)  # of arguments and results
 
     def __post_init__(self) -> None:
@@ -94,6 +95,26 @@ class GangRun:
     inherited: Sequence[Inherited] = ()  # until it has ended
     waited: Waited = ()  # before it was started
     tally: Tally | None = None  # where it counts, from its start on
+    rows: dict[int, tuple[int, int]] | None = None  # by host: bytes of rows sent, and received
+
+    def note_rows(self, host: int, sent: int, received: int) -> None:
+        """A host has moved so many bytes of rows, beside those that it has before."""
+        if self.rows is None:
+            self.rows = {}
+        before = self.rows.get(host, (0, 0))
+        self.rows[host] = before[0] + sent, before[1] + received
+
+    @property
+    def received(self) -> int:
+        """Bytes of rows, on all its hosts."""
+        return sum([received for _, received in self.rows.values()]) if self.rows else 0
+
+    def moved(self, hosts: tuple[int, ...]) -> int:
+        """The bytes that it moves, all of it; of rows, those that these hosts received, or else sent."""
+        if self.spec.kind not in ROW_TRANSFERS:
+            return self.launch.moved_by(self.spec)
+        which = self.spec.kind == "receive rows"
+        return sum([self.rows[host][which] for host in hosts if host in self.rows]) if self.rows else 0
 
     def incoming(self) -> Iterator[HostFeeds]:
         """What its hosts get from others, by the numbers of this launch."""
@@ -135,7 +156,11 @@ class Session:
     python_gangs: set[int] = field(default_factory=set)  # those that call Python and have not started, by sequence
     # Functions that are released once all such gangs up to a sequence number have started: (the number, the function).
     late_releases: deque[tuple[int, int]] = field(default_factory=deque)
+    waits_for_islands: bool = True  # that are lost, until they are back; else what needs one fails
+    leaves_islands: bool = False  # by itself, when they are drained
     has_errors: bool = False  # some buffer of it stands for an error
+    has_asides: bool = False  # some buffer of it may be aside
+    suspended: str = ""  # how far its suspension has come, in a few words; "" where it runs
 
     def launched(self) -> None:
         """One launch more is in flight."""

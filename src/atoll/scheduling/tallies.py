@@ -15,8 +15,9 @@ BOUNDS = (
 )
 
 
-# The kinds of gangs that move bytes (`ir.plan.STEP_KINDS`).
-TRANSFERS = frozenset({"put", "get", "move", "send", "receive"})
+# The kinds of gangs that move bytes (`ir.plan.STEP_KINDS`), and those of them whose hosts know how many.
+ROW_TRANSFERS = frozenset({"send rows", "receive rows"})
+TRANSFERS = frozenset({"put", "get", "move", "send", "receive"}) | ROW_TRANSFERS
 
 
 class Histogram:

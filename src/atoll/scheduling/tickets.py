@@ -96,6 +96,7 @@ class Promise(Generic[Payload]):
     tickets: tuple[Ticket[Payload], ...]  # none once it is kept: arrays outlive what made them
     late: Late | None
     alone: frozenset[str] = frozenset()  # functions of which no other run may be under way meanwhile
+    has_thread: bool = False  # that waits for its client on its host, so that none of XLA's does
     awaited: int = 0
     has_joined: bool = False
     is_kept: bool = False

@@ -14,10 +14,10 @@ from typing import Any
 
 from atoll._version import __version__
 from atoll.cluster.processes.leases import CLIENT_LEASES
-from atoll.cluster.security.access import identity_for, token_for
-from atoll.cluster.security.roles import Role
 from atoll.errors import AccessError, ConnectError, refusal
 from atoll.protocol import messages as m
+from atoll.security.access import identity_for, token_for
+from atoll.security.roles import Role
 from atoll.session.channels import Channels
 from atoll.session.connection import DataChannels, OnBroken, OnFeed, Unreached
 from atoll.session.controller_lease import ControllerLease

@@ -14,6 +14,7 @@ from typing import Any
 from atoll.cluster.slices import SliceRequest
 from atoll.errors import Code, Status, StatusError, not_found
 from atoll.protocol import messages as m
+from atoll.protocol.questions import DevicesAway
 from atoll.session.connection import (
     CallTaker,
     ControlConnection,
@@ -25,6 +26,7 @@ from atoll.session.connection import (
 )
 from atoll.session.controller_lease import ControllerLease
 from atoll.session.functions import FunctionTable
+from atoll.session.hosts_away import HostsAway
 from atoll.session.irregular import SplitPrograms
 from atoll.session.programs import ProgramCache
 from atoll.session.recorder import CallRecorder
@@ -73,7 +75,7 @@ class ClusterSession:
         self.register_program, self.release_program = split.register, split.release
         self.programs = ProgramCache(split.register, split.release)
         self._hosts = {device.id: device.host for device in welcome.devices}  # by virtual device
-        self._lost_hosts: set[int] = set()  # that are not back yet
+        self._away = HostsAway(self.send)
         self._waits: dict[int, Callable[[Status], None]] = {}
         self._replies: dict[int, ReplyFuture] = {}
         self._feeds: dict[int, OnData] = {}
@@ -325,9 +327,13 @@ class ClusterSession:
         """Opens the data channels of all hosts that the controller has named, and calls `then` once all were tried."""
         self._channels.connect(self.welcome.hosts, then)
 
+    def devices_away(self, leaves: bool = False) -> DevicesAway:
+        """Which devices cannot be used now, or not for long; whether the client `leaves` the latter by itself."""
+        return self._away.devices(self._hosts, leaves)
+
     def _hosts_lost(self, hosts: tuple[int, ...]) -> None:
         """From here on nothing is sent to what is left of them: the controller waits for this acknowledgement."""
-        self._lost_hosts.update(hosts)
+        self._away.lose(hosts)
         self._channels.disconnect(hosts)
         self.send(m.LossAcknowledged(hosts))
         self.on_hosts_lost()
@@ -338,18 +344,17 @@ class ClusterSession:
         The session is lost where one of them cannot be reached.
         """
         back = {host for host, _ in addresses}
-        self._lost_hosts -= back
+        self._away.come_back(back)
 
         def connected(unreached: Unreached) -> None:
             if self._closed:
                 return
             for host, error in unreached.items():
                 text = f"host {host} is back, but its data port was not reached for {DIAL_SECONDS:.0f} s: {error}"
-                self._lose(Status(Code.UNAVAILABLE, text))
-                return
+                return self._lose(Status(Code.UNAVAILABLE, text))
             for function, devices in self._functions.devices():
                 hosts = self.hosts_of(devices)
-                if back.intersection(hosts) and self._lost_hosts.isdisjoint(hosts):
+                if back.intersection(hosts) and self._away.lost.isdisjoint(hosts):
                     self._compile_again(function, hosts)
 
         self._channels.connect(addresses, connected, DIAL_SECONDS)
@@ -378,6 +383,8 @@ class ClusterSession:
                 self._answer(request, message)
             case m.HostsLost(hosts=hosts):
                 self._hosts_lost(hosts)
+            case m.HostsLeave(hosts=hosts, stay=stay):
+                self._away.leave(hosts, stay)
             case m.HostsBack(hosts=addresses):
                 self._hosts_back(addresses)
             case m.Quiesce(migration):

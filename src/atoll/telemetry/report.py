@@ -141,6 +141,8 @@ def report(controller: Reported, viewer: Tenant | None = None, now: float = 0.0)
             "arrays": len(session.directory.entries),
             "bytes": session.directory.nbytes,
             "programs": len(session.programs),
+            "state": session.suspended,
+            "aside_bytes": _aside(session),
             "functions": len(session.functions),
             "launches": session.launches,
             "in_flight": session.in_flight,
@@ -193,6 +195,12 @@ def report(controller: Reported, viewer: Tenant | None = None, now: float = 0.0)
             "seconds": round(functions.seconds, 3),
         },
     }
+
+
+def _aside(session: Session) -> int:
+    if not session.has_asides:
+        return 0
+    return sum(entry.nbytes for entry in session.directory.entries.values() if entry.aside is not None)
 
 
 def _tenant(tenant: Tenant, controller: Reported) -> dict[str, Any]:

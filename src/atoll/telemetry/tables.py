@@ -184,6 +184,7 @@ class SessionRow:
     in_flight: int
     devices: str
     waits_for: str
+    state: str
 
 
 def session_rows(snapshot: Snapshot) -> list[SessionRow]:
@@ -197,13 +198,14 @@ def session_rows(snapshot: Snapshot) -> list[SessionRow]:
             session.tenant,
             session.pid,
             session.arrays,
-            human_bytes(session.bytes),
+            human_bytes(session.bytes) + (f", {human_bytes(session.aside_bytes)} aside" if session.aside_bytes else ""),
             session.bytes,
             session.functions,
             session.launches,
             session.in_flight,
             "; ".join(f"slice {each.id} on {', '.join(map(str, each.physical))}" for each in session.slices),
             "; ".join(waits.get(session.id, ())),
+            session.state or "runs",
         )
         for session in snapshot.sessions
     ]

@@ -164,7 +164,7 @@ class Trace:
         """A gang has ended on some of its hosts. Spans are made of it when somebody asks: every gang comes by here."""
         run = gang.run
         launch, spec = run.launch, run.spec
-        nbytes = launch.moved_by(spec) if spec.kind in TRANSFERS else 0
+        nbytes = run.moved(hosts) if spec.kind in TRANSFERS else 0
         self._ends.append(
             _GangEnds(
                 gang.island,

@@ -48,7 +48,7 @@ class Inbox:
         self._on_arrival = on_arrival
         self._feeds: dict[int, dict[int, tuple[Any, Callable[[], None]]]] = {}
         self._failed: defaultdict[int, FailedFeeds] = defaultdict(lambda: FailedFeeds(MAX_FAILED_FEEDS))  # by session
-        self._awaited: dict[int, tuple[set[int], Callable[[], None]]] = {}  # by session: its first parked plan's
+        self._awaited: dict[int, dict[int, tuple[set[int], Callable[[], None]]]] = {}  # by session, and who awaits
         self._lock = threading.Lock()
         self._admissions: defaultdict[int, Admission] = defaultdict(lambda: Admission(MAX_INBOX_BYTES))  # by session
         self._ended: dict[int, None] = {}  # the sessions that ended last
@@ -83,9 +83,11 @@ class Inbox:
             return []
         if not admission.waiting:
             return []
-        awaited, _ = self._awaited.get(session, ((), None))
+        awaited = [missing for missing, _ in self._awaited.get(session, {}).values()]
         failed = self._failed.get(session, ())
-        return admission.admitted(lambda feed: feed in awaited or feed in failed, session in self._ended)
+        return admission.admitted(
+            lambda feed: feed in failed or any(feed in missing for missing in awaited), session in self._ended
+        )
 
     def put(self, session: int, feed: int, content: Any, done: Callable[[], None] = nothing_to_release) -> None:
         """A feed has arrived; `done` is called when its memory has been read.
@@ -142,28 +144,30 @@ class Inbox:
             then()
 
     def _settle(self, session: int, feeds: range) -> Callable[[], None] | None:
-        awaited = self._awaited.get(session)
-        if awaited is None:
-            return None
-        missing, then = awaited
-        missing.difference_update(_within(feeds, missing))
-        if missing:
-            return None
-        del self._awaited[session]
-        return then
+        """One call for all that now have what they awaited: it looks at all of them."""
+        awaited = self._awaited.get(session, {})
+        found = None
+        for who, (missing, then) in list(awaited.items()):
+            missing.difference_update(_within(feeds, missing))
+            if not missing:
+                del awaited[who]
+                found = then
+        if not awaited:
+            self._awaited.pop(session, None)
+        return found
 
     # ---- waiting and taking
 
-    def await_all(self, session: int, feeds: Iterable[int], then: Callable[[], None]) -> bool:
+    def await_all(self, session: int, feeds: Iterable[int], then: Callable[[], None], who: int = 0) -> bool:
         """True where all have arrived, or are known not to; otherwise calls `then` once they have, on any thread.
 
-        One wait a session: a new one replaces the one before.
+        One wait for each `who` of a session: a new one replaces the one before. `then` is the same for all.
         """
         with self._lock:
             here, failed = self._feeds.get(session, {}), self._failed.get(session, ())
             missing = {feed for feed in feeds if feed not in here and feed not in failed}
             if missing:
-                self._awaited[session] = (missing, then)
+                self._awaited.setdefault(session, {})[who] = (missing, then)
             granted = self._admit(session)
         _call(granted)
         return not missing

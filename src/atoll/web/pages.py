@@ -206,6 +206,7 @@ class Pages:
             [
                 Column("id", "session", True),
                 Column("program", "program"),
+                Column("state", "state"),
                 Column("tenant", "tenant"),
                 Column("pid", "pid", True),
                 Column("arrays", "arrays", True),

@@ -1,6 +1,6 @@
 """TLS for browsers and scrapers: by the user's own certificate, or by one that the cluster's authority signs.
 
-A cluster's authority is made for its roles (`cluster.security`). What it signs for a page names the page's host, as
+A cluster's authority is made for its roles (the room `security`). What it signs for a page names the page's host, as
 browsers want it, and opens no door of the cluster.
 """
 
@@ -13,8 +13,8 @@ import ssl
 from collections.abc import Callable
 from pathlib import Path
 
-from atoll.cluster.security.start import authority_file, certificate_seconds, load_authority, own_address
 from atoll.errors import AccessError, AddressError, AtollError
+from atoll.security.start import authority_file, certificate_seconds, load_authority, own_address
 from atoll.wire.address import Address
 from atoll.wire.tls.identity import use_certificate
 

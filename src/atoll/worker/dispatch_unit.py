@@ -49,4 +49,16 @@ class DispatchUnit:
     completions: list[Completion] = field(default_factory=list)
     promises: int = 0  # calls of Python on whose outcome it waits
     reads: list[Read] = field(default_factory=list)
+    aside: bool = False  # others of its session go on, and its results are expected
     callbacks: Sequence[Callbacks] = ()  # of the functions that it runs
+
+    @property
+    def only_receives(self) -> bool:
+        """Whether it is all of its plan on this host, and does nothing but put together what other hosts send."""
+        segments = self.plan_run.plan.segments
+        return (
+            self.sequence == self.plan_run.run.sequence
+            and self.stop == len(segments)
+            and not self.collective
+            and all(type(step) is p.Receive for segment in segments for step in segment.steps)
+        )

@@ -13,7 +13,7 @@ from atoll.worker.completions import ReadCompletion, Watcher, are_complete, wait
 from atoll.worker.dispatch_unit import DispatchUnit
 from atoll.worker.step_runner import StepRunner
 
-# As many as the controller lets wait for their clients on a host (`promises.client_runs`).
+# As many as the controller lets wait for their clients on a host in XLA's threads (`promises.client_runs`).
 MOST_CLIENT_ENDS = 8
 
 
@@ -59,7 +59,10 @@ class Endings:
             return
         if unit.callbacks:
             self.start_reads(unit)
-            self._client_ends.submit(self._await_client, unit)
+            if are_complete(unit.completions):  # on a thread of its own
+                self._await_client(unit)
+            else:
+                self._client_ends.submit(self._await_client, unit)
             return
         if unit.reads and (unit.completions or len(unit.reads) > 1):
             self.start_reads(unit)

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from atoll.transfers.inbox import Inbox
+from atoll.worker.asides import Asides
 from atoll.worker.completions import CompletionWatcher
 from atoll.worker.plan_executor import PlanExecutor
 from atoll.worker.step_runner import StepRunner
@@ -35,11 +36,13 @@ class _Wake:
 class ExecutorThread:
     """Passes messages from the control thread to its own; `report` sends back what came of them, from any thread."""
 
-    def __init__(self, steps: StepRunner, inbox: Inbox, report: Callable[..., None]) -> None:
+    def __init__(self, steps: StepRunner, inbox: Inbox, report: Callable[..., None], asides: Asides) -> None:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         readers = ThreadPoolExecutor(READ_THREADS, "atoll-read")
         watcher = CompletionWatcher(report)
-        self.plan_executor = PlanExecutor(steps, inbox, report, watcher, readers, lambda: self._queue.put(_Wake()))
+        self.plan_executor = PlanExecutor(
+            steps, inbox, report, watcher, readers, lambda: self._queue.put(_Wake()), asides
+        )
         steps.on_outcome = self.submit
         threading.Thread(target=self._work, name="atoll-executor", daemon=True).start()
 

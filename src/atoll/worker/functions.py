@@ -19,13 +19,15 @@ from atoll.host_services.calls.client_errors import status_of
 from atoll.host_services.calls.threads import SessionThreads
 from atoll.host_services.profiles.programs import Programs
 from atoll.host_services.python.sessions import PythonSessions
-from atoll.ir.type_keys import TypeKeys
 from atoll.protocol.messages import Compile, Compiled, FunctionInfo, FunctionSource
 from atoll.transfers.inbox import Inbox
+from atoll.worker.type_keys import TypeKeys
 
 COMPILE_THREADS = 2
 # Functions that no session refers to are kept for the next script that sends the same program.
 IDLE_FUNCTIONS = 512
+# Made here: msgspec works a type out at its first use, and ends the process where two threads do so at once.
+_read_source = msgspec.msgpack.Decoder(FunctionSource).decode
 
 
 class Function:
@@ -192,7 +194,7 @@ class Functions:
         try:
             if message.content and hashlib.sha256(content).hexdigest() != message.content:
                 raise invalid(f"the program that session {message.session} has sent does not have the hash it states")
-            return msgspec.msgpack.decode(content, type=FunctionSource)
+            return _read_source(content)
         finally:
             done()
 

@@ -1,12 +1,15 @@
 """The seam between hosts: how the contents of shards get from one host of the cluster to another.
 
-`StepRunner` gives Send and Receive steps to a `HostNetwork`. `DataPortNetwork` sends bytes over the data plane; null
-hosts have a network of their own, which takes the time that a model says (`engines.null_hosts.network`).
+`StepRunner` gives Send, Receive, SendRows and ReceiveRows steps to a `HostNetwork`. `DataPortNetwork` sends bytes over
+the data plane; null hosts have a network of their own, which takes the time that a model says
+(`engines.null_hosts.network`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,18 +17,21 @@ import numpy as np
 from atoll.devices.device import DeviceArray, DeviceBackend
 from atoll.errors import Code, Status, StatusError
 from atoll.ir import plan as p
+from atoll.ir.row_exchange import RowExchange
 from atoll.protocol import messages as m
 from atoll.transfers import host_data
 from atoll.transfers.data_port import DataPort
 from atoll.transfers.dtypes import numpy_dtype
+from atoll.transfers.streams import STREAM_THRESHOLD
 from atoll.worker.dispatch_unit import DispatchUnit, Read
+from atoll.worker.row_messages import packed, unpacked
 
 # Up to here a read is done on the executor's own thread, where nothing would block.
 SMALL_BYTES = 16 * 1024
 
 
 class HostNetwork(Protocol):
-    """Both methods are called on the executor's thread, and must not block."""
+    """All methods are called on the executor's thread, and must not block."""
 
     def send(self, step: p.Send, unit: DispatchUnit, array: DeviceArray, release: Callable[[], None]) -> None:
         """Has the pieces of `step` sent to their hosts' inboxes, under the run's feed numbers.
@@ -40,15 +46,24 @@ class HostNetwork(Protocol):
         Raises StatusError where one was failed instead.
         """
 
+    def send_rows(
+        self, step: p.SendRows, unit: DispatchUnit, arrays: tuple[DeviceArray, DeviceArray], release: Callable[[], None]
+    ) -> None:
+        """As `send`, for the rows and their numbers: how many go is known when these are ready."""
+
+    def receive_rows(self, step: p.ReceiveRows, unit: DispatchUnit) -> tuple[DeviceArray, DeviceArray | None]:
+        """As `receive`: the array, and its spans if it has any."""
+
 
 def is_small_and_ready(array: DeviceArray) -> bool:
     return array.nbytes <= SMALL_BYTES and array.is_ready()
 
 
 class DataPortNetwork:
-    """Sends bytes from reader threads, by the data port of `host`."""
+    """Sends bytes from reader threads, by the data port of `host`. `report` is told of rows' bytes, on any thread."""
 
-    def __init__(self, backend: DeviceBackend, data_port: DataPort, host: int) -> None:
+    def __init__(self, backend: DeviceBackend, data_port: DataPort, host: int, report: Callable[..., None]) -> None:
+        self._report = report
         self._backend = backend
         self._data_port = data_port
         self._inbox = data_port.inbox
@@ -106,6 +121,63 @@ class DataPortNetwork:
         received: DeviceArray = self._backend.put(array, shards)
         return received
 
+    def send_rows(
+        self, step: p.SendRows, unit: DispatchUnit, arrays: tuple[DeviceArray, DeviceArray], release: Callable[[], None]
+    ) -> None:
+        rows, numbers = map(self._backend.shards, arrays)
+        # A message of that size may wait until there is room where it goes, and no other waits with it.
+        alone = arrays[0].nbytes >= STREAM_THRESHOLD
+        reads = [(each,) for each in step.messages] if alone else [step.messages]
+        left, lock = [len(reads)], threading.Lock()
+
+        def done() -> None:
+            with lock:
+                left[0] -= 1
+            if not left[0]:
+                release()
+
+        def read(messages: Sequence[tuple[RowExchange, int, int]]) -> None:
+            try:
+                shards, known = [np.asarray(each) for each in rows], [np.asarray(each) for each in numbers]
+                sent = sum(self._send_message(step, unit.plan_run.run, each, shards, known) for each in messages)
+                self._report(m.RowsMoved(unit.sequence, sent=sent))
+            finally:
+                done()
+
+        def at_once() -> bool:
+            return all(map(is_small_and_ready, arrays)) and all(
+                self._data_port.host_takes_at_once(host, SMALL_BYTES)
+                for _, host, _ in step.messages
+                if host != self._host
+            )
+
+        unit.reads += [Read(partial(read, messages), at_once) for messages in reads]
+
+    def _send_message(
+        self, step: p.SendRows, run: m.Run, message: tuple[RowExchange, int, int], shards: list[Any], numbers: list[Any]
+    ) -> int:
+        """Its bytes."""
+        exchange, host, number = message
+        buffers, feed = packed(step, exchange, host, shards, numbers), run.host_feeds + number
+        if host == self._host:
+            self._inbox.put(run.session, feed, np.frombuffer(b"".join(buffers), np.uint8))
+        else:
+            send_to_host(self._data_port, self._host, host, run.session, feed, *buffers)
+        return sum(memoryview(each).nbytes for each in buffers)
+
+    def receive_rows(self, step: p.ReceiveRows, unit: DispatchUnit) -> tuple[DeviceArray, DeviceArray | None]:
+        run = unit.plan_run.run
+        feeds = [run.host_feeds + feed for feed in step.feeds]
+        taken = self._inbox.take_all(run.session, feeds)
+        try:
+            shards, spans, nbytes = unpacked(step, [taken[feed][0] for feed in feeds])
+        finally:
+            for _, done in taken.values():
+                done()
+        self._report(m.RowsMoved(unit.sequence, received=nbytes))
+        array = self._backend.put(step.array, shards)
+        return array, None if step.spans_array is None else self._backend.put(step.spans_array, spans)
+
 
 def feeds_lost(host: int, receiver: int, lost: list[tuple[int, int]], why: str) -> m.FeedsLost:
     """What `host` reports of small pieces that may not have reached `receiver`."""
@@ -120,9 +192,9 @@ class Port(Protocol):
     def to_host(self, host: int) -> Any: ...
 
 
-def send_to_host(port: Port, sender: int, host: int, session: int, feed: int, content: Any) -> None:
+def send_to_host(port: Port, sender: int, host: int, session: int, feed: int, *contents: Any) -> None:
     """Raises UNAVAILABLE where the host cannot be reached: the controller then finds out why."""
     try:
-        port.to_host(host).send(session, feed, [content])
+        port.to_host(host).send(session, feed, contents)
     except OSError as error:  # as ConnectError is, too
         raise StatusError(Code.UNAVAILABLE, f"host {sender} cannot reach host {host}: {error}") from error

@@ -17,8 +17,6 @@ from atoll.cluster.processes.client_folders import HOST_FOLDERS, sweep
 from atoll.cluster.processes.leases import LAPSED_STATUS
 from atoll.cluster.processes.lifeline import Lease, watch_in_thread
 from atoll.cluster.processes.process import read_options, spare_collector, start_logging
-from atoll.cluster.security.access import identity_for, token_for
-from atoll.cluster.security.roles import Role
 from atoll.devices.device import DeviceBackend
 from atoll.devices.kinds import kind_of
 from atoll.errors import AccessError, ConnectError
@@ -26,8 +24,9 @@ from atoll.host_services.calls.calls import Calls
 from atoll.host_services.profiles.recorder import Recorder
 from atoll.host_services.python.options import PythonHost
 from atoll.host_services.python.sessions import PythonSessions
-from atoll.ir.type_keys import TypeKeys
 from atoll.protocol import messages as m
+from atoll.security.access import identity_for, token_for
+from atoll.security.roles import Role
 from atoll.transfers.data_port import DataPort
 from atoll.transfers.host_watch import neighbours
 from atoll.transfers.inbox import Inbox
@@ -35,6 +34,7 @@ from atoll.transfers.kinds import KINDS, ONE_CLIENT_KINDS
 from atoll.wire.address import Address, check_may_listen, parse_address
 from atoll.wire.blocking import BlockingConnection
 from atoll.wire.tls.identity import Identity
+from atoll.worker.asides import Asides
 from atoll.worker.executor_thread import ExecutorThread
 from atoll.worker.functions import Functions
 from atoll.worker.host_group import HostGroup
@@ -43,6 +43,7 @@ from atoll.worker.host_network import DataPortNetwork, feeds_lost
 from atoll.worker.message_handler import MessageHandler
 from atoll.worker.options import WorkerOptions
 from atoll.worker.step_runner import StepRunner
+from atoll.worker.type_keys import TypeKeys
 
 _log = logging.getLogger(__name__)
 
@@ -95,13 +96,14 @@ class Worker:
             )
         )
         functions = Functions(backend, inbox, keys, report, calls=calls, python=python)
-        network = DataPortNetwork(backend, data_port, options.host)
+        network = DataPortNetwork(backend, data_port, options.host, report)
         steps = StepRunner(backend, functions, data_port, network, keys)
-        executor = ExecutorThread(steps, inbox, report)
+        asides = Asides(backend, inbox, data_port, options.host, steps.readers, report)
+        executor = ExecutorThread(steps, inbox, report, asides)
         lease = Lease(self._lapsed)
         recorder = Recorder(backend.begin_profile, functions.programs.others, calls, options.host)
         self._handler = MessageHandler(
-            backend, functions, data_port, executor.submit, lease.renew, report, recorder, options.host
+            backend, functions, data_port, executor.submit, lease.renew, report, recorder, asides, options.host
         )
         where = advertised(data_port.address, options.advertise)
         connection.send(*introduction(options.island, options.host, backend, where, options.incarnation, token))

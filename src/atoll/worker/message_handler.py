@@ -15,12 +15,13 @@ from atoll.errors import Status, status_of
 from atoll.host_services.profiles.recorder import Recorder
 from atoll.protocol import messages as m
 from atoll.transfers.data_port import DataPort
+from atoll.worker.asides import Asides
 from atoll.worker.functions import Functions
 
 _log = logging.getLogger(__name__)
 
 # What is for the plan executor alone.
-_EXECUTED = frozenset((m.Run, m.Dispatch, m.DropRun, m.Free, m.RegisterPlan, m.DropPlan, m.ReportStores))
+_EXECUTED = frozenset((m.Run, m.Dispatch, m.DropRun, m.Free, m.RegisterPlan, m.DropPlan, m.PutAside, m.ReportStores))
 
 
 class MessageHandler:
@@ -37,6 +38,7 @@ class MessageHandler:
         renew: Callable[[float], None],
         report: Callable[..., None],
         recorder: Recorder,
+        asides: Asides,
         host: int,
         now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -44,6 +46,7 @@ class MessageHandler:
         self._host = host
         self._backend = backend
         self._recorder = recorder
+        self._asides = asides
         self._functions = functions
         self._data_port = data_port
         self._execute = execute
@@ -67,6 +70,11 @@ class MessageHandler:
                 self._functions.python.close(message.session)
                 self._functions.programs.close(message.session)
                 self._recorder.close(message.session)
+                self._asides.close_session(message.session)
+            case m.SendAside():
+                self._asides.send(message)
+            case m.DropAside():
+                self._asides.drop(message)
             case m.FailFeeds(session=session, feeds=feeds, status=status):
                 for first, count in feeds:
                     self._data_port.inbox.fail(session, first, count, status)

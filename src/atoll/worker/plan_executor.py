@@ -1,9 +1,11 @@
 """Runs plans, one dispatch unit after another, in the order in which the controller sent them.
 
 A unit that awaits bytes of another host is *parked* with all that its session has sent after it; other sessions
-proceed. Collectives keep their order on all hosts of an island, though: one does not overtake another that is parked.
-A unit that calls Python is not parked: it completes when its promises are kept. One that calls its client's Python is
-enqueued like any other. The controller sends what needs the results of either when it has ended.
+proceed. One that does nothing but receive stands *aside* instead: its session goes on, and parks where it needs what
+is expected. So an array that is copied to another island in the background holds up nothing there. Collectives keep
+their order on all hosts of an island, though: one does not overtake another that is parked. A unit that calls Python is
+not parked: it completes when its promises are kept. One that calls its client's Python is enqueued like any other, or
+has a thread, and promises, too. The controller sends what needs the results of either when it has ended.
 
 All of this runs on one thread, which waits for nothing but for the devices to take what is enqueued.
 """
@@ -23,6 +25,7 @@ from atoll.host_services.calls.client_errors import status_of
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox
+from atoll.worker.asides import Asides
 from atoll.worker.completions import ArrayCompletion, Watcher
 from atoll.worker.dispatch_unit import DispatchUnit, PlanRun
 from atoll.worker.endings import Endings
@@ -32,8 +35,10 @@ from atoll.worker.store import Store
 
 _log = logging.getLogger(__name__)
 
+# Steps that wait for other hosts.
+_RECEIVES = (p.Receive, p.ReceiveRows)
 # What a session has sent that is done in order.
-_Item = DispatchUnit | m.DropRun | m.Free | m.CloseStore | m.DropFunction
+_Item = DispatchUnit | m.DropRun | m.Free | m.PutAside | m.CloseStore | m.DropFunction
 
 
 class PlanExecutor:
@@ -50,12 +55,14 @@ class PlanExecutor:
         watcher: Watcher,
         readers: Pool,
         wake: Callable[[], None],
+        asides: Asides,
         now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._steps = steps
         self._inbox = inbox
         self._report = report
         self._wake = wake
+        self._asides = asides
         self._now = now
         self.endings = Endings(steps, report, watcher, readers, now)
         self._stores: dict[int, Store] = {}
@@ -63,10 +70,11 @@ class PlanExecutor:
         self._plan_runs: dict[int, PlanRun] = {}  # those with segments to come, by the sequence number of their first
         self._parked: dict[int, deque[_Item]] = {}  # by session
         self._parked_collectives: deque[DispatchUnit] = deque()
+        self._aside: dict[int, list[DispatchUnit]] = {}  # by session
 
     def handle(self, message: Any) -> None:
-        """Takes one of Run, Dispatch, DropRun, Free, RegisterPlan, DropPlan, DropFunction, OpenStore, CloseStore,
-        ReportStores, or an Outcome.
+        """Takes one of Run, Dispatch, DropRun, Free, PutAside, RegisterPlan, DropPlan, DropFunction, OpenStore,
+        CloseStore, ReportStores, or an Outcome.
 
         What belongs to a session is done in order.
         """
@@ -75,7 +83,7 @@ class PlanExecutor:
                 self._run(message)
             elif type(message) is m.Dispatch:
                 self._dispatch(message)
-            elif type(message) in (m.Free, m.DropRun, m.CloseStore):
+            elif type(message) in (m.Free, m.DropRun, m.PutAside, m.CloseStore):
                 self._do_in_order(message.session, message)
             elif type(message) is m.DropFunction:
                 self._do_in_order(self._steps.session_of(message.function), message)
@@ -142,6 +150,12 @@ class PlanExecutor:
         progress = True
         while progress:
             progress = False
+            for session, units in list(self._aside.items()):
+                left = [unit for unit in units if not self._advance(unit)]
+                progress |= len(left) < len(units)
+                self._aside[session] = left
+                if not left:
+                    del self._aside[session]
             for session, parked in list(self._parked.items()):
                 while parked and self._do(parked[0]):
                     item = parked.popleft()
@@ -162,6 +176,8 @@ class PlanExecutor:
                     with self._steps.deletions.lock if delete else nullcontext():
                         for handle in handles:
                             store.free(handle, delete)
+            case m.PutAside():
+                self._asides.put(item, self._stores.get(item.session))
             case m.DropFunction(function=function):
                 self._steps.drop_function(function)
             case m.DropRun(run=run):
@@ -170,6 +186,8 @@ class PlanExecutor:
                 # This is done in order, too: a collective must not be dropped on this host alone.
                 self._stores.pop(session, None)
                 self._inbox.drop_session(session)
+                for unit in self._aside.pop(session, ()):
+                    self.endings.report_dropped(unit.sequence)
                 for run in [run for run, each in self._plan_runs.items() if each.run.session == session]:
                     del self._plan_runs[run]
                 self._steps.release_memory()
@@ -192,6 +210,9 @@ class PlanExecutor:
             if not unit.started:
                 unit.started = self._now()
             if plan_run.values is None:
+                if any(map(store.is_expected, run.arguments)):
+                    unit.started = 0
+                    return False
                 plan_run.values = {
                     value: store.get(handle) for value, handle in zip(plan.arguments, run.arguments, strict=True)
                 }
@@ -200,15 +221,16 @@ class PlanExecutor:
                 segment = plan.segments[unit.segment]
                 while unit.position < len(segment.steps):
                     step = segment.steps[unit.position]
-                    if type(step) is p.Receive and not self._is_here(step, unit):
+                    if isinstance(step, _RECEIVES) and not self._is_here(step, unit):
                         unit.started = 0  # it takes no time of its own until then
-                        return False
+                        return self._stand_aside(unit, store)
                     self._steps.run(step, unit)
                     unit.position += 1
                 if segment.results:
                     handles = dict(zip(plan.results, run.results, strict=True))
+                    keep = store.arrive if unit.aside else store.set
                     for value in segment.results:
-                        store.set(handles[value], plan_run.values[value])
+                        keep(handles[value], plan_run.values[value])
                 for value in segment.drops:
                     plan_run.values.pop(value, None)
                 unit.segment += 1
@@ -223,14 +245,28 @@ class PlanExecutor:
         self.endings.watch(unit)
         return True
 
+    def _stand_aside(self, unit: DispatchUnit, store: Store) -> bool:
+        """Where nothing of its session needs to wait for it, it is as good as done to the others."""
+        if unit.aside or not unit.only_receives:
+            return False
+        unit.aside = True
+        run, plan = unit.plan_run.run, unit.plan_run.plan
+        expected = {value for segment in plan.segments[unit.segment :] for value in segment.results}
+        for value, handle in zip(plan.results, run.results, strict=True):
+            if value in expected:
+                store.expect(handle)
+        self._aside.setdefault(run.session, []).append(unit)
+        return True
+
     def _fail(self, unit: DispatchUnit, store: Store, status: Status) -> None:
         run, plan = unit.plan_run.run, unit.plan_run.plan
         unmade = {
             value for segment in plan.segments[unit.segment :] for value in segment.results
         }  # others may be freed already
+        keep = store.arrive if unit.aside else store.set
         for value, handle in zip(plan.results, run.results, strict=True):
             if value in unmade:
-                store.set(handle, status)
+                keep(handle, status)
         unit.plan_run.failure = status
         unit.plan_run.values = None
         self._leave(unit)
@@ -250,16 +286,16 @@ class PlanExecutor:
         if unit.stop == len(unit.plan_run.plan.segments):
             self._plan_runs.pop(unit.plan_run.run.sequence, None)
 
-    def _is_here(self, step: p.Receive, unit: DispatchUnit) -> bool:
+    def _is_here(self, step: p.Receive | p.ReceiveRows, unit: DispatchUnit) -> bool:
         run = unit.plan_run.run
-        feeds = [run.host_feeds + piece.feed for piece in step.pieces]
-        if self._inbox.await_all(run.session, feeds, self._wake):
+        feeds = [run.host_feeds + feed for feed in step.feeds]
+        if self._inbox.await_all(run.session, feeds, self._wake, unit.sequence):
             return True
         self.endings.start_reads(unit)  # the other hosts may wait for them
         return False
 
     def _end_promises(self, outcome: Outcome) -> None:
-        """Puts the arrays of a Python call in their buffers' places, or its failure into the store."""
+        """Puts the arrays that were promised in their buffers' places, or the failure into the store."""
         unit, contents = outcome.unit, outcome.contents
         run, name = unit.plan_run.run, unit.plan_run.plan.name
         unit.promises -= 1
@@ -271,7 +307,9 @@ class PlanExecutor:
                 made = self._steps.keep(buffer, promise, array, shards)
                 unit.completions.append(ArrayCompletion(made, self._steps.deletions))
         except Exception as error:
-            status = status_of(error).within(name)
+            status = status_of(error)
+            if not unit.callbacks:  # a client knows its own program
+                status = status.within(name)
             store = self._stores.get(run.session)
             for buffer, promise, _ in outcome.promised:
                 promise.fail(status)

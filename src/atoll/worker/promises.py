@@ -1,4 +1,4 @@
-"""Arrays that are still being made by something that is no device: by the Python process of a session.
+"""Arrays that are still being made by something that may take long: a session's Python process, or its client.
 
 A promise stands in a buffer for the array that it will get. Threads may wait for it. What needs the array on a device
 comes when it is there: the controller sees to that (`promises.promises`). Only the executor's thread keeps or breaks
@@ -71,8 +71,11 @@ def raise_failure(array: Any) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a unit's promises: the contents of each one's local shards, or why there are none."""
+    """What came of a unit's promises: the contents of each one's local shards, or why there are none.
+
+    Where a promise has no `LocalArray`, its contents are the array itself.
+    """
 
     unit: DispatchUnit
-    promised: Sequence[tuple[Buffer, PromisedArray, LocalArray]]
-    contents: Sequence[Sequence[np.ndarray[Any, Any]]] | Status
+    promised: Sequence[tuple[Buffer, PromisedArray, LocalArray | None]]
+    contents: Sequence[Sequence[np.ndarray[Any, Any]] | Any] | Status

@@ -5,7 +5,6 @@ Every argument is checked here before a device sees it, since XLA ends the proce
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any
@@ -17,16 +16,18 @@ from atoll.errors import invalid
 from atoll.host_services.calls.callbacks import Callbacks
 from atoll.host_services.python.sessions import Input
 from atoll.ir import plan as p
-from atoll.ir.type_keys import TypeKeys
 from atoll.protocol import messages as m
 from atoll.transfers import host_data
 from atoll.transfers.data_port import DataPort
+from atoll.worker.client_runs import ClientRuns, has_thread, stream_of
 from atoll.worker.completions import ArrayCompletion, DeletionGuard, RunCompletion
 from atoll.worker.dispatch_unit import DispatchUnit, Read
 from atoll.worker.functions import Function, Functions
 from atoll.worker.host_network import SMALL_BYTES, HostNetwork, is_small_and_ready
 from atoll.worker.promises import Outcome, PromisedArray, raise_failure
-from atoll.worker.store import Buffer, Deleted, ShardMemory, share
+from atoll.worker.row_steps import RowSteps
+from atoll.worker.store import COMPUTED, NO_ARRAY, Buffer, Readers, share
+from atoll.worker.type_keys import TypeKeys
 
 
 class StepRunner:
@@ -40,10 +41,8 @@ class StepRunner:
         network: HostNetwork,
         keys: TypeKeys,
     ) -> None:
-        self._backend = backend
-        self._functions = functions
-        self._data_port = data_port
-        self._network = network
+        self._backend, self._functions = backend, functions
+        self._data_port, self._network = data_port, network
         self._inbox = data_port.inbox
         self._keys = keys
         self._python = functions.python
@@ -51,7 +50,9 @@ class StepRunner:
         self.on_report: Callable[[int, int], None] = lambda sequence, value: None  # the same
         self.deletions = DeletionGuard()
         self.release_memory = backend.release_memory
-        self._readers_lock = threading.Lock()
+        self.readers = Readers()
+        self._client_runs = ClientRuns()
+        self._rows = RowSteps(network, self.deletions, alive, self._hold_all, self._made)
 
     def run(self, step: p.Step, unit: DispatchUnit) -> None:
         """Runs one step: reads and writes the run's values, and notes what the unit's completion depends on."""
@@ -62,8 +63,8 @@ class StepRunner:
         elif type(step) is p.Python:
             self._call_python(step, unit, values)
         elif type(step) is p.Put:
-            values[step.output] = self._put(step, run)
-            unit.completions.append(ArrayCompletion(values[step.output].array, self.deletions))
+            buffer = values[step.output] = self._put(step, run)
+            unit.completions.append(ArrayCompletion(buffer.array, self.deletions))
         elif type(step) is p.Get:
             unit.reads.append(self._get(step, run, values))
         elif type(step) is p.Report:
@@ -78,8 +79,10 @@ class StepRunner:
             self._send(step, unit, values)
         elif type(step) is p.Receive:
             received = self._network.receive(step, run)
-            values[step.output] = self._buffer(received, step.array, _unusual_layout(step.array))
+            values[step.output] = self._made(received, step.array)
             unit.completions.append(ArrayCompletion(received, self.deletions))
+        elif type(step) is p.SendRows or type(step) is p.ReceiveRows:
+            self._rows.run(step, unit, values)
 
     def drop_function(self, name: str) -> None:
         """Nothing of what is still to be run needs it."""
@@ -103,7 +106,7 @@ class StepRunner:
             return self._functions.get(step.function).ordinals[0]
         if type(step) is p.Move:
             return step.arrays[0].devices[0]
-        return step.array.devices[0] if isinstance(step, p.Put | p.Receive | p.Select) else 0
+        return step.array.devices[0] if isinstance(step, p.Put | p.Receive | p.ReceiveRows | p.Select) else 0
 
     # ---- compute
 
@@ -119,7 +122,11 @@ class StepRunner:
                 raise invalid("an argument has been deleted or donated")
         for position in step.preserved:
             arguments[position] = self._backend.copy(arguments[position])
-        stream = unit.plan_run.run.session if unit.callbacks else 0
+        stream = stream_of(unit, function.loaded)
+        if has_thread(step, unit, function.loaded):
+            holds = [self.readers.hold(buffer, 1) for buffer in set(buffers)]
+            self._client_runs.start(step, unit, values, function, arguments, stream, holds, self.on_outcome)
+            return
         if step.donated:
             copied = self._copy_what_others_have(step.donated, buffers, arguments)
             with self.deletions.lock:
@@ -130,10 +137,10 @@ class StepRunner:
             outputs, token = function.loaded.execute(arguments, unit.sequence, stream)
         value = step.first_output
         for array, key in zip(outputs, function.output_keys, strict=True):
-            values[value] = Buffer(array, key, _COMPUTED)
+            values[value] = Buffer(array, key, COMPUTED)
             value += 1
         if step.completion:
-            values[value] = Buffer(_NO_ARRAY, -1, None)
+            values[value] = Buffer(NO_ARRAY, -1, None)
         completions = unit.completions
         if completions:
             last = completions[-1]
@@ -196,13 +203,13 @@ class StepRunner:
             raise
         unit.promises += 1
         if step.completion >= 0:
-            values[step.completion] = Buffer(_NO_ARRAY, -1, None)
+            values[step.completion] = Buffer(NO_ARRAY, -1, None)
 
     def _python_input(self, position: int, buffer: Buffer) -> Input:
         """The argument stays as it is until it has been read, on another thread."""
-        array = _alive(buffer)
+        array = alive(buffer)
         dtype, shapes = self._keys.shards(buffer.key)
-        releases = [self._hold(buffer, len(shapes))]
+        releases = [self.readers.hold(buffer, len(shapes))]
 
         def release() -> None:
             with suppress(IndexError):  # it has been called
@@ -215,11 +222,9 @@ class StepRunner:
 
         return Input(position, dtype, shapes, not is_promise and is_small_and_ready(array), read, release)
 
-    def keep(
-        self, buffer: Buffer, promise: PromisedArray, array: p.LocalArray, shards: Sequence[np.ndarray[Any, Any]]
-    ) -> DeviceArray:
+    def keep(self, buffer: Buffer, promise: PromisedArray, array: p.LocalArray | None, contents: Any) -> DeviceArray:
         """Makes the array that was promised, and puts it into its buffer, unless that has been given up."""
-        made: DeviceArray = self._backend.put(array, shards)
+        made: DeviceArray = contents if array is None else self._backend.put(array, contents)
         promise.keep(made)
         if buffer.array is promise:
             buffer.array = made
@@ -237,7 +242,7 @@ class StepRunner:
         finally:
             for _, done in taken.values():
                 done()
-        return self._buffer(array, step.array, _unusual_layout(step.array))
+        return self._made(array, step.array)
 
     def _host_shards(self, step: p.Put, contents: list[Any]) -> list[np.ndarray[Any, Any]]:
         """What each local shard is to hold, by the contents of each piece. Raises INVALID_ARGUMENT where these do not
@@ -257,7 +262,7 @@ class StepRunner:
     # ---- from device to device
 
     def _move(self, buffer: Buffer, array: p.LocalArray, donate: bool) -> Buffer:
-        source = _alive(buffer)
+        source = alive(buffer)
         consume = donate and buffer.is_exclusive
         with self.deletions.lock if consume else nullcontext():
             moved = self._backend.move(source, array, consume)
@@ -269,7 +274,7 @@ class StepRunner:
         shards, sources = [], []
         for i, take in enumerate(step.takes):
             source = values[step.inputs[take.input]]
-            available = self._backend.shards(_alive(source))
+            available = self._backend.shards(alive(source))
             shard = available[take.shard]
             sources.append((source, take.shard, len(available)))
             if step.bitcast:
@@ -294,10 +299,10 @@ class StepRunner:
 
     def _get(self, step: p.Get, run: m.Run, values: dict[int, Buffer]) -> Read:
         buffer = values[step.input]
-        array = _alive(buffer)
+        array = alive(buffer)
         shards = self._backend.shards(array)
-        release = self._hold(buffer, len(shards))
-        values[step.completion] = Buffer(_NO_ARRAY, -1, None)
+        release = self.readers.hold(buffer, len(shards))
+        values[step.completion] = Buffer(NO_ARRAY, -1, None)
         feed = run.feeds[step.feed]
 
         def read() -> None:
@@ -329,9 +334,9 @@ class StepRunner:
 
     def _report(self, step: p.Report, unit: DispatchUnit, values: dict[int, Buffer]) -> Read:
         buffer = values[step.input]
-        array = _alive(buffer)
+        array = alive(buffer)
         shards = self._backend.shards(array)
-        release = self._hold(buffer, len(shards))
+        release = self.readers.hold(buffer, len(shards))
 
         def read() -> None:
             try:
@@ -343,37 +348,19 @@ class StepRunner:
 
     def _send(self, step: p.Send, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
         buffer = values[step.input]
-        array = _alive(buffer)
-        release = self._hold(buffer, len(self._backend.shards(array)))
+        array = alive(buffer)
+        release = self._hold_all(buffer)
         try:
             self._network.send(step, unit, array, release)
         except Exception:
             release()
             raise
 
-    def _hold(self, buffer: Buffer, count: int) -> Callable[[], None]:
-        """Its memory is neither donated nor deleted until the result is called, on any thread."""
-        shards = buffer.shard_memory(count)
-        self._count_reader(shards, 1)
-        return lambda: self._count_reader(shards, -1)
+    def _hold_all(self, buffer: Buffer) -> Callable[[], None]:
+        return self.readers.hold(buffer, len(self._backend.shards(buffer.array)))
 
-    def _count_reader(self, shards: tuple[ShardMemory, ...], change: int) -> None:
-        with self._readers_lock:
-            for shard in shards:
-                shard.readers += change
-
-
-class _NoArray(Deleted):
-    """The completion of a call or of a read, for a caller that asked for its status, is a value without an array."""
-
-    def is_deleted(self) -> bool:
-        return False
-
-
-_NO_ARRAY = _NoArray()
-
-# What a computed buffer is made of is known to its function, not kept with each buffer.
-_COMPUTED = p.LocalArray("", (), (), (), ())
+    def _made(self, array: Any, spec: p.LocalArray) -> Buffer:
+        return self._buffer(array, spec, _unusual_layout(spec))
 
 
 def _unusual_layout(array: p.LocalArray) -> tuple[int, ...] | None:
@@ -382,7 +369,7 @@ def _unusual_layout(array: p.LocalArray) -> tuple[int, ...] | None:
     return None if layout is None or layout == tuple(range(len(layout))) else layout
 
 
-def _alive(buffer: Buffer) -> Any:
+def alive(buffer: Buffer) -> Any:
     if buffer.spec is None:
         raise invalid("a call's completion is no array")
     if buffer.array.is_deleted():

@@ -10,7 +10,9 @@ shares its memory gives up its own reference instead, and the memory is freed wi
 
 from __future__ import annotations
 
+import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,6 +104,19 @@ class Buffer:
         self.shards = None
 
 
+class _NoArray(Deleted):
+    """The completion of a call or of a read, for a caller that asked for its status, is a value without an array."""
+
+    def is_deleted(self) -> bool:
+        return False
+
+
+NO_ARRAY = _NoArray()
+
+# What a computed buffer is made of is known to its function, not kept with each buffer.
+COMPUTED = LocalArray("", (), (), (), ())
+
+
 def share(buffer: Buffer, sources: list[tuple[Buffer, int, int]]) -> None:
     """The buffer's shards are those of `sources`: (another buffer, which of its shards, how many it has)."""
     taken = []
@@ -113,14 +128,55 @@ def share(buffer: Buffer, sources: list[tuple[Buffer, int, int]]) -> None:
     buffer.shards = tuple(taken)
 
 
-class Store:
-    """The buffers of one session, or the error that stands in a buffer's place."""
+@dataclass(slots=True)
+class _Expected:
+    """In the place of a buffer whose bytes come from another host."""
+
+    is_deleted: bool = False
+
+
+class Readers:
+    """Counts who reads the memory of shards."""
 
     def __init__(self) -> None:
-        self._records: dict[int, Buffer | Status] = {}
+        self._lock = threading.Lock()
+
+    def hold(self, buffer: Buffer, count: int) -> Callable[[], None]:
+        """Its memory is neither donated nor deleted until the result is called, on any thread."""
+        shards = buffer.shard_memory(count)
+        self._count(shards, 1)
+        return lambda: self._count(shards, -1)
+
+    def _count(self, shards: tuple[ShardMemory, ...], change: int) -> None:
+        with self._lock:
+            for shard in shards:
+                shard.readers += change
+
+
+class Store:
+    """The buffers of one session, or what stands in a buffer's place: an error, or that it is expected."""
+
+    def __init__(self) -> None:
+        self._records: dict[int, Buffer | Status | _Expected] = {}
 
     def set(self, handle: int, record: Buffer | Status) -> None:
         self._records[handle] = record
+
+    def expect(self, handle: int) -> None:
+        """What is to be here comes later, by `arrive`."""
+        self._records[handle] = _Expected()
+
+    def is_expected(self, handle: int) -> bool:
+        return type(self._records.get(handle)) is _Expected
+
+    def arrive(self, handle: int, record: Buffer | Status) -> None:
+        """What was expected is here. It may have been freed or deleted meanwhile."""
+        expected = self._records.get(handle)
+        if type(expected) is not _Expected:
+            return
+        self._records[handle] = record
+        if expected.is_deleted and isinstance(record, Buffer):
+            record.delete()
 
     def get(self, handle: int) -> Buffer:
         """The buffer; raises its error, or NOT_FOUND."""
@@ -139,6 +195,8 @@ class Store:
         record = self._records.get(handle)
         if isinstance(record, Buffer) and record.spec is not None:
             record.delete()
+        elif isinstance(record, _Expected):
+            record.is_deleted = True
 
     def fail(self, buffer: Buffer, status: Status) -> None:
         """What stands for the buffer is the error from now on."""

@@ -134,7 +134,7 @@ def test_the_channels_go_along_with_the_numbers_when_a_program_is_compiled(
     def compile_and_load(backend: Any, module: Any, devices: Any, options: Any, host_callbacks: Any) -> None:
         sent.append((dict(options.env_option_overrides), host_callbacks))
 
-    host_callbacks._numbering(compile_and_load)(None, None, None, options, callbacks)
+    host_callbacks._numbering(compile_and_load)(SimpleNamespace(platform="tpu"), None, None, options, callbacks)
     ((overrides, given),) = sent
     assert overrides[CALLBACKS_OPTION] == "5+2"
     channels = msgspec.json.decode(overrides[CHANNELS_OPTION], type=list[HostChannels])

@@ -59,8 +59,8 @@ def submitted(change: str) -> None:
     from jax.extend.ifrt_programs import ifrt_programs as programs
 
     from atoll.ir.program import Call, HostToDevice, Program, Transfer
-    from atoll.ir.submission import MAGIC, Staging, Submission, encode
     from atoll.ir.types import ArraySpec, Replicated, Sharding, Tiled
+    from atoll.protocol.submission import MAGIC, Staging, Submission, encode
 
     devices = jax.devices()
     x = jax.device_put(np.arange(4, dtype=np.float32), devices[0])

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from atoll.errors import OK, Code, Status
-from atoll.ir import submission
 from atoll.ir.program import Call, Program, Transfer
 from atoll.ir.types import ArraySpec, Even, Replicated, Sharding
 from atoll.protocol import messages as m
+from atoll.protocol import submission
 from tests.ifrt.rig import MINTED, STACK, Rig, check_refused, node_of, on, program_of
 from tests.protocol.translation.wire import compile_request
 

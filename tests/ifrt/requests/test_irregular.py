@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from atoll.errors import Code
-from atoll.ir import submission
 from atoll.ir.program import Call, Loop, Program, Report, Switch, Transfer
 from atoll.ir.types import ArraySpec, Sharding
 from atoll.protocol import messages as m
+from atoll.protocol import submission
 from tests.ifrt.requests.test_executables import OUTPUT, compiled
 from tests.ifrt.rig import Rig, check_refused
 from tests.protocol.translation.wire import compile_request
@@ -99,7 +99,7 @@ replace = msgspec.structs.replace
         (chooses(replace(SWITCH, branches=(replace(NEAR, nodes=(SWITCH,)),))), "'near' uses value 1"),
         (
             Program("p", (NUMBER, OUTPUT), (Switch((0, 0, 1), (OUTPUT,), (chooses(SWITCH),)),), (2,)),
-            "has calls and transfers, no Switch",
+            "has calls, transfers and routes, no Switch",
         ),
         (
             chooses(replace(SWITCH, branches=(replace(THERE, nodes=(Transfer((0,), (FAR,), True, True),)),))),
@@ -113,7 +113,7 @@ replace = msgspec.structs.replace
         (chooses(Loop((0, 1), (OUTPUT,), 1, replace(KNOWN, results=(1,)), BODY), FLAG), "one integer or boolean"),
         (chooses(Loop((0, 1), (OUTPUT,), 0, KNOWN, BODY), FLAG), "whether it gives"),
         (chooses(Loop((0, 1), (OUTPUT,), 1, KNOWN, replace(BODY, results=())), FLAG), "whether it gives"),
-        (Program("p", (NUMBER,), (Report((0,)),), ()), "has calls and transfers, no Report"),
+        (Program("p", (NUMBER,), (Report((0,)),), ()), "has calls, transfers and routes, no Report"),
         (chooses(replace(SWITCH, branches=(replace(SAME, nodes=(Report((0,)),)),))), "no Report"),
     ],
 )

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 import uvloop
 
-from atoll.cluster.security.authority import Authority
-from atoll.cluster.security.roles import Role
 from atoll.errors import AccessError, ConnectError
+from atoll.security.authority import Authority
+from atoll.security.roles import Role
 from atoll.wire import endpoints as module
 from atoll.wire.address import Address
 from atoll.wire.blocking import BlockingConnection

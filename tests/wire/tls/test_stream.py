@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from atoll.cluster.security.authority import Authority
-from atoll.cluster.security.roles import Role
 from atoll.errors import AccessError, ConnectError
+from atoll.security.authority import Authority
+from atoll.security.roles import Role
 from atoll.wire.address import Address
 from atoll.wire.stream import SocketStream, dial_stream
 from atoll.wire.tls.identity import Identity

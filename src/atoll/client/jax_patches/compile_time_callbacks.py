@@ -13,6 +13,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from atoll.client.jax_patches.host_callbacks import TABLE
+from atoll.client.jax_patches.module_transformations import transformations
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll
 from atoll.errors import invalid
@@ -26,6 +27,7 @@ from atoll.protocol.compile_calls import (
     Infer,
     Inspect,
     Propagate,
+    Transform,
     Value,
 )
 from atoll.protocol.compile_options import COMPILE_CALLS_OPTION
@@ -60,7 +62,7 @@ def _serving(compile_and_load: Callable[..., Any]) -> Callable[..., Any]:
     def backend_compile_and_load(
         backend: Any, module: Any, devices: Any, options: Any, *others: Any, **named: Any
     ) -> Any:
-        decisions = _decisions(module) if is_atoll(backend) else {}
+        decisions = _decisions(module) | transformations(backend.platform) if is_atoll(backend) else {}
         if not decisions:
             return compile_and_load(backend, module, devices, options, *others, **named)
         thread = CompilingThread()
@@ -133,8 +135,8 @@ def _partitioning(key: bytes, kept: Any) -> Decide:
         if isinstance(call, Propagate):
             propagate = _rules["_custom_partitioning_propagate_user_sharding"]
             return CompileAnswer(sharding_to_bytes(propagate(*reversed(_value(call.result)), key)))
-        if isinstance(call, Inspect):
-            raise invalid("a custom partitioning was given a sharding to inspect")
+        if isinstance(call, Inspect | Transform):
+            raise invalid("a custom partitioning was given a sharding to inspect, or a module")
         operands = [_value(each) for each in call.operands]
         shapes, shardings = [shape for shape, _ in operands], [sharding for _, sharding in operands]
         result, result_sharding = _value(call.result)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 
 from atoll.client.jax_patches.patch import Patch, Replacement
+from atoll.client.jax_patches.user_contexts import Caller, settings
 from atoll.client.plugin_programs import is_atoll, submit
 from atoll.host_services.calls.buffers import on_arrays
 from atoll.host_services.calls.custom_calls import BUFFER_CALLBACK, aliases, callback_index, result_types
@@ -30,7 +32,10 @@ def _numbering(compile_and_load: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if not host_callbacks or not is_atoll(backend):
             return compile_and_load(backend, module, executable_devices, options, host_callbacks)
-        numbers = TABLE.add(backend, _on_arrays(module, host_callbacks))
+        callbacks, caller = _on_arrays(module, host_callbacks), Caller()
+        if backend.platform == "cpu" and len(executable_devices) == 1:
+            callbacks = [caller.bind(each) for each in callbacks]
+        numbers = TABLE.add(backend, callbacks)
         before = list(options.env_option_overrides)
         options.env_option_overrides = [
             *before,
@@ -38,7 +43,9 @@ def _numbering(compile_and_load: Callable[..., Any]) -> Callable[..., Any]:
             *_channels(host_callbacks),
         ]
         try:
-            return compile_and_load(backend, module, executable_devices, options, [])
+            executable = compile_and_load(backend, module, executable_devices, options, [])
+            _callers[id(executable)] = caller
+            return executable
         except BaseException:
             TABLE.remove(numbers)
             raise
@@ -76,11 +83,26 @@ def _on_arrays(module: Any, host_callbacks: Sequence[Any]) -> list[Any]:
 # the script prints next, and what a callback raises is raised there. On all other devices the script goes on meanwhile.
 
 
+# By the executable, which cannot be referenced weakly; its callables keep them.
+_callers: WeakValueDictionary[int, Caller] = WeakValueDictionary()
+
+
 def _runs_in_the_call(executable: Any) -> bool:
     if not getattr(executable, "has_host_callbacks", False) or len(executable._local_devices) != 1:
         return False
     (device,) = executable._local_devices
     return device.platform == "cpu" and is_atoll(device.client)
+
+
+def _with_settings(add_tokens: Callable[..., Any]) -> Callable[..., Any]:
+    """Before the call."""
+
+    def _add_tokens_to_inputs(executable: Any, input_bufs: Any) -> Any:
+        if _runs_in_the_call(executable) and (caller := _callers.get(id(executable.xla_executable))) is not None:
+            caller.settings = settings()
+        return add_tokens(executable, input_bufs)
+
+    return _add_tokens_to_inputs
 
 
 def _waiting(handle_tokens: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,6 +134,12 @@ PATCH = Patch(
             "backend_compile_and_load",
             _numbering,
             ("backend", "module", "executable_devices", "options", "host_callbacks"),
+        ),
+        Replacement(
+            "jax._src.interpreters.pxla:ExecuteReplicated",
+            "_add_tokens_to_inputs",
+            _with_settings,
+            ("self", "input_bufs"),
         ),
         Replacement(
             "jax._src.interpreters.pxla:ExecuteReplicated",

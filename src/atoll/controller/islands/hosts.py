@@ -15,6 +15,7 @@ from atoll.controller.programs.registry import ProgramRegistry
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.sessions.sessions import Sessions
 from atoll.errors import invalid
+from atoll.migration.asides import Asides
 from atoll.protocol import messages as m
 from atoll.scheduling.ledger import Ledger
 from atoll.scheduling.session import Session
@@ -41,6 +42,7 @@ class Hosts:
         peer_silent: Callable[[int, m.PeerSilent], None],
         relays: Relays,
         tracing: Tracing,
+        asides: Asides,
         checks: Checks,
     ) -> None:
         self._resources = resources
@@ -59,6 +61,7 @@ class Hosts:
             m.Pong: self._pong,
             m.Enqueued: self._enqueued,
             m.Reported: self._reported,
+            m.RowsMoved: launcher.rows_moved,
             m.FeedsLost: self._feeds_lost,
             m.PeerSilent: peer_silent,
             m.FeedsArrived: feeds.feeds_arrived,
@@ -66,6 +69,8 @@ class Hosts:
             m.PlanRegistered: programs.plan_registered,
             m.StoresReported: checks.reported,
             m.WorkerAnswer: self._answered,
+            m.AsidePut: asides.put_on,
+            m.AsideFailed: asides.failed,
             **relays.handlers,
         }
 

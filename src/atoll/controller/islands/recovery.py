@@ -253,6 +253,9 @@ class Recovery:
                         self._launcher.settle(session, handle, status.within(entry.maker))
                     elif entry.error is None:
                         entry.error = status.within(entry.maker)
+        impatient = {session.number for session in self._sessions.values() if not session.waits_for_islands}
+        self._compilation.give_up(hosts, status, impatient)
+        self._queries.give_up(hosts, status, impatient)
         self._failures.fail_doomed()
 
     def island_back(self, back: IslandBack) -> None:

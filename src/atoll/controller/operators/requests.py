@@ -6,35 +6,36 @@ Each request gets one reply, `OperationReply`, when it is done or refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from atoll.cluster.lifecycle import (
     Island,
     IslandBack,
-    IslandDrained,
     IslandGivenUp,
     IslandReady,
     IslandState,
     Lifecycle,
 )
 from atoll.cluster.locations import DeviceLocation
-from atoll.cluster.placement import IslandDevices, Slices
+from atoll.cluster.placement import Slices
 from atoll.cluster.resources import ResourceManager
 from atoll.cluster.topology import IslandShape
+from atoll.controller.operators.drains import Drains
 from atoll.controller.outbox import Outbox
 from atoll.controller.programs.launcher import Launcher
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
 from atoll.migration.migrations import Migrations
+from atoll.migration.room import homes
 from atoll.migration.rules import Changes
+from atoll.migration.suspensions import Suspensions
 from atoll.protocol import messages as m
 from atoll.scheduling.durations import Durations
 from atoll.scheduling.session import Session
 from atoll.telemetry.history import History
 
-# For the workers of an island that was drained to end.
-END_SECONDS = 30.0
 _MOST_ISLANDS = 1 << 16
+Operation = m.RemapRequest | m.SuspendRequest | m.ResumeRequest | m.AddIslandRequest | m.DrainRequest
 
 
 @dataclass(frozen=True)
@@ -43,17 +44,6 @@ class _Start:
 
     operator: int
     seconds: float
-
-
-@dataclass(eq=False)
-class _Drain:
-    """An island that is being emptied, and then ended."""
-
-    operator: int
-    island: int
-    left: set[int]  # sessions that have yet to move
-    returns: bool = False  # a machine of it leaves: it comes back on another, or on the same one
-    problems: list[str] = field(default_factory=list)
 
 
 class Operators:
@@ -70,6 +60,7 @@ class Operators:
         lifecycle: Lifecycle,
         slices: Slices,
         migrations: Migrations,
+        suspensions: Suspensions,
         launcher: Launcher,
         forget_hosts: Callable[[int], object],
         outbox: Outbox,
@@ -84,24 +75,29 @@ class Operators:
         self._lifecycle = lifecycle
         self._slices = slices
         self._migrations = migrations
+        self._suspensions = suspensions
         self._launcher = launcher
-        self._forget_hosts = forget_hosts
         self._outbox = outbox
         self._start_seconds = start_seconds
         self._starting: dict[int, _Start] = {}  # by island
-        self._ending: dict[int, _Drain] = {}  # by island: its workers were asked to end
         self._start_times: Durations[int] = Durations()  # islands
-        self._end_times: Durations[int] = Durations()
+        self.drains = Drains(
+            sessions, resources, lifecycle, slices, migrations, suspensions, forget_hosts, outbox, self._reply
+        )
 
-    def handle(self, operator: int, message: m.RemapRequest | m.AddIslandRequest | m.DrainRequest) -> None:
+    def handle(self, operator: int, message: Operation) -> None:
         try:
             match message:
                 case m.RemapRequest():
                     self._remap(operator, message)
+                case m.SuspendRequest():
+                    self._suspend(operator, message)
+                case m.ResumeRequest():
+                    self._resume(operator, message)
                 case m.AddIslandRequest():
                     self._add_island(operator, message)
                 case m.DrainRequest(island=island, returns=returns):
-                    self._drain(operator, island, returns)
+                    self.drains.begin(operator, self._known(island), returns)
         except StatusError as error:
             self._reply(operator, error.status)
 
@@ -111,16 +107,12 @@ class Operators:
                 text = f"it was not up within {self._starting[island].seconds:.0f} s"
                 wait = self._wait_of(island)
                 self._lifecycle.give_up(island, Status(Code.DEADLINE_EXCEEDED, text + (f": {wait}" if wait else "")))
-        for island, seconds in self._end_times.update(now, self._ending).items():
-            if seconds > END_SECONDS:
-                self.island_ended(island)
+        self.drains.tick(now)
 
     # ---- slices
 
     def _remap(self, operator: int, ask: m.RemapRequest) -> None:
-        session = self._sessions.get(ask.session)
-        if session is None:
-            raise not_found(f"session {ask.session} does not exist (atoll status lists them)")
+        session = self._session(ask.session)
         session.devices.get(ask.slice)
         self._known(ask.island)
         wanted = tuple(self._location(number, ask.island) for number in ask.devices)
@@ -139,6 +131,40 @@ class Operators:
         places = (session.devices.locations[device] for device in session.devices.slices[ask.slice].devices)
         numbers = ", ".join(str(self._resources.number_of(location)) for location in places)
         self._reply(operator, OK, f"slice {ask.slice} of session {ask.session} is on devices {numbers} now")
+
+    # ---- sessions that are put aside
+
+    def _session(self, number: int) -> Session:
+        session = self._sessions.get(number)
+        if session is None:
+            raise not_found(f"session {number} does not exist (atoll status lists them)")
+        return session
+
+    def _suspend(self, operator: int, ask: m.SuspendRequest) -> None:
+        session = self._session(ask.session)
+        self._suspensions.suspend(session, ask.to_disk, partial(self._when_suspended, operator, session))
+
+    def _when_suspended(self, operator: int, session: Session, status: Status) -> None:
+        if status.ok:
+            self._reply(operator, OK, f"session {session.number} is {session.suspended}")
+        else:
+            self._reply(operator, Status(status.code, f"session {session.number} goes on: {status.message}"))
+
+    def _resume(self, operator: int, ask: m.ResumeRequest) -> None:
+        session = self._session(ask.session)
+        then = partial(self._when_resumed, operator, session)
+        self._suspensions.resume(session, ask.islands, ask.wait_seconds, then)
+
+    def _when_resumed(self, operator: int, session: Session, status: Status) -> None:
+        if not status.ok:
+            text = f"session {session.number} stays suspended: {status.message}"
+            self._reply(operator, Status(status.code, text))
+            return
+        islands = sorted({location.island for location in homes(session).values()})
+        where = f" on island {', '.join(map(str, islands))}" if islands else ""
+        self._reply(operator, OK, f"session {session.number} goes on{where}")
+
+    # ---- islands
 
     def _known(self, island: int) -> Island:
         """Raises StatusError for an island that does not exist, yet or any more."""
@@ -214,103 +240,7 @@ class Operators:
             self._lifecycle.end(island, Status(status.code, f"island {island} never was up: {status.message}"))
             self._reply(start.operator, Status(status.code, f"island {island} does not start: {status.message}"))
 
-    # ---- one island fewer
-
-    def _drain(self, operator: int, island: int, returns: bool) -> None:
-        record = self._known(island)
-        if record.state is IslandState.DRAINING:
-            raise StatusError(Code.FAILED_PRECONDITION, f"island {island} is being drained already")
-        if record.state is IslandState.GIVEN_UP:
-            self._end_island(_Drain(operator, island, set()))  # nothing is there any more
-            return
-        if record.state is not IslandState.READY:
-            raise StatusError(Code.FAILED_PRECONDITION, f"island {island} is {record.state}")
-        others = [each.number for each in self._resources.islands.values() if each.state is IslandState.READY]
-        if others == [island]:
-            raise StatusError(Code.FAILED_PRECONDITION, f"island {island} is the only one that is ready")
-        self._lifecycle.begin_drain(island)
-        plans: dict[int, Callable[[], Changes]] = {}
-        problems: list[str] = []
-        for session in self._sessions.values():
-            if any(location.island == island for location in session.devices.locations.values()):
-                try:
-                    plans[session.number] = self._way_out(session, island)
-                except StatusError as error:
-                    problems.append(f"{session.name}: {error.status.message}")
-        drain = _Drain(operator, island, set(plans), returns, problems)
-        if problems:
-            self._stop_draining(drain)
-            return
-        for number, plan in plans.items():
-            self._migrations.begin(self._sessions[number], plan, partial(self._when_moved, drain, number))
-        if not plans:
-            self._end_island(drain)
-
-    def _way_out(self, session: Session, island: int) -> Callable[[], Changes]:
-        """To where all of a session that is on the island can go. Raises StatusError, with what is in the way."""
-        source = self._resources.devices(island)
-        load = self._slices.load()
-        targets = [
-            devices
-            for devices in (self._resources.devices(each) for each in self._resources.islands)
-            if not devices.closed and (devices.mesh, devices.kinds) == (source.mesh, source.kinds)
-        ]
-        if not targets:
-            raise StatusError(Code.FAILED_PRECONDITION, f"no other island is like {source}")
-        problem: StatusError | None = None
-        for target in sorted(
-            targets, key=lambda each: (sum(load[location] for location in each.locations), each.number)
-        ):
-            plan = partial(_moved, session, source, target)
-            try:
-                self._migrations.check(session, plan)
-            except StatusError as error:
-                problem = problem or error
-            else:
-                return plan
-        assert problem is not None
-        raise problem
-
-    def _when_moved(self, drain: _Drain, session: int, status: Status) -> None:
-        drain.left.discard(session)
-        if not status.ok and session in self._sessions:
-            name = self._sessions[session].name
-            text = status.message if status.message.startswith(name) else f"{name}: {status.message}"
-            drain.problems.append(text)
-        if drain.left:
-            return
-        if drain.problems:
-            self._stop_draining(drain)
-        else:
-            self._end_island(drain)
-
-    def _stop_draining(self, drain: _Drain) -> None:
-        self._lifecycle.stop_drain(drain.island)
-        text = f"island {drain.island} is in use: {'; '.join(drain.problems)}"
-        self._reply(drain.operator, Status(Code.FAILED_PRECONDITION, text))
-
-    def _end_island(self, drain: _Drain) -> None:
-        """Nothing of any session is there."""
-        island = drain.island
-        self._ending[island] = drain
-        self._lifecycle.end(island, Status(Code.DATA_LOSS, f"island {island} was drained by its operator"))
-
-    def island_drained(self, drained: IslandDrained) -> None:
-        """Its workers may end."""
-        hosts = tuple(self._resources.hosts_of(drained.island))
-        for session in self._sessions.values() if hosts else ():
-            self._outbox.to_session(session.number, m.HostsLost(hosts))
-        self._outbox.to_engine(m.EndIsland(drained.island))
-
-    def island_ended(self, island: int) -> None:
-        """The engine has ended its workers, as it was asked to."""
-        self._forget_hosts(island)
-        drain = self._ending.pop(island, None)
-        if drain is not None:
-            self._reply(drain.operator, OK, f"island {island} is empty, and its workers have ended")
-            if drain.returns:
-                self._resources.islands[island].returns = True
-                self._outbox.to_engine(m.StartIsland(island))
+    # ---- the engine
 
     def island_starts(self, message: m.IslandStarts) -> None:
         """The engine has found the machines for an island."""
@@ -322,10 +252,3 @@ class Operators:
     def _reply(self, operator: int, status: Status, text: str = "") -> None:
         self._history.operation(status, text)
         self._outbox.send(operator, m.OperationReply(status, text))
-
-
-def _moved(session: Session, source: IslandDevices, target: IslandDevices) -> Changes:
-    """Each of the session's devices on the one island, with the device of the other that stands where it does."""
-    there = dict(zip(source.locations, target.locations, strict=True))
-    locations = session.devices.locations
-    return {device: there[location] for device, location in locations.items() if location.island == source.number}

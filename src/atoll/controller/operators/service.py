@@ -110,7 +110,7 @@ class OperatorService:
                 self._end_session(number, Status(Code.CANCELLED, f"it was ended by the tenant {who}"))
                 reply = self._done(f"session {number} has ended")
             case _:
-                if isinstance(message, m.RemapRequest):
+                if isinstance(message, m.RemapRequest | m.SuspendRequest | m.ResumeRequest):
                     self._check_owner(message.session, viewer)
                 self._operators.handle(peer.connection, message)
                 return

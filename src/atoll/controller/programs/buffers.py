@@ -6,11 +6,12 @@ a host arrive in order, so a `Free` that is sent then comes after the last use.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from atoll.controller.outbox import Outbox
 from atoll.errors import Status
 from atoll.protocol import messages as m
+from atoll.scheduling.asides import Aside
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.session import GangRun, Session
@@ -23,6 +24,7 @@ class Buffers:
     def __init__(self, memory: Reservations, outbox: Outbox) -> None:
         self._memory = memory
         self._outbox = outbox
+        self.on_aside_freed: Callable[[Session, Aside], None]  # to be set
 
     def release(self, session: Session, handles: tuple[int, ...], delete: bool) -> None:
         """The client needs the handles no more; with `delete`, nobody may use their memory either."""
@@ -62,4 +64,7 @@ class Buffers:
 
     def _free(self, session: Session, handle: int, entry: Entry, delete: bool = False) -> None:
         self._memory.release(entry)
+        if entry.aside is not None:
+            self.on_aside_freed(session, entry.aside)
+            entry.aside = None
         self._outbox.free(entry.hosts, session.number, (handle,), delete=delete)

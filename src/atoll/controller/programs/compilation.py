@@ -5,7 +5,7 @@ The source travels from the proxy to each host as a feed; a host is asked to com
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.resources import ResourceManager
@@ -56,9 +56,9 @@ class Compilation:
             if len(islands) != 1:
                 raise invalid(session.devices.scattered(flat))
             session.devices.use("a compiled function", [tuple(flat)])
-            given_up = self._resources.islands[islands.pop()].given_up
-            if given_up is not None:
-                given_up.raise_if_error()
+            loss = self._resources.islands[islands.pop()].failure_for(session.waits_for_islands)
+            if loss is not None:
+                loss.raise_if_error()
             name = function_name(message.content, locations, session.tenant.name)
             self._check_quota(session.tenant)
             self._quarantine.refused.get(name, OK).raise_if_error()
@@ -210,10 +210,10 @@ class Compilation:
             if name in refused:
                 self._settle(name, host, refused[name], b"")
 
-    def give_up(self, hosts: set[int], status: Status) -> None:
-        """These hosts will not be back."""
-        for name, host in list(self.functions.waiting):
-            if host in hosts:
+    def give_up(self, hosts: set[int], status: Status, of: Container[int] | None = None) -> None:
+        """These hosts will not be back; or only the sessions `of` which this is do not wait for them."""
+        for (name, host), registrations in list(self.functions.waiting.items()):
+            if host in hosts and (of is None or all(each.session in of for each in registrations)):
                 self._settle(name, host, status, b"")
 
     def chill(self, session: Session, island: int) -> None:

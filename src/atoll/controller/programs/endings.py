@@ -105,6 +105,11 @@ class Endings:
         if not left:
             self._all_ended(gang)
 
+    def rows_moved(self, host: int, message: m.RowsMoved) -> None:
+        gang = self.in_flight.get(message.sequence)
+        if gang is not None and host in gang.run.hosts_left:
+            gang.run.note_rows(host, message.sent, message.received)
+
     def run_failed(self, host: int, sequence: int, failure: Status) -> None:
         """A host's part of a gang has failed."""
         gang = self.in_flight.get(sequence)
@@ -125,8 +130,7 @@ class Endings:
             return
         if run.launch.error is None:
             run.spec.learn(run.duration)
-            if run.spec.moved:
-                run.launch.program.account.bytes_moved += run.spec.moved
+            run.launch.program.account.bytes_moved += run.spec.moved + run.received
             if gang.exclusive:
                 for name in run.spec.functions:
                     self._quarantine.ended_well(name)
@@ -151,7 +155,7 @@ class Endings:
         if tally is not None:
             tally.ended(run.duration, run.device_ns, launch.error is None)
             if run.spec.kind in TRANSFERS and launch.error is None:
-                tally.move(run.spec.kind, launch.moved_by(run.spec))
+                tally.move(run.spec.kind, run.moved(run.spec.hosts))
         self._scheduler.finished(gang, run.device_ns)
         self._memory.ended(gang)
         promise = gang.ticket.promise
@@ -207,6 +211,8 @@ class Endings:
             self.end_credits(session, launch.credits)
         if launch.part_of is not None:
             self.on_part_ended(launch)
+        if launch.then is not None:
+            launch.then(launch)
 
     def end_credits(self, session: Session, credits: int) -> None:
         """A launch of the client's that took these has ended."""

@@ -90,6 +90,7 @@ class Launcher:
         # For the other parts of the controller, at no cost for what is on the path of each gang.
         self.run_failed = self._endings.run_failed
         self.runs_ended = self._endings.runs_ended
+        self.rows_moved = self._endings.rows_moved
         self.finish = self._endings.finish
         self.fail = self._endings.fail
         self.release = self._buffers.release
@@ -99,6 +100,8 @@ class Launcher:
         self.drop_if_idle = self._endings.drop_if_idle
         self.irregular = IrregularNodes(sessions, resources, quarantine, self._promises, self, self._number)
         self._endings.on_part_ended = self.irregular.part_ended
+        self.bring_back: Callable[[Session, list[int]], None]  # what is aside; to be set
+        self.buffers = self._buffers
 
     # ---- events
 
@@ -134,6 +137,19 @@ class Launcher:
             launch = self._new_launch(session, program, message)
             self._line_up(launch, self._make_tickets(session, launch))
         self.pump()
+
+    def launch_again(self, session: Session, message: m.Launch, then: Callable[[Launch], None]) -> Launch:
+        """Launches what makes buffers that the session has already, and whose contents are aside; `then` at its end."""
+        program = session.programs[message.program]
+        assert isinstance(program, RegisteredProgram)
+        session.credits += message.credits
+        session.launched()
+        launch = self._new_launch(session, program, message, are_promised=True)
+        launch.then = then
+        for made, entry in zip(program.values, launch.entries[program.arguments :], strict=True):
+            entry.hosts, entry.ready = made.hosts, False
+        self._line_up(launch, self._make_tickets(session, launch))
+        return launch
 
     def launch_part(self, whole: Undecided, program: RegisteredProgram, message: m.Launch) -> Launch:
         """Launches a part of what depends on data: see `promises.irregular`. Its last part takes credits."""
@@ -189,6 +205,8 @@ class Launcher:
     ) -> Launch:
         """With `are_promised`, its results have their entries already."""
         directory = session.directory
+        if session.has_asides:
+            self.bring_back(session, [each for each in message.arguments if directory.entries[each].aside is not None])
         entries = [directory.entries[handle] for handle in message.arguments]
         for made in program.values:
             if are_promised and made.result >= 0:

@@ -5,7 +5,7 @@ Each is answered once, also where its island restarts: jaxlib's client ends its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 
 import msgspec
 
@@ -46,9 +46,9 @@ class Queries:
                 self._outbox.to_session(session.number, m.QueryReply(message.query, status, b""))
                 return
         location = self._location_of(session, message.device)
-        given_up = self._resources.islands[location.island].given_up
-        if given_up is not None:
-            self._outbox.to_session(session.number, m.QueryReply(message.query, given_up, b""))
+        loss = self._resources.islands[location.island].failure_for(session.waits_for_islands)
+        if loss is not None:
+            self._outbox.to_session(session.number, m.QueryReply(message.query, loss, b""))
             return
         payload = message.payload
         if message.what == "memory":  # the worker adds what only its platform knows
@@ -78,9 +78,9 @@ class Queries:
                 if session in self._sessions:
                     self.ask(self._sessions[session], message)
 
-    def give_up(self, hosts: set[int], status: Status) -> None:
-        """These hosts will not be back."""
+    def give_up(self, hosts: set[int], status: Status, of: Container[int] | None = None) -> None:
+        """These hosts will not be back; or only the sessions `of` which this is do not wait for them."""
         for query, (host, session, message) in list(self._asked.items()):
-            if host in hosts:
+            if host in hosts and (of is None or session in of):
                 del self._asked[query]
                 self._outbox.to_session(session, m.QueryReply(message.query, status, b""))

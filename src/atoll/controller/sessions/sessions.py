@@ -21,6 +21,7 @@ from atoll.controller.sessions.queries import Queries
 from atoll.controller.sessions.slices import SliceRequests
 from atoll.errors import OK, Code, Status, StatusError, invalid
 from atoll.migration.migrations import Migrations
+from atoll.migration.suspensions import Suspensions
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.checks import LAUNCH_WINDOW
@@ -49,6 +50,7 @@ class Sessions:
         launcher: Launcher,
         queries: Queries,
         migrations: Migrations,
+        suspensions: Suspensions,
         recovery: Recovery,
         lease_seconds: float,
         history: History,
@@ -63,6 +65,7 @@ class Sessions:
         self._programs = programs
         self._launcher = launcher
         self._migrations = migrations
+        self._suspensions = suspensions
         self._recovery = recovery
         self._lease_seconds = lease_seconds
         self._history = history
@@ -88,6 +91,8 @@ class Sessions:
             m.ReleaseSlice: self._release_slice,
             m.Quiesced: self._quiesced,
             m.Pong: self._answered,
+            m.LeavesIslands: self._leaves_islands,
+            m.FailOnLoss: self._fail_on_loss,
             m.CallsRecorded: self._calls_recorded,
         }
         self._slice_requests = slice_requests
@@ -157,6 +162,7 @@ class Sessions:
         self._slices.close(number)
         self._outbox.forget_session(number)
         self._migrations.session_closed(number)
+        self._suspensions.session_closed(session)
         self._launcher.session_closed(session)
         self._tracing.session_closed(session)
         for host in self._resources.hosts:
@@ -262,8 +268,15 @@ class Sessions:
         session.pongs = min(session.pongs + 1, session.pings)
         self._tracing.proxy_answered(session.number, message, self._outbox.seconds)
 
+    def _leaves_islands(self, session: Session, message: m.LeavesIslands) -> None:
+        session.leaves_islands = True
+
+    def _fail_on_loss(self, session: Session, message: m.FailOnLoss) -> None:
+        session.waits_for_islands = False
+
     def _calls_recorded(self, session: Session, message: m.CallsRecorded) -> None:
         self._tracing.calls_recorded(session.number, message, self._outbox.seconds)
 
     def _quiesced(self, session: Session, message: m.Quiesced) -> None:
         self._migrations.quiesced(session, message.migration)
+        self._suspensions.quiesced(session, message.migration)

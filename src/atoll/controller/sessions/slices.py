@@ -1,11 +1,14 @@
-"""Slices as sessions ask for them: each request is answered at once, with a slice or with what is free."""
+"""Slices as sessions ask for them: each request is answered at once, with a slice or with what is free. An exclusive
+one may wait until those of a lower priority have made way for it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from atoll.cluster.locations import DeviceLocation, HostDevice
-from atoll.cluster.placement import IslandDevices, Slices
+from atoll.cluster.placement import Choice, IslandDevices, Slices
 from atoll.cluster.resources import ResourceManager
 from atoll.cluster.slices import check
 from atoll.controller.outbox import Outbox
@@ -15,7 +18,9 @@ from atoll.scheduling.session import Session
 
 
 class SliceRequests:
-    """Handles what sessions ask of the resource manager. `free_bytes` is of a physical device."""
+    """Handles what sessions ask of the resource manager. `free_bytes` is of a physical device; `make_way` is that of
+    `migration.pressure`.
+    """
 
     def __init__(
         self,
@@ -23,22 +28,31 @@ class SliceRequests:
         resources: ResourceManager,
         slices: Slices,
         free_bytes: Callable[[HostDevice], int],
+        make_way: Callable[[Session, Callable[[], Choice], Callable[[], None]], bool],
         outbox: Outbox,
     ) -> None:
         self._sessions = sessions
         self._resources = resources
         self._slices = slices
         self._free_bytes = free_bytes
+        self._make_way = make_way
         self._outbox = outbox
 
     def add(self, session: Session, message: m.AddSlice) -> None:
+        def choose() -> Choice:
+            return self._slices.choose(
+                session.number, message.slice_request, self._islands(session.platform), self._free
+            )
+
         try:
             check(message.slice_request)
             self._check_quota(session, message.slice_request.count)
-            choice = self._slices.choose(
-                session.number, message.slice_request, self._islands(session.platform), self._free
-            )
+            choice = choose()
         except StatusError as error:
+            if message.slice_request.exclusive and self._make_way(
+                session, choose, partial(self._add_again, session, message)
+            ):
+                return
             self._outbox.to_session(session.number, m.SliceAdded(message.request, error.status))
             return
         made = self._slices.add(session.number, choice)
@@ -48,6 +62,10 @@ class SliceRequests:
         self._outbox.to_session(
             session.number, m.SliceAdded(message.request, OK, made.number, made.devices, made.shape, hosts)
         )
+
+    def _add_again(self, session: Session, message: m.AddSlice) -> None:
+        if self._sessions.get(session.number) is session:
+            self.add(session, message)
 
     def _check_quota(self, session: Session, count: int) -> None:
         tenant = session.tenant

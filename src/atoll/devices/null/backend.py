@@ -162,6 +162,7 @@ class NullFunction:
         self.output_layouts: tuple[Layout, ...] = (None,) * len(program.outputs)
         self.donated = program.donated
         self.scratch_bytes = program.scratch_bytes
+        self.waits_inside = False
         self._shapes = [(dtype, (shape,) * len(ordinals)) for dtype, shape in program.outputs]
 
     def execute(self, arguments: list[NullArray], sequence: int, stream: int = 0) -> tuple[list[NullArray], NullToken]:
@@ -175,6 +176,9 @@ class NullFunction:
         for position in program.donated:
             arguments[position].delete()
         return [NullArray(dtype, shapes, work) for dtype, shapes in self._shapes], NullToken(work)
+
+    def run(self, arguments: list[NullArray], stream: int) -> list[NullArray]:
+        raise unimplemented("a null program calls no client")
 
     def info(self) -> FunctionInfo:
         program = self._program

@@ -109,6 +109,7 @@ class XlaBackend:
             calls = compile_calls.CompileCalls(callbacks, grid.shape[1])
             channels = () if callbacks is None else callbacks.channels
             signatures = client_callbacks.find(program, module, count, calls.replace, channels)
+            calls.mark(module)
             if "sym_name" not in module.operation.attributes:  # JAX asks for it
                 module.operation.attributes["sym_name"] = ir.StringAttr.get("program")
             _cache_hit.seen = False
@@ -125,7 +126,9 @@ class XlaBackend:
         here = tuple(device for device in flat if device.client.process_index() == device.process_index)
         ordinals = tuple(self.devices.index(device) for device in here)
         return (
-            Executable(loaded, here, ordinals, self._gates if count and len(here) == 1 else None, held),
+            Executable(
+                loaded, here, ordinals, self._gates if count and len(here) == 1 else None, held, len(flat) > len(here)
+            ),
             bool(_cache_hit.seen),
             time.monotonic() - started,
         )

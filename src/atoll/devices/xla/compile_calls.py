@@ -20,6 +20,7 @@ from jax._src.lib import xla_client as xc
 from jax._src.lib.mlir import ir
 
 from atoll.devices.xla.client_callbacks import PARTITIONING, find
+from atoll.devices.xla.transformations import mark, transforming
 from atoll.errors import StatusError, invalid, unimplemented
 from atoll.host_services.calls.callbacks import Callbacks
 from atoll.host_services.calls.calls import ClientError
@@ -28,6 +29,7 @@ from atoll.host_services.calls.compile_calls import Questions
 from atoll.protocol.advice import COMPILE_CALL_ADVICE
 from atoll.protocol.compile_calls import (
     INSPECT_SHARDING,
+    TRANSFORMATION,
     CompileAnswer,
     Infer,
     Inspect,
@@ -46,6 +48,8 @@ class CompileCalls:
         self._devices = devices
         if callbacks is not None:
             self._questions = Questions(callbacks.ask)
+        self._transformations = [key for key in self._keys if key.startswith(TRANSFORMATION)]
+        self._mark = b""
         self._partitionings: list[bytes] = []
         self._inspections: list[Callable[[Any], None]] = []  # XLA has their addresses
         self.error: Exception | None = None  # of a call where XLA takes none
@@ -73,11 +77,20 @@ class CompileCalls:
         operation.attributes["call_target_name"] = ir.StringAttr.get(PARTITIONING)
         operation.attributes["backend_config"] = ir.StringAttr.get(number)
 
+    def mark(self, module: Any) -> None:
+        """Makes the module known as this compilation's, where XLA asks for more than its custom calls."""
+        if self._transformations:
+            self._mark = mark(module)
+
     @contextmanager
     def asking(self) -> Iterator[None]:
         """While XLA compiles. Raises what has failed, and keeps what XLA has addresses of."""
         try:
-            yield
+            if self._transformations:
+                with transforming(self._transformations, self._questions, self._mark, self._keep):
+                    yield
+            else:
+                yield
         finally:
             if self.error is not None:
                 raise self.error
@@ -114,11 +127,9 @@ class CompileCalls:
             self._keep(error)
             return None
 
-    def _keep(self, error: Exception) -> None:
+    def _keep(self, error: Exception, of: str = "custom_partitioner: ") -> None:
         if self.error is None:  # the text is what JAX shows where a partitioning itself raises
-            self.error = (
-                RuntimeError(f"INTERNAL: custom_partitioner: {error}") if isinstance(error, ClientError) else error
-            )
+            self.error = RuntimeError(f"INTERNAL: {of}{error}") if isinstance(error, ClientError) else error
 
     def partition(
         self, position: int, shapes: Sequence[Any], shardings: Sequence[Any], shape: Any, sharding: Any

@@ -18,8 +18,8 @@ from atoll.transfers.dtypes import numpy_dtype
 class Executable:
     """See `devices.device.LoadedFunction`. `devices` are the local ones, in the order of the function's assignment.
 
-    `gates`: for a function that calls its client, where XLA would do so inside of the enqueuing call. `held` is kept
-    for as long as the executable is.
+    `gates`: for a function that calls its client, where XLA would do so inside of the enqueuing call; `spans_hosts`: it
+    has devices elsewhere, too. `held` is kept for as long as the executable is.
     """
 
     def __init__(
@@ -29,10 +29,12 @@ class Executable:
         ordinals: tuple[int, ...],
         gates: Gates | None = None,
         held: Any = None,
+        spans_hosts: bool = False,
     ) -> None:
         self._held = held
         self._loaded = loaded
         self._gates = gates
+        self.waits_inside = gates is not None and not spans_hosts  # else it starts in the island's order
         self._devices = devices
         module = loaded.hlo_modules()[0]
         program = xc.XlaComputation(module.as_serialized_hlo_module_proto()).program_shape()
@@ -64,6 +66,16 @@ class Executable:
         else:
             results = self._loaded.execute_sharded(arguments, with_tokens=True, launch_id=sequence & 0x7FFFFFFF)
         return results.consume_with_handlers(self._handlers), results.consume_token()
+
+    def run(self, arguments: list[Any], stream: int) -> list[Any]:
+        """XLA runs it in this thread where it has nothing to wait for."""
+        for each in arguments:
+            each.block_until_ready()
+        with xc.execution_stream_id(stream):
+            results = self._loaded.execute_sharded(arguments, with_tokens=True)
+        outputs: list[Any] = results.consume_with_handlers(self._handlers)
+        results.consume_token().block_until_ready()
+        return outputs
 
     def _beside_others(self, stream: int) -> AbstractContextManager[None]:
         if self._gates is not None:

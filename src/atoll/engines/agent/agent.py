@@ -23,8 +23,6 @@ from atoll.cluster.processes.client_folders import HOST_FOLDERS, claim, sweep
 from atoll.cluster.processes.leases import Leases
 from atoll.cluster.processes.lifeline import watch_in_loop
 from atoll.cluster.processes.local_process import LocalProcess, describe_exit
-from atoll.cluster.security.access import identity_for, token_for
-from atoll.cluster.security.roles import Role
 from atoll.engines.agent import machine
 from atoll.engines.agent.options import AgentOptions
 from atoll.engines.engine import HostStart
@@ -32,6 +30,8 @@ from atoll.engines.options import make_directory, sockets_base
 from atoll.engines.worker_command import WorkerPlace, worker_command, worker_environment
 from atoll.errors import AccessError, AtollError, ClusterError, Code, ConnectError, Status
 from atoll.protocol import messages as m
+from atoll.security.access import identity_for, token_for
+from atoll.security.roles import Role
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import connect

@@ -14,9 +14,9 @@ from atoll.devices.null.model import NullModel
 from atoll.devices.null.moments import Clock
 from atoll.engines.null_hosts.network import NullNetwork
 from atoll.host_services.profiles.recorder import Recorder
-from atoll.ir.type_keys import TypeKeys
 from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox
+from atoll.worker.asides import Asides
 from atoll.worker.completions import ArrayCompletion, Completion, ReadCompletion, RunCompletion
 from atoll.worker.functions import Functions
 from atoll.worker.host_group import HostGroup
@@ -24,6 +24,7 @@ from atoll.worker.message_handler import MessageHandler
 from atoll.worker.plan_executor import PlanExecutor
 from atoll.worker.relay import SendToHost
 from atoll.worker.step_runner import StepRunner
+from atoll.worker.type_keys import TypeKeys
 
 
 class AtOnce(Pool):
@@ -110,6 +111,7 @@ class NullHost:
         functions = Functions(self.backend, inbox, keys, report, AtOnce())
         network = NullNetwork(self.backend, self.port, host, neighbours)
         steps = StepRunner(self.backend, functions, self.port, network, keys)
+        asides = Asides(self.backend, inbox, self.port, host, steps.readers, report, readers)
         self._executor = PlanExecutor(
             steps,
             inbox,
@@ -117,12 +119,13 @@ class NullHost:
             ClockWatcher(clock, report),
             readers,
             lambda: call_soon(self._resume_parked),
+            asides,
             now,
         )
         self._endings = self._executor.endings
         recorder = Recorder(self.backend.begin_profile, functions.programs.others, None, host)
         self._handler = MessageHandler(
-            self.backend, functions, self.port, self._executor.handle, renew, report, recorder, host, now
+            self.backend, functions, self.port, self._executor.handle, renew, report, recorder, asides, host, now
         )
 
     def handle(self, message: Any) -> bool:

@@ -15,14 +15,14 @@ from typing import Any
 from atoll.cluster.processes.leases import LAPSED_STATUS
 from atoll.cluster.processes.lifeline import Lease, watch_in_thread
 from atoll.cluster.processes.process import read_options, run_loop, spare_collector, start_logging
-from atoll.cluster.security.access import identity_for, token_for
-from atoll.cluster.security.roles import Role
 from atoll.devices.null.backend import Collectives
 from atoll.devices.null.fine_clock import FineClock
 from atoll.devices.null.model import chosen_model
 from atoll.engines.null_hosts.host import NullHost
 from atoll.errors import AccessError, ConnectError
 from atoll.protocol import messages as m
+from atoll.security.access import identity_for, token_for
+from atoll.security.roles import Role
 from atoll.transfers.data_port import DataPort
 from atoll.transfers.inbox import Inbox
 from atoll.wire.address import check_may_listen, parse_address

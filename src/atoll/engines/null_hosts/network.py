@@ -15,6 +15,7 @@ from atoll.transfers.inbox import Inbox
 from atoll.worker.completions import ArrayCompletion, DeletionGuard
 from atoll.worker.dispatch_unit import DispatchUnit
 from atoll.worker.host_network import Port, send_to_host
+from atoll.worker.row_messages import SPAN_BYTES
 
 
 class NullNetwork:
@@ -43,15 +44,43 @@ class NullNetwork:
             departure, arrival = self._transmit(piece.host, link, nbytes, array.moment)
             arrival.when_known(partial(self._deliver_at, arrival, piece.host, run.session, run.host_feeds + piece.feed))
             departures.append(departure)
-        end = all_of(self._backend.clock, departures)
-        end.when_known(partial(end.when_over, release))
-        unit.completions.append(ArrayCompletion(NullArray(array.dtype_name, (), end), self._deletions))
+        self._end(unit, departures, array.dtype_name, release)
 
     def receive(self, step: p.Receive, run: m.Run) -> NullArray:
-        feeds = [run.host_feeds + piece.feed for piece in step.pieces]
-        for _, done in self._neighbours[self._host].take_all(run.session, feeds).values():
-            done()
+        self._take(run, step.feeds)
         return self._backend.put(step.array, ())
+
+    def send_rows(
+        self, step: p.SendRows, unit: DispatchUnit, arrays: tuple[DeviceArray, DeviceArray], release: Callable[[], None]
+    ) -> None:
+        """Null devices compute nothing, so no row goes anywhere: only that there are none is sent."""
+        run = unit.plan_run.run
+        rows, numbers = arrays
+        assert isinstance(rows, NullArray)
+        assert isinstance(numbers, NullArray)
+        ready = all_of(self._backend.clock, [rows.moment, numbers.moment])
+        departures = []
+        for exchange, host, feed in step.messages:
+            groups = exchange.message(self._host, host).groups
+            departure, arrival = self._transmit(host, 0, SPAN_BYTES * len(groups), ready)
+            arrival.when_known(partial(self._deliver_at, arrival, host, run.session, run.host_feeds + feed))
+            departures.append(departure)
+        self._end(unit, departures, rows.dtype_name, release)
+
+    def receive_rows(self, step: p.ReceiveRows, unit: DispatchUnit) -> tuple[NullArray, NullArray | None]:
+        self._take(unit.plan_run.run, step.feeds)
+        spans = None if step.spans_array is None else self._backend.put(step.spans_array, ())
+        return self._backend.put(step.array, ()), spans
+
+    def _end(self, unit: DispatchUnit, departures: list[Moment], dtype: str, release: Callable[[], None]) -> None:
+        end = all_of(self._backend.clock, departures)
+        end.when_known(partial(end.when_over, release))
+        unit.completions.append(ArrayCompletion(NullArray(dtype, (), end), self._deletions))
+
+    def _take(self, run: m.Run, feeds: list[int]) -> None:
+        taken = self._neighbours[self._host].take_all(run.session, [run.host_feeds + feed for feed in feeds])
+        for _, done in taken.values():
+            done()
 
     def _transmit(self, host: int, ordinal: int, nbytes: int, after: Moment) -> tuple[Moment, Moment]:
         """When a message has left this host, and when it has arrived."""

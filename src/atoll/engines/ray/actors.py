@@ -21,12 +21,12 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from atoll.cluster.folders import default_cache_directory, usage_file
-from atoll.cluster.security.roles import JOINING, Role
-from atoll.cluster.security.start import advertised
 from atoll.cluster.settings import ClusterSettings
 from atoll.engines.options import EngineOptions, make_directory
 from atoll.engines.start import EngineProcess
 from atoll.errors import AtollError
+from atoll.security.roles import JOINING, Role
+from atoll.security.start import advertised
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.sockets import free_address
 
@@ -45,7 +45,7 @@ class EngineStart(msgspec.Struct, frozen=True):
     """What a cluster on Ray is started with.
 
     `listen` is where its controller does, on the node of its actor: "" for any free port there. By TLS, unless it is to
-    be `insecure`. Others know it by what it is to `advertise`, as `cluster.security.start.advertised` has it.
+    be `insecure`. Others know it by what it is to `advertise`, as `security.start.advertised` has it.
     """
 
     settings: ClusterSettings

@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from atoll.cluster.security.join import JoinString, read_join
-from atoll.cluster.security.roles import Role
 from atoll.engines.ray.actors import EngineActor, EngineBegun, EngineStart, Up
 from atoll.engines.ray.agent_environment import engine_environment
 from atoll.engines.ray.connection import connect
 from atoll.engines.start import START_GRACE_SECONDS, check_settings
 from atoll.errors import ClusterError
+from atoll.security.join import JoinString, read_join
+from atoll.security.roles import Role
 
 _ACTOR_SECONDS = 60.0  # for Ray to start an actor
 _END_SECONDS = 15.0

@@ -45,6 +45,8 @@ from atoll.transfers.dtypes import numpy_dtype
 _log = logging.getLogger(__name__)
 
 _CODES = frozenset(int(code) for code in Code)
+# Made here, and not by the threads that compile: msgspec cannot work a type out in two of them at once.
+_read_program = msgspec.msgpack.Decoder(m.PythonProgram).decode
 
 # The contents of each result's local shards; or why there are none.
 Outcome = list[list[np.ndarray[Any, Any]]] | Status
@@ -114,7 +116,7 @@ class PythonSessions:
     def load(self, message: Compile, program: bytes, then: Callable[[Status], None]) -> None:
         """Starts the session's process, or has it load a function, and then calls `then`. Raises StatusError."""
         try:
-            source = msgspec.msgpack.decode(program, type=m.PythonProgram)
+            source = _read_program(program)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise invalid(f"a Python function that is none: {error}") from None
         if self._host is None:

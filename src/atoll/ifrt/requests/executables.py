@@ -20,12 +20,12 @@ from atoll.ifrt.profiles import PROFILE_REQUESTS, ProfileExecutable
 from atoll.ifrt.program_executables import read
 from atoll.ifrt.python_functions import CUSTOM_CALL_PROGRAM, PythonExecutable, python_function
 from atoll.ifrt.reshard_executables import RESHARD_REQUESTS, ReshardExecutable
-from atoll.ir.submission import MAGIC as PROGRAM
 from atoll.protocol.advice import CALLBACK_ADVICE
 from atoll.protocol.callbacks import CALLBACKS_REQUEST
 from atoll.protocol.ifrt import compile_pb2
 from atoll.protocol.messages import FunctionInfo
 from atoll.protocol.questions import MAGIC as QUESTION
+from atoll.protocol.submission import MAGIC as PROGRAM
 from atoll.protocol.translation import codec
 
 _NOTHING_KEPT: frozenset[int] = frozenset()

@@ -13,6 +13,7 @@ from xdsl.parser import Parser
 from atoll.ir.dialect.attributes import Buffers, DeviceLocations, Mappings, Numbers, Strides
 from atoll.ir.dialect.moves import MoveOp, ReceiveOp, SendOp
 from atoll.ir.dialect.ops import CallOp, GetOp, ProgramOp, PutOp, RearrangeOp, ReportOp, ReturnOp, TransferOp
+from atoll.ir.dialect.rows import ReceiveRowsOp, RouteOp, SendRowsOp, UnrouteOp
 from atoll.ir.dialect.types import ArrayType, CompletionType, PlacedCompletionType, PlacedType
 
 Atoll = Dialect(
@@ -29,6 +30,10 @@ Atoll = Dialect(
         MoveOp,
         SendOp,
         ReceiveOp,
+        RouteOp,
+        UnrouteOp,
+        SendRowsOp,
+        ReceiveRowsOp,
     ],
     [
         ArrayType,

@@ -11,10 +11,12 @@ from atoll.errors import invalid
 from atoll.ir import plan as p
 from atoll.ir.dialect.moves import MoveOp, ReceiveOp, SendOp
 from atoll.ir.dialect.ops import CallOp, GetOp, Node, ProgramOp, PutOp, RearrangeOp, ReportOp
+from atoll.ir.dialect.rows import ReceiveRowsOp, SendRowsOp
 from atoll.ir.dialect.types import PlacedCompletionType, PlacedType
 from atoll.ir.exchange import Exchange
 from atoll.ir.geometry import Located
 from atoll.ir.lowered import Lowered, LoweredGang, LoweredValue
+from atoll.ir.row_exchange import RowExchange
 from atoll.ir.types import Box, Replicated
 
 
@@ -40,7 +42,7 @@ class _Work:
     awaited: dict[int, None] = field(default_factory=dict)
 
     def add(self, step: p.Step, uses: Iterable[int], defines: Iterable[int], feeds: Iterable[int] = ()) -> None:
-        (self.waiting if isinstance(step, p.Receive) else self.steps).append(step)
+        (self.waiting if isinstance(step, p.Receive | p.ReceiveRows) else self.steps).append(step)
         self.uses.update(uses)
         self.defines.update(defines)
         self.awaited.update(dict.fromkeys(feeds))
@@ -71,7 +73,7 @@ class _Cut:
         self.donated: set[int] = set()
         self.island_of: dict[int, int] = {}
         self.nodes: list[_Node] = []
-        self.exchanges: dict[int, Exchange] = {}  # by their first feed
+        self.exchanges: dict[int, Exchange | RowExchange] = {}  # by their first feed
 
     def run(self) -> Lowered:
         transfer = -1
@@ -80,7 +82,7 @@ class _Cut:
                 raise invalid(f"{self.name!r} cannot be cut: {op.name} is no node of a program")
             for result in op.results:
                 self.numbers[result] = len(self.numbers)
-            of = op.of.data if isinstance(op, MoveOp | SendOp | ReceiveOp) else -1
+            of = op.of.data if isinstance(op, MoveOp | SendOp | ReceiveOp | SendRowsOp | ReceiveRowsOp) else -1
             if of < 0 or of != transfer:
                 self.nodes.append(_Node({}))
             transfer = of
@@ -127,6 +129,10 @@ class _Cut:
                 self._send(op, node)
             case ReceiveOp():
                 self._receive(op, node)
+            case SendRowsOp():
+                self._send_rows(op, node)
+            case ReceiveRowsOp():
+                self._receive_rows(op, node)
             case RearrangeOp():
                 self._rearrange(op, node)
             case _:
@@ -235,12 +241,51 @@ class _Cut:
         for host in target.hosts:
             node.on(host).add(p.Receive(output, target.on(host), exchange), (), (output,))
 
+    def _send_rows(self, op: SendRowsOp, node: _Node) -> None:
+        rows, numbers = self._known(op.rows), self._known(op.numbers)
+        uses = self.numbers[op.rows], self.numbers[op.numbers]
+        exchange = self._row_exchange(rows, op.target.data, op, op.first.data)
+        for host in exchange.senders:
+            here = rows.positions[host]
+            first_groups = tuple(numbers.boxes[position][0][0] for position in here)
+            work, exchanges = node.on(host), [exchange]
+            if work.steps and isinstance(last := work.steps[-1], p.SendRows) and (last.rows, last.numbers) == uses:
+                exchanges = [*last.exchanges, exchange]
+                del work.steps[-1]
+            work.add(p.SendRows(*uses, here, first_groups, tuple(exchanges)), uses, ())
+
+    def _receive_rows(self, op: ReceiveRowsOp, node: _Node) -> None:
+        target, outputs = self._known(op.value), self._outputs(op)
+        spans = None if op.spans is None else self._known(op.spans)
+        exchanges: list[RowExchange] = []
+        first = op.first.data
+        for source in op.sources:
+            exchanges.append(self._row_exchange(source.data, target, op, first))
+            first += exchanges[-1].feeds
+        for host in target.hosts:
+            array, numbers = target.on(host), None if spans is None else spans.on(host)
+            step = p.ReceiveRows(outputs[0], array, -1 if spans is None else outputs[1], numbers, tuple(exchanges))
+            node.on(host).add(step, (), outputs)
+
+    def _row_exchange(
+        self, source: Located, target: Located, op: SendRowsOp | ReceiveRowsOp, first: int
+    ) -> RowExchange:
+        """Those who send and who receive have the same."""
+        found = self.exchanges.get(first)
+        if found is None:
+            found = RowExchange(source.spread, target.spread, op.groups.data, op.destination.data, first)
+            self.exchanges[first] = found
+        assert isinstance(found, RowExchange)
+        return found
+
     def _exchange(self, source: Located, target: Located, op: SendOp | ReceiveOp) -> Exchange:
         """A send and its receive have the same."""
         first = op.first.data
         if first not in self.exchanges:
             self.exchanges[first] = Exchange(source.spread, target.spread, op.reshard is not None, first)
-        return self.exchanges[first]
+        found = self.exchanges[first]
+        assert isinstance(found, Exchange)
+        return found
 
     def _rearrange(self, op: RearrangeOp, node: _Node) -> None:
         inputs = self._inputs(op)

@@ -13,6 +13,7 @@ from xdsl.ir import Attribute, Operation, OpResult, SSAValue
 from xdsl.rewriter import Rewriter
 
 from atoll.ir.dialect.ops import PRESENT, CallOp, Node, ProgramOp, RearrangeOp, ReturnOp, TransferOp, spec_of
+from atoll.ir.dialect.rows import RouteOp, UnrouteOp
 from atoll.ir.passes.lowering_pass import LoweringPass
 from atoll.ir.types import ArraySpec, Replicated, Tiled
 
@@ -23,8 +24,8 @@ class SimplifyPass(LoweringPass):
 
     Takes location-free programs, and guarantees the same results from fewer nodes or as many:
 
-    - dead nodes go: calls, transfers and rearrangements whose results have no uses. Calls that donate, report their
-      completion, have no results or run Python are kept, and so is whatever donates; puts and gets always are.
+    - dead nodes go: calls, transfers, routes and rearrangements whose results have no uses. Calls that donate, report
+      their completion, have no results or run Python are kept, and so is whatever donates; puts and gets always are.
     - transfers to where the value already is go (same sharding, memory and layout).
     - of two equal transfers of one value, one is left.
     - A to B to C, where nobody else uses B, becomes A to C. Not where B is in a memory of another kind than both A and
@@ -74,7 +75,7 @@ def _drop_dead(program: ProgramOp) -> None:
 def _is_pure(op: Operation) -> bool:
     if isinstance(op, CallOp):
         return bool(op.results) and not op.completes and op.donated is None and op.stream is None
-    return isinstance(op, RearrangeOp) and op.donate is None
+    return isinstance(op, RouteOp | UnrouteOp) or (isinstance(op, RearrangeOp) and op.donate is None)
 
 
 def _without(op: TransferOp, indices: list[int]) -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from xdsl.dialects.builtin import IntAttr
+from xdsl.dialects.builtin import ArrayAttr, IntAttr
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.rewriter import Rewriter
 
 from atoll.ir.dialect.moves import MoveOp, ReceiveOp, SendOp
 from atoll.ir.dialect.ops import PRESENT, ProgramOp, TransferOp
+from atoll.ir.dialect.rows import ReceiveRowsOp, RouteOp, SendRowsOp, UnrouteOp
 from atoll.ir.dialect.types import PlacedType
 from atoll.ir.exchange import Exchange
 from atoll.ir.geometry import Located, stays
 from atoll.ir.passes.lowering_pass import LoweringPass
+from atoll.ir.row_exchange import RowExchange
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,9 @@ class ExplicitTransfersPass(LoweringPass):
     whose shards stay on their hosts, and a receive for each send. What passes between hosts has feeds of its own: those
     of each send are numbered from its `first` on.
 
+    `atoll.route` and `atoll.unroute` become sends and receives of rows in the same way, also where they stay on a host:
+    which rows go where is not known before.
+
     Refuses, with UNIMPLEMENTED, to reshard what does not say where its shards lie, and to send what has no known shape.
     """
 
@@ -36,6 +41,12 @@ class ExplicitTransfersPass(LoweringPass):
         for node in program.nodes():
             if isinstance(node, TransferOp):
                 feeds = _replace(node, number, feeds)
+                number += 1
+            elif isinstance(node, RouteOp):
+                feeds = _route(node, number, feeds)
+                number += 1
+            elif isinstance(node, UnrouteOp):
+                feeds = _unroute(node, number, feeds)
                 number += 1
 
 
@@ -65,6 +76,46 @@ def _replace(op: TransferOp, number: int, feeds: int) -> int:
     moves = list(_moves(op, moved, {**of, **donate}, results))
     Rewriter.replace_op(op, [*sends, *moves, *receives], [results[i] for i in range(len(op.results))])
     return feeds
+
+
+def _route(op: RouteOp, number: int, feeds: int) -> int:
+    """Puts sends and receives in the op's place; gives the next feed."""
+    rows, sizes = op.operands
+    sends: list[Operation] = []
+    receives: list[Operation] = []
+    for destination, block in enumerate(op.results[::2]):
+        facts = _row_facts(op, number, feeds, destination)
+        feeds += RowExchange(_located(rows).spread, _located(block).spread, op.groups.data, destination, feeds).feeds
+        sends.append(SendRowsOp.create(operands=[rows, sizes], properties={**facts, "target": block.type}))
+        types = [block.type, op.results[2 * destination + 1].type]
+        sources = ArrayAttr([rows.type])
+        receives.append(ReceiveRowsOp.create(result_types=types, properties={**facts, "sources": sources}))
+    Rewriter.replace_op(op, [*sends, *receives], [result for each in receives for result in each.results])
+    return feeds
+
+
+def _unroute(op: UnrouteOp, number: int, feeds: int) -> int:
+    """The same, for one array of several blocks."""
+    (rows,), blocks = op.results, op.operands[::2]
+    facts = _row_facts(op, number, feeds, -1)
+    sends: list[Operation] = []
+    for block, spans in zip(blocks, op.operands[1::2], strict=True):
+        properties = {**_row_facts(op, number, feeds, -1), "target": rows.type}
+        feeds += RowExchange(_located(block).spread, _located(rows).spread, op.groups.data, -1, feeds).feeds
+        sends.append(SendRowsOp.create(operands=[block, spans], properties=properties))
+    sources = ArrayAttr([block.type for block in blocks])
+    receive = ReceiveRowsOp.create(result_types=[rows.type], properties={**facts, "sources": sources})
+    Rewriter.replace_op(op, [*sends, receive], receive.results)
+    return feeds
+
+
+def _row_facts(op: RouteOp | UnrouteOp, number: int, first: int, destination: int) -> dict[str, Attribute]:
+    return {
+        "of": IntAttr(number),
+        "first": IntAttr(first),
+        "groups": op.groups,
+        "destination": IntAttr(destination),
+    }
 
 
 def _moves(

@@ -30,9 +30,9 @@ from atoll.operate.command.terminal import end_on_signals, fail, say, terminal
 from atoll.operate.registry import DEFAULT_NAME
 
 if TYPE_CHECKING:
-    from atoll.cluster.security.join import JoinString
     from atoll.operate.standing import StandingCluster
     from atoll.operate.standing_on_ray import StandingOnRay
+    from atoll.security.join import JoinString
 
 _TABLE_WIDTH = 140  # where there is no terminal to ask
 
@@ -111,12 +111,12 @@ def up(
 
     For clients on other machines: `atoll up --listen 0.0.0.0:7000 --join-file join`, and there `ATOLL_JOIN=join`.
     """
-    from atoll.cluster.security.access import is_insecure
-    from atoll.cluster.security.roles import Role
-    from atoll.cluster.security.start import advertised
-    from atoll.cluster.security.start import host_join_file as standing_host_join
-    from atoll.cluster.security.start import join_file as standing_join
     from atoll.operate.standing import start_cluster
+    from atoll.security.access import is_insecure
+    from atoll.security.roles import Role
+    from atoll.security.start import advertised
+    from atoll.security.start import host_join_file as standing_host_join
+    from atoll.security.start import join_file as standing_join
     from atoll.wire.address import parse_address
 
     settings = up_settings(islands, cluster)

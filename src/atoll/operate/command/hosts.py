@@ -97,13 +97,13 @@ def host(
     """
     from atoll.cluster.folders import default_cache_directory
     from atoll.cluster.processes.process import run_loop, start_logging
-    from atoll.cluster.security.access import INSECURE_VARIABLE
-    from atoll.cluster.security.join import JOIN_VARIABLE
     from atoll.engines.agent.agent import run_agents
     from atoll.engines.agent.launcher import seat_of
     from atoll.engines.agent.options import AgentOptions, options_of_workers
     from atoll.errors import SettingsError
     from atoll.operate.joining import reach
+    from atoll.security.access import INSECURE_VARIABLE
+    from atoll.security.join import JOIN_VARIABLE
 
     if not (address or join):
         address, join = os.environ.get("ATOLL_ADDRESS", ""), os.environ.get(JOIN_VARIABLE, "")

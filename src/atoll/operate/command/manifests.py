@@ -187,5 +187,8 @@ def _flags(cluster: ClusterOptions) -> list[str]:
         "--lease": cluster.lease_seconds,
         "--wait": cluster.wait_seconds,
         "--bulk-tls": cluster.bulk_tls,
+        "--spill": cluster.spill,
+        "--suspend-lower": cluster.suspend_lower,
+        "--suspend-folder": cluster.suspend_folder,
     }
     return [part for flag, value in given.items() if value is not None for part in (flag, str(value))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,13 @@ if TYPE_CHECKING:
     from atoll.cluster.topology import IslandShape
 
 _MOST_DEVICES = 1 << 16  # of a slice
+
+
+class Medium(StrEnum):
+    """Where a session is put aside."""
+
+    MEMORY = "memory"
+    DISK = "disk"
 
 
 def remap(
@@ -153,6 +161,65 @@ def _target(text: str) -> tuple[int, tuple[int, ...]]:
             f"{text!r} names no devices: expected an island and perhaps devices of it, such as 1, 1:4,5 or 1:4-7"
         ) from None
     return int(island), tuple(devices)
+
+
+def suspend(
+    session: Annotated[int, typer.Argument(help="The session, by its number in `atoll status`.")],
+    to: Annotated[Medium, typer.Option(help="Where its arrays go: the hosts' memory, or their disks.")] = Medium.MEMORY,
+    address: ClusterAddress = "",
+    name: ClusterName = "",
+    join: ClusterJoin = "",
+) -> None:
+    """Put a session aside: its arrays leave the devices, which others may use; its script waits until `atoll resume`.
+
+    What the session has launched ends first. Its hosts copy its arrays, all at the same time, to their memory or to
+    files in the folder of `atoll up --suspend-folder`. The script's next call waits, and notices nothing else. Where it
+    cannot be done the session goes on, and the error says why.
+
+    A tenant that is no operator may suspend its own. Which cluster: as for `atoll status`.
+    """
+    from atoll.operate.clusters import find, operate
+    from atoll.protocol.messages import SuspendRequest
+
+    target = find(address, name, join)
+    with terminal.status(f"suspending session {session} ..."):
+        done = operate(target, token(), SuspendRequest(session, to is Medium.DISK))
+    print(done)
+
+
+def resume(
+    session: Annotated[int, typer.Argument(help="The session, by its number in `atoll status`.")],
+    on: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=0,
+            help="The island that it is to go on on, for each that it was on, in the order of their numbers; where it "
+            "was if not given.",
+            metavar="ISLAND",
+        ),
+    ] = None,
+    wait: Annotated[
+        float,
+        typer.Option(
+            min=0.0, max=800.0, help="For how long it may wait for room; 0: it must be there now.", metavar="S"
+        ),
+    ] = 600.0,
+    address: ClusterAddress = "",
+    name: ClusterName = "",
+    join: ClusterJoin = "",
+) -> None:
+    """Have a suspended session go on, where it was or on other islands of the same shape, with all that it had.
+
+    Where there is no room it waits: `atoll status` says for what, and who has it. A session that is not resumed stays
+    suspended. A tenant that is no operator may resume its own. Which cluster: as for `atoll status`.
+    """
+    from atoll.operate.clusters import find, operate
+    from atoll.protocol.messages import ResumeRequest
+
+    target = find(address, name, join)
+    with terminal.status(f"resuming session {session} ..."):
+        done = operate(target, token(), ResumeRequest(session, tuple(on or ()), wait))
+    print(done)
 
 
 def end_session(

@@ -25,6 +25,7 @@ from atoll.cluster.settings import (
     ClusterSettings,
     Dispatch,
     OnOff,
+    SuspendLower,
 )
 from atoll.cluster.tenants import TENANTS_VARIABLE, read_tenant_tokens, read_tenants
 from atoll.errors import AtollError
@@ -130,6 +131,18 @@ _WAIT_HELP = (
     "How many seconds the start waits for all hosts to be up, and a lost island for new ones. ATOLL_WAIT if not given, "
     f"else {HOSTS_SECONDS:.0f} with --engine hosts or ray, and 120 without."
 )
+_SPILL_HELP = (
+    "How much of each host's memory idle arrays may take, such as 8GiB, when others lack device memory: those of a "
+    "lower priority first, any rather than that something fails. ATOLL_SPILL if not given, else none."
+)
+_SUSPEND_LOWER_HELP = (
+    "Whether a session is suspended for one of a higher priority that lacks memory or exclusive devices, and where its "
+    "arrays go meanwhile. ATOLL_SUSPEND_LOWER if not given, else off."
+)
+_SUSPEND_FOLDER_HELP = (
+    "Where each host keeps sessions that are suspended to disk. ATOLL_SUSPEND_FOLDER if not given, else in "
+    "ATOLL_STATE_DIR, or ~/.local/state/atoll."
+)
 _BULK_TLS_HELP = (
     "Whether data connections of a cluster on TCP are with TLS, as its control connections are. off is for networks "
     "that nobody else reads: what is computed with then travels in the clear. ATOLL_BULK_TLS if not given, else on."
@@ -176,6 +189,9 @@ class ClusterOptions:
     ray_resources: Annotated[str | None, typer.Option(help=_RAY_RESOURCES_HELP, metavar="NAME=AMOUNT,...")] = None
     ray_labels: Annotated[str | None, typer.Option(help=_RAY_LABELS_HELP, metavar="NAME=VALUE,...")] = None
     ray_strategy: Annotated[str | None, typer.Option(help=_RAY_STRATEGY_HELP, metavar="STRATEGY")] = None
+    spill: Annotated[int | None, typer.Option(help=_SPILL_HELP, parser=_memory, metavar="AMOUNT")] = None
+    suspend_lower: Annotated[SuspendLower | None, typer.Option(help=_SUSPEND_LOWER_HELP)] = None
+    suspend_folder: Annotated[str | None, typer.Option(help=_SUSPEND_FOLDER_HELP, metavar="DIR")] = None
 
 
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:

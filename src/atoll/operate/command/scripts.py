@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from atoll.cluster.cluster_file import FILE_VARIABLE
-from atoll.cluster.security.join import JOIN_VARIABLE, read_join
 from atoll.cluster.settings import VARIABLES
 from atoll.operate.command.options import (
     ClusterAddress,
@@ -22,6 +21,7 @@ from atoll.operate.command.options import (
     with_option_groups,
 )
 from atoll.operate.command.terminal import end_on_signals, fail, say
+from atoll.security.join import JOIN_VARIABLE, read_join
 
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127  # exit statuses, as of a shell
 
@@ -82,6 +82,14 @@ def proxy(
     address: ClusterAddress = "",
     join: ClusterJoin = "",
     islands: EmbeddedIslands = None,
+    fail_on_loss: Annotated[
+        bool,
+        typer.Option(
+            "--fail-on-loss",
+            help="What a client sends to a lost island fails at once, as in Google's cloud, and does not wait until "
+            "that is back: for `elastic_retry` with fewer slices than there are.",
+        ),
+    ] = False,
     cluster: ClusterOptions,
 ) -> None:
     """Serve clients that know nothing of Atoll: those that start with Google's `pathwaysutils`.
@@ -130,8 +138,8 @@ def proxy(
     end_on_signals()
     try:
         if existing is None:
-            run_proxy(listen, "", settings, announce)
+            run_proxy(listen, "", settings, announce, fail_on_loss=fail_on_loss)
         else:
-            run_proxy(listen, str(existing.address), settings, announce, existing.join)
+            run_proxy(listen, str(existing.address), settings, announce, existing.join, fail_on_loss)
     except KeyboardInterrupt:
         say("the proxy has ended")

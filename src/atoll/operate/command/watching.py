@@ -173,7 +173,7 @@ def _address(listen: str) -> Address:
 
 def _base(address: Address, port: int, tls: PageTls | None) -> str:
     """The URL by which a browser comes, but for its path."""
-    from atoll.cluster.security.start import advertised
+    from atoll.security.start import advertised
 
     reached = replace(advertised(address), port=port)
     return f"{'https' if tls else 'http'}://{reached.host_and_port}"
@@ -181,7 +181,7 @@ def _base(address: Address, port: int, tls: PageTls | None) -> str:
 
 def _security(address: Address, target: Target, options: TlsOptions) -> PageTls | None:
     """How to serve there; writes the authority's certificate where it is asked for."""
-    from atoll.cluster.security.access import is_insecure
+    from atoll.security.access import is_insecure
     from atoll.web.tls import page_tls
 
     directory = target.record.directory if target.record else ""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from atoll.protocol.messages.agents import *  # noqa: F403
 from atoll.protocol.messages.agents import AgentSays
+from atoll.protocol.messages.asides import *  # noqa: F403
 from atoll.protocol.messages.contents import *  # noqa: F403
 from atoll.protocol.messages.engines import *  # noqa: F403
 from atoll.protocol.messages.engines import FromEngine

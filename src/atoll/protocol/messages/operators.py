@@ -92,6 +92,24 @@ class RemapRequest(Message, frozen=True, tag=97):
     devices: tuple[int, ...] = ()
 
 
+class SuspendRequest(Message, frozen=True, tag=165):
+    """Put a session aside until it is resumed: its arrays in host memory or on disk, its devices for others."""
+
+    session: int
+    to_disk: bool = False
+
+
+class ResumeRequest(Message, frozen=True, tag=166):
+    """Have a suspended session go on: where it was, or on these islands, one for each that it was on.
+
+    It waits so many seconds for room there, 0: not at all.
+    """
+
+    session: int
+    islands: tuple[int, ...] = ()
+    wait_seconds: float = 0.0
+
+
 class AddIslandRequest(Message, frozen=True, tag=99):
     """Start one more island: of that shape, else like the one of that number, else like the others.
 
@@ -140,11 +158,11 @@ class EndSessionRequest(Message, frozen=True, tag=142):
     session: int
 
 
-class CheckRequest(Message, frozen=True, tag=147):
+class CheckRequest(Message, frozen=True, tag=149):
     """Compare what the controller keeps with itself, and with what hosts have."""
 
 
-class CheckReply(Message, frozen=True, tag=148):
+class CheckReply(Message, frozen=True, tag=150):
     """The answer to CheckRequest, about so many arrays and hosts: a sentence for each disagreement of the controller
     with itself, and with its hosts.
     """
@@ -168,6 +186,8 @@ class StopReply(Message, frozen=True, tag=83):
 
 FromOperator = (
     RemapRequest
+    | SuspendRequest
+    | ResumeRequest
     | AddIslandRequest
     | DrainRequest
     | StatusRequest

@@ -138,6 +138,14 @@ class Quiesced(Message, frozen=True, tag=96):
     migration: int
 
 
+class LeavesIslands(Message, frozen=True, tag=74):
+    """The client leaves an island by itself when it is told that it is to (`HostsLeave`): nothing of it is migrated."""
+
+
+class FailOnLoss(Message, frozen=True, tag=78):
+    """What the client sends to a lost island is to fail, and not to wait until the island is back."""
+
+
 class CallsRecorded(Message, frozen=True, tag=56):
     """The answer to SendCalls, with its numbers; `clock` as in a Pong, `calls` as in `protocol.spans.SessionCalls`."""
 
@@ -222,6 +230,13 @@ class HostsLost(Message, frozen=True, tag=67):
     hosts: tuple[int, ...]
 
 
+class HostsLeave(Message, frozen=True, tag=77):
+    """Hosts whose island is being drained, to a client that leaves it by itself; or they stay after all."""
+
+    hosts: tuple[int, ...]
+    stay: bool = False
+
+
 class HostsBack(Message, frozen=True, tag=66):
     """Hosts whose workers were started anew: (host, data address). They hold nothing of this session."""
 
@@ -268,6 +283,8 @@ FromProxy = (
     | Quiesced
     | Query
     | Pong
+    | LeavesIslands
+    | FailOnLoss
     | CallsRecorded
 )
 ToProxy = (
@@ -278,6 +295,7 @@ ToProxy = (
     | CreditReturned
     | QueryReply
     | HostsLost
+    | HostsLeave
     | HostsBack
     | SliceAdded
     | Quiesce

@@ -6,6 +6,7 @@ import msgspec
 
 from atoll.errors import Status
 from atoll.ir.plan import Plan
+from atoll.protocol.messages.asides import AsideFailed, AsidePut, DropAside, PutAside, SendAside
 from atoll.protocol.messages.opening import DeviceInfo, Message, Refused
 from atoll.protocol.messages.relays import Forward, JoinGroup
 
@@ -105,6 +106,17 @@ class Reported(Message, frozen=True, tag=55):
 
     sequence: int
     value: int
+
+
+class RowsMoved(Message, frozen=True, tag=59):
+    """How many bytes a dispatch unit has sent to other hosts, or received, in a sparse exchange: only its devices knew.
+
+    Comes ahead of the unit's end.
+    """
+
+    sequence: int
+    sent: int = 0
+    received: int = 0
 
 
 # ---- controller -> worker
@@ -278,6 +290,9 @@ FromWorker = (
     | PeerSilent
     | PlanRegistered
     | Reported
+    | RowsMoved
+    | AsidePut
+    | AsideFailed
     | StoresReported
 )
 ToWorker = (
@@ -294,6 +309,9 @@ ToWorker = (
     | CloseStore
     | DropFeed
     | FailFeeds
+    | PutAside
+    | SendAside
+    | DropAside
     | Ping
     | WorkerQuery
     | Peers

@@ -1,0 +1,213 @@
+"""Islands that are drained: what is on them moves, or leaves by itself, and then their workers end.
+
+An operator asks for it, or the engine where a machine is about to go. The reply comes when the island is empty and has
+ended, or stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from atoll.cluster.lifecycle import Island, IslandDrained, IslandState, Lifecycle
+from atoll.cluster.placement import IslandDevices, Slices
+from atoll.cluster.resources import ResourceManager
+from atoll.controller.outbox import Outbox
+from atoll.errors import OK, Code, Status, StatusError
+from atoll.migration.migrations import Migrations
+from atoll.migration.rules import Changes, has_arrays
+from atoll.migration.suspensions import Suspensions
+from atoll.protocol import messages as m
+from atoll.scheduling.durations import Durations
+from atoll.scheduling.session import Session
+
+# For the workers of an island that was drained to end.
+END_SECONDS = 30.0
+# For the sessions that leave an island by themselves to have done so.
+LEAVE_SECONDS = 60.0
+
+
+@dataclass(eq=False)
+class _Drain:
+    """An island that is being emptied, and then ended."""
+
+    operator: int
+    island: int
+    left: set[int]  # sessions that have yet to move
+    leaving: set[int]  # those of them that do so by themselves
+    returns: bool = False  # a machine of it leaves: it comes back on another, or on the same one
+    problems: list[str] = field(default_factory=list)
+
+
+class Drains:
+    """Drains islands. `forget_hosts(island)` is called when the workers of an island have ended, and
+    `reply(operator, status, text)` with the outcome.
+    """
+
+    def __init__(
+        self,
+        sessions: Mapping[int, Session],
+        resources: ResourceManager,
+        lifecycle: Lifecycle,
+        slices: Slices,
+        migrations: Migrations,
+        suspensions: Suspensions,
+        forget_hosts: Callable[[int], object],
+        outbox: Outbox,
+        reply: Callable[..., None],
+    ) -> None:
+        self._sessions = sessions
+        self._resources = resources
+        self._lifecycle = lifecycle
+        self._slices = slices
+        self._migrations = migrations
+        self._suspensions = suspensions
+        self._forget_hosts = forget_hosts
+        self._outbox = outbox
+        self._reply = reply
+        self._ending: dict[int, _Drain] = {}  # by island: its workers were asked to end
+        self._end_times: Durations[int] = Durations()
+        self._leaving: dict[int, _Drain] = {}  # by island: it waits for sessions that leave by themselves
+        self._leave_times: Durations[int] = Durations()
+
+    def tick(self, now: float) -> None:
+        for island, seconds in self._end_times.update(now, self._ending).items():
+            if seconds > END_SECONDS:
+                self.island_ended(island)
+        for island, seconds in self._leave_times.update(now, self._leaving).items():
+            self._look_who_has_left(self._leaving[island], seconds > LEAVE_SECONDS)
+
+    def begin(self, operator: int, record: Island, returns: bool) -> None:
+        """Raises StatusError where the island cannot be drained."""
+        island = record.number
+        if record.state is IslandState.DRAINING:
+            raise StatusError(Code.FAILED_PRECONDITION, f"island {island} is being drained already")
+        if record.state is IslandState.GIVEN_UP:
+            self._end_island(_Drain(operator, island, set(), set()))  # nothing is there any more
+            return
+        if record.state is not IslandState.READY:
+            raise StatusError(Code.FAILED_PRECONDITION, f"island {island} is {record.state}")
+        others = [each.number for each in self._resources.islands.values() if each.state is IslandState.READY]
+        if others == [island]:
+            raise StatusError(Code.FAILED_PRECONDITION, f"island {island} is the only one that is ready")
+        self._lifecycle.begin_drain(island)
+        plans: dict[int, Callable[[], Changes]] = {}
+        problems: list[str] = []
+        leaving: set[int] = set()
+        for session in self._sessions.values():
+            if self._suspensions.needs(session, island):
+                if session.leaves_islands:
+                    leaving.add(session.number)
+                    continue
+                try:
+                    plans[session.number] = self._way_out(session, island)
+                except StatusError as error:
+                    problems.append(f"{session.name}: {error.status.message}")
+        drain = _Drain(operator, island, {*plans, *leaving}, leaving, returns, problems)
+        if problems:
+            self._stop_draining(drain)
+            return
+        if leaving:
+            self._leaving[island] = drain
+            self._tell_leaving(drain, stay=False)
+        for number, plan in plans.items():
+            self._migrations.begin(self._sessions[number], plan, partial(self._when_moved, drain, number))
+        if not drain.left:
+            self._end_island(drain)
+
+    def _tell_leaving(self, drain: _Drain, stay: bool) -> None:
+        hosts = tuple(sorted(self._resources.hosts_of(drain.island)))
+        for number in drain.leaving & self._sessions.keys():
+            self._outbox.to_session(number, m.HostsLeave(hosts, stay))
+
+    def _look_who_has_left(self, drain: _Drain, is_late: bool) -> None:
+        """Those that have nothing on the island any more need not be moved: their devices wait for its return."""
+        is_lost = self._resources.islands[drain.island].state is not IslandState.DRAINING
+        for number in sorted(drain.leaving & drain.left):
+            session = self._sessions.get(number)
+            status = OK
+            if is_lost:
+                status = Status(Code.DATA_LOSS, "it was lost meanwhile")
+            elif session is not None and has_arrays(session, drain.island):
+                if not is_late:
+                    continue
+                status = Status(Code.DEADLINE_EXCEEDED, f"it has not left within {LEAVE_SECONDS:.0f} s")
+            self._when_moved(drain, number, status)
+        if not drain.leaving & drain.left:
+            self._leaving.pop(drain.island, None)
+
+    def _way_out(self, session: Session, island: int) -> Callable[[], Changes]:
+        """To where all of a session that is on the island can go. Raises StatusError, with what is in the way."""
+        source = self._resources.devices(island)
+        load = self._slices.load()
+        targets = [
+            devices
+            for devices in (self._resources.devices(each) for each in self._resources.islands)
+            if not devices.closed and (devices.mesh, devices.kinds) == (source.mesh, source.kinds)
+        ]
+        if not targets:
+            raise StatusError(Code.FAILED_PRECONDITION, f"no other island is like {source}")
+        problem: StatusError | None = None
+        for target in sorted(
+            targets, key=lambda each: (sum(load[location] for location in each.locations), each.number)
+        ):
+            plan = partial(_moved, session, source, target)
+            try:
+                self._migrations.check(session, plan)
+            except StatusError as error:
+                problem = problem or error
+            else:
+                return plan
+        assert problem is not None
+        raise problem
+
+    def _when_moved(self, drain: _Drain, session: int, status: Status) -> None:
+        drain.left.discard(session)
+        if not status.ok and session in self._sessions:
+            name = self._sessions[session].name
+            text = status.message if status.message.startswith(name) else f"{name}: {status.message}"
+            drain.problems.append(text)
+        if drain.left:
+            return
+        if drain.problems:
+            self._stop_draining(drain)
+        else:
+            self._end_island(drain)
+
+    def _stop_draining(self, drain: _Drain) -> None:
+        self._lifecycle.stop_drain(drain.island)
+        self._leaving.pop(drain.island, None)
+        self._tell_leaving(drain, stay=True)
+        text = f"island {drain.island} is in use: {'; '.join(drain.problems)}"
+        self._reply(drain.operator, Status(Code.FAILED_PRECONDITION, text))
+
+    def _end_island(self, drain: _Drain) -> None:
+        """Nothing of any session is there."""
+        island = drain.island
+        self._ending[island] = drain
+        self._lifecycle.end(island, Status(Code.DATA_LOSS, f"island {island} was drained by its operator"))
+
+    def island_drained(self, drained: IslandDrained) -> None:
+        """Its workers may end."""
+        hosts = tuple(self._resources.hosts_of(drained.island))
+        for session in self._sessions.values() if hosts else ():
+            self._outbox.to_session(session.number, m.HostsLost(hosts))
+        self._outbox.to_engine(m.EndIsland(drained.island))
+
+    def island_ended(self, island: int) -> None:
+        """The engine has ended its workers, as it was asked to."""
+        self._forget_hosts(island)
+        drain = self._ending.pop(island, None)
+        if drain is not None:
+            self._reply(drain.operator, OK, f"island {island} is empty, and its workers have ended")
+            if drain.returns:
+                self._resources.islands[island].returns = True
+                self._outbox.to_engine(m.StartIsland(island))
+
+
+def _moved(session: Session, source: IslandDevices, target: IslandDevices) -> Changes:
+    """Each of the session's devices on the one island, with the device of the other that stands where it does."""
+    there = dict(zip(source.locations, target.locations, strict=True))
+    locations = session.devices.locations
+    return {device: there[location] for device, location in locations.items() if location.island == source.number}

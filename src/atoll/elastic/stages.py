@@ -1,0 +1,80 @@
+"""Pipelines over islands: the stages are dealt to the islands that work, several to one where these are fewer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from atoll.elastic.training import Make
+from atoll.pipelines.pipeline import Pipeline, PipelineState
+from atoll.pipelines.pipeline import pipeline as make_pipeline
+from atoll.pipelines.schedule import Schedule
+
+
+def pipeline(
+    loss_fn: Callable[[Any, Any], Any],
+    batch: Any,
+    *,
+    stages: int,
+    microbatches: int,
+    optimizer: Any,
+    schedule: str | Schedule = "1f1b",
+) -> Make:
+    """A training for `elastic.run` of a model that `atoll.pipeline` cuts into so many stages, on islands of their own::
+
+        training = pw.elastic.pipeline(loss_fn, batch_of(0), stages=4, microbatches=8, optimizer=optax.adam(1e-3))
+        run = pw.elastic.run(training, params, batch_of, steps=500)
+
+    Where fewer islands work, some have several stages; what a step computes does not change. With more islands than
+    stages some have none. The state that the run begins with is the parameters; what it keeps is an
+    `atoll.PipelineState`. The other arguments are those of `atoll.pipeline`; `batch` is any one of the batches.
+    """
+    params: list[Any] = []  # the first, without their values
+
+    def make(meshes: Sequence[Mesh]) -> PipelineTraining:
+        islands = [meshes[stage * len(meshes) // stages] for stage in range(stages)]
+        return PipelineTraining(make_pipeline(loss_fn, islands, microbatches, optimizer, schedule), batch, params)
+
+    return make
+
+
+class PipelineTraining:
+    """Made by `pipeline`, for certain islands: a `Training`."""
+
+    def __init__(self, pipe: Pipeline, batch: Any, params: list[Any]) -> None:
+        self._pipe = pipe
+        self._batch = batch
+        self._params = params
+        self._where: Any = None  # the shardings of its state
+
+    def place(self, kept: Any) -> PipelineState:
+        if not isinstance(kept, PipelineState):
+            self._params[:] = [jax.tree.map(_without_values, kept)]
+            state = self._pipe.init(kept, self._batch)
+            self._where = _shardings(state)
+            return state
+        if self._where is None:  # the same cut as before, on other islands, says where each array goes
+            self._where = _shardings(self._pipe.init(self._params[0], self._batch))
+        placed: PipelineState = jax.device_put(kept, self._where, may_alias=False)
+        return placed
+
+    def step(self, state: PipelineState, batch: Any) -> tuple[PipelineState, Any]:
+        return self._pipe.step(state, batch)
+
+    def keep(self, state: PipelineState) -> PipelineState:
+        return state
+
+
+def _shardings(state: PipelineState) -> Any:
+    return jax.tree.map(lambda leaf: leaf.sharding, state)
+
+
+def _without_values(leaf: Any) -> Any:
+    """Zeros of this kind, which take no memory."""
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        return leaf
+    return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)

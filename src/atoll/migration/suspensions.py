@@ -1,0 +1,322 @@
+"""Suspended sessions: they come to rest, their arrays are put aside, and others have their devices (paper, 4.1, 4.3).
+
+The session's proxy stays quiesced, so its script waits in whatever it asks next, and for as long as it takes. What the
+session is stays in the controller: handles, functions, programs, slices. What its arrays hold is in host memory or in
+files. It is resumed as a migration that begins with nothing on devices (`migration.homecoming`): at the same places, or
+on other islands of the same shape. Where there is no room, it waits, and says for whom.
+
+Up to the moment at which all arrays are aside nothing has changed; a suspension that fails is over, and the session
+goes on. A resumption that fails leaves it suspended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+
+from atoll.cluster.lifecycle import IslandLost
+from atoll.cluster.placement import Slices
+from atoll.cluster.resources import ResourceManager
+from atoll.errors import OK, Code, Status, StatusError
+from atoll.migration.asides import Asides
+from atoll.migration.controller import Launches, Out
+from atoll.migration.manifest import manifest_of
+from atoll.migration.migrations import QUIESCE_SECONDS, REST_SECONDS, WORK_SECONDS, Migrations
+from atoll.migration.room import Room, homes, places_on
+from atoll.migration.rules import Changes
+from atoll.protocol import messages as m
+from atoll.quantities import human_bytes
+from atoll.scheduling.durations import Durations
+from atoll.scheduling.session import Session
+from atoll.telemetry.history import History
+
+
+class Stage(Enum):
+    """How far a suspension has come."""
+
+    QUIESCING = "quiescing"
+    DRAINING = "draining"
+    PUTTING = "putting aside"
+    SUSPENDED = "suspended"
+    WAITING = "waiting for room"
+    RESUMING = "resuming"
+
+
+# What is waited for in each stage, and for how long.
+_DEADLINES = {
+    Stage.QUIESCING: (QUIESCE_SECONDS, "its proxy does not answer"),
+    Stage.DRAINING: (REST_SECONDS, "{in_flight} of its launches have not ended"),
+    Stage.PUTTING: (WORK_SECONDS, "its arrays are not copied yet"),
+}
+
+
+@dataclass(eq=False)
+class _Resumption:
+    """Where a session is to go on, for how long it may wait for room there, and whom to tell."""
+
+    islands: tuple[int, ...]
+    seconds: float
+    then: Callable[[Status], None]
+    since: float | None = None  # when it was first looked for room
+    waits_for: str = ""
+
+
+@dataclass(eq=False)
+class Suspension:
+    """A session that is suspended, or is about to be. `then(status)` is called when it is, or will not be."""
+
+    number: int
+    session: Session
+    to_files: bool
+    then: Callable[[Status], None]
+    by_system: bool = False  # it is resumed as soon as there is room
+    stage: Stage = Stage.QUIESCING
+    room: Room = field(default_factory=Room)  # that it needs to go on
+    resumption: _Resumption | None = None
+
+
+class Suspensions:
+    """All of them, one a session. `folder` is where hosts put files; "" is one of each host's own."""
+
+    def __init__(
+        self,
+        migrations: Migrations,
+        asides: Asides,
+        resources: ResourceManager,
+        slices: Slices,
+        launches: Launches,
+        history: History,
+        out: Out,
+        folder: str = "",
+    ) -> None:
+        self.by_session: dict[int, Suspension] = {}
+        self._migrations = migrations
+        self._asides = asides
+        self._resources = resources
+        self._slices = slices
+        self._launches = launches
+        self._history = history
+        self._out = out
+        self._folder = folder
+        self._stages: Durations[tuple[int, Stage]] = Durations()
+        self._now = 0.0
+
+    # ---- requests
+
+    def suspend(
+        self, session: Session, to_files: bool, then: Callable[[Status], None], by_system: bool = False
+    ) -> None:
+        """Begins to. Raises FAILED_PRECONDITION for a session that is suspended, or is being moved."""
+        self._migrations.check_free(session)
+        before = self.by_session.get(session.number)
+        if before is not None:
+            before.by_system = before.by_system and by_system  # who asks for it also says when it ends
+            raise StatusError(Code.FAILED_PRECONDITION, f"session {session.number} is {session.suspended} already")
+        suspension = Suspension(self._migrations.next_number(), session, to_files, then, by_system)
+        self.by_session[session.number] = suspension
+        self._enter(suspension, Stage.QUIESCING)
+        self._out.to_session(session.number, m.Quiesce(suspension.number))
+
+    def resume(
+        self, session: Session, islands: tuple[int, ...], seconds: float, then: Callable[[Status], None]
+    ) -> None:
+        """Has it go on as soon as there is room, for which it waits so many seconds; 0: not at all.
+
+        On these islands, one for each that it was on, or where it was. Raises FAILED_PRECONDITION for a session that is
+        not suspended, or cannot be there.
+        """
+        suspension = self.by_session.get(session.number)
+        if suspension is None or suspension.stage not in (Stage.SUSPENDED, Stage.WAITING):
+            state = session.suspended or "not suspended"
+            raise StatusError(Code.FAILED_PRECONDITION, f"session {session.number} is {state}")
+        self._plan(session, islands)  # it may be that this can never be
+        before, suspension.resumption = suspension.resumption, _Resumption(islands, seconds, then)
+        if before is not None:
+            before.then(Status(Code.CANCELLED, "it was asked to go on elsewhere"))
+        self._enter(suspension, Stage.WAITING)
+        self._try_to_resume(suspension)
+
+    def needs(self, session: Session, island: int) -> bool:
+        """Whether the session would lose something with the island: of one that is on disk nothing is there."""
+        suspension = self.by_session.get(session.number)
+        if suspension is not None and suspension.stage in (Stage.SUSPENDED, Stage.WAITING):
+            hosts = set(self._resources.hosts_of(island))
+            asides = (entry.aside for entry in session.directory.entries.values())
+            return any(each is not None and not hosts.isdisjoint(each.memory_hosts) for each in asides)
+        return any(location.island == island for location in session.devices.locations.values())
+
+    def coming(self) -> list[Session]:
+        """Sessions whose memory is about to be free."""
+        on_the_way = (Stage.QUIESCING, Stage.DRAINING, Stage.PUTTING)
+        return [each.session for each in self.by_session.values() if each.stage in on_the_way]
+
+    def quiesced(self, session: Session, number: int) -> None:
+        """The proxy holds its client back; what it has sent before has come."""
+        suspension = self.by_session.get(session.number)
+        if suspension is not None and suspension.number == number and suspension.stage is Stage.QUIESCING:
+            self._enter(suspension, Stage.DRAINING)
+
+    # ---- time, and losses
+
+    def proceed(self) -> None:
+        """Takes them as far as they can go now."""
+        for suspension in list(self.by_session.values()):
+            if suspension.stage is Stage.DRAINING:
+                try:
+                    if self._migrations.is_still(suspension.session):
+                        self._put(suspension)
+                except StatusError as error:
+                    self._give_up(suspension, error.status)
+
+    def tick(self, now: float) -> None:
+        """Once a second: gives up what takes too long, and looks for room."""
+        self._now = now
+        stages = {(each.number, each.stage): each for each in self.by_session.values() if each.stage in _DEADLINES}
+        for key, seconds in self._stages.update(now, stages).items():
+            suspension = stages[key]
+            most, text = _DEADLINES[suspension.stage]
+            if seconds > most:
+                session = suspension.session
+                text = f"{session.name}: {text.format(in_flight=session.in_flight)}, after {seconds:.0f} s"
+                self._give_up(suspension, Status(Code.DEADLINE_EXCEEDED, text))
+        for suspension in self._waiting():
+            self._try_to_resume(suspension)
+
+    def _waiting(self) -> Iterator[Suspension]:
+        """Those that are to go on: of higher priority first, then those that have been suspended for longer."""
+        found = [each for each in self.by_session.values() if each.stage is Stage.WAITING]
+        found += [each for each in self.by_session.values() if each.stage is Stage.SUSPENDED and each.by_system]
+        yield from sorted(found, key=lambda each: (-each.session.tenant.settings.priority, each.number))
+
+    def island_lost(self, lost: IslandLost) -> None:
+        self._asides.hosts_lost(set(self._resources.hosts_of(lost.island)), lost.status)
+
+    def session_closed(self, session: Session) -> None:
+        suspension = self.by_session.pop(session.number, None)
+        self._asides.session_closed(session)
+        if suspension is not None:
+            ended = Status(Code.CANCELLED, f"{session.name} has ended")
+            if suspension.resumption is not None:
+                suspension.resumption.then(ended)
+            elif suspension.stage is not Stage.SUSPENDED:
+                suspension.then(ended)
+
+    # ---- stages
+
+    def _enter(self, suspension: Suspension, stage: Stage) -> None:
+        suspension.stage = stage
+        where = "on disk" if suspension.to_files else "in memory"
+        resumption = suspension.resumption
+        text = {
+            Stage.SUSPENDED: f"suspended {where}",
+            Stage.WAITING: f"suspended {where}, and waits for {resumption.waits_for if resumption else ''}",
+            Stage.RESUMING: "being resumed",
+        }
+        suspension.session.suspended = text.get(stage, "being suspended")
+
+    def _put(self, suspension: Suspension) -> None:
+        session = suspension.session
+        self._enter(suspension, Stage.PUTTING)
+        handles = [
+            handle
+            for handle, entry in session.directory.entries.items()
+            if entry.is_idle and entry.spec is not None and entry.spec.dtype not in ("token", "opaque")
+        ]
+        folder = self._folder_of(session) if suspension.to_files else ""
+        self._asides.put(
+            session,
+            handles,
+            partial(self._put_aside, suspension),
+            folder,
+            partial(manifest_of, session),
+        )
+
+    def _folder_of(self, session: Session) -> str:
+        """Unlike that of any other session, of whatever cluster."""
+        name = f"session-{session.number}-{hashlib.sha256(session.secret.encode()).hexdigest()[:12]}"
+        return f"{self._folder}/{name}" if self._folder else name
+
+    def _put_aside(self, suspension: Suspension, status: Status) -> None:
+        session = suspension.session
+        if self.by_session.get(session.number) is not suspension:
+            return
+        if not status.ok:
+            self._give_up(suspension, status)
+            return
+        suspension.room = Room.of(session)
+        session.devices.are_free = True
+        self._enter(suspension, Stage.SUSPENDED)
+        text = f"{session.name}: {human_bytes(suspension.room.nbytes)}"
+        self._history.record("session suspended", text, -1, session.number, session.tenant.name)
+        suspension.then(OK)
+
+    def _give_up(self, suspension: Suspension, status: Status) -> None:
+        """The session goes on as it was."""
+        session = suspension.session
+        if self.by_session.pop(session.number, None) is None:
+            return
+        session.suspended = ""
+        self._asides.cancel(session, status)
+        self._out.to_session(session.number, m.Migrated(suspension.number, ()))
+        suspension.then(status)
+
+    # ---- going on
+
+    def _plan(self, session: Session, islands: tuple[int, ...]) -> Changes:
+        """Where the devices go. Raises StatusError where they cannot be there, now or ever."""
+        return places_on(session, islands, self._resources) if islands else homes(session)
+
+    def _try_to_resume(self, suspension: Suspension) -> None:
+        session = suspension.session
+        resumption = suspension.resumption
+        islands = () if resumption is None else resumption.islands
+        try:
+            places = self._plan(session, islands)
+            lacking = suspension.room.lacking(session, places, self._resources, self._slices, self._launches.memory)
+            if not lacking and suspension.by_system and self._launches.memory.is_wanted(session.tenant):
+                lacking = "sessions of a higher priority"
+            if not lacking:
+                self._begin_resume(suspension, islands)
+                return
+        except StatusError as error:
+            lacking = error.status.message
+        if resumption is None:
+            return
+        if resumption.since is None:
+            resumption.since = self._now
+        resumption.waits_for = lacking
+        if self._now - resumption.since >= resumption.seconds:
+            suspension.resumption = None
+            self._enter(suspension, Stage.SUSPENDED)
+            resumption.then(Status(Code.RESOURCE_EXHAUSTED, f"session {session.number} waits for {lacking}"))
+        else:
+            self._enter(suspension, Stage.WAITING)
+
+    def _begin_resume(self, suspension: Suspension, islands: tuple[int, ...]) -> None:
+        session = suspension.session
+        plan = partial(self._plan, session, islands)
+        self._migrations.begin_resume(session, plan, partial(self._resumed, suspension))
+        session.devices.are_free = False
+        self._enter(suspension, Stage.RESUMING)
+
+    def _resumed(self, suspension: Suspension, status: Status) -> None:
+        session = suspension.session
+        if self.by_session.get(session.number) is not suspension:
+            return
+        resumption = suspension.resumption
+        if status.ok:
+            del self.by_session[session.number]
+            session.suspended = ""
+            self._history.record("session resumed", session.name, -1, session.number, session.tenant.name)
+        else:
+            session.devices.are_free = True
+            suspension.resumption = None
+            if suspension.by_system and status.code not in (Code.RESOURCE_EXHAUSTED, Code.FAILED_PRECONDITION):
+                suspension.by_system = False  # it would fail again
+            self._history.operation(status, "")
+            self._enter(suspension, Stage.SUSPENDED)
+        if resumption is not None:
+            resumption.then(status)

@@ -1,0 +1,167 @@
+"""What a route computes where the rows are: in which order they are to lie, and what those give that are back.
+
+Each shard does so for its own rows, so nothing here needs other devices.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from atoll.client import jax_internals as internals
+
+internals.leave_out_of_tracebacks(__file__)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How rows lie: on one device, or on a mesh by the axes of `spec`."""
+
+    mesh: Mesh | None
+    spec: tuple[Any, ...]
+    device: Any
+
+    @property
+    def groups(self) -> int:
+        names = self.spec[0]
+        several = (names,) if isinstance(names, str) else tuple(names or ())
+        count = 1
+        for name in several:
+            assert self.mesh is not None
+            count *= self.mesh.shape[name]
+        return count
+
+    def with_rank(self, rank: int) -> Layout:
+        """Of rows of another rank: as far as the first dimensions go."""
+        return self if rank == len(self.spec) else replace(self, spec=(*self.spec, *[None] * rank)[:rank])
+
+    def partition(self, what: Literal["all", "rows"]) -> PartitionSpec:
+        """Of the rows, or of what there is one of for each row, or each group."""
+        return PartitionSpec(*(self.spec if what == "all" else self.spec[:1]))
+
+    def sharding(self, what: Literal["all", "rows"]) -> Any:
+        if self.mesh is None:
+            return SingleDeviceSharding(self.device)
+        return NamedSharding(self.mesh, self.partition(what))
+
+    def compiled(self, function: Callable[..., Any], takes: str, gives: str) -> Any:
+        """The function on each shard. `takes` and `gives` have a letter for each array: "a" for all, "r" for rows."""
+        kinds: dict[str, Literal["all", "rows"]] = {"a": "all", "r": "rows"}
+        if self.mesh is None:
+            return jax.jit(function, out_shardings=tuple(self.sharding("all") for _ in gives))
+        mapped = jax.shard_map(
+            function,
+            mesh=self.mesh,
+            in_specs=tuple(self.partition(kinds[each]) for each in takes),
+            out_specs=tuple(self.partition(kinds[each]) for each in gives),
+            check_vma=False,
+        )
+        named = functools.wraps(function)(mapped)
+        return jax.jit(
+            named,
+            in_shardings=tuple(self.sharding(kinds[each]) for each in takes),
+            out_shardings=tuple(self.sharding(kinds[each]) for each in gives),
+        )
+
+
+@functools.lru_cache(maxsize=256)
+def spread(layout: Layout, most: int, capacity: int, destinations: int) -> Any:
+    """Of rows and their destinations: the rows in the order in which they are sent, `most` of each group; how
+    many go to each destination; the position of each choice in that order, or -1; which choice lies at each position;
+    how many find no room, and how many have no destination.
+    """
+
+    def route(rows: Any, chosen: Any) -> tuple[Any, ...]:
+        sizes, positions, order, dropped, outside = _ordered(chosen, most, capacity, destinations)
+        return _taken(rows, positions, order), sizes, positions, order, dropped, outside
+
+    return layout.compiled(route, "ar", "arrrrr")
+
+
+def _ordered(chosen: Any, most: int, capacity: int, destinations: int) -> tuple[Any, ...]:
+    rows = chosen.shape[0]
+    flat = chosen.reshape(rows, -1).T.reshape(-1)  # first choices come before second ones
+    is_one = (flat >= 0) & (flat < destinations)
+    key = jnp.where(is_one, flat, destinations).astype(np.int32)
+    by_key = jnp.argsort(key, stable=True).astype(np.int32)
+    asked = jnp.zeros(destinations + 1, np.int32).at[key].add(1)
+    sizes = jnp.minimum(asked[:destinations], capacity)
+    sorted_key = key[by_key]
+    rank = jnp.arange(flat.size, dtype=np.int32) - (jnp.cumsum(asked) - asked)[sorted_key]
+    has_place = (sorted_key < destinations) & (rank < capacity)
+    first = jnp.append(jnp.cumsum(sizes) - sizes, 0)
+    place = jnp.where(has_place, first[sorted_key] + rank, most)
+    order = jnp.zeros(most, np.int32).at[place].set(by_key, mode="drop")
+    positions = jnp.zeros(flat.size, np.int32).at[by_key].set(jnp.where(has_place, place, -1).astype(np.int32))
+    dropped = asked[:destinations] - sizes
+    return sizes[None], positions.reshape(-1, rows).T, order, dropped[None], asked[destinations:]
+
+
+@jax.custom_vjp  # type: ignore[untyped-decorator]
+def _taken(rows: Any, positions: Any, order: Any) -> Any:
+    """The rows in the order of the choices; choice number j is that of row j % n."""
+    return rows[order % rows.shape[0]]
+
+
+def _found(ordered: Any, positions: Any) -> Any:
+    """What lies at each position, zeros where that is -1."""
+    found = ordered[jnp.maximum(positions, 0)]
+    return jnp.where(_like(positions >= 0, found), found, jnp.zeros((), found.dtype))
+
+
+_taken.defvjp(
+    lambda rows, positions, order: (_taken(rows, positions, order), positions),
+    lambda positions, cotangent: (_found(cotangent, positions).sum(1), None, None),
+)
+
+
+@functools.lru_cache(maxsize=256)
+def combine(layout: Layout) -> Callable[..., Any]:
+    """Of rows that are back, in the order in which they were sent: the sum of each row's choices, by their weights."""
+    compiled: dict[tuple[bool, bool], Any] = {}
+
+    def call(ordered: Any, positions: Any, order: Any, weights: Any, kept: Any) -> Any:
+        key = weights is not None, kept is not None
+        if key not in compiled:
+            takes = "arr" + "r" * key[0] + "a" * key[1]
+            compiled[key] = layout.compiled(_summing(*key), takes, "a")
+        given = [each for each in (weights, kept) if each is not None]
+        (found,) = compiled[key](ordered, positions, order, *given)
+        return found
+
+    return call
+
+
+def _summing(is_weighted: bool, keeps: bool) -> Callable[..., Any]:
+    def unroute(ordered: Any, positions: Any, order: Any, *given: Any) -> tuple[Any]:
+        each = _back(ordered, positions, order)
+        if keeps:
+            each = jnp.where(_like(positions >= 0, each), each, given[-1][:, None])
+        if is_weighted:
+            each = each * _like(given[0].reshape(positions.shape), each)
+        return (each[:, 0] if each.shape[1] == 1 else each.sum(1, dtype=each.dtype),)
+
+    return unroute
+
+
+@jax.custom_vjp  # type: ignore[untyped-decorator]
+def _back(ordered: Any, positions: Any, order: Any) -> Any:
+    return _found(ordered, positions)
+
+
+_back.defvjp(
+    lambda ordered, positions, order: (_found(ordered, positions), order),
+    lambda order, cotangent: (cotangent[order % cotangent.shape[0], order // cotangent.shape[0]], None, None),
+)
+
+
+def _like(numbers: Any, rows: Any) -> Any:
+    """[n, k] as [n, k, 1, ...]."""
+    return numbers.reshape(*numbers.shape, *[1] * (rows.ndim - numbers.ndim))

@@ -1,0 +1,220 @@
+"""Rows that go to other devices by numbers which devices compute, as two primitives of JAX's that undo one another.
+
+In a program each is one node (`ir.program.Route` and `Unroute`). Called by themselves on a cluster, they are a program
+of that node; elsewhere all rows are moved, which gives the same values. The transpose of the one is the other.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from atoll.client import jax_internals as internals
+from atoll.client.plugin_programs import is_atoll
+from atoll.errors import ProgramError
+from atoll.programs.program import Program
+from atoll.programs.recording import RowsNode
+from atoll.programs.tracing import RECORDERS, ProgramTrace, ProgramTracer
+from atoll.programs.values import Value
+
+internals.leave_out_of_tracebacks(__file__)
+
+route_p = Primitive("route_rows")
+unroute_p = Primitive("unroute_rows")
+route_p.multiple_results = unroute_p.multiple_results = True
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Where rows may go, and how the arrays lie: `rows` of the source and `capacity` of each block, in `groups`."""
+
+    groups: int
+    rows: int
+    capacity: int
+    source: Any  # shardings of rows, and of their sizes
+    sizes: Any
+    blocks: tuple[Any, ...]  # of the blocks, and of their spans
+    spans: tuple[Any, ...]
+
+    def with_source(self, source: Any) -> Paths:
+        """For rows of another shape, which lie so."""
+        return self if source == self.source else replace(self, source=source)
+
+    @property
+    def pairs(self) -> list[Any]:
+        """The shardings of blocks and spans, as the primitives have them."""
+        return [each for pair in zip(self.blocks, self.spans, strict=True) for each in pair]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def route_rows(paths: Paths, rows: Any, sizes: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Blocks and spans, of rows that lie one destination after the other in each group, as many as `sizes` says."""
+    made = route_p.bind(rows, sizes, paths=paths)
+    return tuple(made[::2]), tuple(made[1::2])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def unroute_rows(paths: Paths, blocks: tuple[Any, ...], spans: tuple[Any, ...], sizes: Any) -> Any:
+    """The rows as `route_rows` took them; `sizes` are for its derivative alone."""
+    pairs = [each for pair in zip(blocks, spans, strict=True) for each in pair]
+    (rows,) = unroute_p.bind(*pairs, paths=paths)
+    return rows
+
+
+def _route_forward(paths: Paths, rows: Any, sizes: Any) -> tuple[Any, Any]:
+    blocks, spans = route_rows(paths, rows, sizes)
+    return (blocks, spans), (spans, sizes)
+
+
+def _route_backward(paths: Paths, kept: Any, cotangents: Any) -> tuple[Any, Any]:
+    spans, sizes = kept
+    blocks, _ = cotangents
+    return (None if _is_empty(blocks[0]) else unroute_rows(paths, blocks, spans, sizes)), None
+
+
+def _unroute_forward(paths: Paths, blocks: tuple[Any, ...], spans: tuple[Any, ...], sizes: Any) -> tuple[Any, Any]:
+    return unroute_rows(paths, blocks, spans, sizes), (sizes, spans)
+
+
+def _unroute_backward(paths: Paths, kept: Any, cotangent: Any) -> tuple[Any, Any, Any]:
+    sizes, spans = kept
+    nothing = (None,) * len(spans)
+    blocks = nothing if _is_empty(cotangent) else route_rows(paths, cotangent, sizes)[0]
+    return blocks, nothing, None
+
+
+def _is_empty(cotangent: Any) -> bool:
+    """Whether it is that of integers."""
+    return bool(cotangent.dtype == jax.dtypes.float0)
+
+
+route_rows.defvjp(_route_forward, _route_backward)
+unroute_rows.defvjp(_unroute_forward, _unroute_backward)
+
+
+# ---- types
+
+
+def _route_types(rows: Any, sizes: Any, *, paths: Paths) -> list[Any]:
+    block = ShapedArray((paths.capacity, *rows.shape[1:]), rows.dtype)
+    return [block, ShapedArray((paths.groups, 2), np.dtype("int32"))] * len(paths.blocks)
+
+
+def _unroute_types(*pairs: Any, paths: Paths) -> list[Any]:
+    return [ShapedArray((paths.rows, *pairs[0].shape[1:]), pairs[0].dtype)]
+
+
+route_p.def_abstract_eval(_route_types)
+unroute_p.def_abstract_eval(_unroute_types)
+
+
+# ---- in a program
+
+
+def _record(
+    trace: ProgramTrace, given: Sequence[Any], inputs: Sequence[Any], types: Sequence[Any], outputs: Sequence[Any]
+) -> tuple[list[Value], list[Value]]:
+    line = internals.line()
+    taken = [trace.resharded(trace.usable(each, "a route"), s).root for each, s in zip(given, inputs, strict=True)]
+    return taken, [Value(aval, True, line, s) for aval, s in zip(types, outputs, strict=True)]
+
+
+def _record_route(trace: ProgramTrace, given: Sequence[Any], params: dict[str, Any]) -> list[ProgramTracer]:
+    paths: Paths = params["paths"]
+    avals = [internals.abstractify(each) for each in given]
+    inputs, outputs = _record(trace, given, (paths.source, paths.sizes), _route_types(*avals, paths=paths), paths.pairs)
+    trace.recording.nodes.append(RowsNode(inputs, outputs, paths.groups, False, internals.line()))
+    return [ProgramTracer(trace, value) for value in outputs]
+
+
+def _record_unroute(trace: ProgramTrace, given: Sequence[Any], params: dict[str, Any]) -> list[ProgramTracer]:
+    paths: Paths = params["paths"]
+    avals = [internals.abstractify(each) for each in given]
+    inputs, outputs = _record(trace, given, paths.pairs, _unroute_types(*avals, paths=paths), (paths.source,))
+    trace.recording.nodes.append(RowsNode(inputs, outputs, paths.groups, True, internals.line()))
+    return [ProgramTracer(trace, value) for value in outputs]
+
+
+RECORDERS[route_p] = _record_route
+RECORDERS[unroute_p] = _record_unroute
+
+
+# ---- outside of one
+
+
+@functools.lru_cache(maxsize=256)
+def _program(primitive: Any, paths: Paths) -> Program:
+    def route(*arrays: Any) -> list[Any]:
+        made: list[Any] = primitive.bind(*arrays, paths=paths)
+        return made
+
+    route.__name__ = route.__qualname__ = "route" if primitive is route_p else "unroute"
+    return Program(route)
+
+
+def _on_cluster(paths: Paths) -> bool:
+    devices = internals.devices_of(paths.source) or ()
+    return all(is_atoll(device.client) for device in devices)
+
+
+def _route_now(rows: Any, sizes: Any, *, paths: Paths) -> list[Any]:
+    if _on_cluster(paths):
+        made: list[Any] = _program(route_p, paths)(rows, sizes)
+        return made
+    found = []
+    for destination, (block, spans) in enumerate(zip(paths.blocks, paths.spans, strict=True)):
+        here = _block(rows, sizes, paths.groups, paths.capacity // paths.groups, destination)
+        found += [jax.device_put(here[0], block), jax.device_put(here[1], spans)]
+    return found
+
+
+def _unroute_now(*pairs: Any, paths: Paths) -> list[Any]:
+    if _on_cluster(paths):
+        made: list[Any] = _program(unroute_p, paths)(*pairs)
+        return made
+    rows = jax.device_put(jnp.zeros((paths.rows, *pairs[0].shape[1:]), pairs[0].dtype), paths.source)
+    for block, spans in zip(pairs[::2], pairs[1::2], strict=True):
+        there = jax.device_put(block, paths.source), jax.device_put(spans, paths.sizes)
+        rows = _returned(rows, *there, paths.groups)
+    return [rows]
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def _block(rows: Any, sizes: Any, groups: int, capacity: int, destination: int) -> tuple[Any, Any]:
+    first, count = sizes[:, :destination].sum(1), sizes[:, destination]
+    places = np.arange(capacity)
+    each = rows.shape[0] // groups
+    index = np.arange(groups)[:, None] * each + jnp.clip(first[:, None] + places, 0, each - 1)
+    taken = rows[index.reshape(-1)]
+    is_row = (places < count[:, None]).reshape(-1, *[1] * (rows.ndim - 1))
+    return jnp.where(is_row, taken, jnp.zeros((), rows.dtype)), jnp.stack([first, count], 1).astype(np.int32)
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def _returned(rows: Any, block: Any, spans: Any, groups: int) -> Any:
+    places = np.arange(block.shape[0] // groups)
+    index = np.arange(groups)[:, None] * (rows.shape[0] // groups) + spans[:, :1] + places
+    index = jnp.where(places < spans[:, 1:], index, rows.shape[0])
+    return rows.at[index.reshape(-1)].set(block, mode="drop")
+
+
+def _refuse(*_: Any, **__: Any) -> Any:
+    raise ProgramError(
+        "pw.route and pw.unroute move rows between meshes, which one compiled function cannot: call them outside of "
+        "jax.jit, jax.checkpoint and the like, in an atoll.program or by themselves"
+    )
+
+
+_lowering: Callable[..., Any] = mlir.register_lowering
+for _primitive, _now in ((route_p, _route_now), (unroute_p, _unroute_now)):
+    _primitive.def_impl(_now)
+    _lowering(_primitive, _refuse)

@@ -1,0 +1,132 @@
+"""Files of what is put aside: one a piece, with its bytes and nothing else, and a manifest a host.
+
+The manifest has what a cluster that never saw the session needs to open it: what the controller knows of it, as it was
+sent, and the pieces that are here, with sizes and checksums. It is written last, whole or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atoll.cluster.folders import suspended_folder
+from atoll.errors import Code, StatusError
+from atoll.protocol import messages as m
+from atoll.quantities import human_bytes
+from atoll.transfers.contents import read_file
+from atoll.transfers.landing_memory import LANDING
+
+FORMAT = 1
+# Checked and written at a time: it is still in the processor's cache for the second of the two.
+_CHUNK = 1 << 20
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in a folder, for one host: `session` as the controller describes it (`migration.manifest`)."""
+
+    format: int
+    host: int
+    session: msgspec.Raw
+    pieces: tuple[dict[str, Any], ...]
+
+
+def where(folder: str) -> Path:
+    """An absolute folder, or one below this host's own for sessions that are put aside."""
+    return Path(suspended_folder()) / folder
+
+
+def make_folder(folder: str) -> None:
+    """Raises StatusError where it cannot be."""
+    path = where(folder)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise _failed("make the folder", path, error) from None
+
+
+def write(folder: str, number: int, contents: memoryview) -> m.AsidePiece:
+    """Raises StatusError where it cannot be written; then no file is left."""
+    path = where(folder) / f"{number}.piece"
+    checksum = 0
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            for start in range(0, contents.nbytes, _CHUNK):
+                chunk = contents[start : start + _CHUNK]
+                checksum = zlib.crc32(chunk, checksum)
+                while chunk.nbytes:
+                    chunk = chunk[os.write(descriptor, chunk) :]
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if not isinstance(error, FileExistsError):
+            with suppress(OSError):
+                path.unlink()
+        raise _failed(f"write {human_bytes(contents.nbytes)} to", path, error) from None
+    return m.AsidePiece(number, contents.nbytes, str(path), checksum)
+
+
+def write_manifest(folder: str, host: int, session: bytes, pieces: Sequence[m.AsidePiece]) -> None:
+    """Raises StatusError where it cannot be written."""
+    path = where(folder) / f"host-{host}.json"
+    rows = tuple(
+        {"number": each.number, "file": Path(each.path).name, "nbytes": each.nbytes, "crc32": each.checksum}
+        for each in sorted(pieces, key=lambda piece: piece.number)
+    )
+    manifest = Manifest(format=FORMAT, host=host, session=msgspec.Raw(session or b"null"), pieces=rows)
+    started = path.with_suffix(".part")
+    try:
+        with open(started, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(msgspec.json.format(msgspec.json.encode(manifest)))
+            file.flush()
+            os.fsync(file.fileno())
+        started.replace(path)
+    except OSError as error:
+        raise _failed("write", path, error) from None
+
+
+def read(piece: m.AsidePiece) -> Any:
+    """The contents. Raises StatusError (DATA_LOSS) where they are not those that were written."""
+    content = LANDING.take(piece.nbytes)
+    try:
+        descriptor = os.open(piece.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            found = os.fstat(descriptor).st_size
+            if found != piece.nbytes:
+                text = f"{piece.path} has {found} bytes instead of the {piece.nbytes} that were put aside there"
+                raise StatusError(Code.DATA_LOSS, text)
+            read_file(descriptor, content.data)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise _failed("read", Path(piece.path), error, Code.DATA_LOSS) from None
+    if zlib.crc32(content.data) != piece.checksum:
+        raise StatusError(Code.DATA_LOSS, f"{piece.path} is not what was put aside there: its checksum differs")
+    return content
+
+
+def remove(pieces: Iterable[m.AsidePiece]) -> None:
+    """The files, and with the last of them the manifest and the folder."""
+    folders = set()
+    for piece in pieces:
+        path = Path(piece.path)
+        folders.add(path.parent)
+        with suppress(OSError):
+            path.unlink()
+    for folder in folders:
+        with suppress(OSError):
+            if not any(each.suffix == ".piece" for each in folder.iterdir()):
+                for each in folder.glob("host-*.json"):
+                    each.unlink(missing_ok=True)
+                folder.rmdir()
+
+
+def _failed(what: str, path: Path, error: OSError, code: Code = Code.INTERNAL) -> StatusError:
+    return StatusError(code, f"cannot {what} {path}: {error.strerror or error}")

@@ -1,0 +1,221 @@
+"""Arrays that are put aside, so that they take no memory of the devices: in this host's memory, or in files.
+
+A *piece* is what one shard holds. It is copied by threads, several at a time, and comes back as a feed to any host,
+where an ordinary program makes an array of it: the controller sees to order and to memory (`migration.asides`).
+
+Invariant: a piece that was reported to be aside is there, whole, until it is dropped or its session's store is closed.
+What is in files outlives this process, and is known to the controller by path, size and checksum.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor as Pool
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from atoll.devices.device import DeviceBackend
+from atoll.errors import OK, Code, Status, StatusError, status_of
+from atoll.protocol import messages as m
+from atoll.transfers import host_data
+from atoll.transfers.inbox import Inbox
+from atoll.transfers.landing_memory import LANDING
+from atoll.worker import aside_files
+from atoll.worker.host_network import Port, send_to_host
+from atoll.worker.step_runner import alive
+from atoll.worker.store import Readers, Store
+
+# Of a host: a disk and the memory are busy with so many.
+THREADS = 4
+
+
+class _Putting:
+    """The pieces of one PutAside, until the last of them is copied."""
+
+    def __init__(self, message: m.PutAside, started: float) -> None:
+        self.message = message
+        self.started = started
+        self.left = len(message.shards)
+        self.failure: Status | None = None
+        self.pieces: list[m.AsidePiece] = []
+
+
+class Asides:
+    """Copies, delivers and drops pieces. `report` sends to the controller, from any thread.
+
+    `put` is for the executor's thread, everything else for any.
+    """
+
+    def __init__(
+        self,
+        backend: DeviceBackend,
+        inbox: Inbox,
+        port: Port,
+        host: int,
+        readers: Readers,
+        report: Callable[..., None],
+        pool: Pool | None = None,
+    ) -> None:
+        self._backend = backend
+        self._inbox = inbox
+        self._port = port
+        self._host = host
+        self._readers = readers
+        self._report = report
+        self._pool = pool or ThreadPoolExecutor(THREADS, "atoll-aside")
+        self._lock = threading.Lock()
+        self._memory: dict[int, dict[int, Any]] = {}  # contents by session and piece
+
+    # ---- putting aside
+
+    def put(self, message: m.PutAside, store: Store | None) -> None:
+        """Begins to copy; the answer comes when all is copied. What was sent before has been enqueued."""
+        putting = _Putting(message, time.monotonic())
+        if store is None:
+            self._report(m.AsidePut(message.session, message.request, Status(Code.CANCELLED, "the session has ended")))
+            return
+        copies: list[tuple[int, Any, Callable[[], None]]] = []
+        try:
+            if message.to_files:
+                aside_files.make_folder(message.folder)
+            for number, handle, shard in message.shards:
+                buffer = store.get(handle)
+                shards = self._backend.shards(alive(buffer))
+                copies.append((number, shards[shard], self._readers.hold(buffer, len(shards))))
+        except Exception as error:
+            for _, _, release in copies:
+                release()
+            self._report(m.AsidePut(message.session, message.request, status_of(error)))
+            return
+        with self._lock:
+            self._memory.setdefault(message.session, {})
+        for number, shard, release in copies:
+            self._pool.submit(self._copy, putting, number, shard, release)
+        if not copies:
+            self._finish(putting)
+
+    def _copy(self, putting: _Putting, number: int, shard: Any, release: Callable[[], None]) -> None:
+        message, piece, failure = putting.message, None, None
+        try:
+            if putting.failure is None:
+                piece = self._put_piece(message, number, np.asarray(shard))
+        except Exception as error:
+            failure = status_of(error)
+        finally:
+            del shard
+            release()
+        with self._lock:
+            putting.left -= 1
+            putting.failure = putting.failure or failure
+            if piece is not None:
+                putting.pieces.append(piece)
+            is_last = not putting.left
+        if is_last:
+            self._finish(putting)
+
+    def _put_piece(self, message: m.PutAside, number: int, contents: np.ndarray[Any, Any]) -> m.AsidePiece:
+        view = contents_of(contents)
+        if message.to_files:
+            return aside_files.write(message.folder, number, view)
+        if contents.dtype.kind == "T":
+            copy: Any = view
+        else:
+            copy = LANDING.take(view.nbytes)
+            copy[:] = np.frombuffer(view, np.uint8)
+        with self._lock:
+            own = self._memory.get(message.session)
+            if own is not None:  # else the session has ended meanwhile
+                own[number] = copy
+        return m.AsidePiece(number, view.nbytes)
+
+    def _finish(self, putting: _Putting) -> None:
+        message, status = putting.message, putting.failure or OK
+        if status.ok and message.to_files:
+            try:
+                aside_files.write_manifest(message.folder, self._host, message.manifest, putting.pieces)
+            except OSError as error:
+                status = status_of(error)
+        if not status.ok:
+            self.drop(m.DropAside(message.session, tuple(putting.pieces)))
+            putting.pieces = []
+        seconds = time.monotonic() - putting.started
+        self._report(m.AsidePut(message.session, message.request, status, tuple(putting.pieces), seconds))
+
+    # ---- coming back
+
+    def send(self, message: m.SendAside) -> None:
+        """Delivers pieces as feeds, to this host or others. Does not block."""
+        for piece, feed, hosts in message.pieces:
+            if self._host in hosts:
+                grant = self._task(self._deliver, message.session, piece, feed)
+                self._inbox.admit(message.session, feed, piece.nbytes, message.launch, grant)
+            others = tuple(host for host in hosts if host != self._host)
+            if others:
+                self._task(self._send, message.session, piece, feed, others)()
+
+    def _task(self, call: Callable[..., None], session: int, piece: m.AsidePiece, feed: int, *more: Any) -> Any:
+        def run() -> None:
+            try:
+                call(session, piece, feed, *more)
+            except Exception as error:
+                self._report(m.AsideFailed(session, feed, status_of(error)))
+
+        return lambda: self._pool.submit(run)
+
+    def _deliver(self, session: int, piece: m.AsidePiece, feed: int) -> None:
+        try:
+            content = self._read(session, piece)
+        except BaseException:
+            self._inbox.withdraw(session, feed)
+            raise
+        self._inbox.put(session, feed, content)
+
+    def _send(self, session: int, piece: m.AsidePiece, feed: int, hosts: Sequence[int]) -> None:
+        content = memoryview(self._read(session, piece))
+        for host in hosts:
+            send_to_host(self._port, self._host, host, session, feed, content)
+
+    def _read(self, session: int, piece: m.AsidePiece) -> Any:
+        """What the piece holds. Raises DATA_LOSS where it is not what was put aside."""
+        if piece.path:
+            return aside_files.read(piece)
+        with self._lock:
+            content = self._memory.get(session, {}).get(piece.number)
+        if content is None:
+            text = f"what was put aside as piece {piece.number} is not in the memory of host {self._host}"
+            raise StatusError(Code.DATA_LOSS, text)
+        return content
+
+    # ---- the end
+
+    def drop(self, message: m.DropAside) -> None:
+        """The pieces are needed no more: their memory is free, and their files go."""
+        with self._lock:
+            own = self._memory.get(message.session, {})
+            for piece in message.pieces:
+                own.pop(piece.number, None)
+        files = [piece for piece in message.pieces if piece.path]
+        if files:
+            self._pool.submit(aside_files.remove, files)
+
+    def close_session(self, session: int) -> None:
+        """The session has ended: what it has in memory here goes. Its files are dropped by their paths."""
+        with self._lock:
+            self._memory.pop(session, None)
+
+    @property
+    def nbytes(self) -> int:
+        """That are in this host's memory."""
+        with self._lock:
+            return sum(len(each) for own in self._memory.values() for each in own.values())
+
+
+def contents_of(array: np.ndarray[Any, Any]) -> memoryview:
+    """The bytes that a feed would carry."""
+    if array.dtype.kind == "T":
+        return memoryview(host_data.encode_strings(array))
+    return memoryview(host_data.bytes_of(np.ascontiguousarray(array)))

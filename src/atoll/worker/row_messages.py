@@ -1,0 +1,129 @@
+"""What hosts send one another in a sparse exchange: how many rows there are of each group, and the rows.
+
+A message is three int32 numbers for each of its groups (`ir.row_exchange.RowSpan`), and then the rows, of one piece
+after the other. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from atoll.errors import Code, StatusError
+from atoll.ir import plan as p
+from atoll.ir.exchange import common, relative
+from atoll.ir.row_exchange import HostMessage, RowExchange, RowPiece, RowSpan
+from atoll.ir.types import Box
+from atoll.transfers import host_data
+from atoll.transfers.dtypes import numpy_dtype
+
+Array = np.ndarray[Any, Any]
+_SPAN = np.dtype("<i4")
+SPAN_BYTES = 3 * _SPAN.itemsize
+
+
+def packed(
+    step: p.SendRows, exchange: RowExchange, to: int, shards: Sequence[Array], numbers: Sequence[Array]
+) -> list[Any]:
+    """The message of an exchange to a host: buffers, one after the other. They refer to the shards.
+
+    Raises INVALID_ARGUMENT where the numbers of rows do not fit.
+    """
+    message = exchange.message(step.host, to)
+    local = {position: shard for shard, position in enumerate(step.positions)}
+    spans = []
+    for group, holder in zip(message.groups, message.holders, strict=True):
+        shard = local[holder]
+        span = _span(exchange, numbers[shard][group - step.first_groups[shard]])
+        exchange.check(group, span)
+        spans.append(span)
+    buffers: list[Any] = [np.array(spans, _SPAN).reshape(-1).data]
+    for piece, first, _, count in exchange.parts(message, spans):
+        part = shards[local[piece.origin]][_rows(first - piece.source[0][0], count, _shared(piece), piece.source)]
+        buffers.append(host_data.bytes_of(np.ascontiguousarray(part)))
+    return buffers
+
+
+def unpacked(step: p.ReceiveRows, contents: Sequence[Any]) -> tuple[list[Array], list[Array], int]:
+    """The shards of the array that is received, those of its spans, if it has any, and how many bytes came.
+
+    `contents` are the messages, in the order of `step.feeds`. Raises INTERNAL for what no worker sends.
+    """
+    dtype = numpy_dtype(step.array.dtype)
+    target = step.exchanges[0].target
+    boxes = [target.boxes[position] for position in step.array.positions]
+    arrays: dict[Box, Array] = {}
+    spans_of: dict[int, RowSpan] = {}
+    nbytes = 0
+    for (exchange, sender, _), content in zip(step.messages, contents, strict=True):
+        message = exchange.message(sender, step.host)
+        view = memoryview(content).cast("B")
+        nbytes += view.nbytes
+        spans = _read_spans(exchange, message, view)
+        spans_of.update(zip(message.groups, spans, strict=True))
+        at = SPAN_BYTES * len(spans)
+        for piece, _, first, count in exchange.parts(message, spans):
+            array = arrays.get(piece.target)
+            if array is None:
+                array = arrays[piece.target] = host_data.zeros(_shape(piece.target), dtype)
+            place = array[_rows(first - piece.target[0][0], count, _shared(piece), piece.target)]
+            size = place.size * dtype.itemsize
+            _check(at + size <= view.nbytes, sender)
+            place[...] = np.frombuffer(view[at : at + size], dtype).reshape(place.shape)
+            at += size
+        _check(at == view.nbytes, sender)
+    shards, given = [], set()
+    for box in boxes:
+        array = arrays.get(box)
+        if array is None:
+            array = host_data.zeros(_shape(box), dtype)
+        shards.append(host_data.copied(array) if box in given else array)  # one device may write over its own
+        given.add(box)
+    return shards, _spans_shards(step, spans_of), nbytes
+
+
+def _spans_shards(step: p.ReceiveRows, spans_of: dict[int, RowSpan]) -> list[Array]:
+    if step.spans_array is None:
+        return []
+    whole = np.zeros((step.exchanges[0].groups, 2), np.int32)
+    for group, span in spans_of.items():
+        whole[group] = span.source, span.number
+    return [host_data.copied(whole) for _ in step.spans_array.devices]
+
+
+def _span(exchange: RowExchange, numbers: Array) -> RowSpan:
+    """From a row of a sizes array, or of a spans array."""
+    if exchange.destination >= 0:
+        before = numbers[: exchange.destination].sum(dtype=np.int64)
+        return RowSpan(int(before), 0, int(numbers[exchange.destination]))
+    return RowSpan(0, int(numbers[0]), int(numbers[1]))
+
+
+def _read_spans(exchange: RowExchange, message: HostMessage, view: memoryview) -> list[RowSpan]:
+    _check(view.nbytes >= SPAN_BYTES * len(message.groups), -1)
+    numbers = np.frombuffer(view[: SPAN_BYTES * len(message.groups)], _SPAN).reshape(-1, 3).tolist()
+    spans = [RowSpan(*each) for each in numbers]
+    for group, span in zip(message.groups, spans, strict=True):
+        exchange.check(group, span)
+    return spans
+
+
+def _check(is_right: bool, sender: int) -> None:
+    if not is_right:
+        raise StatusError(Code.INTERNAL, f"rows of host {sender} are not as many as it says")
+
+
+def _shared(piece: RowPiece) -> Box:
+    """What the two boxes have in common beside rows."""
+    return common(piece.source[1:], piece.target[1:])
+
+
+def _rows(first: int, count: int, shared: Box, box: Box) -> tuple[slice, ...]:
+    """Rows of a shard that holds `box`, as indices into the shard."""
+    return (slice(first, first + count), *(slice(a, b) for a, b in relative(shared, box[1:])))
+
+
+def _shape(box: Box) -> tuple[int, ...]:
+    return tuple(stop - start for start, stop in box)

@@ -1,0 +1,256 @@
+"""Sessions that are suspended and resumed: tables of messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from atoll.cluster.locations import DeviceLocation
+from atoll.cluster.slices import SliceRequest
+from atoll.errors import OK, Code, Status
+from atoll.ir.types import ArraySpec
+from atoll.migration.manifest import SessionAside
+from atoll.protocol import messages as m
+from atoll.telemetry.report import report
+from tests.controller.play import Play, runs
+
+
+class SuspendPlay(Play):
+    """A session with an array (handle 5) of 8 bytes on device 0 of two islands."""
+
+    def __init__(self, topology: str = "2x1x2", **options: Any) -> None:
+        super().__init__(topology, **options)
+        self.array(5)
+
+    def ask(self, to_disk: bool = False, session: int = 0) -> list[Any]:
+        self.operator(m.SuspendRequest(session or self.session, to_disk))
+        return self.outbox()
+
+    def resume(self, *islands: int, wait: float = 0.0) -> list[Any]:
+        self.operator(m.ResumeRequest(self.session, islands, wait))
+        return self.outbox()
+
+    def quiesced(self, number: int = 1) -> list[Any]:
+        return self.say(m.Quiesced(number))
+
+    def suspended(self, to_disk: bool = False) -> tuple[m.AsidePiece, list[Any]]:
+        """All the way; the piece that is aside, and what was said last."""
+        self.ask(to_disk)
+        (put,) = self.quiesced()
+        assert isinstance(put, m.PutAside)
+        piece = m.AsidePiece(put.shards[0][0], 8, "/aside/1.piece" if to_disk else "", 7)
+        return piece, self.report(0, m.AsidePut(self.session, put.request, OK, (piece,)))
+
+    @property
+    def memory(self) -> int:
+        return sum(self.controller.memory.used.values())
+
+
+def answer_in(messages: list[Any]) -> m.OperationReply:
+    (answer,) = [each for each in messages if isinstance(each, m.OperationReply)]
+    return answer
+
+
+def test_a_session_is_suspended_and_resumed_step_by_step():
+    play = SuspendPlay()
+    assert play.ask() == [m.Quiesce(1)]
+    # It is still: its array is copied. Nothing has changed so far.
+    (put,) = play.quiesced()
+    assert put == m.PutAside(play.session, 1, ((1, 5, 0),))
+    assert play.memory == 8
+    # Once it is aside its memory is free, and the script waits.
+    piece = m.AsidePiece(1, 8)
+    said = play.report(0, m.AsidePut(play.session, 1, OK, (piece,)))
+    assert said == [
+        m.Free(play.session, (5,)),
+        m.OperationReply(OK, f"session {play.session} is suspended in memory"),
+    ]
+    assert play.memory == 0
+    # It comes back as a feed of an ordinary launch.
+    keep, send, credit = play.resume()
+    assert isinstance(keep, m.RegisterPlan)
+    assert credit == m.CreditReturned(-1)
+    ((back, feed, hosts),) = send.pieces
+    assert (back, hosts) == (piece, (0,))
+    (run,) = runs(play.report(0, m.FeedsArrived(play.session, (feed,))))
+    assert (run.results, run.feeds) == ((5,), (feed,))
+    assert play.memory == 8
+    said = play.done(run.sequence)
+    assert m.DropAside(play.session, (piece,)) in said
+    assert m.Migrated(2, ()) in said
+    assert answer_in(said) == m.OperationReply(OK, f"session {play.session} goes on on island 0")
+    assert play.controller.suspensions.by_session == {}
+
+
+def test_it_goes_on_on_another_island_with_its_functions_compiled_there():
+    play = SuspendPlay()
+    play.with_call()
+    piece, _ = play.suspended()
+    assert play.resume(1)[0] == m.SendSources(((1, (1,)),))
+    play.say(m.CompileAgain(1, 77))
+    (compile_,) = play.report(1, m.FeedsArrived(play.session, (77,)))
+    said = play.report(1, m.Compiled(compile_.function, OK, b"info", 0.1, False))
+    (send,) = [each for each in said if isinstance(each, m.SendAside)]
+    ((_, feed, hosts),) = send.pieces
+    assert hosts == (1,), "the host that keeps it sends it to the other"
+    (run,) = runs(play.report(1, m.FeedsArrived(play.session, (feed,))))
+    said = play.report(1, m.Done(((run.sequence, 0, 1),)))
+    assert m.Migrated(2, ((0, 1),)) in said
+    assert play.controller.sessions[play.session].devices.locations[0] == DeviceLocation(1, 1, 0)
+    assert m.DropAside(play.session, (piece,)) in said
+
+
+def test_a_disk_gets_a_manifest_with_all_that_another_cluster_needs():
+    play = SuspendPlay()
+    play.with_call()
+    play.ask(to_disk=True)
+    (put,) = play.quiesced()
+    assert put.to_files
+    assert put.folder.startswith(f"session-{play.session}-")
+    manifest = msgspec.json.decode(put.manifest, type=SessionAside)
+    (array,) = manifest.arrays
+    assert isinstance(array.spec, ArraySpec)
+    assert (array.handle, array.spec.shape, array.parts[0].positions) == (5, (2,), (0,))
+    assert [each.content for each in manifest.functions] == ["content 1"]
+    assert manifest.programs[1].name == "f"
+
+
+def test_others_have_the_memory_and_the_exclusive_devices_meanwhile():
+    play = SuspendPlay(device_memory=10)
+    play.say(m.AddSlice(1, SliceRequest(2, exclusive=True)))
+    other = play.open(43, "other.py").number
+    play.flush()
+    assert len(play.controller.sessions[other].devices.virtual) == 2
+    play.suspended()
+    third = play.open(44, "third.py").number
+    play.flush()
+    assert len(play.controller.sessions[third].devices.virtual) == 4
+    # As long as these have something there, it waits, and says for whom.
+    play.controller.sessions[third].devices.used.add(0)
+    said = answer_in(play.resume()).status
+    assert said.code == Code.RESOURCE_EXHAUSTED
+    assert "waits for device 0, on which other sessions are" in said.message
+    assert play.resume(wait=100.0) == []
+    play.tick(1.0)
+    assert "waits for device 0" in report(play.controller)["sessions"][0]["state"]
+    play.close(third)
+    play.tick(2.0)
+    assert any(isinstance(each, m.SendAside) for each in play.outbox())
+
+
+def test_without_room_it_waits_and_names_who_has_it():
+    play = SuspendPlay("1x1x1", device_memory=10)
+    play.suspended()
+    other = play.open(43, "other.py").number
+    first, play.session = play.session, other
+    play.array(6)
+    play.session = first
+    said = answer_in(play.resume()).status
+    assert said.message == (
+        "session 1 stays suspended: session 1 waits for 8 B on device 0, where 2 B are free; session 2 hold the rest"
+    )
+    assert play.resume(wait=5.0) == []
+    for now in range(1, 8):
+        play.tick(float(now))
+    assert answer_in(play.outbox()).status.code == Code.RESOURCE_EXHAUSTED
+    assert play.controller.suspensions.by_session, "it stays suspended"
+
+
+def test_bad_requests_say_what_is_wrong():
+    play = SuspendPlay()
+    assert answer_in(play.ask(session=99)).status.code == Code.NOT_FOUND
+    assert "session 1 is not suspended" in answer_in(play.resume()).status.message
+    play.ask()
+    assert "session 1 is being suspended already" in answer_in(play.ask()).status.message
+    (put,) = play.quiesced()
+    play.report(0, m.AsidePut(play.session, put.request, OK, (m.AsidePiece(1, 8),)))
+    assert "session 1 is suspended in memory already" in answer_in(play.ask()).status.message
+    assert "island 7 does not exist" in answer_in(play.resume(7)).status.message
+    assert "say where on as many islands" in answer_in(play.resume(0, 1)).status.message
+    play.operator(m.RemapRequest(play.session, 1, 1))
+    assert not answer_in(play.outbox()).status.ok
+
+
+def test_a_host_that_cannot_put_aside_leaves_the_session_where_it_was():
+    play = SuspendPlay()
+    play.ask(to_disk=True)
+    (put,) = play.quiesced()
+    full = Status(Code.INTERNAL, "cannot write 8 B to /aside/1.piece: No space left on device")
+    said = play.report(0, m.AsidePut(play.session, put.request, full))
+    assert m.Migrated(1, ()) in said
+    assert "goes on: cannot write 8 B to /aside/1.piece: No space left" in answer_in(said).status.message
+    assert play.memory == 8
+    assert not [each for each in said if isinstance(each, m.Free)]
+
+
+def test_what_cannot_be_read_leaves_it_suspended_and_can_be_tried_again():
+    play = SuspendPlay()
+    piece, _ = play.suspended(to_disk=True)
+    (send,) = [each for each in play.resume() if isinstance(each, m.SendAside)]
+    feed = send.pieces[0][1]
+    broken = Status(Code.DATA_LOSS, "/aside/1.piece is not what was put aside there: its checksum differs")
+    said = play.report(0, m.AsideFailed(play.session, feed, broken))
+    assert "stays suspended" in answer_in(said).status.message
+    assert "its checksum differs" in answer_in(said).status.message
+    entry = play.controller.sessions[play.session].directory.entries[5]
+    assert (entry.error, entry.ready) == (None, True)
+    assert entry.aside is not None
+    assert play.memory == 0
+    (send,) = [each for each in play.resume() if isinstance(each, m.SendAside)]
+    assert send.pieces[0][0] == piece
+
+
+def test_the_loss_of_an_island_takes_what_is_in_its_memory_and_not_what_is_on_disk():
+    for to_disk in (False, True):
+        play = SuspendPlay()
+        play.suspended(to_disk)
+        play.lose(0, "killed")
+        play.outbox()
+        entry = play.controller.sessions[play.session].directory.entries[5]
+        assert (entry.error is None) == to_disk
+        assert (entry.aside is not None) == to_disk
+
+
+def test_an_island_can_be_drained_of_sessions_that_are_on_disk():
+    for to_disk in (False, True):
+        play = SuspendPlay()
+        play.suspended(to_disk)
+        play.operator(m.DrainRequest(0))
+        said = play.outbox()
+        assert any(isinstance(each, m.EndIsland) for each in said) == to_disk
+        if not to_disk:
+            assert "session 1 is suspended in memory" in answer_in(said).status.message
+            continue
+        play.engine(m.IslandEnded(0))
+        play.flush()
+        assert "waits for island 0, which is drained" in answer_in(play.resume()).status.message
+        # Another host may see the same files.
+        (send,) = [each for each in play.resume(1) if isinstance(each, m.SendAside)]
+        assert send.pieces[0][2] == (1,)
+
+
+@pytest.mark.parametrize("to_disk", [False, True])
+def test_a_suspended_session_that_ends_leaves_nothing(to_disk: bool):
+    play = SuspendPlay()
+    piece, _ = play.suspended(to_disk)
+    play.close(play.session)
+    said = play.outbox()
+    assert (m.DropAside(play.session, (piece,)) in said) == to_disk
+    assert m.CloseStore(play.session) in said
+    assert play.controller.suspensions.by_session == {}
+    assert play.memory == 0
+
+
+def test_a_session_that_does_not_come_to_rest_goes_on():
+    play = SuspendPlay()
+    play.with_call(arguments=0)
+    play.say(m.Launch(1, (), (7,), ()))
+    play.ask()
+    play.quiesced()
+    play.tick(1.0)
+    play.tick(70.0)
+    said = play.outbox()
+    assert "1 of its launches have not ended, after 69 s" in answer_in(said).status.message
+    assert m.Migrated(1, ()) in said

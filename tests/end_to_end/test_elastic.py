@@ -1,0 +1,254 @@
+"""Trainings that go on where islands are lost, and copies that outlive them."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPython
+from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
+
+LEASE_SECONDS = 3.0
+BACK_SECONDS = 30.0
+WIDTH, ROWS = 32, 12
+
+
+@pytest.fixture(scope="module")
+def standing(start_cluster: StartCluster) -> StandingCluster:
+    """Three islands of one device."""
+    return start_cluster(islands="3x1x1", lease_seconds=LEASE_SECONDS)
+
+
+@pytest.fixture(scope="module")
+def user(start_python: StartPython, standing: StandingCluster) -> RemotePython:
+    return start_python(ATOLL_ADDRESS=standing.address, JAX_ENABLE_X64="0")
+
+
+@pytest.fixture
+def lose(standing: StandingCluster) -> Callable[..., None]:
+    """Ends the worker of an island, once all islands work."""
+
+    def strike(*islands: int, signal_: int = signal.SIGKILL) -> None:
+        are_ready(standing)
+        for island in islands:
+            standing.worker(island).send_signal(signal_)
+
+    return strike
+
+
+def are_ready(standing: StandingCluster) -> None:
+    standing.until(lambda report: all(each["state"] == "ready" for each in report["islands"]), BACK_SECONDS)
+
+
+# ---- what the user does, in a process of its own
+
+state: dict[str, Any] = {}
+
+
+def gradients(weights: Any, rows: Any) -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    loss, gradient = jax.value_and_grad(lambda weights: jnp.mean(jnp.tanh(rows @ weights) ** 2))(weights)
+    return gradient, loss
+
+
+def update(weights: Any, gradient: Any) -> Any:
+    return weights - 0.1 * gradient
+
+
+def batch(step: int) -> Any:
+    return np.random.default_rng(step).normal(size=(ROWS, WIDTH)).astype(np.float32)
+
+
+def first() -> Any:
+    return np.random.default_rng(99).normal(size=(WIDTH, WIDTH)).astype(np.float32)
+
+
+def begin(every: int, steps: int = 1 << 30) -> None:
+    import atoll as pw
+
+    run = pw.elastic.run(pw.elastic.data_parallel(gradients, update), first(), batch, steps=steps, every=every)
+    state.update(run=run, steps=iter(run), losses=[])
+
+
+def step_until(holds: Callable[[Any], bool], seconds: float = BACK_SECONDS) -> int:
+    """Steps until the run is as it is to be; its steps so far, each of which came once and in order."""
+    deadline = time.monotonic() + seconds
+    while not holds(state["run"]):
+        number, loss = next(state["steps"])
+        assert number == len(state["losses"])
+        state["losses"].append(float(loss))
+        assert time.monotonic() < deadline, (state["run"].changes, state["run"].islands)
+    return len(state["losses"])
+
+
+def steps(count: int) -> int:
+    wanted = len(state["losses"]) + count
+    return step_until(lambda run: len(state["losses"]) >= wanted)
+
+
+def until_on(*islands: int) -> int:
+    return step_until(lambda run: run.islands == islands)
+
+
+def losses() -> list[float]:
+    return list(state["losses"])
+
+
+def changes() -> list[tuple[str, tuple[int, ...], int, float]]:
+    return [(each.reason, each.islands, each.repeated, each.seconds) for each in state["run"].changes]
+
+
+def undisturbed(count: int) -> list[float]:
+    """The losses of stock JAX on one device."""
+    import jax
+
+    with jax.default_device(jax.devices("cpu")[0]):
+        compute, weights, found = jax.jit(gradients), first(), []
+        for step in range(count):
+            gradient, loss = compute(weights, batch(step))
+            weights = update(weights, gradient)
+            found.append(float(loss))
+    return found
+
+
+def replicate_on(island: int) -> None:
+    """Two arrays on an island, whose values say of which step they are; nine steps, of which every third is copied."""
+    import jax
+
+    import atoll as pw
+
+    device = next(each for each in jax.devices() if each.slice_index == island)
+    tree = {"a": jax.device_put(np.zeros(100_000, np.float32), device), "b": jax.device_put(np.int32(0), device)}
+    replica = pw.replicate(tree, every=3)
+    follow = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree), donate_argnums=0)
+    for step in range(1, 10):
+        tree = follow(tree)
+        assert replica.refresh(tree, step) == (step % 3 == 0)
+        replica.wait()
+    state.update(replica=replica, tree=tree, follow=follow)
+
+
+def refresh_on() -> None:
+    """Begins another copy, which nobody waits for."""
+    state["tree"] = state["follow"](state["tree"])
+    state["replica"].refresh(state["tree"], state["replica"].step + 3)
+
+
+def recovered() -> tuple[int, list[int], list[int]]:
+    """The step of what is recovered, the values in it, and the islands that it is on."""
+    import atoll as pw
+
+    tree, step = pw.recover(state["replica"])
+    values = sorted({int(value) for leaf in tree.values() for value in np.unique(np.asarray(leaf))})
+    return step, values, sorted({each.slice_index for leaf in tree.values() for each in leaf.devices()})
+
+
+def statistics() -> Any:
+    return state["replica"].statistics()
+
+
+# ---- the tests
+
+
+def test_a_training_loses_an_island_takes_it_again_and_has_the_losses_of_an_undisturbed_one(user, standing, lose):
+    user.call(begin, 5)
+    before = user.call(steps, 40)
+    lose(1)
+    user.call(step_until_lost, 1)
+    user.call(until_on, 0, 1, 2)
+    count = user.call(steps, 10)
+    (_, lost, *back) = user.call(changes)
+    assert lost[0] == "lost"
+    # Its worker may be back before anybody has looked.
+    assert (lost[1], [each[:3] for each in back]) in [((0, 2), [("back", (0, 1, 2), 0)]), ((0, 1, 2), [])]
+    found = user.call(losses)
+    np.testing.assert_allclose(found, user.call(undisturbed, count), rtol=1e-5)
+    user.call(begin, 5)
+    user.call(steps, before)
+    assert user.call(losses)[:before] == found[:before], "bit for bit, on the same islands"
+
+
+def test_two_islands_are_lost_one_after_the_other(user, standing, lose):
+    user.call(begin, 5)
+    user.call(steps, 20)
+    lose(0)
+    user.call(step_until_lost, 1)
+    user.call(until_copied)
+    standing.worker(2).kill()
+    user.call(step_until_lost, 2)
+    user.call(until_on, 0, 1, 2)
+    count = user.call(steps, 5)
+    np.testing.assert_allclose(user.call(losses), user.call(undisturbed, count), rtol=1e-5)
+
+
+def until_copied() -> int:
+    """Until there is one copy more than now."""
+    completed = state["run"].statistics().completed
+    return step_until(lambda run: run.statistics().completed > completed)
+
+
+def step_until_lost(count: int) -> int:
+    return step_until(lambda run: [each.reason for each in run.changes].count("lost") == count)
+
+
+@pytest.mark.slow
+def test_it_goes_on_where_a_worker_hangs(user, standing, lose):
+    user.call(begin, 5)
+    user.call(steps, 20)
+    lose(2, signal_=signal.SIGSTOP)
+    struck = time.monotonic()
+    user.call(step_until_lost, 1)
+    assert time.monotonic() - struck < LEASE_SECONDS + 10
+    user.call(until_on, 0, 1, 2)
+
+
+def test_where_all_islands_are_lost_the_error_says_that_no_copy_is_left(user, standing, lose):
+    user.call(begin, 5)
+    user.call(steps, 20)
+    lose(0, 1, 2)
+    with pytest.raises(RemoteError, match="RecoveryError: nothing is left to recover: of each copy"):
+        user.call(step_until_lost, 1)
+    are_ready(standing)
+
+
+def test_a_copy_outlives_the_island_of_its_arrays_and_is_of_one_step(user, standing, lose):
+    are_ready(standing)
+    user.call(replicate_on, 1)
+    assert user.call(recovered) == (9, [9], [1])
+    nbytes = 2 * 4 * 100_001
+    assert user.call(statistics).nbytes == nbytes
+    user.call(refresh_on)  # and loses the island while that goes on
+    standing.worker(1).kill()
+    standing.until(lambda report: report["islands"][1]["state"] != "ready", BACK_SECONDS)
+    step, values, islands = user.call(recovered)
+    assert (step, values) in [(9, [9]), (12, [10])]
+    assert islands == [0]
+    are_ready(standing)
+    step, values, islands = user.call(recovered)
+    assert (step, values) in [(9, [9]), (12, [10])]
+    assert islands == [1], "where they were, once that is back"
+
+
+def test_a_copy_outlives_the_island_that_it_is_on(user, standing, lose):
+    user.call(replicate_on, 0)
+    lose(1)
+    standing.until(lambda report: report["islands"][1]["state"] != "ready", BACK_SECONDS)
+    assert user.call(recovered) == (9, [9], [0])
+
+
+def test_what_is_no_array_on_one_island_is_refused(user):
+    with pytest.raises(RemoteError, match=r"RecoveryError: a leaf of the tree is on no island of this session"):
+        user.call(replicate_a_number)
+
+
+def replicate_a_number() -> None:
+    import atoll as pw
+
+    pw.replicate({"a": 3.0})

@@ -1,0 +1,181 @@
+"""Sessions of real scripts that are suspended and resumed, while they run."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import atoll
+from atoll.errors import StatusError
+from atoll.operate.requests import request_operation
+from atoll.protocol import messages as m
+from atoll.wire.address import parse_address
+from tests.end_to_end.remote_python import RemotePython, StartPython
+from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def cluster(start_cluster: StartCluster, module_directory: Path) -> StandingCluster:
+    """Two islands of one host, each with two devices of 16 MiB and a little more."""
+    return start_cluster(
+        islands="2x1x2", device_memory=16 * MIB + (1 << 16), suspend_folder=str(module_directory / "aside")
+    )
+
+
+@pytest.fixture(scope="module")
+def pythons(cluster: StandingCluster, start_python: StartPython) -> list[RemotePython]:
+    return [start_python(ATOLL_ADDRESS=cluster.address) for _ in range(2)]
+
+
+def ask(cluster: StandingCluster, request: Any) -> str:
+    return request_operation(parse_address(cluster.address), "", request, seconds=60.0)
+
+
+def session_of(cluster: StandingCluster, python: RemotePython) -> int:
+    (found,) = [each["id"] for each in cluster.report()["sessions"] if each["pid"] == python.pid]
+    return int(found)
+
+
+def used(cluster: StandingCluster) -> list[int]:
+    islands = cluster.report()["islands"]
+    return [sum(each["used_bytes"] for host in island["hosts"] for each in host["devices"]) for island in islands]
+
+
+# ---- training
+
+
+def train(progress: str, steps: int) -> tuple[list[str], list[str], bytes]:
+    """Losses, what a callback saw of them, and the parameters: for so many steps, or until there is a file `stop`."""
+    mesh = Mesh(np.array(jax.devices()[:2]), ("d",))
+    rows, whole = NamedSharding(mesh, PartitionSpec("d")), NamedSharding(mesh, PartitionSpec())
+    key = jax.random.key(0)
+    weights = jax.device_put(jax.random.normal(key, (32, 32)), whole)
+    view = weights[0]
+    seen: list[str] = []
+
+    def loss_of(w: Any, x: Any) -> Any:
+        return jnp.mean((jnp.tanh(x @ w) - 1) ** 2)
+
+    def update(w: Any, x: Any) -> Any:
+        loss, gradient = jax.value_and_grad(loss_of)(w, x)
+        jax.debug.callback(lambda each: seen.append(float(each).hex()), loss)
+        return w - 0.1 * gradient, loss
+
+    step = jax.jit(update, donate_argnums=0)
+    scaled = jax.jit(lambda a, b: a * 0.5 + b)
+
+    @atoll.program
+    def average(a: Any, b: Any) -> Any:
+        return scaled(scaled(a, b), b)
+
+    mean = jax.device_put(np.zeros((32, 32), np.float32), rows)
+    losses: list[str] = []
+    stop = Path(progress).with_name("stop")
+    while len(losses) < steps and not stop.exists():
+        x = jax.device_put(jax.random.normal(jax.random.fold_in(key, len(losses)), (64, 32)), rows)
+        weights, loss = step(weights, x)
+        mean = average(mean, jax.device_put(weights, rows))
+        losses.append(float(loss).hex())
+        Path(progress).write_text(str(len(losses)))
+    jax.effects_barrier()
+    return losses, seen, b"".join(np.asarray(each).tobytes() for each in (weights, mean, view))
+
+
+def steps_at(path: Path) -> int:
+    try:
+        return int(path.read_text() or 0)
+    except (OSError, ValueError):
+        return 0
+
+
+def until_step(path: Path, step: int) -> None:
+    deadline = time.monotonic() + 60
+    while steps_at(path) < step:
+        assert time.monotonic() < deadline, f"the script is at step {steps_at(path)}"
+        time.sleep(0.01)
+
+
+def test_a_suspended_training_gives_what_an_undisturbed_one_gives(
+    cluster: StandingCluster, pythons: list[RemotePython], tmp_path: Path, module_directory: Path
+) -> None:
+    python, other = pythons
+    progress = tmp_path / "progress"
+    python.begin(train, str(progress), 100_000)
+    until_step(progress, 3)
+    session = session_of(cluster, python)
+    # To memory: its devices are empty, its script waits, and goes on in its place.
+    assert ask(cluster, m.SuspendRequest(session)) == f"session {session} is suspended in memory"
+    assert used(cluster) == [0, 0]
+    at = steps_at(progress)
+    (row,) = [each for each in cluster.report()["sessions"] if each["id"] == session]
+    assert (row["state"], row["aside_bytes"] > 0) == ("suspended in memory", True)
+    time.sleep(0.2)
+    assert steps_at(progress) == at
+    assert ask(cluster, m.ResumeRequest(session)) == f"session {session} goes on on island 0"
+    until_step(progress, at + 3)
+    # To disk, and on on another island.
+    ask(cluster, m.SuspendRequest(session, to_disk=True))
+    (folder,) = (module_directory / "aside").iterdir()
+    assert (folder / "host-0.json").exists()
+    assert ask(cluster, m.ResumeRequest(session, (1,))) == f"session {session} goes on on island 1"
+    before, after = used(cluster)
+    assert (before, after > 0) == (0, True)
+    at = steps_at(progress)
+    until_step(progress, at + 3)
+    (tmp_path / "stop").touch()
+    disturbed = python.finish()
+    assert ask(cluster, m.SuspendRequest(session)).endswith("in memory"), "a script that asks nothing is suspended, too"
+    ask(cluster, m.ResumeRequest(session))
+    assert not folder.exists()
+    (tmp_path / "again").mkdir()
+    assert disturbed == other.call(train, str(tmp_path / "again" / "progress"), len(disturbed[0]))
+
+
+# ---- more than there is
+
+
+def hold(seed: int) -> None:
+    """All 16 MiB of each device, for as long as the script runs."""
+    mesh = Mesh(np.array(jax.devices()[:2]), ("d",))
+    sharding = NamedSharding(mesh, PartitionSpec("d"))
+    contents = np.random.default_rng(seed).integers(0, 1 << 62, (2, 2 * MIB))
+    globals()["held"] = jax.block_until_ready(jax.device_put(contents, sharding))
+    globals()["contents"] = contents
+
+
+def turn() -> bool:
+    """One computation with all of it, in its place."""
+    held = jax.jit(lambda a: a + 1, donate_argnums=0)(globals()["held"])
+    globals()["contents"] += 1
+    globals()["held"] = held
+    return np.array_equal(np.asarray(held), globals()["contents"])
+
+
+def test_two_sessions_with_more_than_the_devices_have_take_turns(
+    cluster: StandingCluster, pythons: list[RemotePython]
+) -> None:
+    sessions = []
+    for seed, python in enumerate(pythons):
+        python.call(hold, seed)
+        sessions.append(session_of(cluster, python))
+        ask(cluster, m.SuspendRequest(sessions[-1], to_disk=seed == 1))
+    for _ in range(2):
+        for session, python in zip(sessions, pythons, strict=True):
+            ask(cluster, m.ResumeRequest(session, (0,)))
+            assert python.call(turn)
+            ask(cluster, m.SuspendRequest(session))
+    ask(cluster, m.ResumeRequest(sessions[0], (0,)))
+    with pytest.raises(StatusError, match=rf"waits for 16.0 MiB on device 0.*session {sessions[0]} hold"):
+        ask(cluster, m.ResumeRequest(sessions[1], (0,)))
+    pythons[0].close()
+    assert "goes on" in ask(cluster, m.ResumeRequest(sessions[1], (0,), 30.0))
+    assert pythons[1].call(turn)

@@ -1,0 +1,44 @@
+"""The mixture of experts over four islands: its losses are those of the dense computation, and what travels is rows."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.quick_xla import quick
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 3
+DEADLINE = 110.0
+
+# The losses of both ways, and the bytes of rows that hosts received.
+BOTH = """
+import json, sys
+import atoll
+from examples.moe import Config, train
+
+config = Config(width=16, layers=1, heads=2, seq=16, batch=4)
+with atoll.connect(islands="4x1x1"):
+    with atoll.trace() as spans:
+        sparse = train(config, int(sys.argv[1]))
+    received = sum(span.nbytes for span in spans if span.kind == "receive rows")
+    print(json.dumps([sparse, train(config, int(sys.argv[1]), is_dense=True), received]))
+"""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(DEADLINE + 10)]
+
+
+def test_losses_are_those_of_the_dense_computation_and_bytes_are_as_counted_by_hand() -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_", "ATOLL_"))}
+    command = [sys.executable, "-c", BOTH, str(STEPS)]
+    ended = subprocess.run(command, env=quick(env), cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    sparse, dense, received = json.loads(ended.stdout.splitlines()[-1])
+    assert sparse == pytest.approx(dense, rel=1e-5)
+    assert sparse[-1] < sparse[0]
+    layers, tokens, choices, width, experts = 1, 4 * 16, 2, 16, 4
+    # Rows of float32 go there and back, and so do their gradients; with each message go three numbers of 4 bytes.
+    assert received == STEPS * layers * 4 * (tokens * choices * width * 4 + experts * 3 * 4)

@@ -1,0 +1,237 @@
+"""Sparse exchanges, judged by running their plans: each row is where it should be, once, whatever the shards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.errors import Code, StatusError
+from atoll.ir import plan as p
+from atoll.ir.build import build
+from atoll.ir.dialect import context, parse
+from atoll.ir.lowering import lower, pipeline
+from atoll.ir.program import Program, Route, Unroute, single
+from atoll.ir.text import render_lowered
+from atoll.ir.types import ArraySpec, Replicated, Sharding, Tiled
+from tests.ir.machine import Machine, Placement, cluster, contents, placements, steps_of
+from tests.ir.test_types import tilings
+
+
+@dataclass
+class Case:
+    """Rows [groups * most, ...] whose sizes send them to blocks [groups * capacity, ...]."""
+
+    placement: Placement
+    groups: int
+    rows: ArraySpec
+    sizes: ArraySpec
+    blocks: list[ArraySpec]
+    sizes_array: np.ndarray
+    rows_array: np.ndarray
+
+    @property
+    def most(self) -> int:
+        return self.rows.shape[0] // self.groups
+
+    @property
+    def pairs(self) -> tuple[ArraySpec, ...]:
+        return tuple(each for block in self.blocks for each in (block, _numbers(block, (self.groups, 2))))
+
+    def expected(self, destination: int) -> tuple[np.ndarray, np.ndarray]:
+        """The block and its spans."""
+        block = np.zeros(self.blocks[destination].shape, self.rows_array.dtype)
+        capacity = block.shape[0] // self.groups
+        spans = np.zeros((self.groups, 2), np.int32)
+        for group, sizes in enumerate(self.sizes_array):
+            first, count = sizes[:destination].sum(), sizes[destination]
+            spans[group] = first, count
+            at = group * self.most + first
+            block[group * capacity :][:count] = self.rows_array[at : at + count]
+        return block, spans
+
+    def returned(self) -> np.ndarray:
+        """The rows that were sent, and zeros."""
+        back = self.rows_array.copy()
+        for group, sizes in enumerate(self.sizes_array):
+            back[group * self.most :][: self.most][sizes.sum() :] = 0
+        return back
+
+
+def _numbers(rows: ArraySpec, shape: tuple[int, int]) -> ArraySpec:
+    return ArraySpec("int32", shape, Sharding(rows.sharding.devices, Replicated()))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    placement = draw(placements())
+    groups, destinations = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    most, capacity = draw(st.integers(1, 5)), draw(st.integers(1, 4))
+    rest = draw(st.lists(st.integers(1, 3), max_size=2).map(tuple))
+
+    def array(rows: int) -> ArraySpec:
+        chosen = draw(st.permutations(sorted(placement)))
+        devices = tuple(chosen[: draw(st.integers(1, min(8, len(chosen))))])
+        return ArraySpec("int64", (rows, *rest), Sharding(devices, draw(tilings(len(devices), 1 + len(rest)))))
+
+    rows = array(groups * most)
+    sizes = np.zeros((groups, destinations), np.int32)
+    for group in range(groups):
+        for destination in range(destinations):
+            room = min(capacity, most - sizes[group].sum())
+            sizes[group, destination] = draw(st.integers(0, int(room)))
+    numbers = np.arange(1, 1 + np.prod(rows.shape)).reshape(rows.shape)
+    blocks = [array(groups * capacity) for _ in range(destinations)]
+    return Case(placement, groups, rows, _numbers(rows, sizes.shape), blocks, sizes, numbers)
+
+
+def ran(case: Case, program: Program) -> Machine:
+    machine = Machine(case.placement)
+    machine.load(0, case.rows, contents(case.rows, case.rows_array))
+    machine.load(1, case.sizes, contents(case.sizes, case.sizes_array))
+    machine.run(lower(program, case.placement, {}))
+    return machine
+
+
+@given(cases())
+def test_rows_go_where_their_sizes_say_and_come_back(case: Case) -> None:
+    count = len(case.pairs)
+    there = Route((0, 1), case.pairs, case.groups)
+    back = Unroute(tuple(range(2, 2 + count)), (case.rows,), case.groups)
+    program = Program("route", (case.rows, case.sizes), (there, back), tuple(range(2, 3 + count)))
+    machine = ran(case, program)
+    for destination in range(len(case.blocks)):
+        for value, want in enumerate(case.expected(destination), start=2 + 2 * destination):
+            spec = case.pairs[value - 2]
+            for got, part in zip(machine.shards(value, spec), contents(spec, want), strict=True):
+                np.testing.assert_array_equal(got, part)
+    for got, part in zip(machine.shards(2 + count, case.rows), contents(case.rows, case.returned()), strict=True):
+        np.testing.assert_array_equal(got, part)
+
+
+def test_one_message_goes_from_a_host_to_another_with_the_bytes_of_its_rows() -> None:
+    """Four groups on two hosts, whose rows are for four devices on two others."""
+    tiled = Tiled((4, 1), (0, 1, 2, 3))
+    rows = ArraySpec("int64", (12, 5), Sharding((0, 1, 2, 3), tiled))
+    block = ArraySpec("int64", (8, 5), Sharding((4, 5, 6, 7), tiled))
+    sizes = np.array([[0], [2], [0], [0]], np.int32)
+    contents = np.arange(60).reshape(12, 5)
+    case = Case(cluster(2, 2, 2), 4, rows, _numbers(rows, (4, 1)), [block], sizes, contents)
+    machine = ran(case, single("route", (case.rows, case.sizes), Route((0, 1), case.pairs, 4)))
+    row, header = 5 * 8, 2 * 12
+    found = sorted((host, array.nbytes) for (host, _), array in machine.host_feeds.items())
+    assert found == [(2, header), (2, header + 2 * row), (3, header), (3, header)]
+
+
+def many(shards: int) -> tuple[Program, Placement]:
+    """Rows on so many shards, and one block on as many others; eight devices a host."""
+    here, there = tuple(range(shards)), tuple(range(shards, 2 * shards))
+    tiled = Tiled((shards, 1), tuple(range(shards)))
+    rows = ArraySpec("float32", (8 * shards, 4), Sharding(here, tiled))
+    block = ArraySpec("float32", (2 * shards, 4), Sharding(there, tiled))
+    sizes = ArraySpec("int32", (shards, 1), Sharding(here, tiled))
+    node = Route((0, 1), (block, _numbers(block, (shards, 2))), shards)
+    return single("route", (rows, sizes), node), cluster(2, shards // 8, 8)
+
+
+def test_a_plan_does_not_grow_with_shards_and_messages_grow_with_hosts() -> None:
+    sizes = {}
+    for shards in (64, 512):
+        lowered = lower(*many(shards), {})
+        sizes[shards] = max(len(msgspec.msgpack.encode(plan)) for plan in lowered.plans.values())
+        assert lowered.host_feeds == (shards // 8) ** 2
+    assert sizes[512] < sizes[64] + 80  # larger numbers take more bytes
+
+
+@pytest.mark.parametrize("numbers", [[5], [-1], [2**31 - 1], [-(2**31)]])
+def test_numbers_of_rows_that_do_not_fit_are_refused(numbers: list[int]) -> None:
+    place = cluster(2, 1, 1)
+    rows = ArraySpec("int64", (4,), Sharding((0,)))
+    block = ArraySpec("int64", (4,), Sharding((1,)))
+    sizes = _numbers(rows, (1, 1))
+    program = single("route", (rows, sizes), Route((0, 1), (block, _numbers(block, (1, 2))), 1))
+    case = Case(place, 1, rows, sizes, [block], np.array([numbers], np.int32), np.arange(4))
+    with pytest.raises(StatusError, match="rows of group 0") as failure:
+        ran(case, program)
+    assert failure.value.status.code == Code.INVALID_ARGUMENT
+
+
+def test_a_message_of_another_length_than_it_says_is_refused() -> None:
+    program, place = many(8)
+    lowered = lower(program, place, {})
+    (step,) = [s for plan in lowered.plans.values() for s in steps_of(plan) if isinstance(s, p.ReceiveRows)]
+    from atoll.worker.row_messages import unpacked
+
+    spans = np.array([[0, 0, 1]] * 8, "<i4").tobytes()
+    for content in (b"", spans[:-1], spans, spans + bytes(8 * 16 + 1)):
+        with pytest.raises(StatusError) as failure:
+            unpacked(step, [content])
+        assert failure.value.status.code == Code.INTERNAL
+    shards, _, nbytes = unpacked(step, [spans + bytes(8 * 16)])
+    assert (len(shards), nbytes) == (8, 8 * 12 + 8 * 16)
+
+
+def test_as_text_a_route_is_one_op_before_lowering_and_parses_at_every_stage() -> None:
+    there = Route((0, 1), (BLOCK, SPANS, BLOCK, SPANS), 2)
+    back = Unroute((2, 3, 4, 5), (ROWS,), 2)
+    program = Program("f", (ROWS, _changed(SIZES, shape=(2, 2))), (there, back), (6,))
+    module = build(program, {})
+    assert "%2, %3, %4, %5 = atoll.route %0, %1 groups 2 : " in str(module)
+    assert "%6 = atoll.unroute %2, %3, %4, %5 groups 2 : " in str(module)
+    assert str(parse(str(module))) == str(module)
+    pipeline(cluster(2, 1, 2)).apply(context(), module)
+    assert "atoll.send_rows of 0 %0, %1 feeds 1 groups 2 destination 1 to" in str(module)
+    assert "atoll.receive_rows of 1 feeds 2 groups 2 destination -1 from" in str(module)
+    assert str(parse(str(module))) == str(module)
+    assert "%4, %5 = receive rows on devices [0:2], host feeds [1]" in render_lowered(program, cluster(2, 1, 2), [])
+
+
+def test_rows_that_nobody_uses_are_not_sent() -> None:
+    route = Route((0, 1), (BLOCK, SPANS), 2)
+    assert not lower(Program("f", (ROWS, SIZES), (route,), ()), cluster(2, 1, 2), {}).gangs
+    used = lower(Program("f", (ROWS, SIZES), (route,), (3,)), cluster(2, 1, 2), {})
+    assert [gang.makes for gang in used.gangs] == [(), (2, 3)]
+
+
+def _changed(spec: ArraySpec, **changes: Any) -> ArraySpec:
+    return msgspec.structs.replace(spec, **changes)
+
+
+ROWS = ArraySpec("float32", (8, 3), Sharding((0, 1), Tiled((2, 1), (0, 1))))
+SIZES = ArraySpec("int32", (2, 1), Sharding((0, 1), Tiled((2, 1), (0, 1))))
+BLOCK = ArraySpec("float32", (4, 3), Sharding((2, 3), Tiled((2, 1), (0, 1))))
+SPANS = ArraySpec("int32", (2, 2), Sharding((2, 3)))
+SWAPPED = Sharding((0, 1), Tiled((2, 1), (1, 0)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "sizes", "outputs", "groups", "message"),
+    [
+        (ROWS, SIZES, (BLOCK, SPANS), 0, "routed from one array"),
+        (ROWS, SIZES, (BLOCK,), 2, "routed from one array"),
+        (ROWS, SIZES, (), 2, "routed from one array"),
+        (ROWS, SIZES, (BLOCK, SPANS), 3, "no rows in 3 groups"),
+        (ROWS, SIZES, (BLOCK, SPANS), 1 << 40, "at most 16384 are allowed"),
+        (_changed(ROWS, shape=(7, 3)), SIZES, (BLOCK, SPANS), 2, "no rows in 2 groups"),
+        (_changed(ROWS, shape=(0, 3)), SIZES, (BLOCK, SPANS), 2, "no rows in 2 groups"),
+        (_changed(ROWS, shape=()), SIZES, (BLOCK, SPANS), 2, "no rows in 2 groups"),
+        (_changed(ROWS, dtype="string"), SIZES, (_changed(BLOCK, dtype="string"), SPANS), 2, "no rows in"),
+        (ROWS, _changed(SIZES, dtype="float32"), (BLOCK, SPANS), 2, "numbers of rows"),
+        (ROWS, _changed(SIZES, sharding=SWAPPED), (BLOCK, SPANS), 2, "not the group's numbers"),
+        (ROWS, _changed(SIZES, sharding=Sharding((2, 3))), (BLOCK, SPANS), 2, "numbers of rows"),
+        (ROWS, SIZES, (_changed(BLOCK, shape=(4, 2)), SPANS), 2, "cannot be rows of"),
+        (ROWS, SIZES, (_changed(BLOCK, dtype="int8"), SPANS), 2, "cannot be rows of"),
+        (ROWS, SIZES, (BLOCK, _changed(SPANS, shape=(2, 1))), 2, "numbers of rows"),
+    ],
+)
+def test_what_cannot_be_routed_is_refused(
+    rows: ArraySpec, sizes: ArraySpec, outputs: tuple[ArraySpec, ...], groups: int, message: str
+) -> None:
+    with pytest.raises(StatusError, match=message) as failure:
+        lower(single("route", (rows, sizes), Route((0, 1), outputs, groups)), cluster(2, 1, 2), {})
+    assert failure.value.status.code == Code.INVALID_ARGUMENT

@@ -1,0 +1,227 @@
+"""Joining a cluster: who gets a certificate of which role, and what everybody else is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from atoll.errors import AccessError, ConnectError
+from atoll.security import enrollment
+from atoll.security.authority import Authority, make_key, signing_request
+from atoll.security.enrollment import AskAuthority, Desk, Enroll, Enrolled, NotEnrolled, Renewal, enroll
+from atoll.security.join import JoinString
+from atoll.security.roles import Role, is_of_the_cluster, may_say
+from atoll.wire.address import Address
+from atoll.wire.connection import Connection
+from atoll.wire.endpoints import listen
+from atoll.wire.tls.identity import Identity
+from tests.certificates import clock_ahead_by, identity
+
+TOKENS = {Role.CLIENT: "a client's token", Role.HOST: "a host's token"}
+AUTHORITY = Authority.make("a test's")
+
+
+class Controller:
+    """The port of a controller that only lets join, on a loop of its own thread."""
+
+    def __init__(self, own: Identity, desk: Desk) -> None:
+        self._own, self._desk = own, desk
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._server, self.address = self._run(listen(Address(host="127.0.0.1", tls=True), self._accept, own))
+
+    def _run(self, coroutine):  # type: ignore[no-untyped-def]
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+
+    def _accept(self) -> Connection:
+        connection = Connection(
+            enrollment.FromJoiner, lambda message: connection.send(self._desk.answer(message)), lambda reason: None
+        )
+        return connection
+
+    def join(self, role: Role) -> JoinString:
+        return JoinString(self.address, AUTHORITY.fingerprint, TOKENS[role])
+
+    def close(self) -> None:
+        async def close() -> None:
+            self._server.close()
+            await asyncio.sleep(0.05)
+
+        self._run(close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+
+@contextlib.contextmanager
+def controller(own: Identity | None = None, authority: Authority = AUTHORITY) -> Iterator[Controller]:
+    made = Controller(own or identity(Role.CONTROLLER, authority), Desk(authority, TOKENS))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("role", [Role.HOST, Role.CLIENT])
+def test_who_has_a_roles_join_string_gets_a_certificate_of_that_role(role: Role) -> None:
+    with controller() as served:
+        certificate = enroll(served.join(role), role, "gpu-17, and naïve\n")
+    assert certificate.role == role
+    assert certificate.authority == AUTHORITY.pem
+    assert certificate.begins < time.time() - 60
+    assert 3600 < certificate.ends - time.time() <= 24 * 3600
+    Identity(certificate)  # it goes with its key
+    assert "PRIVATE" not in repr(certificate)
+
+
+def test_a_clients_join_string_is_not_a_hosts_nor_the_other_way_round() -> None:
+    with controller() as served:
+        with pytest.raises(AccessError, match=r"is for a client, and a host was asked for: .*--host-join-file"):
+            enroll(served.join(Role.CLIENT), Role.HOST, "an impostor")
+        with pytest.raises(AccessError, match="is for a host, and a client was asked for"):
+            enroll(served.join(Role.HOST), Role.CLIENT, "a confused one")
+
+
+@pytest.mark.parametrize("role", [Role.ENGINE, Role.CONTROLLER])
+def test_nobody_joins_as_what_a_cluster_has_once(role: Role) -> None:
+    with controller() as served:
+        for join in (served.join(Role.CLIENT), served.join(Role.HOST)):
+            with pytest.raises(AccessError, match=f"nobody joins as '{role}'"):
+                enroll(join, role, "an impostor")
+
+
+def test_a_wrong_token_is_refused_and_not_repeated() -> None:
+    with controller() as served, pytest.raises(AccessError, match="its token is not the cluster's") as caught:
+        enroll(replace(served.join(Role.CLIENT), token="guessed"), Role.CLIENT, "x")
+    assert "guessed" not in str(caught.value)
+
+
+def test_another_authority_is_found_by_its_fingerprint_before_the_token_is_sent() -> None:
+    asked: list[object] = []
+
+    class Curious(Desk):
+        def answer(self, message):  # type: ignore[no-untyped-def]
+            asked.append(message)
+            return super().answer(message)
+
+    other = Authority.make("somebody else's")
+    made = Controller(identity(Role.CONTROLLER, other), Curious(other, TOKENS))
+    with (
+        contextlib.closing(made),
+        pytest.raises(AccessError, match=r"is not that of the join string.*started anew.*or somebody else answers"),
+    ):
+        enroll(made.join(Role.CLIENT), Role.CLIENT, "x")
+    assert [type(each) for each in asked] == [AskAuthority]
+
+
+def test_who_shows_the_right_authority_and_has_no_certificate_of_it_gets_no_token() -> None:
+    """The authority's certificate is no secret: anybody can send it."""
+    for own, words in (
+        (identity(Role.CONTROLLER, Authority.make("somebody else's")), "is not trusted: its certificate is not of the"),
+        (identity(Role.HOST, AUTHORITY), "its certificate is of another role"),
+    ):
+        with controller(own) as served, pytest.raises(AccessError, match=words):
+            enroll(served.join(Role.CLIENT), Role.CLIENT, "x")
+
+
+@pytest.mark.parametrize(
+    ("ahead", "words"),
+    [(-3 * 86400.0, "has expired by this machine's clock"), (3 * 86400.0, "is of the future by this machine's clock")],
+)
+def test_a_clock_that_is_wrong_is_said_to_be(ahead: float, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen from the joiner: the controller's clock, and what it has signed, are of another time."""
+    with clock_ahead_by(ahead):
+        own = identity(Role.CONTROLLER, AUTHORITY)
+    clock = time.time
+    monkeypatch.setattr(Desk, "clock", staticmethod(lambda: clock() + ahead))
+    skew = r"This machine's clock is 2592\d\d s " + ("behind" if ahead > 0 else "ahead of") + " the controller's"
+    with controller(own) as served, pytest.raises(AccessError, match=f"{words}.*{skew}"):
+        enroll(served.join(Role.CLIENT), Role.CLIENT, "x")
+
+
+def test_what_listens_without_tls_and_what_never_answers_are_named_in_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = Address(host="127.0.0.1", port=silent.getsockname()[1], tls=True)
+        join = JoinString(address, AUTHORITY.fingerprint, "x")
+        started = time.monotonic()
+        with pytest.raises(ConnectError, match=rf"{address.host_and_port} did not finish the TLS handshake in time"):
+            enroll(join, Role.CLIENT, "x", seconds=0.3)
+        assert time.monotonic() - started < 5
+
+        def close_at_once() -> None:
+            silent.accept()[0].close()
+            silent.accept()[0].close()
+
+        closing = threading.Thread(target=close_at_once)
+        closing.start()
+        with pytest.raises(ConnectError, match="TLS"):
+            enroll(join, Role.CLIENT, "x", seconds=5)
+        closing.join(10)
+
+
+def test_a_desk_signs_nothing_but_proper_requests() -> None:
+    desk = Desk(AUTHORITY, TOKENS)
+    for request in (b"", b"no request", AUTHORITY.pem):
+        answer = desk.answer(Enroll("client", "x", TOKENS[Role.CLIENT], request))
+        assert isinstance(answer, NotEnrolled)
+        assert "request" in answer.reason
+    good = signing_request(make_key(), "x")
+    assert isinstance(desk.answer(Enroll("client", "x", TOKENS[Role.CLIENT], good)), Enrolled)
+    assert isinstance(desk.answer(Enroll("client", "x", "", good)), NotEnrolled)
+
+
+def test_without_tokens_of_its_roles_a_desk_lets_nobody_join() -> None:
+    desk = Desk(AUTHORITY, {Role.CLIENT: "", Role.HOST: ""})
+    assert isinstance(desk.answer(Enroll("client", "x", "", signing_request(make_key(), "x"))), NotEnrolled)
+
+
+# ---- renewal
+
+
+def test_a_certificate_is_renewed_before_its_end_also_after_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(enrollment, "_RETRY_SECONDS", 0.02)
+    short = Authority(AUTHORITY._key, AUTHORITY._certificate, 3.0)
+    own = Identity(short.certificate_for(Role.HOST, "first"))
+    ends, renewed = own.certificate.ends, threading.Event()
+    asked: list[float] = []
+
+    def renew():  # type: ignore[no-untyped-def]
+        asked.append(time.time())
+        if len(asked) < 3:
+            raise ConnectError("the controller is being restarted")
+        renewed.set()
+        return AUTHORITY.certificate_for(Role.HOST, "second")
+
+    renewal = Renewal(own, renew)
+    assert renewed.wait(20)
+    renewal.close()
+    assert len(asked) == 3
+    assert asked[0] < ends, "it is asked for in time"
+    assert own.certificate.ends > ends + 3600
+
+
+# ---- roles
+
+
+@pytest.mark.parametrize(
+    ("certified", "says"),
+    [("client", {"proxy", "operator"}), ("host", {"worker", "agent"}), ("engine", {"engine"}), ("controller", set())],
+)
+def test_a_certificates_role_says_what_its_holder_may_be(certified: str, says: set[str]) -> None:
+    everything = {"proxy", "operator", "worker", "agent", "engine", "controller", "nobody"}
+    assert {each for each in everything if may_say(certified, each)} == says
+    assert all(may_say("", each) for each in everything), "without certificates the tokens decide"
+
+
+def test_hosts_and_the_engine_have_a_token_of_their_own() -> None:
+    assert [each for each in ("proxy", "operator", "worker", "agent", "engine") if is_of_the_cluster(each)] == [
+        "worker",
+        "agent",
+        "engine",
+    ]
