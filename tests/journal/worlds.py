@@ -61,6 +61,6 @@ def act(world: World) -> None:
     elif type(world) is World and rng.random() < 0.05 and not world.down:
         world.lose(rng.choice(sorted(world.controller.resources.islands)))
     elif isinstance(world, MigratingWorld) and rng.random() < 0.3:
-        world.move()
+        (world.suspend if rng.random() < 0.2 else world.move)()
     else:
         world.work()

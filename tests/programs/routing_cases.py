@@ -104,7 +104,8 @@ def routed(case: Case, rows: Any, destinations: Any, weights: Any) -> Any:
     to = [mesh if case.blocks is None else NamedSharding(mesh, P(*case.blocks)) for mesh in meshes()]
     blocks, routing = atoll.route(rows, destinations, to=to, capacity=case.capacity, overflow=case.overflow)
     blocks = [expert(block) for expert, block in zip(EXPERTS, blocks, strict=True)]
-    return atoll.unroute(blocks, routing, weights), routing.dropped, routing.out_of_range, routing.sizes
+    back = atoll.unroute(blocks, routing, weights)
+    return back, routing.dropped, routing.out_of_range, routing.sizes
 
 
 def on_devices(case: Case) -> tuple[Any, ...]:
@@ -150,7 +151,7 @@ def expected(case: Case, groups: int) -> Any:
                 continue
             if case.overflow == "keep":
                 back[row] += by[row, choice] * rows[row].astype(wide)
-    return back, dropped, outside, sizes
+    return back, dropped.sum(0), outside.sum(), sizes
 
 
 def check(number: int, found: Any) -> None:

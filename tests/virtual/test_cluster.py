@@ -13,8 +13,8 @@ import atoll.testing
 from atoll.devices.null.model import MODELS
 from atoll.devices.null.program import NullProgram
 from atoll.errors import ClusterError, StatusError
-from atoll.ir.program import Node, Switch
-from atoll.ir.types import ArraySpec, Sharding
+from atoll.ir.program import Node, Route, Switch, Unroute
+from atoll.ir.types import ArraySpec, Sharding, Tiled
 from atoll.protocol import messages as m
 from atoll.scheduling.session import Launch
 from atoll.scheduling.tickets import Ticket
@@ -267,3 +267,23 @@ def test_who_lies_about_its_window_loses_its_session_and_nobody_waits_longer_tha
     assert nothing == []
     assert "launches in flight, and launches more" in why
     assert beside_liar <= beside_two
+
+
+def test_on_null_devices_no_row_is_routed_and_that_takes_no_longer_than_to_say_so():
+    cluster = VirtualCluster("2x2x1")
+    client = cluster.client()
+    here, there = client.devices[:2], client.devices[2:]
+    halves = Tiled((2, 1), (0, 1))
+    rows = ArraySpec("float32", (2 << 20, 4), Sharding(tuple(here), halves))
+    sizes = ArraySpec("int32", (2, 1), Sharding(tuple(here), halves))
+    block = ArraySpec("float32", (2 << 20, 4), Sharding(tuple(there), halves))
+    spans = ArraySpec("int32", (2, 2), Sharding(tuple(there)))
+    null = NullProgram("make", 0.01, (), (("float32", (1 << 20, 4)), ("int32", (1, 1))))
+    make = call(cluster.run(client.compile(null, here)), (), (rows, sizes), here)
+    nodes = [make, Route((0, 1), (block, spans), 2), Unroute((2, 3), (rows,), 2)]
+    number = client.register(program("route", (), nodes, (2, 4)))
+
+    async def run() -> float:
+        return await client.when_ready(await client.launch(number, (), 2))
+
+    assert 0.01 < cluster.run(run()) < 0.012

@@ -90,12 +90,6 @@ class Island:
             return None
         return self.last_failure or Status(Code.DATA_LOSS, f"island {self.number} is {self.state}")
 
-    def failure_for(self, waits: bool) -> Status | None:
-        """Why what needs the island fails; None where it works, or is waited for by who `waits`."""
-        if waits or self.works or self.state is IslandState.STARTING:
-            return self.given_up
-        return self.given_up or self.last_failure
-
 
 # ---- notifications
 

@@ -59,6 +59,10 @@ class _Coming:
     launch: Launch | None = None
 
 
+def _no_manifest(arrays: Mapping[int, Aside]) -> bytes:
+    return b""
+
+
 class Asides:
     """Puts arrays of sessions aside, and brings them back."""
 
@@ -91,7 +95,7 @@ class Asides:
         handles: Iterable[int],
         then: Callable[[Status], None],
         folder: str = "",
-        manifest: Callable[[Mapping[int, Aside]], bytes] = lambda arrays: b"",
+        manifest: Callable[[Mapping[int, Aside]], bytes] = _no_manifest,
     ) -> None:
         """Puts these arrays aside, in files with a `folder`: all of them, or none. Those that are used meanwhile stay.
 

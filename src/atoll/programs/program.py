@@ -25,7 +25,7 @@ from atoll.programs.functions import FunctionTable
 from atoll.programs.launch import Launch
 from atoll.programs.stages import Lowered
 from atoll.programs.tracing import OrderedEffects, record
-from atoll.programs.transformations import FlatProgram, bind
+from atoll.programs.transformations import FlatProgram, NeedsPlaces, bind
 from atoll.programs.values import Value
 
 internals.leave_out_of_tracebacks(__file__)
@@ -103,7 +103,7 @@ class Program:
         _check_names(fun, (*self._static_names, *self._donated_names))
         self._has_statics = bool(self._static_numbers or self._static_names)
         self._cache: dict[Hashable, _Traced] = {}
-        self._flat: dict[Hashable, tuple[FlatProgram, Any]] = {}
+        self._flat: dict[Hashable, tuple[FlatProgram, Any] | None] = {}
         self._tracing = threading.RLock()
         clear_with_client(self)
 
@@ -143,9 +143,14 @@ class Program:
         dynamic, statics = self._split(args, kwargs)
         leaves, tree = jax.tree.flatten(dynamic)
         key = (tree, tuple([internals.abstractify(leaf) for leaf in leaves]), statics, internals.trace_context())
-        found = self._flat.get(key)
+        if key not in self._flat:
+            try:
+                self._flat[key] = self._flattened(leaves, tree, statics)
+            except NeedsPlaces:
+                self._flat[key] = None
+        found = self._flat[key]
         if found is None:
-            found = self._flat[key] = self._flattened(leaves, tree, statics)
+            return self._fun(*args, **kwargs)
         flat, out_tree = found
         return out_tree.unflatten(bind(flat, leaves))
 

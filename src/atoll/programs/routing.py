@@ -24,34 +24,42 @@ from atoll.programs.program import Program
 from atoll.programs.row_order import Layout, combine, spread
 from atoll.programs.row_transfers import Paths, route_rows, unroute_rows
 from atoll.programs.tracing import ProgramTracer
+from atoll.programs.transformations import NeedsPlaces
 
 internals.leave_out_of_tracebacks(__file__)
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=("dropped", "out_of_range", "sizes", "spans", "positions", "order", "kept"),
+    data_fields=("by_group", "outside", "sizes", "spans", "positions", "order", "kept"),
     meta_fields=("_paths", "_layout", "_shape"),
 )
 @dataclass(frozen=True)
 class Routing:
-    """Where the rows of one `atoll.route` went. A tree of arrays, all of int32 but `kept`.
-
-    `dropped` [groups, destinations] counts the choices that found no room, and `out_of_range` [groups] those of no
-    destination; a group is the rows of one shard. `sizes` [groups, destinations] counts the rows that went. The rest is
-    what `atoll.unroute` needs: `spans` lie with the blocks, `positions`, `order` and `kept` with the rows.
+    """Where the rows of one `atoll.route` went: a tree of arrays. The fields are what `atoll.unroute` needs; those that
+    count do so by groups, which are the rows of one shard each.
     """
 
-    dropped: Any
-    out_of_range: Any
-    sizes: Any
-    spans: tuple[Any, ...]
-    positions: Any
-    order: Any
-    kept: Any
+    by_group: Any  # int32 [groups, destinations]: choices that found no room
+    outside: Any  # int32 [groups]: choices of no destination
+    sizes: Any  # int32 [groups, destinations]: rows that went
+    spans: tuple[Any, ...]  # with each block, int32 [groups, 2]
+    positions: Any  # int32 [n, k]: of each choice among the rows of its group that are sent, or -1
+    order: Any  # int32: which choice lies at each of these positions
+    kept: Any  # the rows themselves, with overflow="keep"
     _paths: Paths = field(repr=False)
     _layout: Layout = field(repr=False)
     _shape: tuple[int, ...] = field(repr=False)  # of the destinations
+
+    @property
+    def dropped(self) -> Any:
+        """How many choices found no room: int32 [destinations]."""
+        return self.by_group.sum(0)
+
+    @property
+    def out_of_range(self) -> Any:
+        """How many choices were of no destination: an int32."""
+        return self.outside.sum()
 
 
 def route(
@@ -175,9 +183,9 @@ def _rows(rows: Any) -> tuple[Any, Layout]:
         raise ValueError(f"rows of shape {rows.shape}: there are none to route")
     array = internals.primal(rows)
     if isinstance(array, internals.Tracer) and not isinstance(array, ProgramTracer):
-        raise ProgramError(
-            "pw.route needs to know where its rows are, and inside of jax.jit, jax.vmap, jax.checkpoint and the like "
-            "they are nowhere yet: call it outside of them, in an atoll.program or by itself"
+        raise NeedsPlaces(
+            "pw.route has to know where its rows are. Inside of jax.jit, jax.vmap, jax.checkpoint and the like they "
+            "are nowhere yet: call it outside, in an atoll.program or by itself"
         )
     sharding = getattr(array, "sharding", None) or SingleDeviceSharding(internals.default_device())
     if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:

@@ -208,10 +208,7 @@ def _returned(rows: Any, block: Any, spans: Any, groups: int) -> Any:
 
 
 def _refuse(*_: Any, **__: Any) -> Any:
-    raise ProgramError(
-        "pw.route and pw.unroute move rows between meshes, which one compiled function cannot: call them outside of "
-        "jax.jit, jax.checkpoint and the like, in an atoll.program or by themselves"
-    )
+    raise ProgramError("rows that are routed move between meshes, and cannot within one compiled function")
 
 
 _lowering: Callable[..., Any] = mlir.register_lowering

@@ -17,8 +17,15 @@ from typing import Any
 import jax
 
 from atoll.client import jax_internals as internals
+from atoll.errors import ProgramError
 
 internals.leave_out_of_tracebacks(__file__)
+
+
+class NeedsPlaces(ProgramError):
+    """A function asks where its arrays are, while only their types are known. A program of it has no derivatives or
+    batches as a whole: its function is called there instead.
+    """
 
 
 class FlatProgram:

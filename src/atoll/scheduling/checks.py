@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from atoll.cluster.lifecycle import Island, IslandState
 from atoll.cluster.resources import ResourceManager
 from atoll.errors import Code, Status, invalid
 from atoll.protocol import messages as m
@@ -61,6 +62,12 @@ def quota_problem(session: Session) -> Status | None:
     return session.tenant.exceeded("launches", 1, session.tenant.launches, "these are in flight")
 
 
+def island_problem(session: Session, island: Island) -> Status | None:
+    """Why what the session needs the island for fails; None where it works, or where the session waits for it."""
+    is_away = island.state is IslandState.RESTARTING and not session.waits_for_islands
+    return island.last_failure if is_away else island.given_up
+
+
 def program_problem(
     session: Session, program: RegisteredProgram, quarantine: Quarantine, resources: ResourceManager
 ) -> Status | None:
@@ -71,7 +78,7 @@ def program_problem(
                 return quarantine.refused[name].within(program.name)
     for node in program.nodes:
         for gang in node:
-            loss = resources.islands[gang.island].failure_for(session.waits_for_islands)
+            loss = island_problem(session, resources.islands[gang.island])
             if loss is not None:
                 return loss
             if gang.awaited and gang.island in session.unseen:

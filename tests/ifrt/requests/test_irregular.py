@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from atoll.errors import Code
-from atoll.ir.program import Call, Loop, Program, Report, Switch, Transfer
+from atoll.ir.program import Call, Loop, Program, Report, Route, Switch, Transfer, Unroute
 from atoll.ir.types import ArraySpec, Sharding
 from atoll.protocol import messages as m
 from atoll.protocol import submission
@@ -114,6 +114,8 @@ replace = msgspec.structs.replace
         (chooses(Loop((0, 1), (OUTPUT,), 0, KNOWN, BODY), FLAG), "whether it gives"),
         (chooses(Loop((0, 1), (OUTPUT,), 1, KNOWN, replace(BODY, results=())), FLAG), "whether it gives"),
         (Program("p", (NUMBER,), (Report((0,)),), ()), "has calls, transfers and routes, no Report"),
+        (Program("p", (OUTPUT, NUMBER), (Route((0, 1), (FAR, NUMBER), 1),), (2,)), "numbers of rows that are routed"),
+        (Program("p", (OUTPUT,), (Unroute((0, 0), (replace(FAR, dtype="string"),), 1),), (1,)), "no such dtype"),
         (chooses(replace(SWITCH, branches=(replace(SAME, nodes=(Report((0,)),)),))), "no Report"),
     ],
 )

@@ -12,6 +12,7 @@ from atoll.cluster.resources import ResourceManager
 from atoll.controller.outbox import Outbox
 from atoll.errors import OK, Status, StatusError, invalid
 from atoll.protocol import messages as m
+from atoll.scheduling.checks import island_problem
 from atoll.scheduling.functions import FunctionRegistry, Registration, function_name, hosts_of
 from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.scheduler import Scheduler
@@ -56,7 +57,7 @@ class Compilation:
             if len(islands) != 1:
                 raise invalid(session.devices.scattered(flat))
             session.devices.use("a compiled function", [tuple(flat)])
-            loss = self._resources.islands[islands.pop()].failure_for(session.waits_for_islands)
+            loss = island_problem(session, self._resources.islands[islands.pop()])
             if loss is not None:
                 loss.raise_if_error()
             name = function_name(message.content, locations, session.tenant.name)

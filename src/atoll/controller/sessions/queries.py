@@ -14,6 +14,7 @@ from atoll.cluster.resources import ResourceManager
 from atoll.controller.outbox import Outbox
 from atoll.errors import Status, not_found
 from atoll.protocol import messages as m
+from atoll.scheduling.checks import island_problem
 from atoll.scheduling.ledger import Ledger
 from atoll.scheduling.session import Session
 
@@ -46,7 +47,7 @@ class Queries:
                 self._outbox.to_session(session.number, m.QueryReply(message.query, status, b""))
                 return
         location = self._location_of(session, message.device)
-        loss = self._resources.islands[location.island].failure_for(session.waits_for_islands)
+        loss = island_problem(session, self._resources.islands[location.island])
         if loss is not None:
             self._outbox.to_session(session.number, m.QueryReply(message.query, loss, b""))
             return
