@@ -11,7 +11,7 @@ import pytest
 from tests.quick_xla import quick
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = 3
+STEPS = 10
 DEADLINE = 110.0
 
 # The losses of both ways, and the bytes of rows that hosts received.
