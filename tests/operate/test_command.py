@@ -411,7 +411,7 @@ def test_a_proxy_that_strangers_reach_serves_who_brings_the_token(owner: tuple[U
 
 def test_a_proxy_of_its_own_cluster_has_the_options_of_run(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[Any] = []
-    monkeypatch.setattr(standalone_proxy, "run_proxy", lambda *arguments: served.extend(arguments))
+    monkeypatch.setattr(standalone_proxy, "run_proxy", lambda *arguments, **_: served.extend(arguments))
     monkeypatch.setattr(scripts, "end_on_signals", lambda: None)
     cli.app(["proxy", *CLUSTER_OPTIONS], standalone_mode=False)
     assert served[1:3] == ["", CLUSTER_SETTINGS]

@@ -172,6 +172,20 @@ def as_function(jaxpr: Any, name: str) -> Callable[..., Any]:
     return run
 
 
+# The name scope of what a program's function does where JAX traces it into one computation.
+PROGRAM_SCOPE = "atoll.program"
+
+
+def has_program(jaxpr: Any) -> bool:
+    """Whether a program's function is in the computation, or the computation in what JAX evaluates of one."""
+    if PROGRAM_SCOPE in str(source_info_util.current_name_stack()):
+        return True
+    return any(
+        PROGRAM_SCOPE in str(eqn.source_info.name_stack) or any(map(has_program, core.jaxprs_in_params(eqn.params)))
+        for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns
+    )
+
+
 def only_operation(jaxpr: Any) -> str | None:
     """The operation that a computation is, and no jit call; None where it is several."""
     eqns = getattr(jaxpr, "jaxpr", jaxpr).eqns

@@ -118,7 +118,10 @@ class Program:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not internals.trace_state_clean():
-            return self._transformed(args, kwargs) if internals.is_transforming() else self._fun(*args, **kwargs)
+            if internals.is_transforming():
+                return self._transformed(args, kwargs)
+            with jax.named_scope(internals.PROGRAM_SCOPE):
+                return self._fun(*args, **kwargs)
         statics: Any = _NO_STATICS
         dynamic = args, kwargs
         if self._has_statics:

@@ -99,44 +99,39 @@ def test_a_number_that_fails_fails_what_depends_on_it_and_nothing_else(python: R
     assert "ArithmeticError" in python.call(with_a_number_that_fails, loops)
 
 
-def gradient_of_a_choice() -> Any:
-    """Of one that stands in no program: it is JAX's own, in one computation."""
-    import atoll
-
-    _, mesh = meshes()
-    first = jax.devices()[0]
-    x = jax.device_put(np.arange(4.0, dtype=np.float32), first)
-
-    def there(x: Any) -> Any:
-        return jax.device_put(jnp.sin(jax.device_put(x, on(mesh))), first)
-
-    return host(jax.grad(lambda x: atoll.cond(x.sum() > 0, there, jnp.exp, x).sum())(x))
-
-
-def test_a_choice_outside_of_programs_has_its_gradient(python: RemotePython) -> None:
-    found = python.call(gradient_of_a_choice)
-    np.testing.assert_allclose(found, np.cos(np.arange(4.0, dtype=np.float32)), rtol=1e-6)
-
-
 # ---- what is refused
 
 
-def refused() -> None:
+def refused(case: str) -> None:
     import atoll
 
     first, second = jax.devices()[0], jax.devices()[4]
     x = jax.device_put(np.arange(4.0, dtype=np.float32), first)
-    callback = jax.jit(lambda x: jax.pure_callback(lambda x: x, jax.typeof(x), x))
+    pred = x.sum() > 0
 
     def back(x: Any) -> Any:
         return jax.device_put(jnp.sin(jax.device_put(x, second)), first)
 
-    atoll.cond(x.sum() > 0, lambda x: callback(back(x)), back, x).block_until_ready()
+    match case:
+        case "grad":
+            _, mesh = meshes()
+            jax.grad(lambda x: atoll.cond(pred, lambda x: jax.device_put(x, on(mesh)), jnp.sin, x).sum())(x)
+        case "python":
+            callback = jax.jit(lambda x: jax.pure_callback(lambda x: x, jax.typeof(x), x))
+            atoll.cond(pred, lambda x: callback(back(x)), back, x).block_until_ready()
 
 
-def test_a_choice_that_calls_python_is_refused_with_the_reason(python: RemotePython) -> None:
-    with pytest.raises(RemoteError, match="calls Python, which what depends on data cannot do"):
-        python.call(refused)
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        ("grad", "those of jax.lax, for functions on one mesh"),
+        ("python", "calls Python, which what depends on data cannot do"),
+    ],
+)
+def test_what_cannot_be_chosen_so_is_refused_with_the_reason(python: RemotePython, case: str, text: str) -> None:
+    with pytest.raises(RemoteError) as failure:
+        python.call(refused, case)
+    assert text in f"{failure.value}{failure.value.__notes__}"
 
 
 # ---- the end

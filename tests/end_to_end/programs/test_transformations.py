@@ -128,9 +128,11 @@ def test_transformed_programs_are_programs(python: RemotePython, transformed: Ca
 
 def jit_that_says_where() -> tuple[str, str, Any, bool]:
     """The devices of results and of what was donated, for a jit over both islands with shardings of its own."""
+    import atoll
+
     first, second = meshes()
     a, b = jax.device_put(ARGUMENTS[0], on(first, "x")), jax.device_put(ARGUMENTS[1], on(second))
-    f = jax.jit(lambda a, b: (a + 1, b * 2), out_shardings=(on(second, "y"), None), donate_argnums=0)
+    f = jax.jit(atoll.program(lambda a, b: (a + 1, b * 2)), out_shardings=(on(second, "y"), None), donate_argnums=0)
     x, y = f(a, b)
     return str(x.sharding), str(y.sharding), host((x, y)), a.is_deleted()
 
@@ -144,10 +146,17 @@ def test_jit_over_islands_keeps_to_shardings_and_donation(python: RemotePython) 
     assert is_deleted
 
 
+def without_a_program() -> None:
+    first, second = meshes()
+    jax.jit(lambda a, b: (a, b))(jax.device_put(ARGUMENTS[0], on(first)), jax.device_put(ARGUMENTS[0], on(second)))
+
+
 def with_the_local_cpu() -> None:
+    import atoll
+
     jax.config.update("jax_platforms", "atoll,cpu")
     local = jax.device_put(ARGUMENTS[0], jax.local_devices(backend="cpu")[0])
-    jax.jit(lambda a, b: a + b)(jax.device_put(ARGUMENTS[0], jax.devices()[0]), local)
+    jax.jit(atoll.program(lambda a, b: a + b))(jax.device_put(ARGUMENTS[0], jax.devices()[0]), local)
 
 
 def test_an_integer_result_has_no_derivative_and_is_no_obstacle(python: RemotePython) -> None:
@@ -170,6 +179,7 @@ def _with_aux() -> tuple[Any, Any]:
     return host(found), host(jax.value_and_grad(counted, has_aux=True)(*alone))
 
 
-def test_arrays_of_another_backend_are_refused_as_on_stock(python: RemotePython) -> None:
+@pytest.mark.parametrize("call", [without_a_program, with_the_local_cpu], ids=lambda each: each.__name__)
+def test_jit_refuses_what_stock_refuses(python: RemotePython, call: Callable[[], None]) -> None:
     with pytest.raises(RemoteError, match="incompatible devices"):
-        python.call(with_the_local_cpu)
+        python.call(call)

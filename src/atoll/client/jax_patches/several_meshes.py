@@ -1,7 +1,8 @@
-"""Lets `jax.jit` take arrays and functions that are on different devices of a cluster, where JAX refuses them.
+"""Lets `jax.jit` and JAX's transformations take programs (`atoll.program`) that are on several meshes of a cluster.
 
-A computation that XLA compiles is on one set of devices. One whose parts are on several is a program (`atoll.program`):
-so where JAX finds different devices, what it has traced is made into one, and run. What JAX can compile, it compiles.
+A computation that XLA compiles is on one set of devices. Where JAX finds that one has a program in it and is on
+several, all that was traced is made a program, and run. What JAX can compile, it compiles; what has no program in it,
+it refuses.
 """
 
 from __future__ import annotations
@@ -21,12 +22,17 @@ _MOST_KEPT = 256
 def _or_as_program(run: Callable[..., Any]) -> Callable[..., Any]:
     from jax._src import stages
 
+    from atoll.client import jax_internals as internals
+
+    internals.leave_out_of_tracebacks(__file__)
+
     def _pjit_call_impl_python(*args: Any, **params: Any) -> Any:
         try:
             return run(*args, **params)
         except stages.DeviceAssignmentMismatchError as error:
             (mismatches,) = error.args
-            if not all(is_atoll(device.client) for each in mismatches for device in each.da):
+            on_atoll = all(is_atoll(device.client) for each in mismatches for device in each.da)
+            if not (on_atoll and internals.has_program(params["jaxpr"])):
                 raise
             program = _program(
                 params["jaxpr"],
