@@ -15,6 +15,8 @@ from tests.thoroughness import examples
 
 # A session ends between commit and start of a gang that was to take its memory over from a donated argument.
 @example(75, 47, "2x2x1", 0.15, 0, Dispatch.PARALLEL, 0.0, 0)
+# An island is lost while gangs of a session that has ended are committed.
+@example(273369, 95, "1x4x1", 0.0, 0, Dispatch.PARALLEL, 0.02, 0)
 @settings(max_examples=examples(50))
 @given(
     st.integers(0, 2**32),

@@ -189,8 +189,8 @@ class Endings:
         launch.pending -= 1
         if not launch.pending:
             self.launch_done(launch)
-            if launch.error is None:  # all were started: nobody looks for them in a line
-                for ticket in launch.tickets:
+            for ticket in launch.tickets:
+                if not ticket.dropped:  # one that is may be in line still
                     ticket.gangs = ()  # else they refer to one another, and wait for the garbage collector
 
     def launch_done(self, launch: Launch) -> None:
