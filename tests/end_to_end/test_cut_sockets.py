@@ -12,6 +12,7 @@ from atoll.security.start import join_file
 from atoll.wire.sockets import free_address
 from tests.end_to_end.remote_python import StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
+from tests.end_to_end.two_islands import train
 from tests.thoroughness import TIMES
 
 CUT_SOCKETS = Path(__file__).with_name("cut_sockets")
@@ -19,27 +20,7 @@ CUTS = 20  # of each connection, at least
 CONNECTIONS = ["the engine", "the proxy of remote_python.py", "the worker of host 0", "the worker of host 1"]
 
 
-def train(steps: int) -> list[bytes]:
-    """A model in two parts, each on an island of its own; the losses."""
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
-    first, second = (next(d for d in jax.devices() if d.slice_index == island) for island in (0, 1))
-    forward = jax.jit(lambda w, x: jnp.tanh(x @ w))
-    backward = jax.jit(jax.value_and_grad(lambda v, h: jnp.mean(jnp.sin(h @ v) ** 2)))
-    w = jax.device_put(np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8), first)
-    v = jax.device_put(np.linspace(1, -1, 64, dtype=np.float32).reshape(8, 8), second)
-    losses = []
-    for step in range(steps):
-        x = jax.device_put(np.full((4, 8), step % 7, dtype=np.float32), first)
-        loss, gradient = backward(v, jax.device_put(forward(w, x), second))
-        v = v - 0.1 * gradient
-        losses.append(loss)
-    return [np.asarray(loss).tobytes() for loss in losses]
-
-
-def train_while_sockets_are_cut(path: str, connections: int, cuts: int, steps: int) -> list[list[bytes]]:
+def train_while_sockets_are_cut(path: str, connections: int, cuts: int, steps: int) -> list[list[str]]:
     """Trains again and again, until each of so many connections has lost so many sockets. Each training's losses."""
     from collections import Counter
     from pathlib import Path

@@ -27,6 +27,7 @@ from atoll.protocol.messages import CheckReply, RemapRequest
 from atoll.wire.address import parse_address
 from tests.end_to_end.remote_python import StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
+from tests.end_to_end.two_islands import train
 
 RESTARTS = int(os.environ.get("ATOLL_TEST_RESTARTS", "3"))
 _STEPS = 40
@@ -53,22 +54,6 @@ def go_on(stop: str) -> Iterator[int]:
 
 def open_session() -> int:
     return len(jax.devices())
-
-
-def train(steps: int) -> list[str]:
-    """A model in two parts, each on an island of its own; the losses, to the last bit."""
-    first, second = (next(d for d in jax.devices() if d.slice_index == island) for island in (0, 1))
-    forward = jax.jit(lambda w, x: jnp.tanh(x @ w))
-    backward = jax.jit(jax.value_and_grad(lambda v, h: jnp.mean(jnp.sin(h @ v) ** 2)))
-    w = jax.device_put(np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8), first)
-    v = jax.device_put(np.linspace(1, -1, 64, dtype=np.float32).reshape(8, 8), second)
-    losses = []
-    for step in range(steps):
-        x = jax.device_put(np.full((4, 8), step % 7, dtype=np.float32), first)
-        loss, gradient = backward(v, jax.device_put(forward(w, x), second))
-        v = v - 0.1 * gradient
-        losses.append(float(loss).hex())
-    return losses
 
 
 def train_on(stop: str) -> list[list[str]]:

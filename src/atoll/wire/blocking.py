@@ -26,6 +26,7 @@ from atoll.wire.resumption.messages import (
     Bye,
     Granted,
     NotResumed,
+    NotResumedError,
     Resume,
     Resumed,
     decode_link,
@@ -37,10 +38,6 @@ from atoll.wire.stream import SocketStream, Stream, dial_stream
 from atoll.wire.tls.identity import Identity
 
 _READ_SIZE = 64 * 1024
-
-
-class _NotResumedError(ConnectError):
-    """Who was dialed does not go on with the connection, nor will anybody."""
 
 
 class BlockingConnection:
@@ -220,7 +217,7 @@ class BlockingConnection:
                 try:
                     self._resume_on(dial(NEXT_SECONDS), grant)
                     return True
-                except _NotResumedError:
+                except NotResumedError:
                     return False
                 except OSError:  # as AtollError's of connections are: a process that ends refuses in many ways
                     continue
@@ -238,14 +235,14 @@ class BlockingConnection:
             stream.send((encode_link(resume),))
             answer = _read_link(stream)
             if isinstance(answer, NotResumed) and answer.final:
-                raise _NotResumedError(answer.reason)
+                raise NotResumedError(answer.reason, True)
             if not isinstance(answer, Resumed) or answer.term < self._term:
                 raise ConnectError(f"{self.name} does not resume the connection")
             with self._lock:
                 try:
                     self._ledger.acknowledge(Counts(answer.whole, answer.pieced))
                 except FrameError as error:
-                    raise _NotResumedError(str(error)) from None
+                    raise NotResumedError(str(error), True) from None
                 self._stream, self._term, self._is_away = stream, answer.term, False
                 self._write(b"".join(frame for frame, _ in self._ledger.unacknowledged()))
         except BaseException:

@@ -17,18 +17,16 @@ from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
-from atoll.ir.dialect.ops import Node, parse_flags, parse_value, parse_values, print_optional, print_values
+from atoll.ir.dialect.ops import (
+    Node,
+    parse_flags,
+    parse_number,
+    parse_value,
+    parse_values,
+    print_optional,
+    print_values,
+)
 from atoll.ir.dialect.types import PlacedType
-
-
-def _parse_of(parser: Parser) -> IntAttr:
-    parser.parse_keyword("of")
-    return IntAttr(parser.parse_integer())
-
-
-def _parse_first(parser: Parser) -> IntAttr:
-    parser.parse_keyword("feeds")
-    return IntAttr(parser.parse_integer())
 
 
 @irdl_op_definition
@@ -43,7 +41,7 @@ class MoveOp(Node):
 
     @classmethod
     def parse_facts(cls, parser: Parser, operands: list[SSAValue], properties: dict[str, Attribute]) -> None:
-        properties["of"] = _parse_of(parser)
+        properties["of"] = parse_number(parser, "of")
         operands.extend(parse_values(parser))
         parse_flags(parser, properties, ("donate",))
 
@@ -77,9 +75,9 @@ class SendOp(Node):
 
     @classmethod
     def parse_facts(cls, parser: Parser, operands: list[SSAValue], properties: dict[str, Attribute]) -> None:
-        properties["of"] = _parse_of(parser)
+        properties["of"] = parse_number(parser, "of")
         operands.append(parse_value(parser))
-        properties["first"] = _parse_first(parser)
+        properties["first"] = parse_number(parser, "feeds")
         parse_flags(parser, properties, ("reshard", "donate"))
         parser.parse_keyword("to")
         properties["target"] = parser.parse_type()
@@ -109,8 +107,8 @@ class ReceiveOp(Node):
 
     @classmethod
     def parse_facts(cls, parser: Parser, operands: list[SSAValue], properties: dict[str, Attribute]) -> None:
-        properties["of"] = _parse_of(parser)
-        properties["first"] = _parse_first(parser)
+        properties["of"] = parse_number(parser, "of")
+        properties["first"] = parse_number(parser, "feeds")
         parse_flags(parser, properties, ("reshard",))
         parser.parse_keyword("from")
         properties["source"] = parser.parse_type()

@@ -98,6 +98,12 @@ def parse_values(parser: Parser, delimiter: Parser.Delimiter = Parser.Delimiter.
     return parser.parse_comma_separated_list(delimiter, lambda: parse_value(parser))
 
 
+def parse_number(parser: Parser, word: str) -> IntAttr:
+    """`word`, and the number behind it."""
+    parser.parse_keyword(word)
+    return IntAttr(parser.parse_integer())
+
+
 def print_optional(printer: Printer, word: str, attribute: Attribute | None) -> None:
     """` word`, and what it says, where the attribute is there."""
     if attribute is None:
@@ -310,8 +316,7 @@ class GetOp(Node):
     @classmethod
     def parse_facts(cls, parser: Parser, operands: list[SSAValue], properties: dict[str, Attribute]) -> None:
         operands.append(parse_value(parser))
-        parser.parse_keyword("feed")
-        properties["feed"] = IntAttr(parser.parse_integer())
+        properties["feed"] = parse_number(parser, "feed")
         if parser.parse_optional_keyword("strides"):
             properties["strides"] = Strides(Strides.parse_bare(parser))
 

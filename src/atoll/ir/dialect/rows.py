@@ -19,69 +19,61 @@ from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
 from atoll.errors import StatusError
-from atoll.ir.dialect.ops import Node, parse_value, parse_values, print_values, spec_of
+from atoll.ir.dialect.ops import Node, parse_number, parse_value, parse_values, print_values, spec_of
 from atoll.ir.dialect.types import PlacedType
 from atoll.ir.row_exchange import check_route
 
-_FACTS = (("feeds", "first"), ("groups", "groups"), ("destination", "destination"))
+
+def _parse_feeds(parser: Parser, properties: dict[str, Attribute]) -> None:
+    properties["first"] = parse_number(parser, "feeds")
+    properties["groups"] = parse_number(parser, "groups")
+    properties["destination"] = parse_number(parser, "destination")
 
 
-def _parse_number(parser: Parser, word: str) -> IntAttr:
-    parser.parse_keyword(word)
-    return IntAttr(parser.parse_integer())
+def _print_feeds(printer: Printer, op: SendRowsOp | ReceiveRowsOp) -> None:
+    printer.print_string(f" feeds {op.first.data} groups {op.groups.data} destination {op.destination.data}")
 
 
-class _Grouped(Node):
-    """What the two have in common."""
+class _Exchange(Node):
+    """What rows on their way out and on their way back have in common."""
+
+    inputs = var_operand_def(AnyAttr())
+    values = var_result_def(AnyAttr())
+    groups = prop_def(IntAttr)
 
     @classmethod
     def parse_facts(cls, parser: Parser, operands: list[SSAValue], properties: dict[str, Attribute]) -> None:
         operands.extend(parse_values(parser))
-        properties["groups"] = _parse_number(parser, "groups")
+        properties["groups"] = parse_number(parser, "groups")
 
     def print_facts(self, printer: Printer) -> None:
         printer.print_string(" ")
         print_values(printer, self.operands)
-        groups = self.properties["groups"]
-        assert isinstance(groups, IntAttr)
-        printer.print_string(f" groups {groups.data}")
+        printer.print_string(f" groups {self.groups.data}")
 
-
-def _check(op: RouteOp | UnrouteOp) -> None:
-    inputs, outputs = map(spec_of, op.operands), map(spec_of, op.results)
-    try:
-        check_route(tuple(inputs), tuple(outputs), op.groups.data, is_back=isinstance(op, UnrouteOp))
-    except StatusError as error:
-        raise VerifyException(error.status.message) from None
+    def verify_(self) -> None:
+        inputs, outputs = map(spec_of, self.operands), map(spec_of, self.results)
+        try:
+            check_route(tuple(inputs), tuple(outputs), self.groups.data, is_back=isinstance(self, UnrouteOp))
+        except StatusError as error:
+            raise VerifyException(error.status.message) from None
 
 
 @irdl_op_definition
-class RouteOp(_Grouped):
+class RouteOp(_Exchange):
     """`%2, %3, %4, %5 = atoll.route %0, %1 groups 8 : ...`
 
     Rows go where their sizes say; a block of them, and its spans, for each destination.
     """
 
     name = "atoll.route"
-    inputs = var_operand_def(AnyAttr())
-    values = var_result_def(AnyAttr())
-    groups = prop_def(IntAttr)
-
-    def verify_(self) -> None:
-        _check(self)
 
 
 @irdl_op_definition
-class UnrouteOp(_Grouped):
+class UnrouteOp(_Exchange):
     """`%6 = atoll.unroute %2, %3, %4, %5 groups 8 : ...`: rows go back to where they came from."""
 
     name = "atoll.unroute"
-    inputs = var_operand_def(AnyAttr())
-    values = var_result_def(AnyAttr())
-    groups = prop_def(IntAttr)
-
-    def verify_(self) -> None:
-        _check(self)
 
 
 @irdl_op_definition
@@ -103,19 +95,18 @@ class SendRowsOp(Node):
 
     @classmethod
     def parse_facts(cls, parser: Parser, operands: list[SSAValue], properties: dict[str, Attribute]) -> None:
-        properties["of"] = _parse_number(parser, "of")
+        properties["of"] = parse_number(parser, "of")
         operands.append(parse_value(parser))
         parser.parse_punctuation(",")
         operands.append(parse_value(parser))
-        for word, name in _FACTS:
-            properties[name] = _parse_number(parser, word)
+        _parse_feeds(parser, properties)
         parser.parse_keyword("to")
         properties["target"] = parser.parse_type()
 
     def print_facts(self, printer: Printer) -> None:
         printer.print_string(f" of {self.of.data} ")
         print_values(printer, self.operands)
-        printer.print_string(f" feeds {self.first.data} groups {self.groups.data} destination {self.destination.data}")
+        _print_feeds(printer, self)
         printer.print_string(" to ")
         printer.print_attribute(self.target)
 
@@ -139,14 +130,13 @@ class ReceiveRowsOp(Node):
 
     @classmethod
     def parse_facts(cls, parser: Parser, operands: list[SSAValue], properties: dict[str, Attribute]) -> None:
-        properties["of"] = _parse_number(parser, "of")
-        for word, name in _FACTS:
-            properties[name] = _parse_number(parser, word)
+        properties["of"] = parse_number(parser, "of")
+        _parse_feeds(parser, properties)
         parser.parse_keyword("from")
         properties["sources"] = ArrayAttr(parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_type))
 
     def print_facts(self, printer: Printer) -> None:
         printer.print_string(f" of {self.of.data}")
-        printer.print_string(f" feeds {self.first.data} groups {self.groups.data} destination {self.destination.data}")
+        _print_feeds(printer, self)
         printer.print_string(" from ")
         printer.print_list(self.sources.data, printer.print_attribute)

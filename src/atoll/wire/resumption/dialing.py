@@ -15,18 +15,18 @@ from atoll.wire.connection import Connection
 from atoll.wire.endpoints import connect
 from atoll.wire.resumption.connection import ResumableConnection
 from atoll.wire.resumption.ledger import Counts, Ledger
-from atoll.wire.resumption.messages import Acknowledge, AnyLinkMessage, Granted, NotResumed, Resume, Resumed
+from atoll.wire.resumption.messages import (
+    Acknowledge,
+    AnyLinkMessage,
+    Granted,
+    NotResumed,
+    NotResumedError,
+    Resume,
+    Resumed,
+)
 from atoll.wire.resumption.pace import FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS, SILENT_SECONDS
 from atoll.wire.sockets import NEXT_SECONDS
 from atoll.wire.tls.identity import Identity
-
-
-class _NotResumedError(ConnectError):
-    """Who was dialed does not go on with the connection."""
-
-    def __init__(self, text: str, final: bool) -> None:
-        super().__init__(text)
-        self.final = final
 
 
 class DialedConnection(ResumableConnection):
@@ -112,7 +112,7 @@ class DialedConnection(ResumableConnection):
                 error = await self._try_all(grant)
                 if error is None:
                     break
-                if isinstance(error, _NotResumedError) and error.final:
+                if isinstance(error, NotResumedError) and error.final:
                     self._lose(f"{reason}; {error}")
                     return
                 if self._loop.time() > deadline:
@@ -134,7 +134,7 @@ class DialedConnection(ResumableConnection):
                 return None
             except ConnectError as error:  # also where it is not trusted: a process that ends refuses in many ways
                 last = error
-                if isinstance(error, _NotResumedError) and error.final:
+                if isinstance(error, NotResumedError) and error.final:
                     break
         return last
 
@@ -148,15 +148,15 @@ class DialedConnection(ResumableConnection):
         def on_link(message: AnyLinkMessage) -> None:
             match message:
                 case Resumed(term=term) if term < self._term:
-                    fail(_NotResumedError(f"{self._name} at {address} is of an earlier term", False))
+                    fail(NotResumedError(f"{self._name} at {address} is of an earlier term", False))
                 case Resumed() if not resumed.done():
                     try:
                         self._resumed(leg, message)
                         resumed.set_result(None)
                     except FrameError as error:
-                        fail(_NotResumedError(str(error), True))
+                        fail(NotResumedError(str(error), True))
                 case NotResumed(reason=reason, final=final):
-                    fail(_NotResumedError(f"{self._name} at {address} does not resume the connection: {reason}", final))
+                    fail(NotResumedError(f"{self._name} at {address} does not resume the connection: {reason}", final))
 
         leg = await self._connect(address, NEXT_SECONDS, self._on_message, lambda reason: fail(ConnectError(reason)))
         leg.on_link = on_link

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from atoll.errors import ConnectError
 from atoll.wire.framing import link_header
 
 
@@ -73,6 +74,14 @@ class Acknowledge(LinkMessage, frozen=True, tag=5):
 
 class Bye(LinkMessage, frozen=True, tag=6):
     """The connection is over: this side has closed it. The last message."""
+
+
+class NotResumedError(ConnectError):
+    """Who was dialed does not go on with the connection; where that is `final`, nobody will."""
+
+    def __init__(self, text: str, final: bool) -> None:
+        super().__init__(text)
+        self.final = final
 
 
 AnyLinkMessage = Granted | Resume | Resumed | NotResumed | Acknowledge | Bye
