@@ -27,8 +27,8 @@ test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.test  ## Run the test suite
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-thorough: $(VENV)/.test  ## Run for long what the suite runs for short: tests of properties, mixes of clients
-	ATOLL_TEST_THOROUGHNESS=20 $(BIN)/python -m pytest -m hypothesis --timeout 3600 --numprocesses $(WORKERS) $(ARGS)
+thorough: $(VENV)/.test  ## Run for long what the suite runs for short, or not at all: tests of properties, mixes of clients
+	ATOLL_TEST_THOROUGHNESS=20 ATOLL_ORDER_SECONDS=60 $(BIN)/python -m pytest -m "hypothesis or thorough" --timeout 3600 --numprocesses $(WORKERS) $(ARGS)
 	ATOLL_ORDER_SECONDS=60 ATOLL_TEST_USAGE_SECONDS=600 $(BIN)/python -m pytest --timeout 3600 tests/end_to_end/test_order.py tests/operate/test_usage.py $(ARGS)
 
 restarts: $(VENV)/.test  ## Kill the controller a hundred times under three clients, which takes several minutes

@@ -50,7 +50,7 @@ import psutil  # noqa: E402
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
-from tests.thoroughness import examples  # noqa: E402
+from tests.thoroughness import TIMES, examples  # noqa: E402
 
 if TYPE_CHECKING:
     from tests.cluster_process import User
@@ -180,8 +180,15 @@ def _no_process_or_folder_leaks() -> Iterator[None]:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests come first, then those with many: else few processes would be busy at the end."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Files with slow tests come first, then those with many: else few processes would be busy at the end.
+
+    Thorough ones are left out of the suite, whose time is bounded.
+    """
+    if TIMES == 1:
+        left_out = [item for item in items if item.get_closest_marker("thorough")]
+        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+        config.hook.pytest_deselected(items=left_out)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     count = Counter(item.path for item in items)
     items.sort(key=lambda item: (item.path not in slow, -count[item.path], item.path))

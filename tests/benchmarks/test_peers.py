@@ -53,6 +53,7 @@ def test_a_host_alone_counts_without_others():
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_controller_that_died_fails_the_round():
     with peer("multi_controller", "JAX, op by op") as child:
         (first,) = started()

@@ -80,6 +80,7 @@ def test_the_targets_are_the_last_inputs_backwards():
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_atolls_losses_are_those_of_stock_jax_bit_for_bit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(child, "environment_of", lambda settings: quick(environment_of(settings)))
     losses = {}

@@ -199,6 +199,7 @@ def step_until_lost(count: int) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_it_goes_on_where_a_worker_hangs(user, standing, lose):
     user.call(begin, 5)
     user.call(steps, 20)

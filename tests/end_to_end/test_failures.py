@@ -182,6 +182,7 @@ def test_a_client_killed_in_the_middle_of_its_launches_leaves_nothing_and_distur
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_program_that_crashes_its_worker_is_refused_from_then_on_and_it_alone(start_cluster, start_python):
     flags = "--xla_cpu_collective_call_terminate_timeout_seconds=1"
     crashing = start_cluster({"XLA_FLAGS": flags}, islands="1x1x2")

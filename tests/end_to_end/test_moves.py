@@ -24,7 +24,7 @@ from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
 
-@pytest.fixture(scope="module", params=["2x1x4", "2x2x2"])
+@pytest.fixture(scope="module", params=[pytest.param("2x1x4", marks=pytest.mark.thorough), "2x2x2"])
 def islands(request: pytest.FixtureRequest, start_cluster: StartCluster) -> StandingCluster:
     """Two islands of four devices, of one host and of two."""
     return start_cluster(islands=request.param, mesh="2x2")
@@ -233,7 +233,7 @@ def states(cluster: StandingCluster) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hosts", ["1x2", "2x1"])
+@pytest.mark.parametrize("hosts", ["1x2", pytest.param("2x1", marks=pytest.mark.thorough)])
 def test_islands_come_and_go_under_running_programs(
     start_cluster: StartCluster, start_python: StartPython, hosts: str, tmp_path: Path
 ) -> None:

@@ -43,8 +43,11 @@ def test_after_kill_9_of_a_script_nothing_is_left(start_script: StartScript) -> 
 
 @pytest.mark.parametrize(
     ("end", "status"),
-    [("", 0), ("raise ValueError('mine')", 1), ("import os; os._exit(3)", 3)],
-    ids=["at its end", "by an exception", "by os._exit"],
+    [
+        pytest.param("", 0, id="at its end", marks=pytest.mark.thorough),
+        pytest.param("raise ValueError('mine')", 1, id="by an exception"),
+        pytest.param("import os; os._exit(3)", 3, id="by os._exit"),
+    ],
 )
 def test_after_a_script_has_ended_nothing_is_left(start_script: StartScript, end: str, status: int) -> None:
     script = working(start_script, end)

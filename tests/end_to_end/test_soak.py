@@ -15,7 +15,7 @@ SECONDS = 100
 
 @pytest.mark.slow
 def test_while_processes_are_killed_nothing_is_wrong_hangs_or_is_left() -> None:
-    command = [sys.executable, "-m", "scripts.soak", "--minutes", "0.25", "--every", "2", "--islands", "2x2x1"]
+    command = [sys.executable, "-m", "scripts.soak", "--minutes", "0.15", "--every", "2", "--islands", "2x2x1"]
     ended = subprocess.run(
         command,
         cwd=ROOT,

@@ -7,6 +7,8 @@ import stat
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.cluster_process import COMMAND, User, finish
 
 # Runs as many tasks as it is told, with the number that Slurm gives to each.
@@ -46,6 +48,7 @@ def test_the_job_is_a_cluster_with_a_host_a_task_and_ends_with_its_command(user:
     assert user.leftovers() == []
 
 
+@pytest.mark.thorough
 def test_tenants_of_a_job_join_by_files_that_go_with_it_and_its_script_has_no_token(user: User, tmp_path: Path) -> None:
     file = tmp_path / "it's tenants.toml"
     file.write_text(f'[tenant.red]\ntoken = "{"r" * 24}"\n')

@@ -18,9 +18,9 @@ SECONDS = 300.0
 STEPS = 3
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1")
 FEW = [
-    ("nnx", 2, 2, "1f1b"),
+    pytest.param("nnx", 2, 2, "1f1b", marks=pytest.mark.thorough),
     ("linen", 2, 2, "zb-h1"),
-    ("equinox", 2, 2, "gpipe"),
+    pytest.param("equinox", 2, 2, "gpipe", marks=pytest.mark.thorough),
     ("plain", 8, 4, "interleaved"),
     ("plain", 4, 4, "zb-h1"),
 ]
