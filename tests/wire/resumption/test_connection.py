@@ -90,6 +90,8 @@ def test_wherever_sockets_are_cut_each_message_arrives_once_and_in_order(monkeyp
 
 
 def test_what_is_acknowledged_is_not_kept(monkeypatch):
+    monkeypatch.setattr(module, "ACKNOWLEDGE_MESSAGES", 20)
+
     async def main() -> None:
         listener = Listener()
         dialer = await Dialer.open(Network([]), listener, monkeypatch)
