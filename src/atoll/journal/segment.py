@@ -45,7 +45,7 @@ class Segment:
     def append(self, data: bytes) -> None:
         """When this returns, the data survives the process."""
         end = self._place + len(data)
-        if end <= self._room:
+        if end < self._room:
             self._map[self._place : end] = data  # type: ignore[index]
             self._place = end
         else:
