@@ -69,7 +69,7 @@ class Journal:
         self._events = events if events < _MANY_AGAIN else SNAPSHOT_EVENTS
         self._turn_to(self._folder.open_segment(self._number, self.term))
 
-    def _turn_to(self, segment: Segment) -> None:
+    def _turn_to(self, segment: Segment | None) -> None:
         """Turns are appended to this one from now on."""
         if self._segment is not None:
             self._segment.close()
@@ -124,8 +124,7 @@ class Journal:
         if self._child:
             os.kill(self._child, 9)
             self._reap(0)
-        if self._segment is not None:
-            self._segment.close()
+        self._turn_to(None)
         self._folder.clear()
         self._folder.close()
 
@@ -152,6 +151,7 @@ class Journal:
         if not self._is_broken:
             _log.error("the journal cannot be written: %s: a controller that ends now is not started again", error)
             self._folder.clear()  # it would have a hole
+            self._turn_to(None)  # what it has of the disk can be had again
         self._is_broken = True
         self._retry = time.monotonic() + _RETRY_SECONDS
 
