@@ -243,6 +243,9 @@ def test_a_disk_that_takes_no_more_ends_the_journal_and_not_the_cluster(folder, 
 def test_a_cluster_that_ends_leaves_no_journal(folder):
     found = written(folder, 1)
     found.end()
+    found.append(turn(1))
+    found.tick()
+    assert not found.wants_snapshot
     assert [path.name for path in folder.path.iterdir()] == ["lock"]
 
 

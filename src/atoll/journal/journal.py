@@ -10,6 +10,7 @@ new controller has to replay takes it a second or two.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -120,7 +121,8 @@ class Journal:
             self._syncing.start()
 
     def end(self) -> None:
-        """The cluster ends: there is nothing to go on with."""
+        """The cluster ends: there is nothing to go on with. What is appended from now on is dropped."""
+        self._is_broken, self._retry = True, math.inf
         if self._child:
             os.kill(self._child, 9)
             self._reap(0)
