@@ -64,6 +64,8 @@ BACKENDS = {
         Backend("atoll, TLS", {"JAX_PLATFORMS": "atoll"}),
         Backend("atoll, plain TCP", {"JAX_PLATFORMS": "atoll"}),
         Backend("blocking TLS socket", {"JAX_PLATFORMS": "cpu"}),
+        Backend("atoll, journal", {"JAX_PLATFORMS": "atoll"}),
+        Backend("atoll, no journal", {"JAX_PLATFORMS": "atoll"}),
         # Of the paper's figures. "Atoll" alone and what is ideal have null devices, and start them themselves.
         Backend("Atoll", {"JAX_PLATFORMS": "cpu"}),
         Backend("Atoll, sequential dispatch", {"JAX_PLATFORMS": "cpu"}),

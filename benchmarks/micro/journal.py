@@ -19,6 +19,7 @@ from typing import Any
 from atoll.journal.files import Folder
 from atoll.journal.records import decode_events, encode_event, encode_turn
 from atoll.journal.recovery import recover
+from atoll.journal.segment import Segment
 from benchmarks.harness.machine import describe
 from benchmarks.paper.cluster import NullCluster
 from benchmarks.paper.null_steps import Steps
@@ -42,8 +43,8 @@ def measure() -> dict[str, Any]:
     rounds: dict[str, list[float]] = {kind: [] for kind in _KINDS}
     appending: dict[str, float] = {}
     try:
-        for _ in range(ROUNDS):
-            for kind, cluster in clusters.items():
+        for number in range(ROUNDS):
+            for kind, cluster in sorted(clusters.items(), reverse=bool(number % 2)):
                 before = cluster.processor_seconds()["controller"]
                 cluster.run(steps[kind].run(GANGS))
                 rounds[kind].append(1e6 * (cluster.processor_seconds()["controller"] - before) / GANGS)
@@ -64,11 +65,12 @@ def cost_of_appending(folder: Path) -> dict[str, float]:
     turns = [[encode_event(event) for event in decode_events(turn)] for turn in found.turns]
     seconds = []
     for _ in range(ROUNDS):
-        with open(folder / "again", "wb", buffering=0) as file:
-            began = time.process_time()
-            for turn in turns:
-                file.write(encode_turn(turn))
-            seconds.append(time.process_time() - began)
+        segment = Segment(folder / "again", b"a header")
+        began = time.process_time()
+        for turn in turns:
+            segment.append(encode_turn(turn))
+        seconds.append(time.process_time() - began)
+        segment.close()
     return {
         "turns_a_gang": round(len(turns) / GANGS, 2),
         "events_a_gang": round(sum(map(len, turns)) / GANGS, 2),

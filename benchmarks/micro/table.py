@@ -1,4 +1,4 @@
-"""The micro-benchmarks (a) to (v), as data: speed that users notice, beside stock JAX and other peers."""
+"""The micro-benchmarks (a) to (w), as data: speed that users notice, beside stock JAX and other peers."""
 
 from benchmarks.harness.benchmark import BATCH_THREADS, Benchmark, Metric, RunsIn, Target
 
@@ -211,6 +211,17 @@ BENCHMARKS = (
         metrics=tuple(
             Metric(f"rate_{size}", f"{size} MB of rows, each to 2 experts", "steps/s", Target(3.0, ratio=True))
             for size in ("1", "4", "16")
+        ),
+    ),
+    Benchmark(
+        key="w",
+        title="(a), (b) and (j) with a journal and without",
+        prepare="benchmarks.micro.journaled:rows",
+        contestants=("atoll, journal", "atoll, no journal"),
+        metrics=(
+            Metric("a", "jit op by op", "calls/s", Target(0.97, ratio=True)),
+            Metric("b", "AllReduce + add op by op, 4 devices", "calls/s", Target(0.97, ratio=True)),
+            Metric("j", "the same, 128 nodes in one program", "computations/s", Target(0.97, ratio=True)),
         ),
     ),
 )

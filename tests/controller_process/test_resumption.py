@@ -14,6 +14,7 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
 from atoll.controller_process.options import ControllerOptions
 from atoll.controller_process.shell import ControllerShell
+from atoll.journal.records import decode_events
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.wire.address import Address
@@ -139,6 +140,70 @@ def test_a_shell_goes_on_with_another_ones_connections_and_nobody_notices(addres
             peer.connection.close()
         second.shell.stop()
         second.server.close()
+        await asyncio.sleep(0.05)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+class Records:
+    """A journal that keeps what is appended, and wants nothing."""
+
+    wants_snapshot = False
+
+    def __init__(self) -> None:
+        self.turns: list[list[e.AnyEvent]] = []
+
+    def append(self, turn: list[bytes]) -> None:
+        self.turns.append(list(decode_events(b"".join(turn))))
+
+    def tick(self) -> None:
+        """Nothing is synced."""
+
+    def has(self, kind: type[Any]) -> bool:
+        return any(isinstance(getattr(event, "message", event), kind) for turn in self.turns for event in turn)
+
+
+def test_what_is_handled_is_written_before_anybody_learns_of_it_and_no_sooner(address, monkeypatch):
+    monkeypatch.setattr("atoll.controller_process.shell.PING_SECONDS", 1000.0)
+
+    async def main() -> None:
+        process = Process(address)
+        journal = Records()
+        process.shell.journal = journal  # type: ignore[assignment]
+        process.shell.start()
+        await process.listen()
+
+        async def handled(kind: type[Any], times: int = 1) -> None:
+            """And the turn is over."""
+            while times > sum(isinstance(getattr(event, "message", event), kind) for event in process.events):
+                await asyncio.sleep(0.001)
+            while not isinstance(process.events[-1], e.Flush):
+                await asyncio.sleep(0.001)
+
+        worker = await Peer.open(address, "worker")
+        await handled(e.ConnectionOpened)
+        assert journal.has(e.ConnectionOpened), "the peer is told its number next"
+        worker.connection.send(ready(Topology.parse("1x1x1"), 0, "unix:/data-0"))
+        proxy = await Peer.open(address, "proxy")
+        await proxy.next_of(WELCOME)
+        assert journal.has(m.WorkerReady)
+        proxy.connection.send(m.Release((1,)))
+        await handled(m.Release)
+        assert not journal.has(m.Release)
+        proxy.connection.send(m.Await(8, ()))
+        await proxy.next_of(62)
+        assert journal.has(m.Release)
+        events = [event for turn in journal.turns for event in turn]
+        assert [type(event) for event in events] == [type(event) for event in process.events[: len(events)]]
+        proxy.connection.send(m.Release((2,)))
+        await handled(m.Release, 2)
+        process.shell._flush_now()  # as before a peer that is back is told what has come of it
+        assert [type(event) for turn in journal.turns for event in turn] == [type(event) for event in process.events]
+        process.shell.journal = None
+        for peer in (worker, proxy):
+            peer.connection.close()
+        process.shell.stop()
+        process.server.close()
         await asyncio.sleep(0.05)
 
     asyncio.run(asyncio.wait_for(main(), 30))

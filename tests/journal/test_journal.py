@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import stat
 import time
@@ -10,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import JournalError
-from atoll.journal import files, journal
+from atoll.journal import files, journal, segment
 from atoll.journal.files import Folder
 from atoll.journal.journal import Journal
-from atoll.journal.records import encode_event
+from atoll.journal.records import encode_event, encode_turn, read_turns
 from atoll.journal.recovery import recover
+from atoll.journal.segment import Segment
 from atoll.journal.snapshots import pickled, unpickled
 from atoll.protocol import events as e
 
@@ -29,9 +31,17 @@ def timers(folder: Folder) -> list[int]:
     return [event.timer for event in found.events() if isinstance(event, e.TimerEnded)]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Folder:
+@pytest.fixture(params=["mapped", "written"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    monkeypatch.setattr(segment, "_keeps_room", lambda descriptor: request.param == "mapped")
     return Folder(tmp_path / "journal")
+
+
+def used(path: Path) -> int:
+    """Where its last turn ends."""
+    content = path.read_bytes()
+    _, start = files.read_header(content, str(path))
+    return start + max((end for end, _ in read_turns(content[start:])), default=0)
 
 
 def written(folder: Folder, count: int, term: int = 1) -> Journal:
@@ -121,14 +131,28 @@ def test_a_later_controller_goes_on_behind_what_is_there(folder):
     second.append(turn(3))
     found = recover(folder)
     assert found is not None
-    assert (found.term, timers(folder)) == (2, [0, 1, 2, 3])
+    assert (found.term, found.cut, timers(folder)) == (2, [], [0, 1, 2, 3])
+
+
+def test_turns_go_on_where_a_map_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(segment, "STEP_BYTES", mmap.PAGESIZE)
+    monkeypatch.setattr(segment, "_keeps_room", lambda descriptor: True)
+    turns = [encode_turn([bytes([number]) * length]) for number, length in enumerate([3000, 1080, 1, 20_000, 5], 1)]
+    found = Segment(tmp_path / "segment", b"header")
+    for each in turns:
+        found.append(each)
+        content = (tmp_path / "segment").read_bytes()
+        assert content.rstrip(b"\0") == b"header" + b"".join(turns[: turns.index(each) + 1])
+        assert len(content) % mmap.PAGESIZE == 0
+    found.close()
+    assert (tmp_path / "segment").read_bytes() == b"header" + b"".join(turns)
 
 
 @pytest.mark.parametrize("torn", [1, 7, 30, 63])
 def test_what_is_torn_is_cut_off_and_what_comes_later_is_read(folder, torn, caplog):
     written(folder, 3)
     path = folder.segment(1)
-    os.truncate(path, path.stat().st_size - torn)
+    os.truncate(path, used(path) - torn)
     assert timers(folder) == [0, 1][: 2 if torn < 60 else 1]
     assert "cut off" in caplog.text
     later = Journal(folder, 2, 2, lambda: "another state")
@@ -143,7 +167,7 @@ def test_what_follows_a_bit_that_has_changed_is_cut_off_with_later_files(folder,
     later = Journal(folder, 2, 2, lambda: "another state")
     later.go_on()
     later.append(turn(9))
-    content[-100] ^= 4
+    content[used(folder.segment(1)) - 100] ^= 4
     folder.segment(1).write_bytes(content)
     assert timers(folder) == [0]
     assert "00000002.events went with it" in caplog.text
@@ -196,15 +220,15 @@ def test_two_controllers_cannot_have_one_journal(folder):
 
 def test_a_disk_that_takes_no_more_ends_the_journal_and_not_the_cluster(folder, monkeypatch, caplog):
     found = written(folder, 1)
-    real = os.write
 
-    def full(descriptor: int, data: bytes) -> int:
+    def full(*arguments: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "write", full)
-    found.append(turn(1))
-    found.append(turn(2))
-    monkeypatch.setattr(os, "write", real)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        patched.setattr(os, "posix_fallocate", full)
+        found.append([b"x" * segment.STEP_BYTES])
+        found.append(turn(2))
     assert caplog.text.count("No space left on device") == 1
     assert recover(folder) is None, "it has a hole"
     assert not found.wants_snapshot
@@ -219,6 +243,9 @@ def test_a_disk_that_takes_no_more_ends_the_journal_and_not_the_cluster(folder, 
 def test_a_cluster_that_ends_leaves_no_journal(folder):
     found = written(folder, 1)
     found.end()
+    found.append(turn(1))
+    found.tick()
+    assert not found.wants_snapshot
     assert [path.name for path in folder.path.iterdir()] == ["lock"]
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import random
+from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
 
 from atoll.cluster.tenants import TenantSettings
+from atoll.scheduling.policies.fair import FairShares
 from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.tenants import Tenant
 from atoll.scheduling.tickets import Gang, Ticket
@@ -103,6 +106,50 @@ def test_sessions_of_a_tenant_share_what_it_gets():
     clients = [Client(1, one, MS), Client(2, one, 3 * MS), Client(3, two, MS)]
     play(clients, 5 * SECOND)
     assert shares(clients, 0, 5 * SECOND) == pytest.approx([1 / 6, 1 / 6, 2 / 3], rel=0.02)
+
+
+def test_sessions_of_the_only_tenant_share_alike_and_so_do_tenants_once_there_is_another():
+    one, two = tenant("one"), tenant("two")
+    clients = [Client(1, one, MS), Client(2, one, 3 * MS), Client(3, two, MS, begins=2 * SECOND)]
+    play(clients, 4 * SECOND)
+    assert shares(clients, 0, 2 * SECOND) == pytest.approx([1 / 2, 1 / 2, 0], rel=0.02)
+    assert shares(clients, 2 * SECOND + 100 * MS, 4 * SECOND) == pytest.approx([1 / 4, 1 / 4, 1 / 2], rel=0.03)
+
+
+def test_who_is_left_when_all_others_have_ended_gets_everything_and_shares_again_with_who_comes():
+    policy, numbers = FairShares(), itertools.count()
+    tenants = [tenant("one"), tenant("two")]
+
+    def add(session: int, who: Tenant) -> Ticket[None]:
+        ticket = Ticket[None](next(numbers), session, tenant=who)
+        policy.add(ticket)
+        return ticket
+
+    def serve(count: int) -> list[int]:
+        """Whose tickets go, each of the same length."""
+        served = []
+        for _ in range(count):
+            ticket = policy.take()
+            assert ticket is not None
+            gang = Gang[None](ticket.number, 0, ticket, None, MS)
+            policy.commit(gang)
+            add(ticket.session, ticket.tenant)
+            policy.charge(gang, MS)
+            served.append(ticket.session)
+        return served
+
+    for session, who in ((1, tenants[0]), (2, tenants[1]), (3, tenants[1])):
+        add(session, who)
+        add(session, who)
+    assert sorted(Counter(serve(40)).values()) == [10, 10, 20]
+    policy.forget(1)
+    assert set(Counter(serve(40)).values()) == {20}, "the only tenant's sessions"
+    policy.forget(2)
+    assert set(serve(5)) == {3}
+    add(4, tenants[0])
+    assert set(Counter(serve(40)).values()) == {20}
+    add(5, tenants[0])
+    assert sorted(Counter(serve(40)).values()) == [10, 10, 20]
 
 
 def test_gangs_on_two_islands_are_charged_on_each():

@@ -97,6 +97,8 @@ class ControllerShell:
         )
         self._resumes = settings.grace_seconds > 0
         self.journal: Journal | None = None
+        self._uncommitted: list[bytes] = []  # records of turns that are not in it yet
+        self._has_opened = False  # a connection, whose peer learns its number: nobody else is to have it
         self._flush_scheduled = False
         self._to_acknowledge: list[AcceptedConnection] = []
         self._encoded: tuple[Any, bytes] = (None, b"")  # the last message that was sent, and its frame
@@ -152,6 +154,7 @@ class ControllerShell:
                 self.joiners.serve(connection)
                 return
             self._connections[number] = connection
+            self._has_opened = True
             self._handle(e.ConnectionOpened(self._clock(), number, os.urandom(16).hex(), connection.peer_role))
 
         first = on_first if self._resumes else on_message
@@ -205,6 +208,9 @@ class ControllerShell:
         try:
             actions = self._controller.handle(e.Flush(now))
         finally:
+            if self.journal is not None:
+                self._uncommitted += self._controller.log.turn
+        if actions or self._to_acknowledge or self._has_opened:
             self.commit()
         for action in actions:
             does[type(action)](action)
@@ -213,16 +219,24 @@ class ControllerShell:
                 connection.acknowledge()
             self._to_acknowledge = []
         if self.journal is not None and self.journal.wants_snapshot:
+            self.commit()
             self.journal.snapshot()
 
     def _flush_now(self) -> None:
         if self._flush_scheduled:
             self._flush()
+        self.commit()
 
     def commit(self) -> None:
-        """All that has been handled will be known to who goes on after this process. Before anybody learns of it."""
-        if self.journal is not None:
-            self.journal.append(self._controller.log.turn)
+        """All that has been handled will be known to who goes on after this process. Before anybody learns of it.
+
+        A turn of which nobody learns, by a message, an acknowledgement or the number of a connection, is written with
+        the next one.
+        """
+        self._has_opened = False
+        if self.journal is not None and self._uncommitted:
+            turn, self._uncommitted = self._uncommitted, []
+            self.journal.append(turn)
 
     def _acknowledge_soon(self, connection: AcceptedConnection) -> None:
         """What has come is acknowledged when it is safe: at the end of this turn."""

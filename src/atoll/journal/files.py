@@ -18,6 +18,7 @@ import msgspec
 
 from atoll._version import __version__
 from atoll.errors import JournalError
+from atoll.journal.segment import Segment
 from atoll.protocol.messages import PROTOCOL
 
 _MAGIC = b"ATOLL JOURNAL\n"
@@ -137,9 +138,6 @@ class Folder:
                 return found, payload
         raise JournalError(f"{path} is damaged")
 
-    def open_segment(self, number: int, term: int) -> int:
-        """A new one, to append to: its descriptor."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
-        descriptor = os.open(self.segment(number), flags, 0o600)
-        os.write(descriptor, header(number, term))
-        return descriptor
+    def open_segment(self, number: int, term: int) -> Segment:
+        """A new one, to append to. Raises OSError."""
+        return Segment(self.segment(number), header(number, term))

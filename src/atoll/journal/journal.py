@@ -10,6 +10,7 @@ new controller has to replay takes it a second or two.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -18,6 +19,7 @@ from typing import Any
 
 from atoll.journal.files import Folder
 from atoll.journal.records import encode_turn
+from atoll.journal.segment import Segment
 from atoll.journal.snapshots import pickled, start_snapshot
 
 _log = logging.getLogger(__name__)
@@ -42,7 +44,7 @@ class Journal:
         self._folder = folder
         self._state = state
         self._number = number
-        self._descriptor = -1
+        self._segment: Segment | None = None
         self._events = self._bytes = 0  # since the last snapshot was begun
         self._synced = True
         self._syncing: threading.Thread | None = None
@@ -66,10 +68,13 @@ class Journal:
     def go_on(self, events: int = 0) -> None:
         """Begins a segment, after what is there already: so many events since the last snapshot. Raises OSError."""
         self._events = events if events < _MANY_AGAIN else SNAPSHOT_EVENTS
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-        self._descriptor = self._folder.open_segment(self._number, self.term)
+        self._turn_to(self._folder.open_segment(self._number, self.term))
+
+    def _turn_to(self, segment: Segment | None) -> None:
+        """Turns are appended to this one from now on."""
+        if self._segment is not None:
+            self._segment.close()
+        self._segment = segment
 
     def append(self, turn: Sequence[bytes]) -> None:
         """A turn's records: when this returns, they survive the process.
@@ -79,11 +84,10 @@ class Journal:
         """
         if self._is_broken:
             return
+        assert self._segment is not None
         data = encode_turn(turn)
         try:
-            written = os.write(self._descriptor, data)
-            while written < len(data):
-                written += os.write(self._descriptor, memoryview(data)[written:])
+            self._segment.append(data)
         except OSError as error:
             self._fail(error)
             return
@@ -96,9 +100,8 @@ class Journal:
         self._events = self._bytes = 0
         number = self._number + 1
         try:
-            descriptor = self._folder.open_segment(number, self.term)
-            os.close(self._descriptor)
-            self._descriptor, self._number = descriptor, number
+            self._turn_to(self._folder.open_segment(number, self.term))
+            self._number = number
             self._is_broken = False
             self._child = start_snapshot(
                 self._state, lambda payload: self._folder.write_snapshot(number, self.term, payload)
@@ -112,16 +115,18 @@ class Journal:
             self._reap(os.WNOHANG)
         if not self._synced and not self._is_broken and (self._syncing is None or not self._syncing.is_alive()):
             self._synced = True
-            own = os.dup(self._descriptor)
+            assert self._segment is not None
+            own = os.dup(self._segment.descriptor)
             self._syncing = threading.Thread(target=_sync, args=(own,), name="journal", daemon=True)
             self._syncing.start()
 
     def end(self) -> None:
-        """The cluster ends: there is nothing to go on with."""
+        """The cluster ends: there is nothing to go on with. What is appended from now on is dropped."""
+        self._is_broken, self._retry = True, math.inf
         if self._child:
             os.kill(self._child, 9)
             self._reap(0)
-        os.close(self._descriptor)
+        self._turn_to(None)
         self._folder.clear()
         self._folder.close()
 
@@ -148,6 +153,7 @@ class Journal:
         if not self._is_broken:
             _log.error("the journal cannot be written: %s: a controller that ends now is not started again", error)
             self._folder.clear()  # it would have a hole
+            self._turn_to(None)  # what it has of the disk can be had again
         self._is_broken = True
         self._retry = time.monotonic() + _RETRY_SECONDS
 

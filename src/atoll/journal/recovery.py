@@ -71,8 +71,9 @@ def _read_segments(folder: Folder, segments: list[int], recovered: Recovered) ->
         for end, turn in read_turns(memoryview(content)[start:]):
             recovered.turns.append(bytes(turn))
             position = start + end
-        if position < len(content):
-            lost = len(content) - position
+        # Behind the last turn there are zeros, where the segment was not closed, and nothing else.
+        lost = len(content[position:].rstrip(b"\0"))
+        if lost:
             os.truncate(path, position)
             text = f"{path} is whole up to byte {position}: the {lost} bytes after that are cut off"
             _drop(folder, segments[index + 1 :], text, recovered)

@@ -32,7 +32,13 @@ from atoll.wire.resumption.messages import (
     decode_link,
     encode_link,
 )
-from atoll.wire.resumption.pace import ACKNOWLEDGE_MESSAGES, FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS, SILENT_SECONDS
+from atoll.wire.resumption.pace import (
+    ACKNOWLEDGE_BYTES,
+    ACKNOWLEDGE_MESSAGES,
+    FIRST_PAUSE_SECONDS,
+    MOST_PAUSE_SECONDS,
+    SILENT_SECONDS,
+)
 from atoll.wire.sockets import NEXT_SECONDS
 from atoll.wire.stream import SocketStream, Stream, dial_stream
 from atoll.wire.tls.identity import Identity
@@ -64,6 +70,8 @@ class BlockingConnection:
         self._received = 0  # by this stream
         self._is_away = self._is_over = False
         self._acknowledged = Counts()  # to the peer
+        self._due = ACKNOWLEDGE_MESSAGES  # messages of this stream after which they are acknowledged
+        self._unacknowledged = 0  # bytes
 
     @classmethod
     def dial(
@@ -146,18 +154,19 @@ class BlockingConnection:
             try:
                 for message in self._decoder.feed(buffer[:count]):
                     self._received += 1
-                    if self._ledger is not None:
-                        self._count()
+                    if self._grant is None and self._ledger is not None:
+                        with self._lock:
+                            self._ledger = None
                     yield message
             except FrameError as error:
                 raise FrameError(f"{self.name} sent what we do not understand: {error}") from None
+            if self._ledger is not None:
+                self._read(count)
 
-    def _count(self) -> None:
-        """One more message has come."""
-        if self._grant is None:
-            with self._lock:
-                self._ledger = None
-        elif self._received % ACKNOWLEDGE_MESSAGES == 0:
+    def _read(self, count: int) -> None:
+        """So many bytes more have come, and their messages were taken."""
+        self._unacknowledged += count
+        if self._received >= self._due or self._unacknowledged >= ACKNOWLEDGE_BYTES:
             self._acknowledge()
 
     @property
@@ -170,6 +179,7 @@ class BlockingConnection:
     def _acknowledge(self) -> None:
         with self._lock:
             counts = self._counts
+            self._due, self._unacknowledged = self._received + ACKNOWLEDGE_MESSAGES, 0
             if counts != self._acknowledged and not self._is_away:
                 self._acknowledged = counts
                 self._write(encode_link(Acknowledge(*counts)))
@@ -208,7 +218,7 @@ class BlockingConnection:
             self._is_away = True
             assert self._ledger is not None
             self._ledger.received = self._counts
-            self._received = 0
+            self._received, self._due, self._unacknowledged = 0, ACKNOWLEDGE_MESSAGES, 0
             self._decoder = FrameDecoder(self._message_type, on_link=self._link)
         self._stream.close()
         deadline, pause = time.monotonic() + grant.seconds, FIRST_PAUSE_SECONDS

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from atoll.wire import blocking
 from atoll.wire.address import Address
 from atoll.wire.blocking import BlockingConnection
 from atoll.wire.endpoints import listen
+from atoll.wire.resumption import connection as module
 from tests.wire.resumption.network import Hello, Listener, Note, until
 
 COUNT = 2000
@@ -50,7 +52,10 @@ async def begin(folder: Path, listener: Listener) -> tuple[asyncio.Server, Worke
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_sockets_are_cut_while_threads_send_and_each_message_arrives_once(tmp_path, seed):
+def test_sockets_are_cut_while_threads_send_and_each_message_arrives_once(tmp_path, seed, monkeypatch):
+    monkeypatch.setattr(blocking, "ACKNOWLEDGE_MESSAGES", 20)
+    monkeypatch.setattr(module, "ACKNOWLEDGE_MESSAGES", 20)
+
     async def main() -> None:
         draw = random.Random(seed)
         listener = Listener()
@@ -74,6 +79,25 @@ def test_sockets_are_cut_while_threads_send_and_each_message_arrives_once(tmp_pa
         assert cuts > 3
         for thread in threads:
             thread.join()
+        listener.connection.close()
+        await asyncio.to_thread(worker.receives.join)
+        worker.connection.close()
+        server.close()
+
+    asyncio.run(main())
+
+
+def test_what_is_large_is_acknowledged_before_it_is_much(tmp_path, monkeypatch):
+    monkeypatch.setattr(blocking, "ACKNOWLEDGE_BYTES", 100_000)
+
+    async def main() -> None:
+        listener = Listener()
+        server, worker = await begin(tmp_path, listener)
+        for number in range(20):
+            listener.connection.send(Note(number, b"x" * 30_000))
+        ledger = listener.connection.ledger  # type: ignore[union-attr]
+        await until(lambda: ledger.nbytes <= 100_000)
+        assert ledger.acknowledged.whole >= 16
         listener.connection.close()
         await asyncio.to_thread(worker.receives.join)
         worker.connection.close()

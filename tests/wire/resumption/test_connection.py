@@ -16,7 +16,6 @@ from atoll.wire.framing import encode
 from atoll.wire.pieces import PIECE_BYTES
 from atoll.wire.resumption import connection as module
 from atoll.wire.resumption import dialing
-from atoll.wire.resumption import ledger as ledger_module
 from atoll.wire.resumption.table import AcceptedConnection, LinkState
 from tests.thoroughness import examples
 from tests.wire.resumption.network import Dialer, Listener, Network, Note, until
@@ -90,6 +89,8 @@ def test_wherever_sockets_are_cut_each_message_arrives_once_and_in_order(monkeyp
 
 
 def test_what_is_acknowledged_is_not_kept(monkeypatch):
+    monkeypatch.setattr(module, "ACKNOWLEDGE_MESSAGES", 20)
+
     async def main() -> None:
         listener = Listener()
         dialer = await Dialer.open(Network([]), listener, monkeypatch)
@@ -245,7 +246,7 @@ def test_of_several_addresses_the_one_of_the_latest_term_is_resumed_at(monkeypat
 
 
 def test_what_waits_for_a_peer_is_bounded(monkeypatch):
-    monkeypatch.setattr(ledger_module, "MAX_RETAINED", 1000)
+    monkeypatch.setattr(module, "MAX_RETAINED", 1000)
 
     async def main() -> None:
         listener = Listener()

@@ -40,12 +40,10 @@ class _Line(Generic[Who]):
 
     def join(self, who: Who) -> None:
         who.is_waiting = True
-        who.time = max(who.time, self.now)
-        self._push(who)
-
-    def _push(self, who: Who) -> None:
-        self._count += 1
+        if who.time < self.now:
+            who.time = self.now
         who.key = who.time
+        self._count += 1
         heappush(self._heap, (who.key, self._count, who))
 
     def first(self) -> Who | None:
@@ -65,22 +63,27 @@ class _Line(Generic[Who]):
 
     def serve(self, who: Who) -> None:
         """It is served now: who joins starts here."""
-        self.now = max(self.now, who.key)
+        if self.now < who.key:
+            self.now = who.key
 
-    def charge(self, who: Who, amount: float) -> None:
-        """Negative where it was charged too much before."""
-        if not who.is_waiting:
-            who.time = max(who.time, self.now)
-        who.time += amount
-        if who.is_waiting and who.time < who.key:
-            self._push(who)
+    def charge(self, who: Who, amount: float, least: float) -> None:
+        """Negative where it was charged too much before. It moves forward in line for no less than `least`."""
+        if who.is_waiting:
+            who.time += amount
+            if who.key - who.time > least:
+                self._count += 1
+                who.key = who.time
+                heappush(self._heap, (who.key, self._count, who))
+        else:
+            who.time = (who.time if who.time > self.now else self.now) + amount
 
 
 class _Session(_Served):
-    __slots__ = ("ready",)
+    __slots__ = ("ready", "tenant")
 
-    def __init__(self) -> None:
+    def __init__(self, tenant: _Tenant) -> None:
         super().__init__()
+        self.tenant = tenant
         self.ready: deque[Ticket[Any]] = deque()
 
 
@@ -93,91 +96,121 @@ class _Tenant(_Served):
         self.sessions: dict[int, _Session] = {}
         self.line: _Line[_Session] = _Line()
 
+    def take(self) -> Ticket[Any] | None:
+        """Of the session that goes next."""
+        session = self.line.first()
+        if session is None:
+            return None
+        self.line.serve(session)
+        ticket = session.ready.popleft()
+        if not session.ready:
+            session.is_waiting = False
+        return ticket
+
 
 class FairShares(Policy):
-    """Of the tenants of the highest priority that have something ready, the one that is furthest behind its share."""
+    """Of the tenants of the highest priority that have something ready, the one that is furthest behind its share.
+
+    Who has nobody to share with stands in no line and is charged nothing: a session that is alone, and a tenant whose
+    sessions are all there are.
+    """
 
     def __init__(self) -> None:
         self._tenants: dict[str, _Tenant] = {}
-        self._alone: _Session | None = None  # with nobody to share with, it stands in no line and is charged nothing
+        self._sessions: dict[int, _Session] = {}
+        self._alone: _Session | None = None
+        self._only: _Tenant | None = None
+        self._served = 0  # tenants that have sessions
         self._lines: dict[int, _Line[_Tenant]] = {}  # by priority
         self._priorities: list[int] = []  # of these, the highest first
-        self._of_session: dict[int, _Tenant] = {}
 
     def add(self, ticket: Ticket[Any]) -> None:
-        tenant = self._of_session.get(ticket.session)
-        if tenant is None:
-            tenant = self._tenant(ticket)
-            self._join(tenant, ticket.session)
-        session = tenant.sessions[ticket.session]
+        session = self._sessions.get(ticket.session)
+        if session is None:
+            session = self._join(ticket)
         session.ready.append(ticket)
         if session is self._alone:
             return
+        tenant = session.tenant
         if tenant.priority != ticket.tenant.settings.priority:
-            tenant = self._move(tenant, ticket.tenant.settings.priority)
-        self._wait(tenant, session)
+            self._move(tenant, ticket.tenant.settings.priority)
+        if not (session.is_waiting and (tenant.is_waiting or tenant is self._only)):
+            self._wait(session)
 
     def take(self) -> Ticket[Any] | None:
         if self._alone is not None:
             ready = self._alone.ready
             return ready.popleft() if ready else None
+        if self._only is not None:
+            return self._only.take()
         for priority in self._priorities:
             line = self._lines[priority]
             while (tenant := line.first()) is not None:
-                session = tenant.line.first()
-                if session is None:  # it has ended
-                    tenant.is_waiting = False
-                    continue
-                line.serve(tenant)
-                tenant.line.serve(session)
-                ticket = session.ready.popleft()
-                if not session.ready:
-                    session.is_waiting = False
-                    tenant.is_waiting = tenant.line.first() is not None
-                if not (ticket.committed or ticket.dropped):
+                ticket = tenant.take()
+                if ticket is not None:
+                    line.serve(tenant)
                     return ticket
+                tenant.is_waiting = False
         return None
 
     def commit(self, gang: Gang[Any]) -> None:
-        self._charge(gang, gang.estimate * gang.devices)
+        if self._alone is None and gang.weight:
+            expected = gang.estimate * gang.devices
+            self._charge(gang, expected, expected)
 
     def charge(self, gang: Gang[Any], nanoseconds: int) -> None:
-        self._charge(gang, nanoseconds - gang.estimate * gang.devices)
+        if self._alone is None and gang.weight:
+            expected = gang.estimate * gang.devices
+            self._charge(gang, nanoseconds - expected, expected)
+
+    def _charge(self, gang: Gang[Any], amount: int, expected: int) -> None:
+        session = self._sessions.get(gang.ticket.session)
+        if session is None:
+            return
+        tenant = session.tenant
+        # A place in line is worth a gang: for less it stays as it is.
+        tenant.line.charge(session, amount, expected)
+        if self._only is None:
+            share = gang.ticket.tenant.settings.share
+            self._lines[tenant.priority].charge(tenant, amount / share, expected / share)
 
     def forget(self, session: int) -> None:
-        tenant = self._of_session.pop(session, None)
-        if tenant is None:
+        ended = self._sessions.pop(session, None)
+        if ended is None:
             return
-        ended = tenant.sessions.pop(session)
         ended.is_waiting = False
-        if ended is self._alone:
-            self._alone = None
-        if len(self._of_session) == 1:
-            ((number, tenant),) = self._of_session.items()
-            self._alone = tenant.sessions[number]
-            self._alone.is_waiting = tenant.is_waiting = False
+        del ended.tenant.sessions[session]
+        self._served -= not ended.tenant.sessions
+        self._find_who_is_alone()
 
-    def _charge(self, gang: Gang[Any], nanoseconds: int) -> None:
-        if self._alone is not None or not gang.weight:
-            return
-        session = gang.ticket.session
-        tenant = self._of_session.get(session)
-        if tenant is not None:
-            tenant.line.charge(tenant.sessions[session], nanoseconds)
-            self._lines[tenant.priority].charge(tenant, nanoseconds / gang.ticket.tenant.settings.share)
+    def _join(self, ticket: Ticket[Any]) -> _Session:
+        """The session is one of its tenant's from now on."""
+        tenant = self._tenant(ticket)
+        self._served += not tenant.sessions
+        session = self._sessions[ticket.session] = tenant.sessions[ticket.session] = _Session(tenant)
+        self._find_who_is_alone()
+        return session
 
-    def _join(self, tenant: _Tenant, number: int) -> None:
-        """The session is one of the tenant's from now on."""
-        session = tenant.sessions[number] = _Session()
-        self._of_session[number] = tenant
-        alone, self._alone = self._alone, session if len(self._of_session) == 1 else None
-        if alone is not None and alone.ready:
-            self._wait(next(each for each in self._tenants.values() if alone in each.sessions.values()), alone)
+    def _find_who_is_alone(self) -> None:
+        """A session has come or gone. Who was alone, and is not any more, stands in line from now on."""
+        before = self._alone, self._only
+        first = next(iter(self._sessions.values()), None)
+        self._alone = first if len(self._sessions) == 1 else None
+        self._only = first.tenant if first is not None and self._served == 1 else None
+        if self._alone is not None:
+            self._alone.is_waiting = False
+        if self._only is not None:
+            self._only.is_waiting = False
+        if before != (self._alone, self._only):
+            for session in self._sessions.values():
+                if session.ready and session is not self._alone:
+                    self._wait(session)
 
-    def _wait(self, tenant: _Tenant, session: _Session) -> None:
+    def _wait(self, session: _Session) -> None:
+        tenant = session.tenant
         if not session.is_waiting:
             tenant.line.join(session)
-        if not tenant.is_waiting:
+        if not tenant.is_waiting and self._only is None:
             self._lines[tenant.priority].join(tenant)
 
     def _tenant(self, ticket: Ticket[Any]) -> _Tenant:
@@ -188,7 +221,7 @@ class FairShares(Policy):
             self._add_line(settings.priority)
         return tenant
 
-    def _move(self, old: _Tenant, priority: int) -> _Tenant:
+    def _move(self, old: _Tenant, priority: int) -> None:
         """Its priority was changed: what it has in line goes along, and it starts with those who are there."""
         self._add_line(priority)
         old.is_waiting = False
@@ -196,8 +229,10 @@ class FairShares(Policy):
         tenant.sessions, tenant.line = old.sessions, old.line
         (name,) = (name for name, each in self._tenants.items() if each is old)
         self._tenants[name] = tenant
-        self._of_session.update(dict.fromkeys(tenant.sessions, tenant))
-        return tenant
+        for session in tenant.sessions.values():
+            session.tenant = tenant
+        if self._only is old:
+            self._only = tenant
 
     def _add_line(self, priority: int) -> None:
         if priority not in self._lines:

@@ -53,7 +53,10 @@ class ResumableConnection:
     def send_encoded(self, frame: bytes) -> None:
         if self._closed:
             return
-        if not self.ledger.keep(frame):
+        ledger = self.ledger  # as its `keep`: this is on the path of every message
+        ledger.whole.append(frame)
+        ledger.nbytes += len(frame)
+        if ledger.nbytes > MAX_RETAINED:
             self._give_up()
         if self._leg is not None:
             self._leg.send_encoded(frame)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-# What has come is acknowledged after so many messages, or bytes; and once a second, whatever it is.
-ACKNOWLEDGE_MESSAGES = 64
+# What has come is acknowledged after so many messages, or bytes; and once a second, whatever it is. An acknowledgement
+# wakes its peer, which costs more than what is kept until then.
+ACKNOWLEDGE_MESSAGES = 1024
 ACKNOWLEDGE_BYTES = 1 << 20
 # Who was dialed is heard once a second: where it is not for so many, another socket may reach it.
 SILENT_SECONDS = 5
