@@ -11,7 +11,7 @@ from benchmarks.harness.record import BenchmarkRecord, Claim
 from benchmarks.paper.costs import measured_costs
 from benchmarks.paper.decoder import BACKWARD
 from benchmarks.paper.figure import Figure, Options, at_most, median, quotient
-from benchmarks.paper.sleeping import SPMD, STAGE_SECONDS, contestant
+from benchmarks.paper.sleeping import SPMD, STAGE_SECONDS, compared, contestant
 from benchmarks.paper.table2 import DEVICES, MODEL, pipeline, simulate_spmd, spmd_seconds
 
 if TYPE_CHECKING:
@@ -35,8 +35,9 @@ _METRICS = (
 _SAME_MODEL = (
     *_METRICS,
     Metric("table", "the table's step", "s"),
-    Metric("ratio", "step, of the table's", ""),
+    Metric("more", "step, more than the table's", "%"),
 )
+_MEMORY = Metric("memory", "activations on a device, at most", "GB")
 _ALL = tuple(contestant(name) for name in (*NAMES, SPMD))
 
 
@@ -70,7 +71,7 @@ def _points(options: Options) -> list[Benchmark]:
             key="pipelines",
             title=f"3B parameters on {CORES} cores, S={stages}, M={MICRO_BATCHES * stages}",
             prepare="benchmarks.paper.pipelines:prepare_transformer",
-            metrics=_SAME_MODEL,
+            metrics=(*_SAME_MODEL, _MEMORY),
             contestants=_ALL,
             point={"stages": stages},
             round_deadline=600.0,
@@ -103,10 +104,11 @@ def simulate(stages: int, table: Schedule, times: Times, steps: int) -> float:
     """Seconds of a step, each stage on an island of its own."""
     from benchmarks.paper.schedules import Sizes
 
-    return _simulate(f"{stages}x1x1", stages, table, times, Sizes(UNIT_SECONDS, ACTIVATION_BYTES), steps)
+    return _simulate(f"{stages}x1x1", stages, table, times, Sizes(UNIT_SECONDS, ACTIVATION_BYTES), steps)[0]
 
 
-def _simulate(islands: str, stages: int, table: Schedule, times: Times, sizes: Sizes, steps: int) -> float:
+def _simulate(islands: str, stages: int, table: Schedule, times: Times, sizes: Sizes, steps: int) -> tuple[float, int]:
+    """Seconds of a step, and the most bytes that the ledger of memory had for a device."""
     from atoll.virtual.cluster import VirtualCluster
     from benchmarks.paper.schedules import make_training
     from benchmarks.paper.training import step_seconds
@@ -116,7 +118,8 @@ def _simulate(islands: str, stages: int, table: Schedule, times: Times, sizes: S
     each = len(client.devices) // stages
     groups = [client.devices[stage * each : (stage + 1) * each] for stage in range(stages)]
     training = cluster.run(make_training(client, groups, table, times, sizes))
-    return cluster.run(step_seconds(cluster, client, training, steps))
+    seconds = cluster.run(step_seconds(cluster, client, training, steps))
+    return seconds, max(cluster.controller.memory.peak.values())
 
 
 def prepare_transformer(settings: Settings) -> Round:
@@ -132,17 +135,16 @@ def prepare_transformer(settings: Settings) -> Round:
     @cache
     def measure() -> dict[str, float]:
         if name == SPMD:
-            busy = ideal = spmd_seconds(CORES)
-            seconds = simulate_spmd(CORES, steps)
-        else:
-            pipe = pipeline(stages, MICRO_BATCHES * stages, CORES)
-            table = schedule(name, stages, pipe.micro_batches)
-            unit = pipe.forward * stages / table.parts
-            sizes = Sizes(unit, pipe.activation_bytes, pipe.activation_bytes, pipe.update)
-            seconds = _simulate(f"1x{CORES // DEVICES}x{DEVICES}", stages, table, times, sizes, steps)
-            busy = pipe.micro_batches * (pipe.forward + pipe.backward) + pipe.update
-            ideal = unit * table.check(times).length + pipe.update
-        return {"step": seconds, "table": ideal, "ratio": seconds / ideal, "bubble": 100 * (1 - busy / seconds)}
+            seconds, ideal = simulate_spmd(CORES, steps), spmd_seconds(CORES)
+            return compared(seconds, ideal, ideal)
+        pipe = pipeline(stages, MICRO_BATCHES * stages, CORES)
+        table = schedule(name, stages, pipe.micro_batches)
+        unit = pipe.forward * stages / table.parts
+        sizes = Sizes(unit, pipe.activation_bytes, pipe.activation_bytes, pipe.update)
+        seconds, peak = _simulate(f"1x{CORES // DEVICES}x{DEVICES}", stages, table, times, sizes, steps)
+        busy = pipe.micro_batches * (pipe.forward + pipe.backward) + pipe.update
+        ideal = unit * table.check(times).length + pipe.update
+        return {**compared(seconds, ideal, busy), "memory": peak / 1e9}
 
     return measure
 
@@ -156,7 +158,8 @@ def _claims(points: Sequence[BenchmarkRecord], options: Options) -> list[Claim]:
             claims.append(at_most(f"of the table's step, {point.title}", ratio, bound))
             continue
         for name in NAMES:
-            ratio = median(point, contestant(name), "ratio")
+            more = median(point, contestant(name), "more")
+            ratio = None if more is None else 1 + more / 100
             claims.append(at_most(f"of the table's step, {name}, {point.title}", ratio, bound))
     return claims
 
@@ -175,7 +178,8 @@ FIGURE = Figure(
         "the weights over all cores and gathers them, as there. On real devices it has 8 layers that sleep in a "
         f"custom call, so that two cores do not decide: two layers and {1000 * STAGE_SECONDS:.0f} ms a stage and "
         "micro-batch forward. SPMD is data-parallel there, on four devices of one island, and has next to nothing "
-        "to communicate: what a step takes without any bubble. The update counts as work."
+        "to communicate: what a step takes without any bubble. The update counts as work. 1F1B has GPipe's bubble: "
+        "what it saves is memory, here by the controller's ledger; a micro-batch keeps its input alone."
     ),
     paper=(
         "GPipe's order alone, in table 2. JaxPP (Xhebraj et al., arXiv 2412.14374, MLSys 2025), which has 1F1B and "

@@ -66,6 +66,7 @@ def test_a_batch_on_a_device_is_as_good_as_one_of_numpy(trained: Any) -> None:
     assert float(loss) == float(same)
 
 
+@pytest.mark.thorough
 def test_replicas_may_be_of_different_sizes_and_one_micro_batch(wanted: Any) -> None:
     stages = [DEVICES[0], Mesh(DEVICES[2:], ("data",))]
     losses, _ = losses_of(pipeline(models.loss, stages, 1, ADAM, replicas=2), PARAMS, [BATCH] * 2)

@@ -22,7 +22,7 @@ FEW = [
     ("linen", 2, 2, "zb-h1"),
     pytest.param("equinox", 2, 2, "gpipe", marks=pytest.mark.thorough),
     ("plain", 8, 4, "interleaved"),
-    ("plain", 4, 4, "zb-h1"),
+    pytest.param("plain", 4, 4, "zb-h1", marks=pytest.mark.thorough),
 ]
 REPLICAS = [("nnx", 1, 2, "1f1b"), ("linen", 1, 4, "gpipe"), *[("equinox", 2, 2, each) for each in SCHEDULES]]
 ALL = [(kind, 8, stages, schedule) for kind in models.LIBRARIES for stages in (1, 2, 4) for schedule in SCHEDULES]
