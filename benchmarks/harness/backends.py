@@ -84,6 +84,11 @@ BACKENDS = {
             Backend(f"Atoll, {way}", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "1x{hosts}x{devices}"})
             for way in ("op by op", "chained", "fused")
         ),
+        *(
+            Backend(f"Atoll, {name}", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "4x1x1"})
+            for name in ("gpipe", "1f1b", "interleaved", "zb-h1")
+        ),
+        Backend("Atoll, spmd", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "1x1x4"}),
         Backend("JAX, op by op", {"JAX_PLATFORMS": "cpu"}),
         Backend("JAX, fused", {"JAX_PLATFORMS": "cpu"}),
         Backend("Ray, op by op", RAY),

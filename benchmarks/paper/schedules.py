@@ -18,11 +18,13 @@ from benchmarks.paper.training import Training
 
 @dataclass(frozen=True)
 class Sizes:
-    """Seconds of one unit of `Times`; bytes that go from stage to stage, and that forward keeps for backward."""
+    """Seconds of one unit of `Times`; bytes that go from stage to stage, and that forward keeps for backward, on each
+    device; seconds of the update."""
 
     unit: float
     activation_bytes: int
     kept_bytes: int = 4
+    update: float = 0.0
 
 
 async def make_training(
@@ -44,6 +46,7 @@ class _Builder:
         self._schedule = schedule
         self._times = times
         self._unit = sizes.unit
+        self._update = sizes.update / sizes.unit
         self._stage = {part: schedule.stage_of(part) for part in range(schedule.parts)}
         self._small, self._activations, self._kept_bytes = 4, sizes.activation_bytes, sizes.kept_bytes
         self._functions: dict[Any, int] = {}
@@ -67,7 +70,8 @@ class _Builder:
                 await self._run(action)
         weights, losses = [], []
         for stage in stages:
-            made = await self._call("update", stage, 0.0, [stage, self._sums[stage]], [self._small] * 2, (0, 1))
+            inputs, outputs = [stage, self._sums[stage]], [self._small] * 2
+            made = await self._call("update", stage, self._update, inputs, outputs, (0, 1))
             weights.append(made[0])
             losses.append(made[1])
         specs = [sharded(group) for group in self._groups]

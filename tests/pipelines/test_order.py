@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.pipelines.entries import Entry, Kind
-from atoll.pipelines.order import Action, Move, Run, order
+from atoll.pipelines.order import Action, Move, Run, order, replicated
 from atoll.pipelines.schedule import Schedule
 from atoll.pipelines.schedules import SCHEDULES, schedule
 
@@ -80,3 +80,16 @@ def test_the_last_part_computes_both_ways_at_once_where_they_follow_one_another(
 def test_a_stage_sends_before_it_waits_for_what_comes_at_the_same_time() -> None:
     actions = chain(schedule("gpipe", 3, 2))
     assert actions.index(Move(1, 2, 0, False)) < actions.index(Move(0, 1, 1, False))
+
+
+def test_replicas_run_side_by_side_with_numbers_of_their_own() -> None:
+    table = schedule("1f1b", 2, 2)
+    one = chain(table)
+    two = replicated(one, 2, 2, 2)
+    assert two[0::2] == one
+    assert two[1::2] == [
+        Run(Entry(each.entry.part + 2, each.entry.kind, each.entry.microbatch + 2), each.whole)
+        if isinstance(each, Run)
+        else Move(each.source + 2, each.target + 2, each.microbatch + 2, each.gradients)
+        for each in one
+    ]

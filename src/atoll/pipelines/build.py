@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from atoll.errors import PipelineError
 from atoll.pipelines import equations as eq
-from atoll.pipelines.computation import Computation, is_inexact, trace
+from atoll.pipelines.computation import Computation, flat, is_inexact, nbytes, trace
 from atoll.pipelines.cut import Cut, Part, cut
 from atoll.pipelines.meshes import batch_sharding, parameter_sharding
 from atoll.pipelines.optimizer import Update, cut_update, tracer_of
-from atoll.pipelines.order import order
+from atoll.pipelines.order import order, replicated
 from atoll.pipelines.parts import derivative
 from atoll.pipelines.plan import StagePlan, StepPlan
 from atoll.pipelines.schedule import Schedule
@@ -26,12 +28,13 @@ from atoll.programs.program import Program
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the user asked for."""
+    """What the user asked for. `meshes` are the stages of the first replica, of the second, and so on."""
 
     loss_fn: Callable[[Any, Any], Any]
     optimizer: Any
     schedule: Schedule
     meshes: Sequence[Mesh]
+    replicas: int
     donate: bool
 
 
@@ -41,7 +44,7 @@ class Built:
 
     parameters: Parameters
     batch: Batch
-    cut: Cut
+    cut: Cut  # of one replica
     plan: StepPlan
     program: Program
     first: Computation  # the optimizer's state, of the trainable parameters
@@ -82,37 +85,53 @@ class Built:
 def build(wanted: Wanted, parameters: Parameters, batch: Batch) -> Built:
     """Traces, cuts and plans; nothing is compiled yet. Raises PipelineError."""
     schedule = wanted.schedule
-    made = cut(_traced_loss(wanted, parameters, batch), len(parameters.arrays), schedule.parts)
-    stage_of = [schedule.stage_of(part) for part in range(schedule.parts)]
-    parts = [_on(part, wanted.meshes[stage]) for part, stage in zip(made.parts, stage_of, strict=True)]
+    closed = _traced_loss(wanted, parameters, batch)
+    # Made flat anew for each replica, so that values of one are no other's.
+    cuts = [cut(flat(closed), len(parameters.arrays), schedule.parts) for _ in range(wanted.replicas)]
+    made = cuts[0]
+    stage_of = [
+        replica * schedule.stages + schedule.stage_of(part)
+        for replica in range(wanted.replicas)
+        for part in range(schedule.parts)
+    ]
+    parts = [
+        _on(part, wanted.meshes[stage])
+        for part, stage in zip((part for each in cuts for part in each.parts), stage_of, strict=True)
+    ]
     trainable = [i for i, array in enumerate(parameters.arrays) if is_inexact(array)]
     if not trainable:
         raise PipelineError("params has no array of floating-point numbers: there is nothing to train")
     users = _users(parts, stage_of, len(parameters.arrays))
-    first, update, state_leaves, state_tree = _traced_optimizer(wanted, parameters, trainable, users)
+    homes = {number: _homes(users[number], schedule.stages) for number in trainable}
+    owner = _owners(homes, parameters)
+    first, update, state_leaves, state_tree = _traced_optimizer(wanted, parameters, owner)
     links: dict[int, set[int]] = {}
     for each in made.crossings:
         links.setdefault(each.source, set()).update(each.targets)
+    actions = order(schedule, {part: sorted(targets) for part, targets in links.items()})
+    crossings = [(replica * schedule.parts, each) for replica, some in enumerate(cuts) for each in some.crossings]
     plan = StepPlan(
         [
-            _stage(number, mesh, parts, stage_of, users, parameters, batch, update, state_leaves, trainable)
+            _stage(number, mesh, parts, stage_of, users, parameters, batch, update, state_leaves, owner)
             for number, mesh in enumerate(wanted.meshes)
         ],
         parts,
         [derivative(part, set(trainable).__contains__) for part in parts],
         stage_of,
-        {each.var: each.source for each in made.crossings},
-        {each.var: each.targets for each in made.crossings},
-        order(schedule, {part: sorted(targets) for part, targets in links.items()}),
+        {each.var: each.source + first_part for first_part, each in crossings},
+        {each.var: tuple(target + first_part for target in each.targets) for first_part, each in crossings},
+        replicated(actions, wanted.replicas, schedule.parts, schedule.microbatches),
         schedule.microbatches,
-        {number: users[number][0] for number in trainable},
+        wanted.replicas,
+        homes,
+        owner,
         update,
         wanted.donate,
     )
     return Built(parameters, batch, made, plan, _step_program(plan), first, state_tree)
 
 
-def _traced_loss(wanted: Wanted, parameters: Parameters, batch: Batch) -> Computation:
+def _traced_loss(wanted: Wanted, parameters: Parameters, batch: Batch) -> ClosedJaxpr:
     """For one micro-batch; its inputs are the parameters, and then the batch's leaves."""
     count = len(parameters.arrays)
 
@@ -122,11 +141,11 @@ def _traced_loss(wanted: Wanted, parameters: Parameters, batch: Batch) -> Comput
             raise PipelineError(f"the loss function gives {loss}; it is to give one floating-point number")
         return loss
 
-    return trace(flat_loss, *parameters.types, *batch.microbatch_types)[0]
+    return jax.make_jaxpr(flat_loss)(*parameters.types, *batch.microbatch_types)
 
 
 def _users(parts: Sequence[Part], stage_of: Sequence[int], count: int) -> list[list[int]]:
-    """The stages that use each parameter; the first of them updates it. One that nothing uses is on the first stage."""
+    """The stages that use each parameter. One that nothing uses is on the first stage."""
     users: list[list[int]] = [[] for _ in range(count)]
     for part, stage in zip(parts, stage_of, strict=True):
         for number in part.parameters:
@@ -135,20 +154,39 @@ def _users(parts: Sequence[Part], stage_of: Sequence[int], count: int) -> list[l
     return [stages or [0] for stages in users]
 
 
+def _homes(users: Sequence[int], stages: int) -> tuple[int, ...]:
+    """The first of them in each replica of so many stages."""
+    first: dict[int, int] = {}
+    for stage in users:
+        first.setdefault(stage // stages, stage)
+    return tuple(first.values())
+
+
+def _owners(homes: Mapping[int, Sequence[int]], parameters: Parameters) -> dict[int, int]:
+    """Which of its homes updates each parameter. Large ones are dealt first, each to the home with least to update."""
+    updates: Counter[int] = Counter()
+    owner: dict[int, int] = {}
+    for number in sorted(homes, key=lambda number: -nbytes(parameters.arrays[number])):
+        owner[number] = min(homes[number], key=lambda stage: (updates[stage], stage))
+        updates[owner[number]] += nbytes(parameters.arrays[number])
+    return {number: owner[number] for number in homes}
+
+
 def _traced_optimizer(
-    wanted: Wanted, parameters: Parameters, trainable: Sequence[int], users: Sequence[Sequence[int]]
+    wanted: Wanted, parameters: Parameters, owner: Mapping[int, int]
 ) -> tuple[Computation, Update, list[Any], Any]:
     """How its first state is computed, its update in rounds, and its state: types of the leaves, and the tree."""
 
     def tree_of(values: Sequence[Any]) -> Any:
-        some = dict(zip(trainable, values, strict=True))
+        some = dict(zip(owner, values, strict=True))
         return parameters.tree_of([some.get(i) for i in range(len(parameters.arrays))], fixed=False)
 
-    types = [parameters.types[i] for i in trainable]
+    types = [parameters.types[i] for i in owner]
     first, shapes = trace(lambda *flat: wanted.optimizer.init(tree_of(flat)), *types)
     leaves, tree = jax.tree.flatten(shapes)
-    update, _ = trace(tracer_of(wanted.optimizer, tree_of, tree, wanted.schedule.microbatches), types, types, leaves)
-    return first, cut_update(update, [users[number][0] for number in trainable]), leaves, tree
+    microbatches = wanted.replicas * wanted.schedule.microbatches
+    update, _ = trace(tracer_of(wanted.optimizer, tree_of, tree, microbatches), types, types, leaves)
+    return first, cut_update(update, list(owner.values())), leaves, tree
 
 
 def _stage(
@@ -161,8 +199,9 @@ def _stage(
     batch: Batch,
     update: Update,
     leaves: Sequence[Any],
-    trainable: Sequence[int],
+    owner: Mapping[int, int],
 ) -> StagePlan:
+    trainable = list(owner)
     shardings = {
         i: parameter_sharding(parameters.arrays[i], parameters.specs[i], mesh, parameters.names[i])
         for i, stages in enumerate(users)
@@ -177,7 +216,7 @@ def _stage(
         return shardings.get(trainable[number], whole)
 
     # A stage that updates nothing has no part of the optimizer's state.
-    here = {stage, None} if any(users[number][0] == stage for number in trainable) else set()
+    here = {stage, None} if stage in owner.values() else set()
     taken = sorted({i for part, at in zip(parts, stage_of, strict=True) if at == stage for i in part.batch})
     return StagePlan(
         mesh,

@@ -45,6 +45,19 @@ def batch_sharding(shape: Sequence[int], spec: PartitionSpec | None, mesh: Mesh,
     return NamedSharding(mesh, spec)
 
 
+def check_apart(replicas: Sequence[Sequence[Mesh]]) -> None:
+    """Raises PipelineError where two replicas have a device in common: they would compute one after the other."""
+    replica_of: dict[Any, int] = {}
+    for number, meshes in enumerate(replicas):
+        for mesh in meshes:
+            for device in mesh.devices.flat:
+                if replica_of.setdefault(device, number) != number:
+                    raise PipelineError(
+                        f"replicas {replica_of[device]} and {number} both have {device}: each replica has devices of "
+                        "its own"
+                    )
+
+
 def _check(spec: PartitionSpec, shape: Sequence[int], mesh: Mesh, name: str) -> None:
     if fitted(spec, shape, mesh) != PartitionSpec(*spec, *[None] * (len(shape) - len(spec))):
         raise PipelineError(f"{name}, of shape {list(shape)}, cannot lie as {spec} on a mesh of {dict(mesh.shape)}")

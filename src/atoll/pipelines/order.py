@@ -9,7 +9,7 @@ deadlock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from atoll.pipelines.entries import DEFAULT_TIMES, Entry, Kind, Times
@@ -67,6 +67,29 @@ def order(schedule: Schedule, links: Mapping[int, Iterable[int]], times: Times =
         _move([move for move, ready in pending.items() if ready <= now + 1e-9], pending, actions)
     _move(list(pending), pending, actions)
     return actions
+
+
+def replicated(actions: Iterable[Action], replicas: int, parts: int, microbatches: int) -> list[Action]:
+    """The same for so many replicas side by side. Part p of replica r has the number r * `parts` + p, and micro-batches
+    are numbered on likewise."""
+    made: list[Action] = []
+    for action in actions:
+        for replica in range(replicas):
+            part, microbatch = replica * parts, replica * microbatches
+            if isinstance(action, Run):
+                entry = action.entry
+                entry = replace(entry, part=entry.part + part, microbatch=entry.microbatch + microbatch)
+                made.append(replace(action, entry=entry))
+            else:
+                made.append(
+                    replace(
+                        action,
+                        source=action.source + part,
+                        target=action.target + part,
+                        microbatch=action.microbatch + microbatch,
+                    )
+                )
+    return made
 
 
 def _whole(schedule: Schedule) -> set[Entry]:

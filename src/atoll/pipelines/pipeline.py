@@ -11,6 +11,7 @@ import jax
 from atoll.errors import PipelineError
 from atoll.pipelines.build import Built, Wanted, build
 from atoll.pipelines.computation import nbytes
+from atoll.pipelines.meshes import check_apart
 from atoll.pipelines.schedule import Schedule
 from atoll.pipelines.schedules import schedule as schedule_named
 from atoll.pipelines.trees import Batch, Parameters
@@ -21,8 +22,8 @@ from atoll.quantities import human_bytes
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PipelineState:
-    """What a step changes, by stage: parameters, and the optimizer's state. A tree of arrays; `Pipeline.params` and
-    `Pipeline.optimizer_state` give it in the user's own form."""
+    """What a step changes, by stage of each replica: parameters, and the optimizer's state. A tree of arrays;
+    `Pipeline.params` and `Pipeline.optimizer_state` give it in the user's own form."""
 
     parameters: list[list[Any]]
     optimizer: list[list[Any]]
@@ -35,6 +36,7 @@ def pipeline(
     optimizer: Any,
     schedule: str | Schedule = "1f1b",
     *,
+    replicas: int = 1,
     param_specs: Any = None,
     batch_specs: Any = None,
     donate: bool = True,
@@ -55,16 +57,20 @@ def pipeline(
       stages: for each a `jax.sharding.Mesh`, a slice, a list of devices or a device. Within a mesh of several devices
         XLA shards as in jit: rows of the batch over its first axis, parameters as their own sharding or `param_specs`
         say.
-      microbatches: into how many a batch is cut; row r is of micro-batch r modulo `microbatches`.
+      microbatches: into how many a batch is cut (with replicas, each one's rows of it): row r is of micro-batch
+        r modulo `microbatches`.
       optimizer: with optax's `init` and `update`. It sees the whole tree of parameters.
       schedule: "gpipe", "1f1b", "interleaved", "zb-h1", or a `Schedule`.
+      replicas: how many pipelines share a batch, each of as many rows that follow one another. `stages` are then those
+        of the first replica, of the second, and so on. Each parameter is updated on one of them, with the sum of all
+        gradients, and sent to the others.
       param_specs, batch_specs: each a `jax.sharding.PartitionSpec`, or a prefix of the tree with such leaves.
       donate: whether `step` consumes its state.
 
     Raises:
       atoll.PipelineError: from here, or from `init`; it names the value, the parameter or the entry.
     """
-    return Pipeline(loss_fn, stages, microbatches, optimizer, schedule, param_specs, batch_specs, donate)
+    return Pipeline(loss_fn, stages, microbatches, optimizer, schedule, replicas, param_specs, batch_specs, donate)
 
 
 class Pipeline:
@@ -77,27 +83,36 @@ class Pipeline:
         microbatches: int,
         optimizer: Any,
         schedule: str | Schedule,
+        replicas: int,
         param_specs: Any,
         batch_specs: Any,
         donate: bool,
     ) -> None:
         if not stages:
             raise PipelineError("a pipeline has one stage or more")
+        if replicas < 1 or len(stages) % replicas:
+            raise PipelineError(
+                f"{len(stages)} stages are not those of {replicas} replicas: list the stages of the first one, of the "
+                "second, and so on, as many of each"
+            )
         if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):
             raise PipelineError(
                 f"an optimizer has init(params) and update(gradients, state, params), and {optimizer!r} not"
             )
         meshes = [mesh_of(stage, f"stage {number}", PipelineError) for number, stage in enumerate(stages)]
+        each = len(stages) // replicas
+        check_apart([meshes[first : first + each] for first in range(0, len(meshes), each)])
         if isinstance(schedule, str):
-            schedule = schedule_named(schedule, len(stages), microbatches)
-        if (schedule.stages, schedule.microbatches) != (len(stages), microbatches):
+            schedule = schedule_named(schedule, each, microbatches)
+        if (schedule.stages, schedule.microbatches) != (each, microbatches):
             raise PipelineError(
                 f"the schedule {schedule.name!r} is for {schedule.stages} stages and {schedule.microbatches} "
-                f"micro-batches, and the pipeline has {len(stages)} and {microbatches}"
+                f"micro-batches, and {'a replica' if replicas > 1 else 'the pipeline'} has {each} and {microbatches}"
             )
         schedule.check()
         self.schedule = schedule
-        self._wanted = Wanted(loss_fn, optimizer, schedule, meshes, donate)
+        self.replicas = replicas
+        self._wanted = Wanted(loss_fn, optimizer, schedule, meshes, replicas, donate)
         self._param_specs, self._batch_specs = param_specs, batch_specs
         self._built: Built | None = None
 
@@ -109,19 +124,19 @@ class Pipeline:
         """
         parameters = Parameters(params, self._param_specs)
         self._built = built = build(
-            self._wanted, parameters, Batch(batch, self._batch_specs, self.schedule.microbatches)
+            self._wanted, parameters, Batch(batch, self._batch_specs, self.schedule.microbatches, self.replicas)
         )
-        placed = [
-            [
-                jax.device_put(parameters.arrays[i], sharding, may_alias=False)
-                for i, sharding in stage.parameters.items()
-            ]
-            for stage in built.plan.stages
-        ]
+        arrays: dict[int, Any] = dict(enumerate(parameters.arrays))
+        placed: list[list[Any]] = []
+        for stage in built.plan.stages:
+            here = {i: jax.device_put(arrays[i], sharding, may_alias=False) for i, sharding in stage.parameters.items()}
+            arrays.update(here)  # the next stage gets it from this one, not from the client once more
+            placed.append(list(here.values()))
         return PipelineState(placed, [built.first_leaves(number, placed) for number in range(len(placed))])
 
     def step(self, state: PipelineState, batch: Any) -> tuple[PipelineState, Any]:
-        """One step of training: the next state, and the loss before it, a scalar on the last stage. Waits for nothing.
+        """One step of training: the next state, and the loss before it, a scalar on the last stage (of the first
+        replica). Waits for nothing.
 
         The given state is consumed, unless the pipeline was made with `donate=False`. The batch is of the kind that
         `init` was given; its leaves are arrays of NumPy or of JAX.
@@ -156,7 +171,7 @@ class Pipeline:
         """The parts: where they run, what they cost, their parameters, and what crosses from one to another."""
         built = self._known()
         total = sum(part.flops for part in built.cut.parts) or 1.0
-        lines = []
+        lines = [f"each of {self.replicas} replicas:"] if self.replicas > 1 else []
         for number, part in enumerate(built.cut.parts):
             size = sum(nbytes(built.parameters.arrays[i]) for i in part.parameters)
             lines.append(

@@ -26,8 +26,13 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """All that a step is made of. `owner` is, for each parameter that is trained, the stage that updates it; with
-    `donate`, new parameters and leaves take the place of the old ones."""
+    """All that a step is made of. Stages, parts and micro-batches of replicas are numbered one replica after the other;
+    nothing crosses between their parts.
+
+    `homes` are, for each parameter that is trained, the first stages of the replicas that use it: gradients are summed
+    there, and then at the one of them that is the `owner`, which updates it. With `donate`, new parameters and leaves
+    take the place of the old ones.
+    """
 
     stages: Sequence[StagePlan]
     parts: Sequence[Part]
@@ -36,7 +41,12 @@ class StepPlan:
     source: dict[Var, int]  # of a value that crosses: the part that makes it
     targets: dict[Var, tuple[int, ...]]
     actions: Sequence[Action]
-    microbatches: int
+    microbatches: int  # of a replica
+    replicas: int
+    homes: dict[int, tuple[int, ...]]
     owner: dict[int, int]
     update: Update
     donate: bool
+
+    def replica_of(self, stage: int) -> int:
+        return stage * self.replicas // len(self.stages)

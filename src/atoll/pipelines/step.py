@@ -18,6 +18,7 @@ from atoll.pipelines.meshes import moved
 from atoll.pipelines.optimizer import Round
 from atoll.pipelines.order import Move
 from atoll.pipelines.plan import StagePlan, StepPlan
+from atoll.pipelines.replicas import Replicas
 
 leave_out_of_tracebacks(__file__)
 
@@ -44,13 +45,13 @@ class Step:
 
     def __init__(self, plan: StepPlan) -> None:
         self.plan = plan
+        self._replicas = Replicas(plan)
         self._parts = [
             PartFunctions(i, part, derivative, plan.stages[plan.stage_of[i]], plan.microbatches)
             for i, (part, derivative) in enumerate(zip(plan.parts, plan.derivatives, strict=True))
         ]
         self._splits = [self._split(number, stage) for number, stage in enumerate(plan.stages)]
         self._zeros = [self._zero(number, stage) for number, stage in enumerate(plan.stages)]
-        self._mean = jax.jit(named(lambda losses: sum(losses[1:], losses[0]) / len(losses), "mean_loss"))
         self._add = jax.jit(named(lambda parts: sum(parts[1:], parts[0]), "sum_gradients"))
         self._zeros_like = jax.jit(named(lambda x: jnp.zeros_like(x), "zeros"))
         self._rounds = [self._round(number, each) for number, each in enumerate(plan.update.rounds)]
@@ -60,9 +61,12 @@ class Step:
         numbered = [
             dict(zip(stage.parameters, each, strict=True)) for stage, each in zip(plan.stages, parameters, strict=True)
         ]
+        rows = self._replicas.rows(batch)
         cut = [
-            dict(zip(stage.batch, split([batch[i] for i in stage.batch]), strict=True)) if stage.batch else {}
-            for stage, split in zip(plan.stages, self._splits, strict=True)
+            dict(zip(stage.batch, split([rows[plan.replica_of(number)][i] for i in stage.batch]), strict=True))
+            if stage.batch
+            else {}
+            for number, (stage, split) in enumerate(zip(plan.stages, self._splits, strict=True))
         ]
         sums = [
             dict(zip(self._trained(number), zero([numbered[number][i] for i in self._trained(number)]), strict=True))
@@ -84,8 +88,7 @@ class Step:
                     Kind.WEIGHTS: self._weights_half,
                 }[action.entry.kind]
                 run(action.entry.part, action.entry.microbatch, values)
-        losses = [values.losses[i] for i in range(plan.microbatches)]
-        loss = self._mean(losses) if len(losses) > 1 else losses[0]
+        loss = self._replicas.mean_loss(values.losses)
         parameters, leaves = self._update(numbered, leaves, values.sums)
         return parameters, leaves, loss
 
@@ -95,7 +98,7 @@ class Step:
         part, stage = self.plan.parts[number], self.plan.stage_of[number]
         return [
             *(values.parameters[stage][i] for i in part.parameters),
-            *(values.batch[stage][i][microbatch] for i in part.batch),
+            *(values.batch[stage][i][microbatch % self.plan.microbatches] for i in part.batch),
             *(values.sent[var, stage, microbatch] for var in part.received),
         ]
 
@@ -217,7 +220,13 @@ class Step:
 
     def _update(self, parameters: list[dict[int, Any]], leaves: Any, sums: list[dict[int, Any]]) -> tuple[Any, Any]:
         plan = self.plan
-        gradients = {number: self._summed(number, owner, parameters, sums) for number, owner in plan.owner.items()}
+        gradients = self._replicas.summed(
+            {
+                (number, home): self._summed(number, home, parameters, sums)
+                for number, homes in plan.homes.items()
+                for home in homes
+            }
+        )
         trainable = list(plan.owner)
         count = len(trainable)
         numbered = [dict(zip(stage.leaves, each, strict=True)) for stage, each in zip(plan.stages, leaves, strict=True)]
@@ -241,29 +250,20 @@ class Step:
             made = run([value(var) for var in replaced], [value(var) for var in rest])
             exports.update(zip(each.exports, made, strict=False))
             results[each.stage].update(zip(each.results, made, strict=False))
-        position = {number: i for i, number in enumerate(trainable)}
-        new: list[list[Any]] = []
-        for at, stage in enumerate(plan.stages):
-            new.append([])
-            for number, sharding in stage.parameters.items():
-                owner = plan.owner.get(number)
-                if owner is None:
-                    new[-1].append(parameters[at][number])
-                else:
-                    made = results[owner][position[number]]
-                    new[-1].append(made if owner == at else jax.device_put(made, sharding))
+        made = {number: results[owner][i] for i, (number, owner) in enumerate(plan.owner.items())}
+        new = self._replicas.everywhere(made, parameters)
         return new, [[results[at][count + i] for i in stage.leaves] for at, stage in enumerate(plan.stages)]
 
-    def _summed(self, number: int, owner: int, parameters: Any, sums: list[dict[int, Any]]) -> Any:
-        """The gradient of a parameter at its owner, from all stages that use it."""
-        sharding = self.plan.stages[owner].parameters[number]
+    def _summed(self, number: int, home: int, parameters: Any, sums: list[dict[int, Any]]) -> Any:
+        """The gradient of a parameter in one replica, from all of its stages that use it."""
+        sharding = self.plan.stages[home].parameters[number]
         parts = [
-            here[number] if at == owner else jax.device_put(here[number], sharding)
+            here[number] if at == home else jax.device_put(here[number], sharding)
             for at, here in enumerate(sums)
-            if number in here
+            if number in here and self.plan.replica_of(at) == self.plan.replica_of(home)
         ]
         if not parts:  # no part uses it
-            return self._zeros_like(parameters[owner][number])
+            return self._zeros_like(parameters[home][number])
         return parts[0] if len(parts) == 1 else self._add(parts)
 
     # ---- small functions of a stage

@@ -37,9 +37,10 @@ class Parameters:
 
 
 class Batch:
-    """A kind of batch: the types of its leaves, and those of a micro-batch's."""
+    """A kind of batch: the types of its leaves, and those of a micro-batch's, of which each replica has so many."""
 
-    def __init__(self, tree: Any, specs: Any, microbatches: int) -> None:
+    def __init__(self, tree: Any, specs: Any, microbatches: int, replicas: int = 1) -> None:
+        self.replicas = replicas
         paths, self.structure = jax.tree_util.tree_flatten_with_path(tree)
         self.specs = _spread(specs, tree, "batch_specs")
         self.names = [f"batch{jax.tree_util.keystr(path)}" for path, _ in paths]
@@ -48,10 +49,15 @@ class Batch:
         if len(set(rows.values())) > 1:
             raise PipelineError(f"the leaves of a batch have as many rows each, and these have {rows}")
         for name, count in rows.items():
-            if count % microbatches:
-                raise PipelineError(f"{name} has {count} rows, which cannot be cut into {microbatches} micro-batches")
+            if count % (replicas * microbatches):
+                of = f"{replicas} replicas of " if replicas > 1 else ""
+                raise PipelineError(
+                    f"{name} has {count} rows, which cannot be cut into {of}{microbatches} micro-batches"
+                )
         self.microbatch_types = [
-            jax.ShapeDtypeStruct((each.shape[0] // microbatches, *each.shape[1:]), each.dtype) if each.shape else each
+            jax.ShapeDtypeStruct((each.shape[0] // (replicas * microbatches), *each.shape[1:]), each.dtype)
+            if each.shape
+            else each
             for each in self.types
         ]
 
@@ -65,7 +71,9 @@ class Batch:
         return jax.tree.unflatten(self.structure, leaves)
 
     def leaves_of(self, batch: Any) -> list[Any]:
-        """The leaves of a batch of this kind. Raises PipelineError for another one."""
+        """The leaves of a batch of this kind: those that are in the client's memory as a list, of what each replica
+        gets. Raises PipelineError for another kind.
+        """
         leaves: list[Any]
         leaves, tree = jax.tree.flatten(batch)
         if tree != self.structure:
@@ -77,7 +85,11 @@ class Batch:
                     f"{name} is {got.dtype}{list(got.shape)}, and init cut the model for {wanted.dtype}"
                     f"{list(wanted.shape)}: call init for another kind of batch"
                 )
-        return leaves
+        if self.replicas == 1:
+            return leaves
+        return [
+            np.split(leaf, self.replicas) if isinstance(leaf, np.ndarray) and leaf.ndim else leaf for leaf in leaves
+        ]
 
 
 def is_array(leaf: Any) -> bool:

@@ -20,16 +20,22 @@ def islands() -> list[list[Any]]:
     return [found[island] for island in sorted(found)]
 
 
-def pipeline_losses(kind: str, layers: int, stages: int, microbatches: int, schedule: str, steps: int) -> list[float]:
-    """Losses of a model's first steps over so many islands."""
+def pipeline_losses(
+    kind: str, layers: int, stages: int, microbatches: int, schedule: str, steps: int, replicas: int = 1
+) -> list[float]:
+    """Losses of a model's first steps over so many islands for each replica; all of them have the same parameters."""
     params, loss = models.MODELS[kind](layers)
-    pipe = pw.pipeline(loss, islands()[:stages], microbatches, models.optimizer(), schedule)
+    some = islands()[: replicas * stages]
+    pipe = pw.pipeline(loss, some, microbatches, models.optimizer(), schedule, replicas=replicas)
     data = models.batches(steps)
     state = pipe.init(params, data[0])
     losses = []
     for batch in data:
         state, value = pipe.step(state, batch)
         losses.append(float(value))
+    for number, parameters in enumerate(state.parameters):
+        for one, other in zip(state.parameters[number % stages], parameters, strict=True):
+            np.testing.assert_array_equal(one, other)
     return losses
 
 
@@ -54,9 +60,9 @@ def parameters_come_back() -> tuple[bool, float, int]:
 
 
 def programs_of_a_step() -> set[str]:
-    """The programs that compute during a step."""
+    """The programs that compute during a step of two replicas."""
     params, loss = models.plain_model(2)
-    pipe = pw.pipeline(loss, islands()[:2], 4, models.optimizer(), "gpipe")
+    pipe = pw.pipeline(loss, islands(), 4, models.optimizer(), "gpipe", replicas=2)
     batch = models.batches(1)[0]
     state = pipe.init(params, batch)
     state, _ = jax.block_until_ready(pipe.step(state, batch))

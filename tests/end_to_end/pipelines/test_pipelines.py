@@ -22,8 +22,9 @@ FEW = [
     ("linen", 2, 2, "zb-h1"),
     pytest.param("equinox", 2, 2, "gpipe", marks=pytest.mark.thorough),
     ("plain", 8, 4, "interleaved"),
-    ("plain", 4, 4, "zb-h1"),
+    pytest.param("plain", 4, 4, "zb-h1", marks=pytest.mark.thorough),
 ]
+REPLICAS = [("nnx", 1, 2, "1f1b"), ("linen", 1, 4, "gpipe"), *[("equinox", 2, 2, each) for each in SCHEDULES]]
 ALL = [(kind, 8, stages, schedule) for kind in models.LIBRARIES for stages in (1, 2, 4) for schedule in SCHEDULES]
 
 
@@ -60,6 +61,21 @@ def test_twenty_losses_are_those_of_plain_jax(
     need(kind)
     losses = four_islands.call(steps.pipeline_losses, kind, layers, stages, 4, schedule, 20, seconds=SECONDS)
     assert losses == pytest.approx(plain(kind, layers, 20), rel=1e-5)
+
+
+def test_losses_of_replicas_are_those_of_plain_jax(four_islands: RemotePython) -> None:
+    losses = four_islands.call(steps.pipeline_losses, "plain", 4, 2, 2, "1f1b", STEPS, 2, seconds=SECONDS)
+    assert losses == pytest.approx(plain("plain", 4, STEPS), rel=1e-5)
+
+
+@pytest.mark.skipif(not os.environ.get("ATOLL_TEST_PIPELINES"), reason="make pipelines runs all of them")
+@pytest.mark.parametrize(("kind", "stages", "replicas", "schedule"), REPLICAS)
+def test_twenty_losses_of_replicas_are_those_of_plain_jax(
+    four_islands: RemotePython, kind: str, stages: int, replicas: int, schedule: str
+) -> None:
+    need(kind)
+    losses = four_islands.call(steps.pipeline_losses, kind, 8, stages, 2, schedule, 20, replicas, seconds=SECONDS)
+    assert losses == pytest.approx(plain(kind, 8, 20), rel=1e-5)
 
 
 def test_one_stage_and_one_microbatch_are_plain_jax_bit_for_bit(four_islands: RemotePython) -> None:

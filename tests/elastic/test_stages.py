@@ -1,0 +1,42 @@
+"""Elastic pipelines on stock JAX's devices, each of which stands for an island."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from atoll.elastic.stages import pipeline
+from tests.pipelines import models
+
+ISLANDS = [Mesh(np.array([device], object), ("data",)) for device in jax.devices()[:3]]
+PARAMS, BATCH = models.first_params(2), models.first_batch(4)
+
+
+def train(steps: Sequence[Sequence[Mesh]]) -> tuple[list[float], Any]:
+    """Losses of a step over each of these islands, and the last state. A training goes on from what was kept."""
+    make = pipeline(models.loss, BATCH, stages=2, microbatches=2, optimizer=optax.adam(1e-2))
+    kept: Any = PARAMS
+    losses, state, training, before = [], None, make(steps[0]), None
+    for islands in steps:
+        if islands is not before:
+            training = training if before is None else make(islands)
+            state, before = training.place(kept), islands
+        state, loss = training.step(state, BATCH)
+        kept = jax.tree.map(lambda leaf: leaf.copy(), training.keep(state))
+        losses.append(float(loss))
+    return losses, state
+
+
+def test_a_pipeline_goes_on_over_fewer_and_more_islands_with_the_same_bits() -> None:
+    two, one, others = ISLANDS[:2], ISLANDS[:1], ISLANDS[1:]
+    wanted, _ = train([two] * 4)
+    losses, state = train([two, one, others, others])
+    assert losses == wanted
+    assert [{leaf.device for leaf in parameters} for parameters in state.parameters] == [
+        {mesh.devices.item()} for mesh in others
+    ]
