@@ -1,11 +1,15 @@
 """(v): rows to experts on four islands and back, as a sparse exchange and as an all-to-all of the same capacity.
 
 The rows are on the first island, and each goes to two of four experts, one on each island, at random. Capacity is four
-times what an even load needs, so a quarter of it is used. An expert multiplies all of its block by a number. Both are
-one program a step, and each step takes what the one before has made.
+times what an even load needs, so a quarter of it is used. Both are one program a step, and each step takes what the one
+before has made.
+
+For the exchange alone an expert looks at one number of its block, and the block goes back as it came. Else it
+multiplies all of its block by a number, places without a row among them: work that is the same in both.
 """
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,20 +30,35 @@ def capacity_of(rows: int) -> int:
     return 4 * rows * CHOICES // ISLANDS
 
 
-expert = jax.jit(lambda block: block * 2)
+# What an expert makes of its block, and what says that it has: without that, blocks that come back as they went need
+# not go.
+Expert = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
 
-def sparse(devices: list[Any], capacity: int) -> Any:
+_double = jax.jit(lambda block: (block * 2, block[0, 0]))
+_first = jax.jit(lambda block: block[0, 0])
+
+
+def doubled(block: jax.Array) -> tuple[jax.Array, jax.Array]:
+    made, seen = _double(block)
+    return made, seen
+
+
+def looked_at(block: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return block, _first(block)
+
+
+def sparse(devices: list[Any], capacity: int, expert: Expert) -> Any:
     @atoll.program
-    def step(rows: jax.Array, chosen: jax.Array, weights: jax.Array) -> jax.Array:
+    def step(rows: jax.Array, chosen: jax.Array, weights: jax.Array) -> Any:
         blocks, routing = atoll.route(rows, chosen, to=devices, capacity=capacity)
-        found: jax.Array = atoll.unroute([expert(block) for block in blocks], routing, weights)
-        return found
+        made, seen = zip(*map(expert, blocks), strict=True)
+        return atoll.unroute(made, routing, weights), seen
 
     return step
 
 
-def dense(devices: list[Any], capacity: int) -> Any:
+def dense(devices: list[Any], capacity: int, expert: Expert) -> Any:
     """The blocks go and come back whole, as arrays do."""
 
     def spread(rows: jax.Array, chosen: jax.Array) -> Any:
@@ -56,26 +75,28 @@ def dense(devices: list[Any], capacity: int) -> Any:
         return blocks, rank.reshape(CHOICES, -1).T
 
     def combined(blocks: list[jax.Array], rank: jax.Array, chosen: jax.Array, weights: jax.Array) -> jax.Array:
-        found = sum(
-            jnp.where((chosen == number)[..., None], block[jnp.where(chosen == number, rank, 0)], 0)
-            for number, block in enumerate(blocks)
-        )
-        return (found * weights[..., None]).sum(1)
+        found = jnp.zeros((), np.float32)
+        for of, place, weight in zip(chosen.T, rank.T, weights.T, strict=True):
+            for number, block in enumerate(blocks):
+                found += (
+                    jnp.where((of == number)[:, None], block[jnp.where(of == number, place, 0)], 0) * weight[:, None]
+                )
+        return found
 
     there, back = jax.jit(spread), jax.jit(combined)
 
     @atoll.program
-    def step(rows: jax.Array, chosen: jax.Array, weights: jax.Array) -> jax.Array:
+    def step(rows: jax.Array, chosen: jax.Array, weights: jax.Array) -> Any:
         blocks, rank = there(rows, chosen)
-        made = [expert(jax.device_put(block, device)) for block, device in zip(blocks, devices, strict=True)]
-        found: jax.Array = back([jax.device_put(each, devices[0]) for each in made], rank, chosen, weights)
-        return found
+        given = [jax.device_put(block, device) for block, device in zip(blocks, devices, strict=True)]
+        made, seen = zip(*map(expert, given), strict=True)
+        return back([jax.device_put(each, devices[0]) for each in made], rank, chosen, weights), seen
 
     return step
 
 
 def exchange(settings: Settings) -> Round:
-    """Steps a second, by the megabytes that the rows of a step are."""
+    """Steps a second, by the megabytes that the rows of a step are: of the exchange alone, and with experts."""
     devices = jax.devices()
     assert len({device.slice_index for device in devices}) == ISLANDS
     make = dense if settings.system == DENSE else sparse
@@ -84,20 +105,21 @@ def exchange(settings: Settings) -> Round:
     steps = {}
     for size, count in SIZES.items():
         chosen = np.argsort(rng.random((count, ISLANDS)), 1)[:, :CHOICES].astype(np.int32)
-        weights = np.full((count, CHOICES), 0.25, np.float32)  # so rows stay what they are
         rows = rng.standard_normal((count, WIDTH)).astype(np.float32)
-        given = jax.device_put((rows, chosen, weights), devices[0])
-        steps[size] = make(devices, capacity_of(count)), given, rows
+        for name, expert, factor in (("exchange", looked_at, 1), ("rate", doubled, 2)):
+            weights = np.full((count, CHOICES), 1 / (factor * CHOICES), np.float32)  # so rows stay what they are
+            given = jax.device_put((rows, chosen, weights), devices[0])
+            steps[f"{name}_{size}"] = make(devices, capacity_of(count), expert), given, rows, repeats[size]
 
     def measure() -> dict[str, float]:
         found = {}
-        for size, (step, (rows, *others), expected) in steps.items():
+        for name, (step, (rows, *others), expected, times) in steps.items():
             x = rows
             started = time.perf_counter()
-            for _ in range(repeats[size]):
-                x = step(x, *others)
+            for _ in range(times):
+                x, _ = step(x, *others)
             x.block_until_ready()
-            found[f"rate_{size}"] = repeats[size] / (time.perf_counter() - started)
+            found[name] = times / (time.perf_counter() - started)
             np.testing.assert_allclose(np.asarray(x)[::97], expected[::97], rtol=1e-5)
         return found
 

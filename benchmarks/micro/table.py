@@ -209,7 +209,11 @@ BENCHMARKS = (
         prepare="benchmarks.micro.routing:exchange",
         contestants=("atoll, rows", "atoll, all-to-all"),
         metrics=tuple(
-            Metric(f"rate_{size}", f"{size} MB of rows, each to 2 experts", "steps/s", Target(3.0, ratio=True))
+            Metric(f"{name}_{size}", f"{size} MB of rows, {what}", "steps/s", target)
+            for name, what, target in (
+                ("exchange", "each to 2 experts and back", Target(3.0, ratio=True)),
+                ("rate", "with what experts do", None),
+            )
             for size in ("1", "4", "16")
         ),
     ),

@@ -153,12 +153,22 @@ class Program:
                 self._flat[key] = None
         found = self._flat[key]
         if found is None:
-            return self._fun(*args, **kwargs)
+            primals = [internals.primal(leaf) for leaf in leaves]
+            if any(isinstance(each, internals.Tracer) for each in primals):
+                return self._fun(*args, **kwargs)
+            placed = (*key, tuple(map(_kind, primals)))
+            found = self._flat.get(placed)
+            if found is None:
+                found = self._flat[placed] = self._flattened(leaves, tree, statics, primals)
         flat, out_tree = found
         return out_tree.unflatten(bind(flat, leaves))
 
-    def _flattened(self, leaves: Sequence[Any], tree: Any, statics: Any) -> tuple[FlatProgram, Any]:
-        """The program of flat arguments and results, and the tree of its results."""
+    def _flattened(
+        self, leaves: Sequence[Any], tree: Any, statics: Any, placed: Sequence[Any] | None = None
+    ) -> tuple[FlatProgram, Any]:
+        """The program of flat arguments and results, and the tree of its results. Where the function asks for places,
+        it is traced with the arrays of `placed`.
+        """
         out_trees: list[Any] = []
 
         def flat(*given: Any) -> list[Any]:
@@ -169,8 +179,13 @@ class Program:
 
         flat.__name__ = flat.__qualname__ = self._name
         made = FlatProgram(flat, Program)
-        made.result_types(*map(internals.abstractify, leaves))
-        return made, out_trees[0]
+        avals = tuple(map(internals.abstractify, leaves))
+        if placed is None:
+            made.result_types(*avals)
+            return made, out_trees[0]
+        built, out_tree = self._build(placed, tree, statics)
+        made.set_result_types(avals, [each.aval for each in built.described()])
+        return made, out_tree
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Traces for these arguments, or for a `jax.ShapeDtypeStruct` in the place of each."""

@@ -49,6 +49,10 @@ class FlatProgram:
             found = self._types[avals] = tuple(jax.make_jaxpr(self.fun)(*map(_described, avals)).out_avals)
         return found
 
+    def set_result_types(self, avals: tuple[Any, ...], types: Sequence[Any]) -> None:
+        """These are the results' types; the function does not give them where its arrays are nowhere."""
+        self._types[avals] = tuple(types)
+
     def linearized(self, varied: tuple[bool, ...]) -> Any:
         """A program of the results, and of a function that maps changes of the `varied` arguments to theirs."""
         found = self._linearized.get(varied)

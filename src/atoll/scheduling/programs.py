@@ -133,10 +133,16 @@ def register(
             segments_of[segment.gang][host] = segment
     specs = value_specs(program)
     nodes: dict[int, list[GangSpec]] = {}
+    same: dict[MemoryRequirement, MemoryRequirement] = {}  # the ledger knows requirements by their identity
+
+    def on(hosts: tuple[int, ...], requirement: MemoryRequirement) -> MemoryRequirement:
+        found = _on(hosts, requirement)
+        return same.setdefault(found, found)
+
     for gang, segments in zip(lowered.gangs, segments_of, strict=True):
-        scratch = _on(gang.hosts, scratch_of(gang.function)) if gang.function else ()
+        scratch = on(gang.hosts, scratch_of(gang.function)) if gang.function else ()
         late = Late.PYTHON if gang.colocated else Late.CLIENT if gang.function in calls_client else None
-        nodes.setdefault(gang.node, []).append(_spec(gang, segments, lowered, position_of, program, scratch, late))
+        nodes.setdefault(gang.node, []).append(_spec(gang, segments, lowered, position_of, program, scratch, late, on))
     gangs = tuple(tuple(each) for each in nodes.values())
     return RegisteredProgram(
         program.name,
@@ -182,6 +188,7 @@ def _spec(
     program: Program,
     scratch: MemoryRequirement,
     late: Late | None,
+    on: Callable[[tuple[int, ...], MemoryRequirement], MemoryRequirement],
 ) -> GangSpec:
     values = lowered.values
     steps = [step for segment in segments.values() for step in segment.steps]
@@ -198,7 +205,7 @@ def _spec(
             if (feeds := tuple(each for step in segment.steps for each in _received(step)))
         ),
         tuple(sorted({position_of[value] for value in uses.union(gang.makes) if value in position_of})),
-        tuple(MadeValue(value, _on(gang.hosts, values[value].memory), values[value].views) for value in gang.makes),
+        tuple(MadeValue(value, on(gang.hosts, values[value].memory), values[value].views) for value in gang.makes),
         tuple({value: None for step in steps for value in p.consumes(step)}),
         gang.drops,
         scratch,

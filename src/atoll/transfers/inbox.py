@@ -90,7 +90,7 @@ class Inbox:
         )
 
     def put(self, session: int, feed: int, content: Any, done: Callable[[], None] = nothing_to_release) -> None:
-        """A feed has arrived; `done` is called when its memory has been read.
+        """A feed has arrived, in a buffer or a list of some; `done` is called when its memory has been read.
 
         Raises StatusError where a client sends more than its session may have waiting here.
         """
@@ -109,7 +109,7 @@ class Inbox:
             else:
                 _, before = self._pop(session, feed) or (None, nothing_to_release)  # a peer may send one twice
                 self._feeds.setdefault(session, {})[feed] = (content, done)
-                admission.landed(feed, memoryview(content).nbytes)
+                admission.landed(feed, _nbytes(content))
             then = self._settle(session, range(feed, feed + 1))
             granted = self._admit(session)
         _call(granted)
@@ -256,3 +256,7 @@ def _within(feeds: range, some: Collection[int]) -> list[int]:
 def _call(granted: Iterable[Callable[[], None]]) -> None:
     for grant in granted:
         grant()
+
+
+def _nbytes(content: Any) -> int:
+    return sum([memoryview(each).nbytes for each in (content if isinstance(content, list) else (content,))])

@@ -130,16 +130,23 @@ class DataPortNetwork:
         reads = [(each,) for each in step.messages] if alone else [step.messages]
         left, lock = [len(reads)], threading.Lock()
 
+        def hold() -> Callable[[], None]:
+            """For a message to this host itself, which is read where it lies."""
+            with lock:
+                left[0] += 1
+            return done
+
         def done() -> None:
             with lock:
                 left[0] -= 1
-            if not left[0]:
+                is_last = not left[0]
+            if is_last:
                 release()
 
         def read(messages: Sequence[tuple[RowExchange, int, int]]) -> None:
             try:
                 shards, known = [np.asarray(each) for each in rows], [np.asarray(each) for each in numbers]
-                sent = sum(self._send_message(step, unit.plan_run.run, each, shards, known) for each in messages)
+                sent = sum(self._send_message(step, unit.plan_run.run, each, shards, known, hold) for each in messages)
                 self._report(m.RowsMoved(unit.sequence, sent=sent))
             finally:
                 done()
@@ -154,13 +161,19 @@ class DataPortNetwork:
         unit.reads += [Read(partial(read, messages), at_once) for messages in reads]
 
     def _send_message(
-        self, step: p.SendRows, run: m.Run, message: tuple[RowExchange, int, int], shards: list[Any], numbers: list[Any]
+        self,
+        step: p.SendRows,
+        run: m.Run,
+        message: tuple[RowExchange, int, int],
+        shards: list[Any],
+        numbers: list[Any],
+        hold: Callable[[], Callable[[], None]],
     ) -> int:
         """Its bytes."""
         exchange, host, number = message
         buffers, feed = packed(step, exchange, host, shards, numbers), run.host_feeds + number
         if host == self._host:
-            self._inbox.put(run.session, feed, np.frombuffer(b"".join(buffers), np.uint8))
+            self._inbox.put(run.session, feed, buffers, hold())
         else:
             send_to_host(self._data_port, self._host, host, run.session, feed, *buffers)
         return sum(memoryview(each).nbytes for each in buffers)

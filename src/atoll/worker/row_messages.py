@@ -49,7 +49,8 @@ def packed(
 def unpacked(step: p.ReceiveRows, contents: Sequence[Any]) -> tuple[list[Array], list[Array], int]:
     """The shards of the array that is received, those of its spans, if it has any, and how many bytes came.
 
-    `contents` are the messages, in the order of `step.feeds`. Raises INTERNAL for what no worker sends.
+    `contents` are the messages, in the order of `step.feeds`, each in one buffer, or in those of `packed`. Raises
+    INTERNAL for what no worker sends.
     """
     dtype = numpy_dtype(step.array.dtype)
     target = step.exchanges[0].target
@@ -59,21 +60,23 @@ def unpacked(step: p.ReceiveRows, contents: Sequence[Any]) -> tuple[list[Array],
     nbytes = 0
     for (exchange, sender, _), content in zip(step.messages, contents, strict=True):
         message = exchange.message(sender, step.host)
-        view = memoryview(content).cast("B")
-        nbytes += view.nbytes
-        spans = _read_spans(exchange, message, view)
+        views = _views(content)
+        nbytes += sum(view.nbytes for view in views)
+        spans = _read_spans(exchange, message, views[0])
         spans_of.update(zip(message.groups, spans, strict=True))
-        at = SPAN_BYTES * len(spans)
+        number, at = 0, SPAN_BYTES * len(spans)
         for piece, _, first, count in exchange.parts(message, spans):
             array = arrays.get(piece.target)
             if array is None:
                 array = arrays[piece.target] = host_data.zeros(_shape(piece.target), dtype)
             place = array[_rows(first - piece.target[0][0], count, _shared(piece), piece.target)]
             size = place.size * dtype.itemsize
-            _check(at + size <= view.nbytes, sender)
-            place[...] = np.frombuffer(view[at : at + size], dtype).reshape(place.shape)
+            if at == views[number].nbytes and number + 1 < len(views):
+                number, at = number + 1, 0
+            _check(at + size <= views[number].nbytes, sender)
+            place[...] = np.frombuffer(views[number][at : at + size], dtype).reshape(place.shape)
             at += size
-        _check(at == view.nbytes, sender)
+        _check((number + 1, at) == (len(views), views[-1].nbytes), sender)
     shards, given = [], set()
     for box in boxes:
         array = arrays.get(box)
@@ -82,6 +85,11 @@ def unpacked(step: p.ReceiveRows, contents: Sequence[Any]) -> tuple[list[Array],
         shards.append(host_data.copied(array) if box in given else array)  # one device may write over its own
         given.add(box)
     return shards, _spans_shards(step, spans_of), nbytes
+
+
+def _views(content: Any) -> list[memoryview]:
+    buffers = content if isinstance(content, list) else [content]
+    return [memoryview(each).cast("B") for each in buffers]
 
 
 def _spans_shards(step: p.ReceiveRows, spans_of: dict[int, RowSpan]) -> list[Array]:

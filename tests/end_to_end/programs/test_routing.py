@@ -74,6 +74,25 @@ def test_derivatives_are_those_of_the_dense_computation(python: RemotePython) ->
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), found, expected)
 
 
+def programs_of_a_gradient() -> list[str]:
+    import atoll
+
+    rows, chosen, weights, parameters = _given()
+    home = meshes()[0].devices.flat[0]
+    given = jax.device_put((rows, chosen, weights), home)
+    there = [jax.device_put(p, NamedSharding(mesh, P())) for p, mesh in zip(parameters, meshes(), strict=True)]
+    gradient = jax.grad(atoll.program(_sparse), argnums=(0, 2, 3))
+    jax.block_until_ready(gradient(*given, there))  # with tracing and constants
+    with atoll.trace() as spans:
+        jax.block_until_ready(gradient(*given, there))
+    launches = {(span.program, span.launched) for span in spans}
+    return sorted(name for name, _ in launches if not name.startswith(("device_put", "jit_")))
+
+
+def test_a_gradient_of_a_program_with_a_route_is_two_launches(python: RemotePython) -> None:
+    assert python.call(programs_of_a_gradient) == ["linearized _sparse", "transposed changes _sparse"]
+
+
 # ---- what travels
 
 
