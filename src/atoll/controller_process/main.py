@@ -10,7 +10,7 @@ import sys
 from atoll.cluster.processes.lifeline import watch_in_loop
 from atoll.cluster.processes.process import read_options, run_loop, spare_collector, start_logging
 from atoll.controller_process.journaling import NOBODY, Predecessor
-from atoll.controller_process.options import RUNS, ControllerOptions
+from atoll.controller_process.options import RUNS, SUPERSEDED, ControllerOptions, SupersededError
 from atoll.controller_process.shell import ControllerShell
 from atoll.errors import AtollError
 from atoll.protocol import messages as m
@@ -42,6 +42,9 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
     watch_in_loop(options.parent, stop.set)
     await stop.wait()
     server.close()
+    if shell.superseded_by:
+        await asyncio.to_thread(shell.keeper.close)
+        raise SupersededError(f"the controller of term {shell.superseded_by} has taken over")
     shell.stop()
     await asyncio.sleep(0)
     await asyncio.to_thread(shell.keeper.close)
@@ -57,6 +60,9 @@ def main() -> None:
     start_logging("controller")
     try:
         run_loop(lambda stop: serve(options, stop))
+    except SupersededError as error:
+        print(f"atoll: {error}", file=sys.stderr)
+        sys.exit(SUPERSEDED)
     except AtollError as error:
         sys.exit(f"atoll: {error}")
 

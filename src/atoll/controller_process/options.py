@@ -5,9 +5,16 @@ from __future__ import annotations
 import msgspec
 
 from atoll.cluster.settings import ClusterSettings
+from atoll.errors import ClusterError
 
 # What it says by `ready_fd`: that it listens, with its journal begun where it has one; and that all hosts have joined.
 RUNS, READY = b"runs\n", b"ready\n"
+# The status with which it ends where another controller has taken over.
+SUPERSEDED = 3
+
+
+class SupersededError(ClusterError):
+    """Another controller of the same cluster has taken over from this one."""
 
 
 class ControllerOptions(msgspec.Struct, frozen=True):

@@ -95,7 +95,9 @@ class ControllerShell:
             self._flush_now,
             watch_in_loop,
         )
+        self._resumable.on_superseded = self._end_superseded
         self._resumes = settings.grace_seconds > 0
+        self.superseded_by = 0  # the term of another controller that has taken over: this one does nothing any more
         self.journal: Journal | None = None
         self._uncommitted: list[bytes] = []  # records of turns that are not in it yet
         self._has_opened = False  # a connection, whose peer learns its number: nobody else is to have it
@@ -131,6 +133,17 @@ class ControllerShell:
             self._handle(e.EstimatesRead(self._clock(), estimates))
         self._tick()
 
+    def _end_superseded(self, term: int) -> None:
+        """At once: nothing more is decided, written or sent, and all peers look for the other one."""
+        _log.error("term %d has begun elsewhere: this controller, of term %d, ends", term, self._resumable.term)
+        self.superseded_by = term
+        if self.journal is not None:
+            self.journal.leave()
+            self.journal = None
+        for connection in self._connections.values():
+            connection.drop("") if isinstance(connection, AcceptedConnection) else connection.abort()
+        self._stop.set()
+
     def accept(self) -> Connection:
         """A connection that somebody opens; it counts once its handshake is done, where it has one."""
         number = self._next
@@ -150,6 +163,9 @@ class ControllerShell:
                 self._resumable.resume(connection, message)
 
         def on_made(connection: Connection) -> None:
+            if self.superseded_by:
+                connection.abort()
+                return
             if self.joiners is not None and not connection.peer_role:
                 self.joiners.serve(connection)
                 return
@@ -192,6 +208,8 @@ class ControllerShell:
             self.journal.tick()
 
     def _handle(self, event: e.AnyEvent) -> None:
+        if self.superseded_by:
+            return
         if not self._flush_scheduled:
             self._flush_scheduled = True
             self._turn = event.seconds
@@ -202,6 +220,8 @@ class ControllerShell:
 
     def _flush(self) -> None:
         self._flush_scheduled = False
+        if self.superseded_by:
+            return
         does, load, now = self._does, self._load, self._clock()
         if now - self._turn > load.longest:
             load.longest = now - self._turn
@@ -326,6 +346,8 @@ class ControllerShell:
                 self._resumable.count(number)
             case e.TimerEnded(timer=timer):
                 self._timers.pop(timer, None)
+            case e.Restarted(term=term):
+                self._resumable.begin(term)
         try:
             actions = self._controller.handle(event)
         except Exception:  # as then, and its connection was lost, which is one of the next events
@@ -354,6 +376,7 @@ class ControllerShell:
     def resume(self, term: int) -> None:
         """All that was is there again: everybody has time to come back, and timers run on."""
         now = self._clock()
+        self._resumable.begin(term)
         self._handle(e.Restarted(now, term))
         for timer, due in self._timers.items():
             self._loop.call_later(max(0.0, due - now), self._timer_ended, timer)

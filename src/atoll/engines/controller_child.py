@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from atoll.cluster.processes.local_process import LocalProcess, describe_exit
 from atoll.cluster.processes.process import command
-from atoll.controller_process.options import READY, RUNS, ControllerOptions
+from atoll.controller_process.options import READY, RUNS, SUPERSEDED, ControllerOptions
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +78,10 @@ class ControllerChild:
             self._read()
         self._stop_reading()
         text = f"the controller ended: {describe_exit(status)}"
+        if status == SUPERSEDED and not self._is_ending:  # whoever is linked to the other one stays so
+            _log.warning("the controller that was started here has ended: another one has taken over")
+            self._has_ended.set()
+            return
         if status and self._options.restarts and not self._is_ending and self._failures < _MOST_FAILURES:
             self._failures += 1
             _log.warning("%s; it is started again", text)

@@ -130,6 +130,15 @@ class Journal:
         self._folder.clear()
         self._folder.close()
 
+    def leave(self) -> None:
+        """Another controller goes on: nothing is written any more, and nothing removed."""
+        if self._child:
+            os.kill(self._child, 9)
+            os.waitpid(self._child, 0)
+            self._child = 0
+        os.close(self._descriptor)
+        self._folder.close()
+
     def statistics(self) -> dict[str, int]:
         return {"term": self.term, "events": self._events, "bytes": self._bytes, "snapshots": self.snapshots}
 

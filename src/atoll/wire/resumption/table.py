@@ -4,7 +4,8 @@ It grants them, lets peers resume them on new sockets, and gives up those that a
 is known to have ended. All are for the loop's thread.
 
 Invariant: a connection has one leg at most, the newest that its peer has dialed; none but who knows its secret resumes
-it, and nobody that has seen a later term is served.
+it, and nobody that has seen a later term is served. What a peer has got under an earlier term is what this process
+knows to have been sent then: who has more has it from a process that went on unseen, and is not served either.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class LinkState:
     role: str  # by the peer's certificate
     name: str
     ledger: Ledger = field(default_factory=Ledger)
+    begun: list[tuple[int, Counts]] = field(default_factory=list)  # terms, and what had been sent when each began
 
 
 class AcceptedConnection(ResumableConnection):
@@ -49,6 +51,7 @@ class AcceptedConnection(ResumableConnection):
         self.peer_role = state.role
         self.pid = 0  # of the peer, where it is of this machine
         self.attempt = 0  # the peer's last
+        self.begun = state.begun  # since the peer was here
         self._table = table
         self._peer_has_ended = False
         self._grace: asyncio.TimerHandle | None = None
@@ -57,7 +60,7 @@ class AcceptedConnection(ResumableConnection):
         """What is to be kept of it now."""
         ledger = self.ledger
         kept = Ledger(self.received, ledger.acknowledged, ledger.whole.copy(), ledger.pieced.copy(), ledger.nbytes)
-        return LinkState(self.number, self.peer_role, self.name, kept)
+        return LinkState(self.number, self.peer_role, self.name, kept, self.begun.copy())
 
     def _went_away(self, reason: str) -> None:
         if self._peer_has_ended:
@@ -81,7 +84,9 @@ class AcceptedConnection(ResumableConnection):
 
     def resume(self, leg: Connection, message: Resume) -> None:
         """Goes on with this leg. Raises FrameError where the peer counts other messages than this side."""
+        self._check_descent(message)
         self.ledger.acknowledge(Counts(message.whole, message.pieced))
+        self.begun = []
         was_away = self.is_away
         old = self._release()
         if old is not None:
@@ -95,6 +100,15 @@ class AcceptedConnection(ResumableConnection):
         self._send_again()
         if was_away:
             self._table.on_back(self.number)
+
+    def _check_descent(self, message: Resume) -> None:
+        """Raises FrameError where the peer has messages of an earlier term of which this process knows nothing."""
+        for term, sent in self.begun:
+            if message.term < term and (message.whole > sent.whole or message.pieced > sent.pieced):
+                raise FrameError(
+                    f"the peer has messages of term {message.term} that were not known yet when term {term} began: "
+                    "what they led to is lost, and may have run"
+                )
 
     def lose(self, reason: str) -> None:
         """It cannot go on."""
@@ -138,6 +152,7 @@ class ResumableConnections:
         self.seconds = seconds
         self.on_away = on_away
         self.on_back = on_back
+        self.on_superseded: Callable[[int], None] = lambda term: None  # somebody who is to be believed is of that term
         self.acknowledge_soon = acknowledge_soon
         self._commit = commit
         self._key = key
@@ -178,11 +193,14 @@ class ResumableConnections:
 
     def resume(self, leg: Connection, message: Resume) -> None:
         """A new leg says which connection it carries."""
+        is_known = self.is_secret_of(message)
+        if is_known and message.term > self.term:
+            self._refuse(leg, f"this is term {self.term}, and {message.term} has begun", final=False)
+            self.on_superseded(message.term)
+            return
         self._commit()
         connection = self._connections.get(message.number)
-        if message.term > self.term:
-            self._refuse(leg, f"this is term {self.term}, and {message.term} has begun", final=False)
-        elif connection is None or not hmac.compare_digest(message.secret, self._secret(message.number)):
+        if connection is None or not is_known:
             self._refuse(leg, "it is not known here, or not any more", final=True)
         elif connection.peer_role != leg.peer_role:
             self._refuse(leg, f"it was that of a {connection.peer_role}", final=True)
@@ -199,6 +217,16 @@ class ResumableConnections:
     def _refuse(self, leg: Connection, reason: str, *, final: bool) -> None:
         leg.send_link(NotResumed(reason, final))
         leg.close()
+
+    def begin(self, term: int) -> None:
+        """This term begins: what has been sent until now is all that this process knows of the earlier ones."""
+        self.term = term
+        for connection in self._connections.values():
+            connection.begun.append((term, connection.ledger.sent))
+
+    def is_secret_of(self, message: Resume) -> bool:
+        """Whether it comes from who was granted that connection, here or where the term is another."""
+        return hmac.compare_digest(message.secret, self._secret(message.number))
 
     def _secret(self, number: int) -> str:
         return hmac.new(self._key, str(number).encode(), hashlib.sha256).hexdigest()
