@@ -16,7 +16,7 @@ def test_a_controller_that_learns_of_a_later_term_ends_and_writes_nothing_any_mo
     async def main() -> None:
         process = Process(address)
         shell = process.shell
-        del shell._controller.handle  # type: ignore[attr-defined]
+        del shell.controller.handle  # type: ignore[attr-defined]
         Predecessor(str(tmp_path / "journal"), restarts=False).hand_over(shell)
         await process.listen()
         peer = await Peer.open(address, "worker")

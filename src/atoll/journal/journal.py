@@ -59,6 +59,23 @@ class Journal:
             return not self._child and time.monotonic() >= self._retry
         return (self._events >= SNAPSHOT_EVENTS or self._bytes >= SNAPSHOT_BYTES) and not self._child
 
+    @property
+    def is_snapshotting(self) -> bool:
+        return bool(self._child)
+
+    @property
+    def number(self) -> int:
+        """Of the last snapshot that was begun."""
+        return self._number
+
+    def finished(self) -> list[int]:
+        """The snapshots that are there."""
+        return self._folder.snapshots()
+
+    def payload(self, number: int) -> bytes:
+        """What is in one of them. Raises JournalError, OSError."""
+        return self._folder.read_snapshot(number)[1]
+
     def begin(self) -> None:
         """Writes the first snapshot of this process, while nothing waits yet. Raises OSError."""
         self._folder.write_snapshot(self._number, self.term, pickled(self._state()))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from atoll.errors import AtollError, ConnectError, FrameError
-from atoll.wire.address import Address
+from atoll.wire.address import Address, parse_address
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import connect
 from atoll.wire.resumption.connection import ResumableConnection
@@ -18,6 +18,7 @@ from atoll.wire.resumption.ledger import Counts, Ledger
 from atoll.wire.resumption.messages import (
     Acknowledge,
     AnyLinkMessage,
+    Elsewhere,
     Granted,
     NotResumed,
     NotResumedError,
@@ -46,6 +47,7 @@ class DialedConnection(ResumableConnection):
         self.on_away: Callable[[], None] = lambda: None
         self.on_back: Callable[[], None] = lambda: None
         self._address = address
+        self._elsewhere: tuple[Address, ...] = ()
         self._message_type = message_type
         self._role = role
         self._identity = identity
@@ -90,6 +92,9 @@ class DialedConnection(ResumableConnection):
                 self._leg.on_message = self._on_message
             self._look(0, 0)
             return
+        if isinstance(message, Elsewhere):
+            self._elsewhere = tuple(map(parse_address, message.addresses))
+            return
         super()._link(message)
         if isinstance(message, Acknowledge) and self._acknowledged != self.received:
             self.acknowledge()
@@ -128,7 +133,7 @@ class DialedConnection(ResumableConnection):
     async def _try_all(self, grant: Granted) -> AtollError | None:
         """Tries each of the addresses; the last error, where none has resumed it."""
         last: AtollError | None = None
-        for address in self._address.each:
+        for address in dict.fromkeys((*self._address.each, *self._elsewhere)):
             try:
                 await self._resume_at(address, grant)
                 return None

@@ -22,7 +22,7 @@ from atoll.errors import FrameError
 from atoll.wire.connection import Connection
 from atoll.wire.resumption.connection import ResumableConnection
 from atoll.wire.resumption.ledger import Counts, Ledger
-from atoll.wire.resumption.messages import Granted, NotResumed, Resume, Resumed
+from atoll.wire.resumption.messages import Elsewhere, Granted, NotResumed, Resume, Resumed
 
 
 @dataclass
@@ -98,8 +98,14 @@ class AcceptedConnection(ResumableConnection):
         self._acknowledged = self.received
         leg.send_link(Resumed(self._table.term, *self._acknowledged))
         self._send_again()
+        self.announce(self._table.elsewhere)
         if was_away:
             self._table.on_back(self.number)
+
+    def announce(self, addresses: tuple[str, ...]) -> None:
+        """Where it may be resumed, too."""
+        if self._leg is not None:
+            self._leg.send_link(Elsewhere(addresses))
 
     def _check_descent(self, message: Resume) -> None:
         """Raises FrameError where the peer has messages of an earlier term of which this process knows nothing."""
@@ -157,6 +163,7 @@ class ResumableConnections:
         self._commit = commit
         self._key = key
         self._watch = watch
+        self._elsewhere: tuple[str, ...] = ()
         self._connections: dict[int, AcceptedConnection] = {}
         self._processes: dict[int, set[int]] = {}  # of this machine: numbers of connections, by pid
 
@@ -170,7 +177,9 @@ class ResumableConnections:
         """The connection that has begun with this leg may be resumed."""
         connection = self.add(LinkState(number, leg.peer_role, leg.name), on_message, on_lost)
         connection.adopt(leg)
-        leg.send_link(Granted(number, self._secret(number), self.term, self.seconds))
+        leg.send_link(Granted(number, self.secret(number), self.term, self.seconds))
+        if self._elsewhere:
+            leg.send_link(Elsewhere(self._elsewhere))
         self._watch_process(connection, leg)
         return connection
 
@@ -218,6 +227,17 @@ class ResumableConnections:
         leg.send_link(NotResumed(reason, final))
         leg.close()
 
+    @property
+    def elsewhere(self) -> tuple[str, ...]:
+        """Addresses at which connections may be resumed where this process is gone."""
+        return self._elsewhere
+
+    @elsewhere.setter
+    def elsewhere(self, addresses: tuple[str, ...]) -> None:
+        self._elsewhere = addresses
+        for connection in self._connections.values():
+            connection.announce(addresses)
+
     def begin(self, term: int) -> None:
         """This term begins: what has been sent until now is all that this process knows of the earlier ones."""
         self.term = term
@@ -226,9 +246,9 @@ class ResumableConnections:
 
     def is_secret_of(self, message: Resume) -> bool:
         """Whether it comes from who was granted that connection, here or where the term is another."""
-        return hmac.compare_digest(message.secret, self._secret(message.number))
+        return hmac.compare_digest(message.secret, self.secret(message.number))
 
-    def _secret(self, number: int) -> str:
+    def secret(self, number: int) -> str:
         return hmac.new(self._key, str(number).encode(), hashlib.sha256).hexdigest()
 
     def _ended(self, pid: int) -> None:
@@ -251,3 +271,9 @@ class ResumableConnections:
         if connection is not None:
             whole, pieced = connection.ledger.received
             connection.ledger.received = Counts(whole + 1, pieced)
+
+    def acknowledged(self, number: int, counts: Counts) -> None:
+        """The peer has said so to an earlier process; does nothing for a connection that is not here."""
+        connection = self._connections.get(number)
+        if connection is not None:
+            connection.ledger.acknowledge(counts)
