@@ -95,8 +95,13 @@ def controller(cluster: StandingCluster) -> psutil.Process:
 
 def kill(cluster: StandingCluster) -> float:
     """Kills the controller. Returns the seconds until another one answers."""
-    began = time.monotonic()
     controller(cluster).kill()
+    return answers(cluster)
+
+
+def answers(cluster: StandingCluster) -> float:
+    """Seconds until a controller answers at the cluster's address."""
+    began = time.monotonic()
     while True:
         with contextlib.suppress(ConnectError):
             cluster.report()

@@ -114,30 +114,26 @@ class Following:
         if self._standby is not standby:
             return
         if self._loop.time() - self._heard > _SILENT_SECONDS:
-            standby.abort()
-            self._lost(f"nothing was heard of it for {_SILENT_SECONDS:.0f} s")
+            self._drop(standby, f"nothing was heard of it for {_SILENT_SECONDS:.0f} s")
             return
         journal = self._journal()
-        if journal is None:
-            standby.abort()
-            self._lost("there is no journal any more")
+        if journal is not None and self._basis and not self._has_basis and not self._send_basis(standby, journal):
+            self._drop(standby, "there is no snapshot for it")  # it dials again
             return
-        if not self._has_basis and self._basis in journal.finished():
-            self._send_basis(standby, journal)
         standby.send(Pulse(tuple(self._acknowledged()) if self._basis else ()))
         self._loop.call_later(PULSE_SECONDS, self._pulse, standby)
 
-    def _send_basis(self, standby: Connection, journal: Journal) -> None:
+    def _send_basis(self, standby: Connection, journal: Journal) -> bool:
+        """Where it is there; False where it will not be."""
         try:
             content = journal.payload(self._basis)
-        except (AtollError, OSError) as error:  # a later one may do
-            _log.warning("a standby has to wait for another snapshot: %s", error)
-            self._basis = 0
-            return
+        except (AtollError, OSError):
+            return journal.is_snapshotting
         self._has_basis = True
         for start in range(0, len(content), _PART_BYTES):
             part = content[start : start + _PART_BYTES]
             standby.send_in_pieces(encode(BasisPart(part, journal.term, start + len(part) == len(content))))
+        return True
 
     # ---- what it says
 
@@ -153,6 +149,10 @@ class Following:
         _log.warning("a standby at %s follows this controller", self._address)
         self._report(FOLLOWED)
         self._announce((self._address,))
+
+    def _drop(self, standby: Connection, reason: str) -> None:
+        standby.abort()
+        self._lost(reason)
 
     def _lost(self, reason: str) -> None:
         self._standby = None

@@ -68,12 +68,8 @@ class Journal:
         """Of the last snapshot that was begun."""
         return self._number
 
-    def finished(self) -> list[int]:
-        """The snapshots that are there."""
-        return self._folder.snapshots()
-
     def payload(self, number: int) -> bytes:
-        """What is in one of them. Raises JournalError, OSError."""
+        """What is in a snapshot. Raises JournalError, and OSError where it is not there, or not yet."""
         return self._folder.read_snapshot(number)[1]
 
     def begin(self) -> None:

@@ -48,6 +48,7 @@ class DialedConnection(ResumableConnection):
         self.on_back: Callable[[], None] = lambda: None
         self._address = address
         self._elsewhere: tuple[Address, ...] = ()
+        self.where = address  # of the leg, or of the last: of several addresses, all before the first is lost
         self._message_type = message_type
         self._role = role
         self._identity = identity
@@ -156,6 +157,7 @@ class DialedConnection(ResumableConnection):
                     fail(NotResumedError(f"{self._name} at {address} is of an earlier term", False))
                 case Resumed() if not resumed.done():
                     try:
+                        self.where = address
                         self._resumed(leg, message)
                         resumed.set_result(None)
                     except FrameError as error:
