@@ -120,7 +120,7 @@ class Following:
         if journal is not None and self._basis and not self._has_basis and not self._send_basis(standby, journal):
             self._drop(standby, "there is no snapshot for it")  # it dials again
             return
-        standby.send(Pulse(tuple(self._acknowledged()) if self._basis else ()))
+        standby.send(Pulse(tuple(self._acknowledged()) if self._basis else (), self._is_followed))
         self._loop.call_later(PULSE_SECONDS, self._pulse, standby)
 
     def _send_basis(self, standby: Connection, journal: Journal) -> bool:
@@ -141,11 +141,14 @@ class Following:
         """It acknowledges turns once it stands by, and at each pulse."""
         if isinstance(message, Acknowledge):
             self._heard = self._loop.time()
-            if message.whole and not self._is_followed:
-                self._stands_by()
+            if message.whole and not self._is_followed and self._standby is not None:
+                self._rely_on(self._standby)
 
-    def _stands_by(self) -> None:
+    def _rely_on(self, standby: Connection) -> None:
+        """Should this process end in here, both it and the standby go on, and terms decide; not neither."""
         self._is_followed = True
+        standby.send(Pulse((), True))
+        standby.flush()
         _log.warning("a standby at %s follows this controller", self._address)
         self._report(FOLLOWED)
         self._announce((self._address,))

@@ -63,6 +63,7 @@ class Standby:
         self._takeover = Takeover()
         self._shell: ControllerShell | None = None  # as the controller was when it was heard last
         self._term = 0  # of the controller
+        self._is_relied_on = False  # by the controller, which is started again otherwise
         self._is_over: asyncio.Future[bool] = self._loop.create_future()  # whether it takes over
         self._has_taken_over = False
         self._begin_anew()
@@ -152,10 +153,14 @@ class Standby:
                 self._parts.append(content)
                 if is_last:
                     self._base(b"".join(self._parts), term)
-            case Pulse(acknowledged=acknowledged):
+                    self._acknowledge(connection)
+            case Pulse(acknowledged=acknowledged, is_relied_on=is_relied_on):
                 if self._is_based and self._shell is not None:
                     self._prune(self._shell, acknowledged)
-                connection.send_link(Acknowledge(self._turns + 1 if self._is_based else 0, 0))
+                if is_relied_on and not self._is_relied_on:
+                    self._is_relied_on = True
+                    self._report(FOLLOWS)
+                self._acknowledge(connection)
 
     def _base(self, payload: bytes, term: int) -> None:
         """All that was before the turns is there."""
@@ -167,10 +172,13 @@ class Standby:
         for turn in early:
             self._replay(turn)
         _log.warning("the controller at %s is followed: %d turns since its snapshot", self._address, len(early))
-        self._report(FOLLOWS)
+
+    def _acknowledge(self, connection: Connection) -> None:
+        """The snapshot, and all turns until now."""
+        connection.send_link(Acknowledge(self._turns + 1 if self._is_based else 0, 0))
 
     def _forget(self) -> None:
-        self._shell = None
+        self._shell, self._is_relied_on = None, False
 
     def _replay(self, turn: bytes) -> None:
         assert self._shell is not None
@@ -210,7 +218,7 @@ class Standby:
 
     def _look(self) -> None:
         shell = self._shell
-        if shell is None or self._is_over.done():
+        if shell is None or not self._is_relied_on or self._is_over.done():
             return
         connections = shell.controller.connections
         hosts = list(connections.hosts.values())

@@ -68,6 +68,7 @@ class BlockingConnection:
         self._redial = redial
         self._addresses = tuple(addresses)
         self._elsewhere: tuple[Address, ...] = ()  # more of them, by the peer's word
+        self._answered: tuple[Address, ...] = ()  # the one at which somebody has answered last: it is tried first
         self._ledger = Ledger() if redial is not None else None  # until the first message says that it is not needed
         self._grant: Granted | None = None
         self._term = self._attempt = 0
@@ -228,12 +229,15 @@ class BlockingConnection:
         self._stream.close()
         deadline, pause = time.monotonic() + grant.seconds, FIRST_PAUSE_SECONDS
         while not self._is_over and time.monotonic() < deadline:
-            for address in dict.fromkeys((*self._addresses, *self._elsewhere)):
+            for address in dict.fromkeys((*self._answered, *self._addresses, *self._elsewhere)):
                 try:
                     self._resume_on(self._redial(address, NEXT_SECONDS), grant)
+                    self._answered = (address,)
                     return True
-                except NotResumedError:
-                    return False
+                except NotResumedError as error:
+                    if error.final:
+                        return False
+                    self._answered = (address,)
                 except OSError:  # as AtollError's of connections are: a process that ends refuses in many ways
                     continue
             time.sleep(pause)
@@ -244,15 +248,16 @@ class BlockingConnection:
         """Raises ConnectError, or OSError, where it is not resumed there."""
         assert self._ledger is not None
         try:
-            _bound_silence(stream)
+            _bound_silence(stream, NEXT_SECONDS)
             self._attempt += 1
             resume = Resume(grant.number, grant.secret, self._term, *self._ledger.received, self._attempt)
             stream.send((encode_link(resume),))
             answer = _read_link(stream)
-            if isinstance(answer, NotResumed) and answer.final:
-                raise NotResumedError(answer.reason, True)
+            if isinstance(answer, NotResumed):
+                raise NotResumedError(answer.reason, answer.final)
             if not isinstance(answer, Resumed) or answer.term < self._term:
                 raise ConnectError(f"{self.name} does not resume the connection")
+            _bound_silence(stream)
             with self._lock:
                 try:
                     self._ledger.acknowledge(Counts(answer.whole, answer.pieced))
@@ -277,10 +282,10 @@ class BlockingConnection:
         self._stream.close()
 
 
-def _bound_silence(stream: Stream) -> None:
-    """Reading ends with an error where nothing comes for too long: who was dialed is heard once a second."""
-    seconds = struct.pack("ll", SILENT_SECONDS, 0)
-    stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
+def _bound_silence(stream: Stream, seconds: float = SILENT_SECONDS) -> None:
+    """Reading ends with an error where nothing comes for so long: who was dialed is heard once a second."""
+    timeout = struct.pack("ll", int(seconds), 0)
+    stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
 
 
 def _read_link(stream: Stream) -> AnyLinkMessage:

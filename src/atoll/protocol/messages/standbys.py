@@ -30,9 +30,13 @@ class TurnPart(Message, frozen=True, tag=171):
 
 
 class Pulse(Message, frozen=True, tag=172):
-    """The controller lives. Peers have acknowledged so many messages: connection, whole ones, those in pieces."""
+    """The controller lives. Peers have acknowledged so many messages: connection, whole ones, those in pieces.
+
+    Once it `is_relied_on` the controller is not started again where it ends: the standby is to take over.
+    """
 
     acknowledged: tuple[tuple[int, int, int], ...]
+    is_relied_on: bool
 
 
 ToStandby = Refused | BasisPart | TurnPart | Pulse

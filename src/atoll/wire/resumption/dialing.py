@@ -48,6 +48,7 @@ class DialedConnection(ResumableConnection):
         self.on_back: Callable[[], None] = lambda: None
         self._address = address
         self._elsewhere: tuple[Address, ...] = ()
+        self._answered: tuple[Address, ...] = ()  # the address at which somebody has answered last: it is tried first
         self.where = address  # of the leg, or of the last: of several addresses, all before the first is lost
         self._message_type = message_type
         self._role = role
@@ -134,14 +135,16 @@ class DialedConnection(ResumableConnection):
     async def _try_all(self, grant: Granted) -> AtollError | None:
         """Tries each of the addresses; the last error, where none has resumed it."""
         last: AtollError | None = None
-        for address in dict.fromkeys((*self._address.each, *self._elsewhere)):
+        for address in dict.fromkeys((*self._answered, *self._address.each, *self._elsewhere)):
             try:
                 await self._resume_at(address, grant)
                 return None
             except ConnectError as error:  # also where it is not trusted: a process that ends refuses in many ways
                 last = error
-                if isinstance(error, NotResumedError) and error.final:
-                    break
+                if isinstance(error, NotResumedError):
+                    if error.final:
+                        break
+                    self._answered = (address,)
         return last
 
     async def _resume_at(self, address: Address, grant: Granted) -> None:
@@ -157,7 +160,7 @@ class DialedConnection(ResumableConnection):
                     fail(NotResumedError(f"{self._name} at {address} is of an earlier term", False))
                 case Resumed() if not resumed.done():
                     try:
-                        self.where = address
+                        self.where, self._answered = address, (address,)
                         self._resumed(leg, message)
                         resumed.set_result(None)
                     except FrameError as error:
