@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from atoll._version import __version__
 from atoll.controller_process.options import ALONE, FOLLOWED
+from atoll.controller_process.takeover import LEASE_SECONDS
 from atoll.errors import AtollError, Code, Status
 from atoll.journal.journal import Journal
 from atoll.protocol import messages as m
@@ -28,6 +30,8 @@ _log = logging.getLogger(__name__)
 PULSE_SECONDS = 0.5
 # For a standby that is silent: then it is none any more, and the engine starts the controller again by itself.
 _SILENT_SECONDS = 5.0
+# After its loss: if it has taken over, because this process was frozen, say, it says so by then (`standby`).
+_DOUBT_SECONDS = 6.0
 _PART_BYTES = 1 << 20
 
 
@@ -57,7 +61,10 @@ class Following:
         self._basis = 0  # number of the snapshot that it begins with; 0: that is to be taken yet
         self._has_basis = False
         self._is_followed = False  # its standby has all that it is to have: it can take over
-        self._heard = 0.0
+        self._pulses: deque[float] = deque()  # when those were sent that it has not answered
+        self._answered = 0  # pulses
+        self._heard = 0.0  # when that was sent which it has answered: what waits in a socket is no news
+        self._doubts_until = 0.0
 
     def serve(self, connection: Connection, hello: m.Hello) -> None:
         """A standby has said Hello."""
@@ -71,6 +78,8 @@ class Following:
         connection.on_lost, connection.on_link = self._lost, self._link
         self._standby, self._address = connection, hello.label
         self._basis, self._has_basis = 0, False
+        self._pulses.clear()
+        self._answered = 0
         self._heard = self._loop.time()
         self._pulse(connection)
 
@@ -86,6 +95,16 @@ class Following:
         if self._standby is not None:
             return Status(Code.ALREADY_EXISTS, f"this controller has a standby, at {self._address}")
         return None
+
+    def doubt(self) -> str:
+        """Why peers that come back are not served for now: the standby may have taken over; "" where that is excluded.
+
+        Those that are here have not gone there.
+        """
+        now = self._loop.time()
+        if now < self._doubts_until or (self._is_followed and now - self._heard > LEASE_SECONDS):
+            return f"the standby at {self._address} may have taken over: nothing is heard of it"
+        return ""
 
     # ---- what it gets
 
@@ -120,8 +139,12 @@ class Following:
         if journal is not None and self._basis and not self._has_basis and not self._send_basis(standby, journal):
             self._drop(standby, "there is no snapshot for it")  # it dials again
             return
-        standby.send(Pulse(tuple(self._acknowledged()) if self._basis else (), self._is_followed))
+        self._send_pulse(standby)
         self._loop.call_later(PULSE_SECONDS, self._pulse, standby)
+
+    def _send_pulse(self, standby: Connection) -> None:
+        self._pulses.append(self._loop.time())
+        standby.send(Pulse(tuple(self._acknowledged()) if self._basis else (), self._is_followed))
 
     def _send_basis(self, standby: Connection, journal: Journal) -> bool:
         """Where it is there; False where it will not be."""
@@ -138,16 +161,18 @@ class Following:
     # ---- what it says
 
     def _link(self, message: AnyLinkMessage) -> None:
-        """It acknowledges turns once it stands by, and at each pulse."""
+        """It acknowledges pulses, as what comes in pieces; and once it stands by, turns."""
         if isinstance(message, Acknowledge):
-            self._heard = self._loop.time()
+            while self._pulses and self._answered < message.pieced:
+                self._answered += 1
+                self._heard = self._pulses.popleft()
             if message.whole and not self._is_followed and self._standby is not None:
                 self._rely_on(self._standby)
 
     def _rely_on(self, standby: Connection) -> None:
         """Should this process end in here, both it and the standby go on, and terms decide; not neither."""
         self._is_followed = True
-        standby.send(Pulse((), True))
+        self._send_pulse(standby)
         standby.flush()
         _log.warning("a standby at %s follows this controller", self._address)
         self._report(FOLLOWED)
@@ -162,6 +187,7 @@ class Following:
         if self._is_followed:
             _log.warning("the standby at %s does not follow any more: %s", self._address, reason)
             self._is_followed = False
+            self._doubts_until = self._loop.time() + _DOUBT_SECONDS
             self._report(ALONE)
             self._announce(())
 

@@ -91,6 +91,7 @@ class ControllerShell:
         self._following = Following(
             self.controller.tokens, lambda: self.journal, self._report, self._announce, self._acknowledged
         )
+        self.resumable.doubt = self._following.doubt
         self._resumes = grace_seconds > 0
         self.superseded_by = 0  # the term of another controller that has taken over: this one does nothing any more
         self.journal: Journal | None = None

@@ -72,7 +72,7 @@ class Standby:
         self._parts: list[bytes] = []  # of a snapshot
         self._early: list[bytes] = []  # turns that came before all of it
         self._turn: list[bytes] = []  # parts of one
-        self._turns = 0
+        self._turns = self._pulses = 0
         self._is_based = False
 
     async def run(self) -> ControllerShell | None:
@@ -99,8 +99,10 @@ class Standby:
             lost: asyncio.Future[str] = self._loop.create_future()
             try:
                 connection = await self._connect(lost)
-                reason = await lost
-                connection.abort()
+                try:
+                    reason = await lost
+                finally:  # it has ended, or this one has taken over, and hears nothing of it any more
+                    connection.abort()
                 if not has_followed and not self._is_based:
                     raise ConnectError(f"cannot follow the controller at {self._address}: {reason}")
                 _log.warning("the controller at %s is not followed any more: %s", self._address, reason)
@@ -155,6 +157,7 @@ class Standby:
                     self._base(b"".join(self._parts), term)
                     self._acknowledge(connection)
             case Pulse(acknowledged=acknowledged, is_relied_on=is_relied_on):
+                self._pulses += 1
                 if self._is_based and self._shell is not None:
                     self._prune(self._shell, acknowledged)
                 if is_relied_on and not self._is_relied_on:
@@ -175,7 +178,7 @@ class Standby:
 
     def _acknowledge(self, connection: Connection) -> None:
         """The snapshot, and all turns until now."""
-        connection.send_link(Acknowledge(self._turns + 1 if self._is_based else 0, 0))
+        connection.send_link(Acknowledge(self._turns + 1 if self._is_based else 0, self._pulses))
 
     def _forget(self) -> None:
         self._shell, self._is_relied_on = None, False

@@ -161,6 +161,7 @@ class ResumableConnections:
         self.on_superseded: Callable[[int], None] = lambda term: None  # somebody who is to be believed is of that term
         self.acknowledge_soon = acknowledge_soon
         self._commit = commit
+        self.doubt: Callable[[], str] = lambda: ""  # why nobody is to resume anything here for now; "": they may
         self._key = key
         self._watch = watch
         self._elsewhere: tuple[str, ...] = ()
@@ -206,6 +207,10 @@ class ResumableConnections:
         if is_known and message.term > self.term:
             self._refuse(leg, f"this is term {self.term}, and {message.term} has begun", final=False)
             self.on_superseded(message.term)
+            return
+        doubt = self.doubt()
+        if doubt:
+            self._refuse(leg, doubt, final=False)
             return
         self._commit()
         connection = self._connections.get(message.number)
