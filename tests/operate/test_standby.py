@@ -19,7 +19,10 @@ WITHOUT_XLA = ("--platform", "null")
 @pytest.fixture
 def user(program_cache: Path) -> Iterator[User]:
     with tempfile.TemporaryDirectory(prefix="at-") as folder:
-        yield User(Path(folder), program_cache)
+        someone = User(Path(folder), program_cache)
+        yield someone
+        for process in someone.processes():
+            process.kill()
 
 
 @pytest.mark.parametrize(
@@ -39,7 +42,7 @@ def test_what_cannot_be_a_standby_is_refused_before_anything_starts(user, argume
 
 @pytest.mark.skipif(int(os.environ.get("ATOLL_TEST_TAKEOVERS", "1")) < 2, reason="make restarts")
 def test_a_standby_on_tcp_takes_over_and_is_the_cluster_from_then_on(user, tmp_path):
-    first, second = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    first, second, third = (f"127.0.0.1:{free_port()}" for _ in range(3))
     kept = ("--authority", str(tmp_path / "authority"))
     up = user.atoll(
         "up", "--islands", "2x1x2", "--listen", first, *kept, "--journal", str(tmp_path / "1"), *WITHOUT_XLA
@@ -50,7 +53,9 @@ def test_a_standby_on_tcp_takes_over_and_is_the_cluster_from_then_on(user, tmp_p
     says = user.atoll(*stands_by, "--name", "spare").check()
     assert says.stdout == f"tls://{second}\n"
     assert f"standby spare follows the controller at tls://{first}" in says.stderr
-    also = user.atoll("up", "--standby", first, "--journal", str(tmp_path / "3"), *kept, "--name", "third")
+    also = user.atoll(
+        "up", "--standby", first, "--journal", str(tmp_path / "3"), *kept, "--name", "third", "--listen", third
+    )
     assert f"this controller has a standby, at tls://{second}" in also.stderr
 
     controller.kill()
