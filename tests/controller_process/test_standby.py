@@ -20,6 +20,7 @@ from atoll.errors import ConnectError
 from atoll.protocol import messages as m
 from atoll.wire.address import Address
 from atoll.wire.endpoints import listen
+from atoll.wire.resumption.messages import Acknowledge
 from tests.controller.play import ready
 from tests.controller_process.test_resumption import SETTINGS, Peer
 
@@ -181,6 +182,38 @@ def test_a_standby_that_is_silent_is_none_any_more(play, monkeypatch):
     async def scene(pair: Pair) -> None:
         monkeypatch.setattr(following, "_SILENT_SECONDS", -1.0)
         await until(lambda: pair.shell.resumable.elsewhere == ())
+        pair.shell.stop()
+
+    play(scene)
+
+
+def test_who_comes_back_while_the_standby_may_have_taken_over_has_to_wait(play, monkeypatch):
+    monkeypatch.setattr(following, "_DOUBT_SECONDS", 0.5)
+
+    async def scene(pair: Pair) -> None:
+        pair.running.cancel()
+        pair.servers[1].close()
+        await until(lambda: pair.shell._following._standby is None)
+        pair.proxy.connection.drop("the test")  # type: ignore[union-attr]
+        pair.proxy.connection.send(m.Await(8, ()))
+        assert (
+            pair.shell._following.doubt() == f"the standby at {pair.second} may have taken over: nothing is heard of it"
+        )
+        assert (await pair.proxy.next_of(READY))[1] == 8
+        assert pair.shell._following.doubt() == ""
+        pair.shell.stop()
+
+    play(scene)
+
+
+def test_what_waited_in_a_socket_is_no_sign_of_the_standby(play):
+    async def scene(pair: Pair) -> None:
+        of_the_controller = pair.shell._following
+        of_the_controller._heard -= 3.0
+        answered = of_the_controller._answered
+        of_the_controller._link(Acknowledge(1, answered))
+        assert "may have taken over" in of_the_controller.doubt()
+        await until(lambda: of_the_controller.doubt() == "")
         pair.shell.stop()
 
     play(scene)
