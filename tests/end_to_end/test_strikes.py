@@ -24,8 +24,7 @@ from atoll.cluster.settings import GRACE_SECONDS
 from atoll.elastic.islands import is_loss
 from tests.end_to_end.remote_python import StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
-from tests.end_to_end.test_restarts import answers, check, controller
-from tests.end_to_end.test_standbys import controller_of, taken_over
+from tests.end_to_end.test_restarts import answers, check, controller, controller_of, taken_over
 
 STEPS = int(os.environ.get("ATOLL_TEST_STRIKE_STEPS", "0"))
 SECONDS = float(os.environ.get("ATOLL_TEST_STRIKE_SECONDS", "4"))
