@@ -53,7 +53,8 @@ class Pair:
         self.proxy = await Peer.open(self.first, "proxy")
         await self.proxy.next_of(WELCOME)
         self.running = asyncio.get_running_loop().create_task(self.standby.run())
-        await until(lambda: self.shell.resumable.elsewhere == (str(self.second),), self.running)
+        await until(lambda: self.standby._is_relied_on, self.running)
+        assert self.shell.resumable.elsewhere == (str(self.second),)
 
     def kill(self) -> None:
         """The controller's process is gone."""

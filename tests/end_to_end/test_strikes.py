@@ -30,6 +30,7 @@ STEPS = int(os.environ.get("ATOLL_TEST_STRIKE_STEPS", "0"))
 SECONDS = float(os.environ.get("ATOLL_TEST_STRIKE_SECONDS", "4"))
 _PAUSE = 0.25  # between steps: those of a model that is larger than a test's
 _EVERY = 5  # steps from copy to copy
+_MOST_ATTEMPTS = 400  # one after the other: there is no island again, and there will be none
 _END_SECONDS = 600.0
 _READY_SECONDS = 120.0
 _WIDTH = 64
@@ -54,7 +55,7 @@ def train_through(steps: int, pause: float) -> tuple[list[str], list[float]]:
     replica = atoll.replicate(weights, every=_EVERY)
     losses: dict[int, str] = {}
     known: list[float] = []
-    step, is_lost = 0, False
+    step, is_lost, attempts = 0, False, 0
     while step < steps:
         try:
             if is_lost:
@@ -64,10 +65,13 @@ def train_through(steps: int, pause: float) -> tuple[list[str], list[float]]:
             following, loss = update(weights, jax.device_put(batch(step), weights.sharding))
             found = float(loss).hex()
         except jax.errors.JaxRuntimeError as error:
-            if not is_loss(error):
+            attempts += 1
+            if not is_loss(error) or attempts > _MOST_ATTEMPTS:
                 raise
             is_lost = True
+            time.sleep(0.05)
             continue
+        attempts = 0
         if step not in losses:
             known.append(time.monotonic())
         assert losses.setdefault(step, found) == found, f"step {step}, computed again, gives another loss"

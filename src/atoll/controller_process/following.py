@@ -60,7 +60,9 @@ class Following:
         self._address = ""  # of the standby
         self._basis = 0  # number of the snapshot that it begins with; 0: that is to be taken yet
         self._has_basis = False
-        self._is_followed = False  # its standby has all that it is to have: it can take over
+        self._stands_by = False  # it has the snapshot, and handles what comes
+        self._is_announced = False  # all peers know of it
+        self._is_followed = False  # it is the standby that goes on where this process ends
         self._pulses: deque[float] = deque()  # when those were sent that it has not answered
         self._answered = 0  # pulses
         self._heard = 0.0  # when that was sent which it has answered: what waits in a socket is no news
@@ -77,7 +79,7 @@ class Following:
         connection.name = f"the standby at {hello.label}"
         connection.on_lost, connection.on_link = self._lost, self._link
         self._standby, self._address = connection, hello.label
-        self._basis, self._has_basis = 0, False
+        self._basis, self._has_basis, self._stands_by = 0, False, False
         self._pulses.clear()
         self._answered = 0
         self._heard = self._loop.time()
@@ -139,6 +141,8 @@ class Following:
         if journal is not None and self._basis and not self._has_basis and not self._send_basis(standby, journal):
             self._drop(standby, "there is no snapshot for it")  # it dials again
             return
+        if self._stands_by and not self._is_followed:
+            self._rely_on(standby)
         self._send_pulse(standby)
         self._loop.call_later(PULSE_SECONDS, self._pulse, standby)
 
@@ -166,17 +170,22 @@ class Following:
             while self._pulses and self._answered < message.pieced:
                 self._answered += 1
                 self._heard = self._pulses.popleft()
-            if message.whole and not self._is_followed and self._standby is not None:
-                self._rely_on(self._standby)
+            self._stands_by = self._stands_by or message.whole > 0
 
     def _rely_on(self, standby: Connection) -> None:
-        """Should this process end in here, both it and the standby go on, and terms decide; not neither."""
+        """From one pulse to the next: peers know of it before this process is not started again.
+
+        Should this process end in here, both it and the standby go on, and terms decide; not neither.
+        """
+        if not self._is_announced:
+            self._is_announced = True
+            self._announce((self._address,))
+            return
         self._is_followed = True
         self._send_pulse(standby)
         standby.flush()
         _log.warning("a standby at %s follows this controller", self._address)
         self._report(FOLLOWED)
-        self._announce((self._address,))
 
     def _drop(self, standby: Connection, reason: str) -> None:
         standby.abort()
@@ -184,12 +193,14 @@ class Following:
 
     def _lost(self, reason: str) -> None:
         self._standby = None
+        if self._is_announced:
+            self._is_announced = False
+            self._announce(())
         if self._is_followed:
             _log.warning("the standby at %s does not follow any more: %s", self._address, reason)
             self._is_followed = False
             self._doubts_until = self._loop.time() + _DOUBT_SECONDS
             self._report(ALONE)
-            self._announce(())
 
     def end(self) -> None:
         """The cluster ends, and nobody is to go on."""
