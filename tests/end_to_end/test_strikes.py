@@ -137,7 +137,9 @@ class Strikes:
 def interruption(struck: float, known: list[float]) -> float:
     """The longest time between two steps from just before a strike to the next one, beyond that between any two."""
     gaps = [
-        after - before for before, after in itertools.pairwise(known) if after > struck and before < struck + SECONDS
+        after - before
+        for before, after in itertools.pairwise(known)
+        if after > struck and before < struck + SECONDS / 2
     ]
     return max(gaps, default=0.0) - _PAUSE
 
