@@ -39,9 +39,11 @@ def test_who_learns_of_a_later_term_says_so_and_serves_nobody_of_it(monkeypatch)
         network.cut(network.ends[0])
         await until(lambda: standby.events == ["back"])
         assert superseded == []
-        network.others["/there"] = first
+        # The first is there again, and for a moment the standby is not reached.
+        network.others = {"/there": first, "/standby": network.others["/there"]}
         network.cut(network.ends[0])
         await until(lambda: superseded == [7])
+        network.others["/standby"] = standby
         await until(lambda: standby.events == ["back", "away", "back"])
         dialer.connection.close()
         first.connection.close()
