@@ -179,6 +179,8 @@ class DialedConnection(ResumableConnection):
         except TimeoutError:
             raise ConnectError(f"{self._name} at {address} does not answer") from None
         finally:
+            if not resumed.cancel() and not resumed.cancelled():
+                resumed.exception()  # nobody else asks for it, where this task was cancelled
             if self._leg is not leg:
                 leg.abort()
 
