@@ -145,11 +145,12 @@ class Journal:
 
     def leave(self) -> None:
         """Another controller goes on: nothing is written any more, and nothing removed."""
+        self._is_broken, self._retry = True, math.inf
         if self._child:
             os.kill(self._child, 9)
             os.waitpid(self._child, 0)
             self._child = 0
-        os.close(self._descriptor)
+        self._turn_to(None)
         self._folder.close()
 
     def statistics(self) -> dict[str, int]:
