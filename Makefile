@@ -31,8 +31,10 @@ thorough: $(VENV)/.test  ## Run for long what the suite runs for short, or not a
 	ATOLL_TEST_THOROUGHNESS=20 ATOLL_ORDER_SECONDS=60 $(BIN)/python -m pytest -m "hypothesis or thorough" --timeout 3600 --numprocesses $(WORKERS) $(ARGS)
 	ATOLL_ORDER_SECONDS=60 ATOLL_TEST_USAGE_SECONDS=600 $(BIN)/python -m pytest --timeout 3600 tests/end_to_end/test_order.py tests/operate/test_usage.py $(ARGS)
 
-restarts: $(VENV)/.test  ## Kill the controller a hundred times under three clients, which takes several minutes
-	ATOLL_TEST_RESTARTS=100 $(BIN)/python -m pytest --timeout 3600 -s tests/end_to_end/test_restarts.py $(ARGS)
+restarts: $(VENV)/.test  ## Kill the controller a hundred times, have standbys take over, and strike a training, which takes long
+	ATOLL_TEST_RESTARTS=100 ATOLL_TEST_TAKEOVERS=20 ATOLL_TEST_STRIKE_STEPS=500 ATOLL_TEST_STRIKE_SECONDS=10 \
+	  $(BIN)/python -m pytest --timeout 3600 -s tests/end_to_end/test_restarts.py tests/end_to_end/test_standbys.py \
+	  tests/end_to_end/test_strikes.py tests/operate/test_standby.py $(ARGS)
 
 machines: $(VENV)/.test  ## Run the tests on several "machines" (as root), which take long
 	ATOLL_TEST_MACHINES=1 $(BIN)/python -m pytest tests/machines tests/end_to_end/test_relays.py tests/operate/test_cluster_file.py $(ARGS)

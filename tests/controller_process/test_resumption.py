@@ -60,8 +60,8 @@ class Process:
         self.shell = ControllerShell(options, "", asyncio.Event(), **earlier)
         self.events: list[e.AnyEvent] = []
         self.server: asyncio.Server
-        self._handles = self.shell._controller.handle
-        self.shell._controller.handle = self._handle  # type: ignore[method-assign]
+        self._handles = self.shell.controller.handle
+        self.shell.controller.handle = self._handle  # type: ignore[method-assign]
 
     def _handle(self, event: e.AnyEvent) -> Any:
         self.events.append(event)
@@ -69,9 +69,9 @@ class Process:
 
     def snapshot(self) -> bytes:
         """Its controller and its shell's state, as another process would read them."""
-        del self.shell._controller.handle  # type: ignore[attr-defined]
-        content = pickle.dumps((self.shell._controller, self.shell.state()))
-        self.shell._controller.handle = self._handle  # type: ignore[method-assign]
+        del self.shell.controller.handle  # type: ignore[attr-defined]
+        content = pickle.dumps((self.shell.controller, self.shell.state()))
+        self.shell.controller.handle = self._handle  # type: ignore[method-assign]
         self.events = []
         return content
 
@@ -128,8 +128,8 @@ def test_a_shell_goes_on_with_another_ones_connections_and_nobody_notices(addres
         assert (await early.next_of(62))[1] == 7
         assert (await late.next_of(62))[1] == 8
         await worker.next_of(PING)
-        assert set(second.shell._controller.sessions) == {1, 2}
-        assert second.shell._controller.resources.is_complete
+        assert set(second.shell.controller.sessions) == {1, 2}
+        assert second.shell.controller.resources.is_complete
         for peer in (early, late, worker):
             assert not peer.lost
             assert peer.connection._term == 2  # type: ignore[union-attr]

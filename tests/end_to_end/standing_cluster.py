@@ -50,6 +50,7 @@ class StandingCluster:
         self.directory.mkdir(mode=0o700)
         self._stopped = False
         self.token = token
+        self.standby = ""
         keep_tenants(str(self.directory), settings.pop("tenants", ()))
         options = EngineOptions(
             ClusterSettings(islands, **settings),
@@ -93,6 +94,22 @@ class StandingCluster:
         )
         ready = self._start("atoll.ifrt.main", options, Ready)
         assert not ready.error, ready.message
+        return psutil.Process(self._children[-1].pid)
+
+    def start_standby(self, folder: Path) -> psutil.Process:
+        """A standby of the controller at `address`; its address is in `standby`. The process is its engine's."""
+        folder.mkdir(mode=0o700)
+        options = EngineOptions(
+            ClusterSettings(),
+            str(folder),
+            parent=os.getpid(),
+            cache_directory=self._environment.get("ATOLL_CACHE_DIR", ""),
+            journal=str(folder / "journal"),
+            standby=self.address,
+        )
+        self.standby = options.controller_address
+        started = self._start("atoll.engines.main", options, Started)
+        assert not started.error, started.error
         return psutil.Process(self._children[-1].pid)
 
     def report(self, join: JoinString | None = None) -> dict[str, Any]:

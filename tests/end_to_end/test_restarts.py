@@ -1,6 +1,7 @@
 """The controller is killed, and another one goes on where it was: clients get what they would have got.
 
-A few restarts in the suite; `make restarts` has a hundred (ATOLL_TEST_RESTARTS), at random moments.
+A few restarts in the suite, and a standby that takes over at last; `make restarts` has a hundred restarts
+(ATOLL_TEST_RESTARTS), at random moments.
 """
 
 from __future__ import annotations
@@ -95,14 +96,30 @@ def controller(cluster: StandingCluster) -> psutil.Process:
 
 def kill(cluster: StandingCluster) -> float:
     """Kills the controller. Returns the seconds until another one answers."""
-    began = time.monotonic()
     controller(cluster).kill()
+    return answers(cluster)
+
+
+def answers(cluster: StandingCluster) -> float:
+    """Seconds until a controller answers at the cluster's address."""
+    began = time.monotonic()
     while True:
         with contextlib.suppress(ConnectError):
             cluster.report()
             return time.monotonic() - began
         assert time.monotonic() < began + _BACK_SECONDS, f"there is no controller again\n{cluster.messages()}"
         time.sleep(0.02)
+
+
+def controller_of(engine: psutil.Process) -> psutil.Process:
+    (found,) = (each for each in engine.children() if "atoll.controller_process.main" in each.cmdline())
+    return found
+
+
+def taken_over(cluster: StandingCluster) -> float:
+    """Seconds until the standby answers, which is the cluster's controller then."""
+    cluster.address = cluster.standby
+    return answers(cluster)
 
 
 def check(cluster: StandingCluster) -> CheckReply:
@@ -133,7 +150,7 @@ def remap(cluster: StandingCluster, island: int) -> None:
 
 
 def test_clients_of_a_controller_that_is_killed_again_and_again_lose_nothing(
-    cluster: StandingCluster, start_python: StartPython, tmp_path: Path
+    cluster: StandingCluster, start_python: StartPython, tmp_path: Path, module_directory: Path
 ) -> None:
     rng = random.Random(os.environ.get("ATOLL_TEST_SEED", "1"))
     stop = str(tmp_path / "stop")
@@ -156,6 +173,10 @@ def test_clients_of_a_controller_that_is_killed_again_and_again_lose_nothing(
                 f"{count + 1} restarts; median {sorted(seconds)[len(seconds) // 2]:.2f} s, most {max(seconds):.2f} s",
                 flush=True,
             )
+    cluster.start_standby(module_directory / "standby")
+    controller(cluster).kill()
+    until_taken_over = taken_over(cluster)
+    check(cluster)
     Path(stop).touch()
     trained = clients[train_on].finish(_END_SECONDS)
     assert [losses for losses in trained if losses != undisturbed] == []
@@ -168,5 +189,6 @@ def test_clients_of_a_controller_that_is_killed_again_and_again_lose_nothing(
     kinds = [each["kind"] for each in cluster.report()["events"]]
     assert kinds.count("lost") == 0, "no island restarts"
     print(
-        f"{RESTARTS} restarts, {len(trained)} trainings; another controller answers within {max(seconds):.2f} s at most"
+        f"{RESTARTS} restarts, {len(trained)} trainings; another controller answers within {max(seconds):.2f} s at "
+        f"most, and a standby after {until_taken_over:.2f} s"
     )

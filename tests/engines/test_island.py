@@ -11,6 +11,7 @@ import pytest
 from atoll.engines.engine import HostEnd, HostStart
 from atoll.engines.island import Island, State
 from atoll.engines.restarts import MAX_RESTARTS, RESTART_SPAN_SECONDS, RestartPolicy
+from atoll.wire.address import Address
 
 
 class FakeProcess:
@@ -64,6 +65,9 @@ class FakeEngine:
 
     def release(self, island: int) -> None:
         self.released.append(island)
+
+    def controller_at(self, address: Address) -> None:
+        """No process is started here."""
 
     async def close(self) -> None:
         """Nothing is elsewhere."""

@@ -10,7 +10,8 @@ import logging
 import time
 
 from atoll.controller.core import Controller
-from atoll.controller_process.shell import ControllerShell, ShellState
+from atoll.controller_process.shell import ControllerShell
+from atoll.controller_process.state import ShellState
 from atoll.errors import JournalError
 from atoll.journal.files import Folder
 from atoll.journal.journal import Journal

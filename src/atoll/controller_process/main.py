@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import os
 import sys
+from functools import partial
 
 from atoll.cluster.processes.lifeline import watch_in_loop
 from atoll.cluster.processes.process import read_options, run_loop, spare_collector, start_logging
 from atoll.controller_process.journaling import NOBODY, Predecessor
-from atoll.controller_process.options import RUNS, ControllerOptions
+from atoll.controller_process.options import RUNS, SUPERSEDED, ControllerOptions, SupersededError, report
 from atoll.controller_process.shell import ControllerShell
+from atoll.controller_process.standby import Standby
 from atoll.errors import AtollError
 from atoll.protocol import messages as m
 from atoll.security.access import HOST_TOKEN_VARIABLE
@@ -24,24 +26,28 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
     host_token = os.environ.get(HOST_TOKEN_VARIABLE, "")
     address = parse_address(options.listen)
     check_may_listen(address, token)
-    before = Predecessor(options.journal, options.restarts) if options.journal else NOBODY
-    shell = ControllerShell(
-        options,
-        token,
-        stop,
-        host_token,
-        address.tls,
-        term=before.term + 1,
-        controller=before.controller,
-        state=before.state,
-    )
-    before.hand_over(shell)
-    server, _ = await listen(address, shell.accept, shell.joiners.identity if shell.joiners is not None else None)
-    shell.report(RUNS)
-    spare_collector()
     watch_in_loop(options.parent, stop.set)
+    start = partial(ControllerShell, options, token, stop, host_token, address.tls)
+    if options.standby and not options.restarts:
+        standby = Standby(options, start, stop)
+        server, _ = await listen(address, standby.accept, standby.identity)
+        took_over = await standby.run()
+        if took_over is None:
+            server.close()
+            return
+        shell = took_over
+    else:
+        before = Predecessor(options.journal, options.restarts) if options.journal else NOBODY
+        shell = start(term=before.term + 1, controller=before.controller, state=before.state)
+        before.hand_over(shell)
+        server, _ = await listen(address, shell.accept, shell.joiners.identity if shell.joiners is not None else None)
+        report(options.ready_fd, RUNS)
+    spare_collector()
     await stop.wait()
     server.close()
+    if shell.superseded_by:
+        await asyncio.to_thread(shell.keeper.close)
+        raise SupersededError(f"the controller of term {shell.superseded_by} has taken over")
     shell.stop()
     await asyncio.sleep(0)
     await asyncio.to_thread(shell.keeper.close)
@@ -57,6 +63,9 @@ def main() -> None:
     start_logging("controller")
     try:
         run_loop(lambda stop: serve(options, stop))
+    except SupersededError as error:
+        print(f"atoll: {error}", file=sys.stderr)
+        sys.exit(SUPERSEDED)
     except AtollError as error:
         sys.exit(f"atoll: {error}")
 

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+
 import msgspec
 
 from atoll.cluster.settings import ClusterSettings
+from atoll.errors import ClusterError
 
 # What it says by `ready_fd`: that it listens, with its journal begun where it has one; and that all hosts have joined.
 RUNS, READY = b"runs\n", b"ready\n"
+# Whether a standby follows it, which goes on where this one ends; and that it is one, and follows another controller.
+FOLLOWED, ALONE, FOLLOWS = b"followed\n", b"alone\n", b"follows\n"
+# The status with which it ends where another controller has taken over.
+SUPERSEDED = 3
+
+
+def report(descriptor: int, what: bytes) -> None:
+    """To who has started this process."""
+    if descriptor >= 0:
+        with contextlib.suppress(OSError):  # it is not there any more
+            os.write(descriptor, what)
+
+
+class SupersededError(ClusterError):
+    """Another controller of the same cluster has taken over from this one."""
 
 
 class ControllerOptions(msgspec.Struct, frozen=True):
@@ -22,3 +41,5 @@ class ControllerOptions(msgspec.Struct, frozen=True):
     cache_directory: str = ""  # of compiled programs, and of what was learnt of them; "": none
     journal: str = ""  # the folder of its journal; "": it has none
     restarts: bool = False  # it goes on with what is in that
+    standby: str = ""  # the address of the controller that it follows until that one is gone; "": it begins by itself
+    advertise: str = ""  # by which a standby is reached; "": where it listens

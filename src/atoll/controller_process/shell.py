@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,7 +17,9 @@ from atoll.cluster.processes.lifeline import watch_in_loop
 from atoll.cluster.tenants import kept_tenants
 from atoll.cluster.usage.keeper import Keeper
 from atoll.controller.core import Controller
-from atoll.controller_process.options import READY, ControllerOptions
+from atoll.controller_process.following import Following, is_standby
+from atoll.controller_process.options import READY, ControllerOptions, report
+from atoll.controller_process.state import ShellState
 from atoll.journal.journal import Journal
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
@@ -36,18 +37,6 @@ _log = logging.getLogger(__name__)
 _END_SECONDS = 0.05
 # For those whose connections cannot be resumed, such as host agents, to have new ones before their old ones are lost.
 _ANEW_SECONDS = 5.0
-
-
-@dataclass
-class ShellState:
-    """What another process needs, beside the controller's state, to go on with this one's connections. Plain data."""
-
-    seconds: float = 0.0  # of its clock, which never goes back
-    next: int = 1  # number of a connection
-    key: bytes = field(default_factory=lambda: os.urandom(32))  # of the secrets by which they are resumed
-    links: list[LinkState] = field(default_factory=list)
-    others: dict[int, str] = field(default_factory=dict)  # connections that end with the process, and their roles
-    timers: dict[int, float] = field(default_factory=dict)  # when they are due
 
 
 class ControllerShell:
@@ -75,19 +64,20 @@ class ControllerShell:
         # As the loop's, but for that of uvloop, which counts milliseconds; and it goes on where the last one was.
         self._later = max(0.0, state.seconds - time.monotonic())
         settings = msgspec.structs.replace(options.settings, tenants=kept_tenants(options.directory))
-        self._controller = controller or Controller(settings, token, host_token=host_token)
-        self.joiners = Joiners(options.directory, self._controller.tokens) if has_tls else None
+        self.controller = controller or Controller(settings, token, host_token=host_token)
+        grace_seconds = self.controller.settings.grace_seconds
+        self.joiners = Joiners(options.directory, self.controller.tokens) if has_tls else None
         self.keeper = Keeper(options.usage_file, options.cache_directory)
-        self._ready_fd = options.ready_fd
+        self._report = partial(report, options.ready_fd)
         self._stop = stop
         self._key = state.key
         self._next = state.next
         self._timers = dict(state.timers)  # when they are due
         self._others = dict(state.others)  # of the earlier process
         self._connections: dict[int, Connection | AcceptedConnection] = {}
-        self._resumable = ResumableConnections(
+        self.resumable = ResumableConnections(
             term,
-            settings.grace_seconds,
+            grace_seconds,
             state.key,
             lambda number: self._handle(e.ConnectionAway(self._clock(), number)),
             lambda number: self._handle(e.ConnectionBack(self._clock(), number)),
@@ -95,7 +85,15 @@ class ControllerShell:
             self._flush_now,
             watch_in_loop,
         )
-        self._resumes = settings.grace_seconds > 0
+        self.resumable.on_superseded = self._end_superseded
+        self._own = (options.advertise or options.listen,) if options.standby else ()  # not the one that peers dialed
+        self.resumable.elsewhere = self._own
+        self._following = Following(
+            self.controller.tokens, lambda: self.journal, self._report, self._announce, self._acknowledged
+        )
+        self.resumable.doubt = self._following.doubt
+        self._resumes = grace_seconds > 0
+        self.superseded_by = 0  # the term of another controller that has taken over: this one does nothing any more
         self.journal: Journal | None = None
         self._uncommitted: list[bytes] = []  # records of turns that are not in it yet
         self._has_opened = False  # a connection, whose peer learns its number: nobody else is to have it
@@ -131,6 +129,18 @@ class ControllerShell:
             self._handle(e.EstimatesRead(self._clock(), estimates))
         self._tick()
 
+    def _end_superseded(self, term: int) -> None:
+        """At once: nothing more is decided, written or sent, and all peers look for the other one."""
+        _log.error("term %d has begun elsewhere: this controller, of term %d, ends", term, self.resumable.term)
+        self.superseded_by = term
+        if self.journal is not None:
+            self.journal.leave()
+            self.journal = None
+        self._following.drop()
+        for connection in self._connections.values():
+            connection.drop("") if isinstance(connection, AcceptedConnection) else connection.abort()
+        self._stop.set()
+
     def accept(self) -> Connection:
         """A connection that somebody opens; it counts once its handshake is done, where it has one."""
         number = self._next
@@ -139,17 +149,24 @@ class ControllerShell:
 
         def on_first(message: Any) -> None:
             connection.on_message = on_message
+            if is_standby(message):
+                on_lost("it follows this controller, and is none of its peers")
+                self._following.serve(connection, message)
+                return
             if isinstance(message, m.Hello) and message.resumes:
-                self._connections[number] = self._resumable.grant(number, connection, on_message, on_lost)
+                self._connections[number] = self.resumable.grant(number, connection, on_message, on_lost)
             on_message(message)
 
         def on_link(message: AnyLinkMessage) -> None:
             if isinstance(message, Resume):
                 on_lost(f"it goes on with connection {message.number}")
                 connection.on_lost = lambda reason: None
-                self._resumable.resume(connection, message)
+                self.resumable.resume(connection, message)
 
         def on_made(connection: Connection) -> None:
+            if self.superseded_by:
+                connection.abort()
+                return
             if self.joiners is not None and not connection.peer_role:
                 self.joiners.serve(connection)
                 return
@@ -181,35 +198,40 @@ class ControllerShell:
         """Workers are asked to end. Returns once what was decided is on its way."""
         self._handle(e.StopAsked(self._clock()))
         self._flush()
-        for connection in self._resumable.all():
+        self._following.end()
+        for connection in self.resumable.all():
             connection.close()
 
     def _tick(self) -> None:
         self._loop.call_later(PING_SECONDS, self._tick)  # first: whatever goes wrong now, workers are pinged again
         self._handle(e.Tick(self._clock(), self._load.measure(PING_SECONDS)))
-        self._to_acknowledge = self._resumable.all()
+        self._to_acknowledge = self.resumable.all()
         if self.journal is not None:
             self.journal.tick()
 
     def _handle(self, event: e.AnyEvent) -> None:
+        if self.superseded_by:
+            return
         if not self._flush_scheduled:
             self._flush_scheduled = True
             self._turn = event.seconds
             self._loop.call_soon(self._flush)
-        self._controller.handle(event)
+        self.controller.handle(event)
 
     # ---- actions
 
     def _flush(self) -> None:
         self._flush_scheduled = False
+        if self.superseded_by:
+            return
         does, load, now = self._does, self._load, self._clock()
         if now - self._turn > load.longest:
             load.longest = now - self._turn
         try:
-            actions = self._controller.handle(e.Flush(now))
+            actions = self.controller.handle(e.Flush(now))
         finally:
             if self.journal is not None:
-                self._uncommitted += self._controller.log.turn
+                self._uncommitted += self.controller.log.turn
         if actions or self._to_acknowledge or self._has_opened:
             self.commit()
         for action in actions:
@@ -218,9 +240,10 @@ class ControllerShell:
             for connection in self._to_acknowledge:
                 connection.acknowledge()
             self._to_acknowledge = []
-        if self.journal is not None and self.journal.wants_snapshot:
+        if self.journal is not None and (self.journal.wants_snapshot or self._following.wants_snapshot):
             self.commit()
             self.journal.snapshot()
+            self._following.begin(self.journal)
 
     def _flush_now(self) -> None:
         if self._flush_scheduled:
@@ -237,6 +260,15 @@ class ControllerShell:
         if self.journal is not None and self._uncommitted:
             turn, self._uncommitted = self._uncommitted, []
             self.journal.append(turn)
+            self._following.send(turn)
+
+    def _announce(self, addresses: tuple[str, ...]) -> None:
+        """To all peers: a controller may be found there, too."""
+        self.resumable.elsewhere = (*self._own, *addresses)
+
+    def _acknowledged(self) -> Iterator[tuple[int, int, int]]:
+        """What each peer has acknowledged."""
+        return ((each.number, *each.ledger.acknowledged) for each in self.resumable.all())
 
     def _acknowledge_soon(self, connection: AcceptedConnection) -> None:
         """What has come is acknowledged when it is safe: at the end of this turn."""
@@ -286,30 +318,24 @@ class ControllerShell:
         self._loop.call_later(_END_SECONDS, self._stop.set)
 
     def _report_ready(self, action: a.ReportReady) -> None:
-        self.report(READY)
-
-    def report(self, what: bytes) -> None:
-        """To who has started this process."""
-        if self._ready_fd >= 0:
-            with contextlib.suppress(OSError):  # it is not there any more
-                os.write(self._ready_fd, what)
+        self._report(READY)
 
     # ---- going on after another process
 
     def snapshot(self) -> tuple[Controller, ShellState]:
         """All that another process needs to go on; to be asked for between two turns."""
-        return self._controller, self.state()
+        return self.controller, self.state()
 
     def state(self) -> ShellState:
         """What is to be kept of this process, with the controller; to be asked for between two turns."""
-        links = [connection.state() for connection in self._resumable.all()]
+        links = [connection.state() for connection in self.resumable.all()]
         resumable = {link.number for link in links}
         others = {number: each.peer_role for number, each in self._connections.items() if number not in resumable}
         others |= self._others
         return ShellState(self._clock(), self._next, self._key, links, others, dict(self._timers))
 
     def _add_away(self, link: LinkState) -> None:
-        self._connections[link.number] = self._resumable.add(link, *self._callbacks(link.number))
+        self._connections[link.number] = self.resumable.add(link, *self._callbacks(link.number))
 
     def replay(self, event: e.AnyEvent) -> None:
         """An event that the earlier process has handled. What it sent is kept for who lacks it; all else is done."""
@@ -323,11 +349,13 @@ class ControllerShell:
             case e.Received(connection=number, message=message):
                 if isinstance(message, m.Hello) and message.resumes and number in self._others:
                     self._add_away(LinkState(number, self._others.pop(number), "a client of the controller"))
-                self._resumable.count(number)
+                self.resumable.count(number)
             case e.TimerEnded(timer=timer):
                 self._timers.pop(timer, None)
+            case e.Restarted(term=term):
+                self.resumable.begin(term)
         try:
-            actions = self._controller.handle(event)
+            actions = self.controller.handle(event)
         except Exception:  # as then, and its connection was lost, which is one of the next events
             _log.info("a message is refused again, as it was before")
             return
@@ -354,12 +382,13 @@ class ControllerShell:
     def resume(self, term: int) -> None:
         """All that was is there again: everybody has time to come back, and timers run on."""
         now = self._clock()
+        self.resumable.begin(term)
         self._handle(e.Restarted(now, term))
         for timer, due in self._timers.items():
             self._loop.call_later(max(0.0, due - now), self._timer_ended, timer)
         reason = "the controller was started again"
         self._loop.call_later(_ANEW_SECONDS, self._lose_others, reason)
-        for connection in self._resumable.all():
+        for connection in self.resumable.all():
             connection.wait(reason)
             self._handle(e.ConnectionAway(now, connection.number))
         self._tick()

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from atoll.cluster.processes.local_process import LocalProcess, describe_exit
 from atoll.cluster.processes.process import command
-from atoll.controller_process.options import READY, RUNS, ControllerOptions
+from atoll.controller_process.options import ALONE, FOLLOWED, FOLLOWS, READY, RUNS, SUPERSEDED, ControllerOptions
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +33,7 @@ class ControllerChild:
         self._process: LocalProcess | None = None
         self._readable = -1
         self._failures = 0  # since one has run
+        self._is_followed = False  # by a standby, which goes on where it ends
         self._is_ending = False
         self._has_ended = asyncio.Event()
 
@@ -61,10 +62,13 @@ class ControllerChild:
             return
         if not said:
             self._stop_reading()
+        for line in said.splitlines(keepends=True):
+            if line in (FOLLOWED, ALONE):
+                self._is_followed = line == FOLLOWED
         if RUNS in said:
             self._failures = 0
             self._options = replace(self._options, restarts=bool(self._options.journal))
-        if READY in said:
+        if READY in said or FOLLOWS in said:
             self._on_ready()
 
     def _stop_reading(self) -> None:
@@ -78,6 +82,11 @@ class ControllerChild:
             self._read()
         self._stop_reading()
         text = f"the controller ended: {describe_exit(status)}"
+        if not self._is_ending and (status == SUPERSEDED or (status and self._is_followed)):
+            # Whoever is linked to the other one goes on with that, or finds it within the time that there is.
+            _log.warning("%s; another one goes on", text)
+            self._has_ended.set()
+            return
         if status and self._options.restarts and not self._is_ending and self._failures < _MOST_FAILURES:
             self._failures += 1
             _log.warning("%s; it is started again", text)

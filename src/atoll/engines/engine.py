@@ -21,6 +21,7 @@ from typing import Protocol
 from atoll.cluster.settings import DEFAULT_PLATFORM
 from atoll.errors import Status
 from atoll.protocol.messages import Message
+from atoll.wire.address import Address
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,9 @@ class Engine(Protocol):
 
     def release(self, island: int) -> None:
         """The island has ended for good, and none of its processes runs: its machines are free for others."""
+
+    def controller_at(self, address: Address) -> None:
+        """The controller is another one, at this address: workers that start from now on are to connect to it."""
 
     async def close(self) -> None:
         """The cluster has ended. Returns when nothing is left of what the engine has elsewhere, or that cannot be."""

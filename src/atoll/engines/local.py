@@ -19,7 +19,7 @@ class LocalEngine:
     def __init__(self, options: EngineOptions) -> None:
         self._options = options
         check_kinds(options.settings)
-        self._address = parse_address(options.controller_address)
+        self._address = self._controller = parse_address(options.controller_address)
         self._shares = DeviceShares(devices())
         for platform in options.settings.topology.platforms:
             shapes = [each for each in options.settings.topology.shapes if each.platform == platform]
@@ -37,6 +37,9 @@ class LocalEngine:
 
     def release(self, island: int) -> None:
         """No machine is held."""
+
+    def controller_at(self, address: Address) -> None:
+        self._controller = address
 
     async def close(self) -> None:
         """All is on this machine, and has ended."""
@@ -58,7 +61,7 @@ class LocalEngine:
     def command(self, start: HostStart) -> list[str]:
         """The command line of a host's worker."""
         place = WorkerPlace(
-            str(self._address),
+            str(self._controller),
             self._data_address(),
             self._options.cache_directory,
             meeting=f"unix:{self._options.directory}/island-{start.island}-{start.incarnation}.sock",

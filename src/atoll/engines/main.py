@@ -16,6 +16,7 @@ from atoll.cluster.settings import DEFAULT_ENGINE
 from atoll.cluster.tenants import kept_tenants
 from atoll.engines.kinds import make_engine
 from atoll.engines.options import EngineOptions, Started
+from atoll.engines.standby import StandbySupervisor
 from atoll.engines.supervisor import Supervisor
 from atoll.errors import AtollError
 from atoll.security.start import start_security
@@ -26,14 +27,17 @@ async def serve(options: EngineOptions, stop: asyncio.Event) -> None:
     """Runs the cluster until `stop` is set. Reports over `ready_fd` that it is up, or why it is not."""
     if options.parent:
         watch_in_loop(options.parent, stop.set)
-    supervisor: Supervisor | None = None
+    supervisor: Supervisor | StandbySupervisor | None = None
     try:
         address = parse_address(options.controller_address)
         has_agents = options.settings.engine != DEFAULT_ENGINE
         start_security(
             options.directory, address, options.advertise, has_agents, has_tenants=bool(kept_tenants(options.directory))
         )
-        supervisor = Supervisor(options, make_engine(options), stop)
+        if options.standby:
+            supervisor = StandbySupervisor(options, stop)
+        else:
+            supervisor = Supervisor(options, make_engine(options), stop)
         await supervisor.start()
         if stop.is_set():
             write_ready(options.ready_fd, Started(error="the cluster was ended while it started"))

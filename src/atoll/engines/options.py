@@ -22,6 +22,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     cache_directory: str = ""
     usage_file: str = ""  # where the controller keeps usage; "": in memory
     journal: str = ""  # the folder of the controller's journal, from which it is started again; "": it has none
+    standby: str = ""  # the address of a controller: this is to be its standby, and has no hosts of its own
     ready_fd: int = -1
     client_directories: tuple[str, ...] = ()  # of its client, which the proxy removes unless it was killed
 

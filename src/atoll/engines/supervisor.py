@@ -113,9 +113,8 @@ class Supervisor:
             except ConnectError:
                 await asyncio.sleep(_RETRY_SECONDS)
         self._link = link
-        if self._engine.agents is not None:
-            link.on_away = partial(self._engine.agents.cut_off, True)
-            link.on_back = partial(self._engine.agents.cut_off, False)
+        link.on_away = partial(self._cut_off, True)
+        link.on_back = partial(self._cut_off, False)
         token = token_for(self._address, Role.ENGINE)
         engine = self._options.settings.engine
         link.send(Hello(PROTOCOL, "engine", token, os.getpid(), __version__, engine, resumes=True))
@@ -123,6 +122,13 @@ class Supervisor:
             self._engine.agents.begin(link.send)
             for island in self._islands:
                 island.start()
+
+    def _cut_off(self, is_cut_off: bool) -> None:
+        """From the controller, or no more: which may be another one, elsewhere."""
+        if self._link is not None and not is_cut_off and self._link.where != self._address:
+            self._engine.controller_at(self._link.where)
+        if self._engine.agents is not None:
+            self._engine.agents.cut_off(is_cut_off)
 
     def _link_lost(self, reason: str) -> None:
         if self._is_up:  # else the controller's end is noticed by itself

@@ -59,6 +59,19 @@ class Journal:
             return not self._child and time.monotonic() >= self._retry
         return (self._events >= SNAPSHOT_EVENTS or self._bytes >= SNAPSHOT_BYTES) and not self._child
 
+    @property
+    def is_snapshotting(self) -> bool:
+        return bool(self._child)
+
+    @property
+    def number(self) -> int:
+        """Of the last snapshot that was begun."""
+        return self._number
+
+    def payload(self, number: int) -> bytes:
+        """What is in a snapshot. Raises JournalError, and OSError where it is not there, or not yet."""
+        return self._folder.read_snapshot(number)[1]
+
     def begin(self) -> None:
         """Writes the first snapshot of this process, while nothing waits yet. Raises OSError."""
         self._folder.write_snapshot(self._number, self.term, pickled(self._state()))
@@ -128,6 +141,16 @@ class Journal:
             self._reap(0)
         self._turn_to(None)
         self._folder.clear()
+        self._folder.close()
+
+    def leave(self) -> None:
+        """Another controller goes on: nothing is written any more, and nothing removed."""
+        self._is_broken, self._retry = True, math.inf
+        if self._child:
+            os.kill(self._child, 9)
+            os.waitpid(self._child, 0)
+            self._child = 0
+        self._turn_to(None)
         self._folder.close()
 
     def statistics(self) -> dict[str, int]:

@@ -78,6 +78,12 @@ class ClusterRecord(msgspec.Struct, frozen=True):
             return []  # another process has this number now, so nothing is left of the old session
         return [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and session_of(int(entry)) == self.pid]
 
+    def terminate(self) -> None:
+        """Asks its engine to end it."""
+        if not self.ray and began(self.pid) == self.began:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
+
     def kill(self) -> list[int]:
         """Ends by force what still runs, and removes the folder; returns the pids."""
         pids = self.pids()

@@ -44,7 +44,8 @@ class StandingCluster:
     `parent`: the process that it must not outlive, or 0. Its messages go to `log` in its folder; with a
     parent to standard error. On TCP it listens with TLS, unless it is `insecure`; others know it by what it is to
     `advertise` then: see `security.start.advertised`. Its authority and tokens are kept in the file
-    `authority`, if there is one. With a folder for a `journal` its controller is started again where it ends.
+    `authority`, if there is one. With a folder for a `journal` its controller is started again where it ends. With the
+    address of another's controller as `standby` it is that one's standby, and has no hosts of its own.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class StandingCluster:
         insecure: bool = False,
         authority: Path | None = None,
         journal: Path | None = None,
+        standby: str = "",
     ) -> None:
         if journal is not None and not settings.grace_seconds:
             settings = replace(settings, grace_seconds=GRACE_SECONDS)
@@ -94,6 +96,7 @@ class StandingCluster:
                 cache_directory=default_cache_directory(),
                 usage_file=usage_file(name),
                 journal=str(journal.absolute()) if journal is not None else "",
+                standby=standby,
             )
             self.engine = EngineProcess(options, output=self._log.fileno() if self._log else 2, environment=environment)
             pid = self.engine.process.pid
@@ -160,6 +163,7 @@ def start_cluster(
     insecure: bool = False,
     authority: Path | None = None,
     journal: Path | None = None,
+    standby: str = "",
 ) -> StandingCluster | StandingOnRay:
     """Starts a cluster; it outlives this process where it `stays`. Raises AtollError where it may not be."""
     if settings.engine == "ray":
@@ -184,6 +188,7 @@ def start_cluster(
         insecure=insecure,
         authority=authority,
         journal=journal,
+        standby=standby,
     )
 
 
@@ -247,7 +252,8 @@ def _stop(target: Target, token: str) -> Ended:
     except AccessError:
         raise
     except AtollError:
-        agreed = False  # its controller hangs, or has ended
+        agreed = False  # its controller hangs, has ended, or only stands by
+        record.terminate()
     directory = Path(record.directory)
     if record.ray:
         try:
@@ -257,7 +263,7 @@ def _stop(target: Target, token: str) -> Ended:
                 raise
         shutil.rmtree(directory, ignore_errors=True)
         return Ended(-1)
-    if agreed and _until(lambda: not directory.exists() and not record.pids(), END_SECONDS):
+    if _until(lambda: not directory.exists() and not record.pids(), END_SECONDS):
         return Ended(processes)
     forced = record.kill()
     if not _until(lambda: not record.pids(), _FORCE_SECONDS):

@@ -22,7 +22,7 @@ JOINING = (Role.HOST, Role.CLIENT)
 # How each introduces itself: `protocol.messages.Hello.role`.
 _SAYS = {
     Role.CONTROLLER: frozenset[str](),
-    Role.ENGINE: frozenset({"engine"}),
+    Role.ENGINE: frozenset({"engine", "standby"}),
     Role.HOST: frozenset({"worker", "agent"}),
     Role.CLIENT: frozenset({"proxy", "operator"}),
 }

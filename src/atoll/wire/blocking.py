@@ -17,13 +17,14 @@ from typing import Any
 import msgspec
 
 from atoll.errors import AccessError, ConnectError, FrameError
-from atoll.wire.address import Address
+from atoll.wire.address import Address, parse_address
 from atoll.wire.framing import HEADER_BYTES, FrameDecoder, frame_header, link_length
 from atoll.wire.resumption.ledger import Counts, Ledger
 from atoll.wire.resumption.messages import (
     Acknowledge,
     AnyLinkMessage,
     Bye,
+    Elsewhere,
     Granted,
     NotResumed,
     NotResumedError,
@@ -47,7 +48,7 @@ _READ_SIZE = 64 * 1024
 
 
 class BlockingConnection:
-    """One end of a control connection. `redial(timeout)` makes a stream to the same peer, where that can be."""
+    """One end of a control connection. `redial(address, timeout)` makes a stream to the peer, at one of `addresses`."""
 
     def __init__(
         self,
@@ -55,7 +56,8 @@ class BlockingConnection:
         message_type: Any,
         *,
         name: str = "peer",
-        redial: Iterable[Callable[[float], Stream]] = (),
+        addresses: Iterable[Address] = (),
+        redial: Callable[[Address, float], Stream] | None = None,
     ) -> None:
         self.name = name
         self._stream: Stream = SocketStream(stream) if isinstance(stream, socket.socket) else stream
@@ -63,8 +65,11 @@ class BlockingConnection:
         self._decoder = FrameDecoder(message_type, on_link=self._link)
         self._encode = msgspec.msgpack.Encoder().encode
         self._lock = threading.Lock()  # of all that follows
-        self._redial = tuple(redial)
-        self._ledger = Ledger() if self._redial else None  # until the first message says that it is not needed
+        self._redial = redial
+        self._addresses = tuple(addresses)
+        self._elsewhere: tuple[Address, ...] = ()  # more of them, by the peer's word
+        self._answered: tuple[Address, ...] = ()  # the one at which somebody has answered last: it is tried first
+        self._ledger = Ledger() if redial is not None else None  # until the first message says that it is not needed
         self._grant: Granted | None = None
         self._term = self._attempt = 0
         self._received = 0  # by this stream
@@ -86,11 +91,10 @@ class BlockingConnection:
     ) -> BlockingConnection:
         """Connects within `timeout` seconds to a process of that role. Raises ConnectError that names the address."""
 
-        def dial_one(each: Address) -> Callable[[float], Stream]:
-            return lambda seconds: dial_stream(each, role, identity, what=name, timeout=seconds)
+        def redial(address: Address, timeout: float) -> Stream:
+            return dial_stream(address, role, identity, what=name, timeout=timeout)
 
-        stream = dial_stream(address, role, identity, what=name, timeout=timeout)
-        return cls(stream, message_type, name=name, redial=map(dial_one, address.each))
+        return cls(redial(address, timeout), message_type, name=name, addresses=address.each, redial=redial)
 
     # ---- sending
 
@@ -194,6 +198,8 @@ class BlockingConnection:
                 with self._lock:
                     self._ledger.acknowledge(Counts(whole, pieced))
                 self._acknowledge()
+            case Elsewhere(addresses=addresses):
+                self._elsewhere = tuple(map(parse_address, addresses))
             case Bye():
                 self._is_over = True
 
@@ -212,7 +218,7 @@ class BlockingConnection:
         """The stream has ended: whether there is another, after having waited for it."""
         grant = self._grant
         self._stream.shut_down()  # who waits in `send`, with the lock, comes out
-        if grant is None or self._is_over:
+        if grant is None or self._redial is None or self._is_over:
             return False
         with self._lock:
             self._is_away = True
@@ -223,12 +229,15 @@ class BlockingConnection:
         self._stream.close()
         deadline, pause = time.monotonic() + grant.seconds, FIRST_PAUSE_SECONDS
         while not self._is_over and time.monotonic() < deadline:
-            for dial in self._redial:
+            for address in dict.fromkeys((*self._answered, *self._addresses, *self._elsewhere)):
                 try:
-                    self._resume_on(dial(NEXT_SECONDS), grant)
+                    self._resume_on(self._redial(address, NEXT_SECONDS), grant)
+                    self._answered = (address,)
                     return True
-                except NotResumedError:
-                    return False
+                except NotResumedError as error:
+                    if error.final:
+                        return False
+                    self._answered = (address,)
                 except OSError:  # as AtollError's of connections are: a process that ends refuses in many ways
                     continue
             time.sleep(pause)
@@ -239,15 +248,16 @@ class BlockingConnection:
         """Raises ConnectError, or OSError, where it is not resumed there."""
         assert self._ledger is not None
         try:
-            _bound_silence(stream)
+            _bound_silence(stream, NEXT_SECONDS)
             self._attempt += 1
             resume = Resume(grant.number, grant.secret, self._term, *self._ledger.received, self._attempt)
             stream.send((encode_link(resume),))
             answer = _read_link(stream)
-            if isinstance(answer, NotResumed) and answer.final:
-                raise NotResumedError(answer.reason, True)
+            if isinstance(answer, NotResumed):
+                raise NotResumedError(answer.reason, answer.final)
             if not isinstance(answer, Resumed) or answer.term < self._term:
                 raise ConnectError(f"{self.name} does not resume the connection")
+            _bound_silence(stream)
             with self._lock:
                 try:
                     self._ledger.acknowledge(Counts(answer.whole, answer.pieced))
@@ -272,10 +282,10 @@ class BlockingConnection:
         self._stream.close()
 
 
-def _bound_silence(stream: Stream) -> None:
-    """Reading ends with an error where nothing comes for too long: who was dialed is heard once a second."""
-    seconds = struct.pack("ll", SILENT_SECONDS, 0)
-    stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
+def _bound_silence(stream: Stream, seconds: float = SILENT_SECONDS) -> None:
+    """Reading ends with an error where nothing comes for so long: who was dialed is heard once a second."""
+    timeout = struct.pack("ll", int(seconds), 0)
+    stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
 
 
 def _read_link(stream: Stream) -> AnyLinkMessage:

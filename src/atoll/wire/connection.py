@@ -143,6 +143,10 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport.get_write_buffer_size() + self._large.nbytes > MAX_UNSENT:
             self._break(f"{self.name} does not read: {MAX_UNSENT >> 20} MiB are waiting for it")
 
+    def flush(self) -> None:
+        """Hands what is queued to the kernel, before anything that other connections have not handed over yet."""
+        self._flush()
+
     def _send_piece(self, transport: asyncio.Transport) -> None:
         """One a turn of the loop, which has other things to do."""
         piece, is_last = self._large.take()

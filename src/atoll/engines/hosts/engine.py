@@ -24,7 +24,7 @@ from atoll.engines.options import EngineOptions
 from atoll.engines.worker_command import check_kinds
 from atoll.errors import ClusterError, Status
 from atoll.protocol import messages as m
-from atoll.wire.address import parse_address
+from atoll.wire.address import Address, parse_address
 
 _log = logging.getLogger(__name__)
 
@@ -83,6 +83,9 @@ class HostsEngine:
 
     def release(self, island: int) -> None:
         """Its machines are free already: who holds no worker is."""
+
+    def controller_at(self, address: Address) -> None:
+        """Agents find it by themselves: it is one of the addresses that they know."""
 
     async def close(self) -> None:
         """The controller has told all agents that the cluster has ended."""

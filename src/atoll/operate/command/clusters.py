@@ -12,6 +12,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from atoll.cluster.settings import DEFAULT_ENGINE, ClusterSettings
 from atoll.cluster.tenants import DEFAULT_NAME as DEFAULT_TENANT_NAME
 from atoll.cluster.tenants import TENANT_MARK
 from atoll.errors import AtollError
@@ -100,6 +101,15 @@ def up(
             metavar="FOLDER",
         ),
     ] = None,
+    standby: Annotated[
+        str,
+        typer.Option(
+            "--standby",
+            help="Start no hosts, but a standby of the controller at this address, which has a --journal, too: it "
+            "follows that one, and takes over where it is gone. On TCP, with the same --authority.",
+            metavar="ADDRESS",
+        ),
+    ] = "",
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay in the foreground; Ctrl-C ends the cluster.")
     ] = False,
@@ -130,6 +140,8 @@ def up(
         raise typer.BadParameter("--authority: Ray starts hosts itself, with the present join string; leave it away")
     if journal is not None and settings.engine == "ray":
         raise typer.BadParameter("--journal: on Ray the controller is on a node of Ray's choice; leave it away")
+    if standby:
+        standby = _checked_standby(standby, listen, islands, settings, journal, authority, insecure)
     standing = start_cluster(
         name=name,
         settings=settings,
@@ -140,6 +152,7 @@ def up(
         insecure=insecure,
         authority=authority,
         journal=journal,
+        standby=standby,
     )
     secured = parse_address(standing.record.address).tls
     try:
@@ -155,7 +168,7 @@ def up(
             say(f"waiting for hosts: `atoll host {how}` on each machine")
         if settings.engine != "local":
             say(f"  look:  atoll status{chosen}")
-        with terminal.status(f"starting {settings.islands} ..."):
+        with terminal.status(f"starting {settings.islands if not standby else 'a standby'} ..."):
             standing.wait()
     except AtollError:
         messages = standing.last_messages()
@@ -164,8 +177,12 @@ def up(
         raise
     address = standing.record.address
     print(address, flush=True)
-    say(f"cluster {name} is up: {settings.islands} on {', '.join(settings.topology.platforms)}")
-    say(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={address} python train.py")
+    if standby:
+        say(f"standby {name} follows the controller at {standby}")
+        say(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={address} python train.py, once it has taken over")
+    else:
+        say(f"cluster {name} is up: {settings.islands} on {', '.join(settings.topology.platforms)}")
+        say(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={address} python train.py")
     if parse_address(address).tls:
         where = str(join_file or standing_join(standing.directory))
         say(f"         (elsewhere, or as somebody else: ATOLL_JOIN={where}, a copy of that file)")
@@ -184,6 +201,31 @@ def up(
         say("ending")
     finally:
         standing.end()
+
+
+def _checked_standby(
+    standby: str,
+    listen: str,
+    islands: str | None,
+    settings: ClusterSettings,
+    journal: Path | None,
+    authority: Path | None,
+    insecure: bool,
+) -> str:
+    """The address of the controller that is to be followed. Ends the command where that cannot be."""
+    from atoll.wire.address import parse_address
+
+    if islands is not None or settings.engine != DEFAULT_ENGINE:
+        raise typer.BadParameter("--standby: the hosts are those of the cluster; leave --islands and --engine away")
+    if journal is None:
+        raise typer.BadParameter("--standby: it goes on with a journal of its own; give a --journal FOLDER, too")
+    here, there = parse_address(listen or "unix:/"), parse_address(standby)
+    if not here.is_unix or not there.is_unix:
+        if insecure:
+            raise typer.BadParameter("--standby: on TCP it proves itself by TLS; leave --insecure away")
+        if authority is None:
+            raise typer.BadParameter("--standby: on TCP it needs the --authority FILE of the cluster")
+    return str(there.secured())
 
 
 def _check_join_files(files: list[Path], *, secured: bool) -> None:

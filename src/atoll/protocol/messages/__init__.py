@@ -9,6 +9,7 @@ session live in a namespace of its own: a worker and the controller name a buffe
     engine    -> controller   Hello, then FromEngine               ToEngine
     agent     -> controller   Hello, then AgentSays                TellAgent
     operator  -> controller   Hello, then FromOperator             ToOperator
+    standby   -> controller   Hello                                ToStandby
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from atoll.protocol.messages.proxies import *  # noqa: F403
 from atoll.protocol.messages.proxies import FromProxy
 from atoll.protocol.messages.relays import *  # noqa: F403
 from atoll.protocol.messages.relays import FromRelay, MemberDone, MemberFailed, Piece
+from atoll.protocol.messages.standbys import *  # noqa: F403
 from atoll.protocol.messages.workers import *  # noqa: F403
 from atoll.protocol.messages.workers import FromWorker, ToWorker
 

@@ -25,7 +25,7 @@ class Hello(Message, frozen=True, tag=1):
     """The first message on any connection to the controller."""
 
     protocol: int
-    role: str  # "proxy", "worker", "engine", "agent" or "operator"
+    role: str  # "proxy", "worker", "engine", "agent", "operator" or "standby"
     token: str
     pid: int
     version: str

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from atoll.errors import AtollError, ConnectError, FrameError
-from atoll.wire.address import Address
+from atoll.wire.address import Address, parse_address
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import connect
 from atoll.wire.resumption.connection import ResumableConnection
@@ -18,6 +18,7 @@ from atoll.wire.resumption.ledger import Counts, Ledger
 from atoll.wire.resumption.messages import (
     Acknowledge,
     AnyLinkMessage,
+    Elsewhere,
     Granted,
     NotResumed,
     NotResumedError,
@@ -46,6 +47,9 @@ class DialedConnection(ResumableConnection):
         self.on_away: Callable[[], None] = lambda: None
         self.on_back: Callable[[], None] = lambda: None
         self._address = address
+        self._elsewhere: tuple[Address, ...] = ()
+        self._answered: tuple[Address, ...] = ()  # the address at which somebody has answered last: it is tried first
+        self.where = address  # of the leg, or of the last: of several addresses, all before the first is lost
         self._message_type = message_type
         self._role = role
         self._identity = identity
@@ -90,6 +94,9 @@ class DialedConnection(ResumableConnection):
                 self._leg.on_message = self._on_message
             self._look(0, 0)
             return
+        if isinstance(message, Elsewhere):
+            self._elsewhere = tuple(map(parse_address, message.addresses))
+            return
         super()._link(message)
         if isinstance(message, Acknowledge) and self._acknowledged != self.received:
             self.acknowledge()
@@ -128,14 +135,16 @@ class DialedConnection(ResumableConnection):
     async def _try_all(self, grant: Granted) -> AtollError | None:
         """Tries each of the addresses; the last error, where none has resumed it."""
         last: AtollError | None = None
-        for address in self._address.each:
+        for address in dict.fromkeys((*self._answered, *self._address.each, *self._elsewhere)):
             try:
                 await self._resume_at(address, grant)
                 return None
             except ConnectError as error:  # also where it is not trusted: a process that ends refuses in many ways
                 last = error
-                if isinstance(error, NotResumedError) and error.final:
-                    break
+                if isinstance(error, NotResumedError):
+                    if error.final:
+                        break
+                    self._answered = (address,)
         return last
 
     async def _resume_at(self, address: Address, grant: Granted) -> None:
@@ -151,6 +160,7 @@ class DialedConnection(ResumableConnection):
                     fail(NotResumedError(f"{self._name} at {address} is of an earlier term", False))
                 case Resumed() if not resumed.done():
                     try:
+                        self.where, self._answered = address, (address,)
                         self._resumed(leg, message)
                         resumed.set_result(None)
                     except FrameError as error:
@@ -169,6 +179,8 @@ class DialedConnection(ResumableConnection):
         except TimeoutError:
             raise ConnectError(f"{self._name} at {address} does not answer") from None
         finally:
+            if not resumed.cancel() and not resumed.cancelled():
+                resumed.exception()  # nobody else asks for it, where this task was cancelled
             if self._leg is not leg:
                 leg.abort()
 

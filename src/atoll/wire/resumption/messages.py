@@ -3,7 +3,7 @@
 These messages are in frames of their own kind (`wire.framing`), so they are none of what the connection carries. They
 are not counted, and not sent again.
 
-    dialed     -> its peer   Granted, Resumed, NotResumed
+    dialed     -> its peer   Granted, Resumed, NotResumed, Elsewhere
     who dials  -> its peer   Resume
     either     -> the other  Acknowledge, Bye
 """
@@ -76,6 +76,15 @@ class Bye(LinkMessage, frozen=True, tag=6):
     """The connection is over: this side has closed it. The last message."""
 
 
+class Elsewhere(LinkMessage, frozen=True, tag=7):
+    """Where this side is not reached any more, the connection may be resumed at one of these addresses.
+
+    They replace those of an earlier such message.
+    """
+
+    addresses: tuple[str, ...]
+
+
 class NotResumedError(ConnectError):
     """Who was dialed does not go on with the connection; where that is `final`, nobody will."""
 
@@ -84,7 +93,7 @@ class NotResumedError(ConnectError):
         self.final = final
 
 
-AnyLinkMessage = Granted | Resume | Resumed | NotResumed | Acknowledge | Bye
+AnyLinkMessage = Granted | Resume | Resumed | NotResumed | Acknowledge | Bye | Elsewhere
 
 _encode = msgspec.msgpack.Encoder().encode
 # Raises msgspec's errors for what is none.

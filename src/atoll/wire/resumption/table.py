@@ -4,7 +4,8 @@ It grants them, lets peers resume them on new sockets, and gives up those that a
 is known to have ended. All are for the loop's thread.
 
 Invariant: a connection has one leg at most, the newest that its peer has dialed; none but who knows its secret resumes
-it, and nobody that has seen a later term is served.
+it, and nobody that has seen a later term is served. What a peer has got under an earlier term is what this process
+knows to have been sent then: who has more has it from a process that went on unseen, and is not served either.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from atoll.errors import FrameError
 from atoll.wire.connection import Connection
 from atoll.wire.resumption.connection import ResumableConnection
 from atoll.wire.resumption.ledger import Counts, Ledger
-from atoll.wire.resumption.messages import Granted, NotResumed, Resume, Resumed
+from atoll.wire.resumption.messages import Elsewhere, Granted, NotResumed, Resume, Resumed
 
 
 @dataclass
@@ -32,6 +33,7 @@ class LinkState:
     role: str  # by the peer's certificate
     name: str
     ledger: Ledger = field(default_factory=Ledger)
+    begun: list[tuple[int, Counts]] = field(default_factory=list)  # terms, and what had been sent when each began
 
 
 class AcceptedConnection(ResumableConnection):
@@ -49,6 +51,7 @@ class AcceptedConnection(ResumableConnection):
         self.peer_role = state.role
         self.pid = 0  # of the peer, where it is of this machine
         self.attempt = 0  # the peer's last
+        self.begun = state.begun  # since the peer was here
         self._table = table
         self._peer_has_ended = False
         self._grace: asyncio.TimerHandle | None = None
@@ -57,7 +60,7 @@ class AcceptedConnection(ResumableConnection):
         """What is to be kept of it now."""
         ledger = self.ledger
         kept = Ledger(self.received, ledger.acknowledged, ledger.whole.copy(), ledger.pieced.copy(), ledger.nbytes)
-        return LinkState(self.number, self.peer_role, self.name, kept)
+        return LinkState(self.number, self.peer_role, self.name, kept, self.begun.copy())
 
     def _went_away(self, reason: str) -> None:
         if self._peer_has_ended:
@@ -81,7 +84,9 @@ class AcceptedConnection(ResumableConnection):
 
     def resume(self, leg: Connection, message: Resume) -> None:
         """Goes on with this leg. Raises FrameError where the peer counts other messages than this side."""
+        self._check_descent(message)
         self.ledger.acknowledge(Counts(message.whole, message.pieced))
+        self.begun = []
         was_away = self.is_away
         old = self._release()
         if old is not None:
@@ -93,8 +98,23 @@ class AcceptedConnection(ResumableConnection):
         self._acknowledged = self.received
         leg.send_link(Resumed(self._table.term, *self._acknowledged))
         self._send_again()
+        self.announce(self._table.elsewhere)
         if was_away:
             self._table.on_back(self.number)
+
+    def announce(self, addresses: tuple[str, ...]) -> None:
+        """Where it may be resumed, too."""
+        if self._leg is not None:
+            self._leg.send_link(Elsewhere(addresses))
+
+    def _check_descent(self, message: Resume) -> None:
+        """Raises FrameError where the peer has messages of an earlier term of which this process knows nothing."""
+        for term, sent in self.begun:
+            if message.term < term and (message.whole > sent.whole or message.pieced > sent.pieced):
+                raise FrameError(
+                    f"the peer has messages of term {message.term} that were not known yet when term {term} began: "
+                    "what they led to is lost, and may have run"
+                )
 
     def lose(self, reason: str) -> None:
         """It cannot go on."""
@@ -138,10 +158,13 @@ class ResumableConnections:
         self.seconds = seconds
         self.on_away = on_away
         self.on_back = on_back
+        self.on_superseded: Callable[[int], None] = lambda term: None  # somebody who is to be believed is of that term
         self.acknowledge_soon = acknowledge_soon
         self._commit = commit
+        self.doubt: Callable[[], str] = lambda: ""  # why nobody is to resume anything here for now; "": they may
         self._key = key
         self._watch = watch
+        self._elsewhere: tuple[str, ...] = ()
         self._connections: dict[int, AcceptedConnection] = {}
         self._processes: dict[int, set[int]] = {}  # of this machine: numbers of connections, by pid
 
@@ -155,7 +178,9 @@ class ResumableConnections:
         """The connection that has begun with this leg may be resumed."""
         connection = self.add(LinkState(number, leg.peer_role, leg.name), on_message, on_lost)
         connection.adopt(leg)
-        leg.send_link(Granted(number, self._secret(number), self.term, self.seconds))
+        leg.send_link(Granted(number, self.secret(number), self.term, self.seconds))
+        if self._elsewhere:
+            leg.send_link(Elsewhere(self._elsewhere))
         self._watch_process(connection, leg)
         return connection
 
@@ -178,11 +203,18 @@ class ResumableConnections:
 
     def resume(self, leg: Connection, message: Resume) -> None:
         """A new leg says which connection it carries."""
+        is_known = self.is_secret_of(message)
+        if is_known and message.term > self.term:
+            self._refuse(leg, f"this is term {self.term}, and {message.term} has begun", final=False)
+            self.on_superseded(message.term)
+            return
+        doubt = self.doubt()
+        if doubt:
+            self._refuse(leg, doubt, final=False)
+            return
         self._commit()
         connection = self._connections.get(message.number)
-        if message.term > self.term:
-            self._refuse(leg, f"this is term {self.term}, and {message.term} has begun", final=False)
-        elif connection is None or not hmac.compare_digest(message.secret, self._secret(message.number)):
+        if connection is None or not is_known:
             self._refuse(leg, "it is not known here, or not any more", final=True)
         elif connection.peer_role != leg.peer_role:
             self._refuse(leg, f"it was that of a {connection.peer_role}", final=True)
@@ -200,7 +232,28 @@ class ResumableConnections:
         leg.send_link(NotResumed(reason, final))
         leg.close()
 
-    def _secret(self, number: int) -> str:
+    @property
+    def elsewhere(self) -> tuple[str, ...]:
+        """Addresses at which connections may be resumed where this process is gone."""
+        return self._elsewhere
+
+    @elsewhere.setter
+    def elsewhere(self, addresses: tuple[str, ...]) -> None:
+        self._elsewhere = addresses
+        for connection in self._connections.values():
+            connection.announce(addresses)
+
+    def begin(self, term: int) -> None:
+        """This term begins: what has been sent until now is all that this process knows of the earlier ones."""
+        self.term = term
+        for connection in self._connections.values():
+            connection.begun.append((term, connection.ledger.sent))
+
+    def is_secret_of(self, message: Resume) -> bool:
+        """Whether it comes from who was granted that connection, here or where the term is another."""
+        return hmac.compare_digest(message.secret, self.secret(message.number))
+
+    def secret(self, number: int) -> str:
         return hmac.new(self._key, str(number).encode(), hashlib.sha256).hexdigest()
 
     def _ended(self, pid: int) -> None:
@@ -223,3 +276,9 @@ class ResumableConnections:
         if connection is not None:
             whole, pieced = connection.ledger.received
             connection.ledger.received = Counts(whole + 1, pieced)
+
+    def acknowledged(self, number: int, counts: Counts) -> None:
+        """The peer has said so to an earlier process; does nothing for a connection that is not here."""
+        connection = self._connections.get(number)
+        if connection is not None:
+            connection.ledger.acknowledge(counts)

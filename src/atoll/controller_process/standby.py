@@ -1,0 +1,283 @@
+"""A standby: follows a controller elsewhere, handles what that one handles, and goes on with it where it is gone.
+
+It listens at its own address all the time. Peers that do not reach the controller come there, and are asked for
+patience; when enough of them are there (`takeover`), it takes the next term, and they are served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from atoll._version import __version__
+from atoll.controller_process.options import FOLLOWS, RUNS, ControllerOptions, report
+from atoll.controller_process.shell import ControllerShell
+from atoll.controller_process.takeover import Takeover, next_term
+from atoll.errors import ConnectError
+from atoll.journal.files import Folder
+from atoll.journal.journal import Journal
+from atoll.journal.records import decode_events
+from atoll.journal.snapshots import unpickled
+from atoll.protocol import messages as m
+from atoll.protocol.messages.standbys import STANDBY, BasisPart, Pulse, ToStandby, TurnPart
+from atoll.security.access import token_for
+from atoll.security.enrollment import Renewal
+from atoll.security.roles import Role
+from atoll.security.start import load_authority
+from atoll.wire.address import Address, parse_address
+from atoll.wire.connection import Connection
+from atoll.wire.endpoints import connect
+from atoll.wire.resumption.ledger import Counts
+from atoll.wire.resumption.messages import Acknowledge, AnyLinkMessage, Bye, NotResumed, Resume
+from atoll.wire.tls.identity import Identity
+
+_log = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 0.25
+# Between two attempts to tell the earlier controller that it is none any more.
+_MOST_RETRY_SECONDS = 5.0
+
+
+class Standby:
+    """`run` follows until this process is to go on, or has nothing to follow any more.
+
+    `make_shell(term=, controller=, state=)` makes a shell that goes on with these. Connections to this process's
+    address are for `accept`, all the time; by TLS with `identity`. Raises JournalError, AccessError.
+    """
+
+    def __init__(
+        self, options: ControllerOptions, make_shell: Callable[..., ControllerShell], stop: asyncio.Event
+    ) -> None:
+        self._options = options
+        self._make_shell = make_shell
+        self._stop = stop
+        self._report = partial(report, options.ready_fd)
+        self._loop = asyncio.get_running_loop()
+        self._address: Address = parse_address(options.standby)
+        self.identity, self._own_identity = _identities(options)
+        self._folder = Folder(options.journal)
+        self._takeover = Takeover()
+        self._shell: ControllerShell | None = None  # as the controller was when it was heard last
+        self._term = 0  # of the controller
+        self._is_relied_on = False  # by the controller, which is started again otherwise
+        self._is_over: asyncio.Future[bool] = self._loop.create_future()  # whether it takes over
+        self._has_taken_over = False
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._parts: list[bytes] = []  # of a snapshot
+        self._early: list[bytes] = []  # turns that came before all of it
+        self._turn: list[bytes] = []  # parts of one
+        self._turns = self._pulses = 0
+        self._is_based = False
+
+    async def run(self) -> ControllerShell | None:
+        """The shell that goes on, in its term; None where there is none to go on with. Raises ConnectError at first."""
+        following = self._loop.create_task(self._follow())
+        stopping = self._loop.create_task(self._stop.wait())
+        try:
+            either: set[asyncio.Future[Any]] = {self._is_over, following, stopping}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if following.done():
+                following.result()
+        finally:
+            following.cancel()
+            stopping.cancel()
+        if self._shell is None or not self._is_over.done() or not self._is_over.result():
+            return None
+        return self._go_on(self._shell)
+
+    # ---- following
+
+    async def _follow(self) -> None:
+        has_followed = False
+        while not self._is_over.done():
+            lost: asyncio.Future[str] = self._loop.create_future()
+            try:
+                connection = await self._connect(lost)
+                try:
+                    reason = await lost
+                finally:  # it has ended, or this one has taken over, and hears nothing of it any more
+                    connection.abort()
+                if not has_followed and not self._is_based:
+                    raise ConnectError(f"cannot follow the controller at {self._address}: {reason}")
+                _log.warning("the controller at %s is not followed any more: %s", self._address, reason)
+            except ConnectError:
+                if not has_followed and not self._is_based:
+                    raise
+            has_followed = True
+            self._takeover.lost()
+            self._look()
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _connect(self, lost: asyncio.Future[str]) -> Connection:
+        def on_lost(reason: str) -> None:
+            if not lost.done():
+                lost.set_result(reason)
+
+        def on_message(message: Any) -> None:
+            if isinstance(message, m.Refused):
+                on_lost(message.status.message)
+            else:
+                self._handle(connection, message)
+
+        def on_link(message: AnyLinkMessage) -> None:
+            if isinstance(message, Bye) and not self._is_over.done():
+                _log.warning("the cluster of the controller at %s has ended", self._address)
+                self._is_over.set_result(False)
+
+        connection = await connect(
+            self._address, ToStandby, on_message, on_lost, name="the controller", identity=self._own_identity
+        )
+        connection.on_link = on_link
+        self._begin_anew()
+        where = self._options.advertise or self._options.listen
+        token = token_for(self._address, Role.ENGINE)
+        connection.send(m.Hello(m.PROTOCOL, STANDBY, token, os.getpid(), __version__, where))
+        return connection
+
+    def _handle(self, connection: Connection, message: Any) -> None:
+        if not self._is_based:
+            self._forget()  # what another connection has said: the controller went on since
+        self._takeover.heard(self._loop.time())
+        match message:
+            case TurnPart(content=content, is_last=is_last):
+                self._turn.append(content)
+                if is_last:
+                    turn, self._turn = b"".join(self._turn), []
+                    self._turns += 1
+                    self._replay(turn) if self._is_based else self._early.append(turn)
+            case BasisPart(content=content, term=term, is_last=is_last):
+                self._parts.append(content)
+                if is_last:
+                    self._base(b"".join(self._parts), term)
+                    self._acknowledge(connection)
+            case Pulse(acknowledged=acknowledged, is_relied_on=is_relied_on):
+                self._pulses += 1
+                if self._is_based and self._shell is not None:
+                    self._prune(self._shell, acknowledged)
+                if is_relied_on and not self._is_relied_on:
+                    self._is_relied_on = True
+                    self._report(FOLLOWS)
+                self._acknowledge(connection)
+
+    def _base(self, payload: bytes, term: int) -> None:
+        """All that was before the turns is there."""
+        controller, state = unpickled(payload)
+        self._shell, self._term = self._make_shell(term=term, controller=controller, state=state), term
+        self._is_based = True
+        self._parts = []
+        early, self._early = self._early, []
+        for turn in early:
+            self._replay(turn)
+        _log.warning("the controller at %s is followed: %d turns since its snapshot", self._address, len(early))
+
+    def _acknowledge(self, connection: Connection) -> None:
+        """The snapshot, and all turns until now."""
+        connection.send_link(Acknowledge(self._turns + 1 if self._is_based else 0, self._pulses))
+
+    def _forget(self) -> None:
+        self._shell, self._is_relied_on = None, False
+
+    def _replay(self, turn: bytes) -> None:
+        assert self._shell is not None
+        for event in decode_events(turn):
+            self._shell.replay(event)
+
+    def _prune(self, shell: ControllerShell, acknowledged: tuple[tuple[int, int, int], ...]) -> None:
+        """What peers have, nobody is sent again."""
+        for number, whole, pieced in acknowledged:
+            shell.resumable.acknowledged(number, Counts(whole, pieced))
+
+    # ---- peers that come
+
+    def accept(self) -> Connection:
+        """A connection that somebody opens here."""
+        if self._has_taken_over and self._shell is not None:
+            return self._shell.accept()
+
+        def refuse(message: Any) -> None:
+            connection.abort()
+
+        def on_link(message: AnyLinkMessage) -> None:
+            if isinstance(message, Resume):
+                connection.send_link(NotResumed("it stands by, and has not taken over", False))
+                connection.close()
+                self._asked(message)
+
+        connection = Connection(m.ToController, refuse, lambda reason: None, name="a peer")
+        connection.on_link = on_link
+        return connection
+
+    def _asked(self, message: Resume) -> None:
+        shell = self._shell
+        if shell is not None and message.term <= self._term and shell.resumable.is_secret_of(message):
+            self._takeover.asked(self._loop.time(), message.number)
+            self._look()
+
+    def _look(self) -> None:
+        shell = self._shell
+        if shell is None or not self._is_relied_on or self._is_over.done():
+            return
+        connections = shell.controller.connections
+        hosts = list(connections.hosts.values())
+        if not hosts and connections.engine is not None:
+            hosts = [connections.engine]
+        if self._takeover.is_due(self._loop.time(), hosts):
+            self._is_over.set_result(True)
+
+    # ---- taking over
+
+    def _go_on(self, shell: ControllerShell) -> ControllerShell:
+        term = next_term(self._term)
+        _log.warning("the controller at %s is gone: this one takes over, as number %d", self._address, term)
+        self._folder.clear()
+        shell.journal = Journal(self._folder, term, 1, shell.snapshot)
+        shell.journal.begin()
+        shell.resume(term)
+        self._has_taken_over = True
+        self._report(RUNS)
+        self._telling = self._loop.create_task(self._tell(Resume(0, shell.resumable.secret(0), term, 0, 0, 1)))
+        return shell
+
+    async def _tell(self, word: Resume) -> None:
+        """The earlier controller, which may run on where it is not heard, learns that it is none any more."""
+        pause = _RETRY_SECONDS
+        while True:
+            answer: asyncio.Future[None] = self._loop.create_future()
+
+            def done(_: Any, answer: asyncio.Future[None] = answer) -> None:
+                if not answer.done():
+                    answer.set_result(None)
+
+            try:
+                connection = await connect(
+                    self._address, Any, done, done, name="the earlier controller", identity=self._own_identity
+                )
+                connection.on_link = done
+                connection.send_link(word)
+                async with asyncio.timeout(_MOST_RETRY_SECONDS):
+                    await answer
+                connection.abort()
+                return
+            except (ConnectError, TimeoutError):
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _MOST_RETRY_SECONDS)
+
+
+def _identities(options: ControllerOptions) -> tuple[Identity | None, Identity | None]:
+    """As a controller, and towards one, by the cluster's authority: where addresses have TLS."""
+
+    def made(address: str, role: Role, name: str) -> Identity | None:
+        if not parse_address(address).tls:
+            return None
+        authority = load_authority(options.directory)
+        identity = Identity(authority.certificate_for(role, name))
+        Renewal(identity, lambda: authority.certificate_for(role, name))
+        return identity
+
+    return made(options.listen, Role.CONTROLLER, "the controller"), made(options.standby, Role.ENGINE, "a standby")

@@ -1,0 +1,233 @@
+"""A standby and the controller that it follows, in one process: who serves whom, and who ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.cluster.topology import Topology
+from atoll.controller_process import following
+from atoll.controller_process.journaling import Predecessor
+from atoll.controller_process.options import ControllerOptions
+from atoll.controller_process.shell import ControllerShell
+from atoll.controller_process.standby import Standby
+from atoll.errors import ConnectError
+from atoll.protocol import messages as m
+from atoll.wire.address import Address
+from atoll.wire.endpoints import listen
+from atoll.wire.resumption.messages import Acknowledge
+from tests.controller.play import ready
+from tests.controller_process.test_resumption import SETTINGS, Peer
+
+WELCOME, READY = 60, 62
+
+
+class Pair:
+    """A controller with a journal, a standby of it, and the peers of the controller."""
+
+    def __init__(self, folder: Path) -> None:
+        self.first, self.second = Address(path=str(folder / "first")), Address(path=str(folder / "second"))
+        self.folder = folder
+        self.shell = ControllerShell(ControllerOptions(str(self.first), SETTINGS, 0), "", asyncio.Event())
+        self.servers: list[asyncio.Server] = []
+        self.stop = asyncio.Event()
+        options = ControllerOptions(
+            str(self.second), SETTINGS, 0, journal=str(folder / "standby"), standby=str(self.first)
+        )
+        self.standby = Standby(options, partial(ControllerShell, options, "", self.stop), self.stop)
+        self.running: asyncio.Task[ControllerShell | None]
+
+    async def start(self) -> None:
+        Predecessor(str(self.folder / "journal"), restarts=False).hand_over(self.shell)
+        self.servers = [
+            (await listen(self.first, self.shell.accept))[0],
+            (await listen(self.second, self.standby.accept))[0],
+        ]
+        self.worker = await Peer.open(self.first, "worker")
+        self.worker.connection.send(ready(Topology.parse("1x1x1"), 0, "unix:/data-0"))
+        self.proxy = await Peer.open(self.first, "proxy")
+        await self.proxy.next_of(WELCOME)
+        self.running = asyncio.get_running_loop().create_task(self.standby.run())
+        await until(lambda: self.standby._is_relied_on, self.running)
+        assert self.shell.resumable.elsewhere == (str(self.second),)
+
+    def kill(self) -> None:
+        """The controller's process is gone."""
+        self.servers[0].close()
+        self.freeze()
+        for connection in self.shell._connections.values():
+            leg = getattr(connection, "_leg", connection)
+            leg._transport.abort()
+        standby = self.shell._following._standby
+        assert standby is not None
+        assert standby._transport is not None
+        standby._transport.abort()
+
+    def freeze(self) -> None:
+        """Nothing more is done by the controller's process."""
+        self.shell._handle = lambda event: None  # type: ignore[method-assign]
+        self.shell._flush = lambda: None  # type: ignore[method-assign]
+
+    def end(self) -> None:
+        self.running.cancel()
+        for server in self.servers:
+            server.close()
+        for peer in (self.worker, self.proxy):
+            peer.connection.close()
+
+
+async def until(holds: Callable[[], bool], *tasks: asyncio.Task[Any]) -> None:
+    async with asyncio.timeout(15):
+        while not holds():
+            for task in tasks:
+                if task.done():
+                    task.result()
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Callable[[Callable[[Pair], Coroutine[Any, Any, None]]], None]:
+    def run(scene: Callable[[Pair], Coroutine[Any, Any, None]]) -> None:
+        async def main() -> None:
+            pair = Pair(tmp_path)
+            await pair.start()
+            try:
+                await scene(pair)
+            finally:
+                pair.end()
+                await asyncio.sleep(0.05)
+
+        asyncio.run(asyncio.wait_for(main(), 60))
+
+    return run
+
+
+def test_a_standby_goes_on_where_its_controller_is_killed(play):
+    async def scene(pair: Pair) -> None:
+        pair.proxy.connection.send(m.Await(7, ()))
+        await pair.proxy.next_of(READY)
+        pair.kill()
+        pair.proxy.connection.send(m.Await(8, ()))
+        shell = await asyncio.wait_for(pair.running, 10)
+        assert shell is not None
+        assert (await pair.proxy.next_of(READY))[1] == 8
+        assert shell.resumable.term == 1000
+        assert shell.journal is not None
+        assert not pair.proxy.lost
+        assert not pair.worker.lost
+        late = await Peer.open(pair.second, "proxy")
+        assert (await late.next_of(WELCOME))[1] == 2
+        late.connection.close()
+        shell.stop()
+
+    play(scene)
+
+
+def test_a_controller_that_was_only_cut_off_ends_when_its_standby_has_taken_over(play):
+    async def scene(pair: Pair) -> None:
+        cut = pair.shell._handle, pair.shell._flush
+        pair.freeze()
+        pair.servers[0].close()
+        for each in (pair.worker, pair.proxy):  # as if silent for too long
+            each.connection.drop("the test")
+        standby = pair.shell._following._standby
+        assert standby is not None
+        standby.abort()
+        shell = await asyncio.wait_for(pair.running, 10)
+        assert shell is not None
+        await until(lambda: not shell.controller.connections.away)
+        del pair.shell._handle, pair.shell._flush  # type: ignore[attr-defined]
+        assert cut == (pair.shell._handle, pair.shell._flush)
+        assert not pair.shell.superseded_by
+        pair.servers[0] = (await listen(pair.first, pair.shell.accept))[0]
+        await asyncio.wait_for(pair.shell._stop.wait(), 10)
+        assert pair.shell.superseded_by == 1000
+        assert not pair.proxy.lost
+        assert not pair.worker.lost
+        shell.stop()
+
+    play(scene)
+
+
+def test_while_hosts_reach_the_controller_a_standby_that_does_not_serves_nobody(play):
+    async def scene(pair: Pair) -> None:
+        pair.standby._takeover.lost()
+        pair.proxy.connection._address = pair.second  # type: ignore[union-attr]
+        pair.proxy.connection.drop("the test")  # type: ignore[union-attr]
+        await until(lambda: pair.standby._takeover._asked != {})
+        pair.standby._takeover.lost()
+        pair.standby._look()
+        assert not pair.standby._is_over.done()
+        pair.proxy.connection._address = pair.first  # type: ignore[union-attr]
+        pair.proxy.connection.send(m.Await(8, ()))
+        assert (await pair.proxy.next_of(READY))[1] == 8
+        pair.shell.stop()
+
+    play(scene)
+
+
+def test_a_standby_ends_with_its_cluster(play):
+    async def scene(pair: Pair) -> None:
+        pair.shell.stop()
+        assert await asyncio.wait_for(pair.running, 10) is None
+
+    play(scene)
+
+
+def test_a_standby_that_is_silent_is_none_any_more(play, monkeypatch):
+    async def scene(pair: Pair) -> None:
+        monkeypatch.setattr(following, "_SILENT_SECONDS", -1.0)
+        await until(lambda: pair.shell.resumable.elsewhere == ())
+        pair.shell.stop()
+
+    play(scene)
+
+
+def test_who_comes_back_while_the_standby_may_have_taken_over_has_to_wait(play, monkeypatch):
+    monkeypatch.setattr(following, "_DOUBT_SECONDS", 0.5)
+
+    async def scene(pair: Pair) -> None:
+        pair.running.cancel()
+        pair.servers[1].close()
+        await until(lambda: pair.shell._following._standby is None)
+        pair.proxy.connection.drop("the test")  # type: ignore[union-attr]
+        pair.proxy.connection.send(m.Await(8, ()))
+        assert (
+            pair.shell._following.doubt() == f"the standby at {pair.second} may have taken over: nothing is heard of it"
+        )
+        assert (await pair.proxy.next_of(READY))[1] == 8
+        assert pair.shell._following.doubt() == ""
+        pair.shell.stop()
+
+    play(scene)
+
+
+def test_what_waited_in_a_socket_is_no_sign_of_the_standby(play):
+    async def scene(pair: Pair) -> None:
+        of_the_controller = pair.shell._following
+        of_the_controller._heard -= 3.0
+        answered = of_the_controller._answered
+        of_the_controller._link(Acknowledge(1, answered))
+        assert "may have taken over" in of_the_controller.doubt()
+        await until(lambda: of_the_controller.doubt() == "")
+        pair.shell.stop()
+
+    play(scene)
+
+
+def test_a_controller_has_one_standby(play, tmp_path):
+    async def scene(pair: Pair) -> None:
+        options = ControllerOptions(
+            f"unix:{tmp_path}/third", SETTINGS, 0, journal=str(tmp_path / "another"), standby=str(pair.first)
+        )
+        another = Standby(options, partial(ControllerShell, options, "", pair.stop), asyncio.Event())
+        with pytest.raises(ConnectError, match=r"this controller has a standby, at unix:.*/second"):
+            await another.run()
+        pair.shell.stop()
+
+    play(scene)

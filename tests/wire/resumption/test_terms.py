@@ -1,0 +1,107 @@
+"""Which of several processes, each of a term of its own, goes on with a connection."""
+
+from __future__ import annotations
+
+import pickle
+
+from atoll.wire.connection import Connection
+from atoll.wire.resumption.ledger import Counts
+from atoll.wire.resumption.messages import Resume
+from atoll.wire.resumption.table import AcceptedConnection, LinkState
+from tests.wire.resumption.network import Dialer, Listener, Network, Note, until
+from tests.wire.resumption.test_connection import play
+
+
+def state_of(listener: Listener) -> LinkState:
+    """What another process would know of its connection."""
+    assert isinstance(listener.connection, AcceptedConnection)
+    state: LinkState = pickle.loads(pickle.dumps(listener.connection.state()))
+    return state
+
+
+def successor(state: LinkState, term: int) -> Listener:
+    listener = Listener(term=term - 1)
+    listener.connection = listener.table.add(state, listener.messages.append, listener.lost)
+    listener.table.begin(term)
+    return listener
+
+
+def test_who_learns_of_a_later_term_says_so_and_serves_nobody_of_it(monkeypatch):
+    async def main() -> None:
+        first, network = Listener(), Network([])
+        superseded: list[int] = []
+        first.table.on_superseded = superseded.append
+        dialer = await Dialer.open(network, first, monkeypatch, "/standby")
+        await until(lambda: dialer.connection.can_resume)
+        standby = successor(state_of(first), 7)
+        network.others = {"/there": Listener(), "/standby": standby}
+        network.others["/there"].accept = first.refuse  # type: ignore[method-assign]
+        network.cut(network.ends[0])
+        await until(lambda: standby.events == ["back"])
+        assert superseded == []
+        # The first is there again, and for a moment the standby is not reached.
+        network.others = {"/there": first, "/standby": network.others["/there"]}
+        network.cut(network.ends[0])
+        await until(lambda: superseded == [7])
+        network.others["/standby"] = standby
+        await until(lambda: standby.events == ["back", "away", "back"])
+        dialer.connection.close()
+        first.connection.close()
+
+    play(main)
+
+
+def test_a_later_term_is_not_believed_of_who_knows_no_secret(monkeypatch):
+    async def main() -> None:
+        listener, network = Listener(), Network([])
+        superseded: list[int] = []
+        listener.table.on_superseded = superseded.append
+        dialer = await Dialer.open(network, listener, monkeypatch)
+        await until(lambda: dialer.connection.can_resume)
+        leg = Connection(Note, listener.messages.append, listener.lost)
+        listener.table.resume(leg, Resume(1, "0" * 64, 9, 0, 0, 1))
+        assert superseded == []
+        dialer.connection.close()
+
+    play(main)
+
+
+def test_what_an_unseen_process_went_on_to_send_is_not_taken_for_what_its_successor_sent(monkeypatch):
+    async def main() -> None:
+        first, network = Listener(), Network([])
+        dialer = await Dialer.open(network, first, monkeypatch)
+        await until(lambda: dialer.connection.can_resume)
+        second = successor(state_of(first), 2)
+        first.connection.send(Note(1))  # the second knows nothing of it,
+        second.connection.send(Note(2))  # and sends something else in its place
+        await until(lambda: dialer.messages == [Note(1)])
+        network.listener = second
+        network.cut(network.ends[0])
+        await until(lambda: bool(dialer.lost))
+        assert "messages of term 1 that were not known yet when term 2 began" in dialer.lost[0]
+        assert "may have run" in dialer.lost[0]
+        assert dialer.messages == [Note(1)]
+        first.connection.close()
+
+    play(main)
+
+
+def test_each_term_s_beginning_is_kept_until_the_peer_is_back(monkeypatch):
+    async def main() -> None:
+        first, network = Listener(), Network([])
+        dialer = await Dialer.open(network, first, monkeypatch)
+        await until(lambda: dialer.connection.can_resume)
+        second = successor(state_of(first), 2)
+        second.connection.send(Note(1))
+        third = successor(state_of(second), 3)
+        assert state_of(third).begun == [(2, Counts(0, 0)), (3, Counts(1, 0))]
+        network.listener = third
+        network.cut(network.ends[0])
+        await until(lambda: dialer.messages == [Note(1)])
+        assert state_of(third).begun == []
+        assert not dialer.lost
+        dialer.connection.close()
+        for each in (first, second):
+            each.connection.close()
+
+    play(main)
