@@ -67,7 +67,7 @@ def in_pieces(message: Any, sizes: list[int], between: list[Any]) -> bytes:
     return data
 
 
-@given(MESSAGES, st.lists(st.integers(1, 60), max_size=10), st.lists(st.integers(0, 700), max_size=12))
+@given(MESSAGES, st.lists(st.integers(1, 60), max_size=6), st.lists(st.integers(0, 700), max_size=12))
 def test_messages_between_the_pieces_of_another_overtake_it(
     between: list[Any], sizes: list[int], cuts: list[int]
 ) -> None:
