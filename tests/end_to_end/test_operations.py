@@ -69,6 +69,21 @@ def test_operations_that_are_younger_than_what_the_client_writes_run(same_as_sto
     same_as_stock(asynchronous_sum)
 
 
+def sparse_product() -> Any:
+    """On CPUs a custom call that JAX registers with XLA when `jax.experimental.sparse` is imported, in the script."""
+    from jax.experimental import sparse
+
+    entries = np.array([1, 2, 3, 4], np.float32), np.array([0, 1, 2, 3]), np.array([0, 1, 3, 3])
+    matrix = sparse.BCSR(tuple(jax.numpy.asarray(each) for each in entries), shape=(3, 4))
+    call = jax.jit(lambda matrix, x: matrix @ x)
+    assert "cpu_csr_sparse_dense_ffi" in call.lower(matrix, np.ones(4, np.float32)).as_text()
+    return np.asarray(call(matrix, np.arange(4, dtype=np.float32)))
+
+
+def test_products_of_sparse_matrices_run(same_as_stock: Any) -> None:
+    same_as_stock(sparse_product)
+
+
 def unknown_operation() -> None:
     """A program that no version of StableHLO can hold."""
     from jax._src import compiler

@@ -13,7 +13,7 @@ from jax._src import array as jax_array
 from jax._src import compiler, monitoring
 from jax._src.interpreters import mlir
 from jax._src.layout import Format, Layout
-from jax._src.lib import _jax, lapack
+from jax._src.lib import _jax, cpu_sparse, lapack
 from jax._src.lib import xla_client as xc
 from jax._src.lib.mlir import ir
 from jax.sharding import SingleDeviceSharding
@@ -44,6 +44,14 @@ def _note_event(event: str, **_: Any) -> None:
         _cache_hit.seen = True
 
 
+def _register_sparse_operations() -> None:
+    """JAX's custom calls for sparse matrices on CPUs, which `jax.experimental.sparse` registers where it is imported:
+    in the client. Those for GPUs come with JAX's linear algebra."""
+    for platform, targets in cpu_sparse.registrations().items():
+        for name, handler, version in targets:
+            jax.ffi.register_ffi_target(name, handler, platform=platform, api_version=version)
+
+
 class XlaBackend:
     """XLA's devices of this host: see `devices.device.DeviceBackend`."""
 
@@ -60,6 +68,7 @@ class XlaBackend:
         self.platform_version: str = self.client.platform_version
         monitoring.register_event_listener(_note_event)
         compile_calls.register()
+        _register_sparse_operations()
         island.keep_compiled_programs()
         self._gates = Gates() if self.platform == "cpu" else None
 
