@@ -61,6 +61,8 @@ BACKENDS = {
         Backend("atoll, rows", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "4x1x1"}),
         Backend("atoll, all-to-all", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "4x1x1"}),
         # They start their clusters themselves.
+        Backend("atoll, rows, 2 machines", {"JAX_PLATFORMS": "atoll"}),
+        Backend("atoll, all-to-all, 2 machines", {"JAX_PLATFORMS": "atoll"}),
         Backend("atoll, TLS", {"JAX_PLATFORMS": "atoll"}),
         Backend("atoll, plain TCP", {"JAX_PLATFORMS": "atoll"}),
         Backend("blocking TLS socket", {"JAX_PLATFORMS": "cpu"}),

@@ -55,6 +55,13 @@ class OtherMachine:
         """Starts a command there."""
         return self._start(["nsenter", "-t", str(self._pid), "-n", *command])
 
+    def limit(self, rate: str) -> None:
+        """The link has this rate from now on, each way, as `tc` writes it: "1gbit"."""
+        for where in ([], ["nsenter", "-t", str(self._pid), "-n"]):
+            # A burst is sent at any rate: what is measured has to be much more.
+            shape = ["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", rate, "burst", "256kb"]
+            subprocess.run([*where, *shape, "latency", "100ms"], check=True)
+
     def run_here(self, *command: str) -> "subprocess.Popen[bytes]":
         return self._start(list(command))
 
@@ -91,8 +98,8 @@ def between_machines(settings: Settings) -> Round:
     return measure
 
 
-def start_cluster(machine: OtherMachine) -> None:
-    """A controller and the worker of the first island here, that of the second there. Returns when they are up."""
+def start_cluster(machine: OtherMachine, islands: int = 2) -> None:
+    """A controller and the worker of the first island here, those of the others there. They are yet to come up."""
     from atoll.cluster.processes.process import command
     from atoll.cluster.settings import ClusterSettings
     from atoll.controller_process.options import ControllerOptions
@@ -100,10 +107,11 @@ def start_cluster(machine: OtherMachine) -> None:
 
     os.environ |= {"ATOLL_TOKEN": "a benchmark's", "ATOLL_INSECURE": "1"}
     os.environ["ATOLL_ADDRESS"] = address = f"{_HERE}:7300"
-    settings = ClusterSettings(islands="2x1x1")
+    settings = ClusterSettings(islands=f"{islands}x1x1")
     machine.run_here(*command("atoll.controller_process.main", ControllerOptions(address, settings, os.getpid())))
     env = ["env", "JAX_PLATFORMS=cpu", "JAX_ENABLE_X64=1"]
-    for host, (own, run) in enumerate(((_HERE, machine.run_here), (_THERE, machine.run))):
+    for host in range(islands):
+        own, run = (_THERE, machine.run) if host else (_HERE, machine.run_here)
         options = WorkerOptions(
             address, f"{own}:0", host, host, 1, os.getpid(), tempfile.mkdtemp(prefix="bench-cache-")
         )
@@ -114,7 +122,7 @@ def _atoll_moves(machine: OtherMachine) -> Callable[[int], dict[str, Callable[[]
     start_cluster(machine)
     import jax
 
-    here, there = _until_up(jax)
+    here, there = until_up()
     assert here.slice_index != there.slice_index
     add_one = jax.jit(lambda x: x + 1)
 
@@ -217,11 +225,14 @@ def _dial(address: tuple[str, int]) -> socket.socket:
             time.sleep(0.05)
 
 
-def _until_up(jax: Any) -> Sequence[Any]:
+def until_up() -> Sequence[Any]:
+    """The devices of the cluster that was started."""
+    import jax
+
     deadline = time.monotonic() + 60
     while True:
         try:
-            return jax.devices()[:2]  # type: ignore[no-any-return]
+            return jax.devices()  # type: ignore[no-any-return]
         except RuntimeError:
             if time.monotonic() > deadline:
                 raise

@@ -1,4 +1,4 @@
-"""(v): rows to experts on four islands and back, as a sparse exchange and as an all-to-all of the same capacity.
+"""(v), (x): rows to experts on four islands and back, as a sparse exchange and as an all-to-all of the same capacity.
 
 The rows are on the first island, and each goes to two of four experts, one on each island, at random. Capacity is four
 times what an even load needs, so a quarter of it is used. Both are one program a step, and each step takes what the one
@@ -6,6 +6,9 @@ before has made.
 
 For the exchange alone an expert looks at one number of its block, and the block goes back as it came. Else it
 multiplies all of its block by a number, places without a row among them: work that is the same in both.
+
+(x) is the exchange alone between two machines, which are network namespaces (root) on a link of 1 Gbit/s: the first
+island is on one, the three others on the other.
 """
 
 import time
@@ -18,8 +21,10 @@ import numpy as np
 
 import atoll
 from benchmarks.harness.benchmark import Round, Settings
+from benchmarks.micro.machines import OtherMachine, start_cluster, until_up
 
-DENSE = "atoll, all-to-all"
+DENSE = ("atoll, all-to-all", "atoll, all-to-all, 2 machines")
+LINK = "1gbit"
 ISLANDS, CHOICES, WIDTH = 4, 2, 1024
 # Rows, by their megabytes.
 SIZES = {"1": 256, "4": 1024, "16": 4096}
@@ -97,19 +102,34 @@ def dense(devices: list[Any], capacity: int, expert: Expert) -> Any:
 
 def exchange(settings: Settings) -> Round:
     """Steps a second, by the megabytes that the rows of a step are: of the exchange alone, and with experts."""
+    repeats = {"1": settings.size(full=64, quick=4), "4": settings.size(full=24, quick=2), "16": settings.size(6, 2)}
+    return _steps(settings, repeats, {"exchange": (looked_at, 1), "rate": (doubled, 2)})
+
+
+def between_machines(settings: Settings) -> Round:
+    """Steps a second, by the megabytes that the rows of a step are: of the exchange alone."""
+    machine = OtherMachine()
+    machine.limit(LINK)
+    start_cluster(machine, ISLANDS)
+    until_up()
+    repeats = {"1": settings.size(full=12, quick=2), "4": settings.size(full=6, quick=2)}
+    return _steps(settings, repeats, {"exchange": (looked_at, 1)})
+
+
+def _steps(settings: Settings, repeats: dict[str, int], experts: dict[str, tuple[Expert, int]]) -> Round:
     devices = jax.devices()
     assert len({device.slice_index for device in devices}) == ISLANDS
-    make = dense if settings.system == DENSE else sparse
-    repeats = {"1": settings.size(full=64, quick=4), "4": settings.size(full=24, quick=2), "16": settings.size(6, 2)}
+    make = dense if settings.system in DENSE else sparse
     rng = np.random.default_rng(0)
     steps = {}
-    for size, count in SIZES.items():
+    for size, times in repeats.items():
+        count = SIZES[size]
         chosen = np.argsort(rng.random((count, ISLANDS)), 1)[:, :CHOICES].astype(np.int32)
         rows = rng.standard_normal((count, WIDTH)).astype(np.float32)
-        for name, expert, factor in (("exchange", looked_at, 1), ("rate", doubled, 2)):
+        for name, (expert, factor) in experts.items():
             weights = np.full((count, CHOICES), 1 / (factor * CHOICES), np.float32)  # so rows stay what they are
             given = jax.device_put((rows, chosen, weights), devices[0])
-            steps[f"{name}_{size}"] = make(devices, capacity_of(count), expert), given, rows, repeats[size]
+            steps[f"{name}_{size}"] = make(devices, capacity_of(count), expert), given, rows, times
 
     def measure() -> dict[str, float]:
         found = {}

@@ -228,4 +228,17 @@ BENCHMARKS = (
             Metric("j", "the same, 128 nodes in one program", "computations/s", Target(0.97, ratio=True)),
         ),
     ),
+    Benchmark(
+        key="x",
+        title="the exchange of (v) between two machines (network namespaces), a link of 1 Gbit/s",
+        prepare="benchmarks.micro.routing:between_machines",
+        contestants=("atoll, rows, 2 machines", "atoll, all-to-all, 2 machines"),
+        metrics=tuple(
+            Metric(
+                f"exchange_{size}", f"{size} MB of rows, each to 2 experts and back", "steps/s", Target(3.0, ratio=True)
+            )
+            for size in ("1", "4")
+        ),
+        prepare_deadline=120.0,
+    ),
 )
