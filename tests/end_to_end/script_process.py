@@ -13,8 +13,6 @@ from pathlib import Path
 
 import psutil
 
-from atoll.cluster.processes.client_folders import in_use
-
 # What the project promises.
 GONE_SECONDS = 2.0
 # On top of it, for a machine that does other things at the same time. The tests' own looking around is in it.
@@ -26,7 +24,6 @@ class Script:
 
     def __init__(self, code: str, folder: Path, environment: dict[str, str]) -> None:
         self.folder = folder
-        self._shared_before = shared_memory()
         path = folder / "script.py"
         path.write_text(textwrap.dedent(code))
         self._errors = folder / "stderr"
@@ -68,7 +65,7 @@ class Script:
                 except OSError:
                     pass
         found += [str(path) for path in self.folder.glob("atoll*")]
-        found += [str(path) for path in shared_memory() - self._shared_before]
+        found += map(str, Path("/dev/shm").glob(f"atoll-{self.process.pid}-*"))
         return found
 
     def assert_gone(self) -> None:
@@ -84,20 +81,6 @@ class Script:
         self.process.wait()
         assert self.process.stdout is not None
         self.process.stdout.close()
-
-
-def shared_memory() -> set[Path]:
-    folder = Path("/dev/shm")
-    mine = os.getuid()
-    found = set()
-    for path in folder.glob("atoll-*") if folder.is_dir() else ():
-        try:
-            # That of a process that runs is its own to remove; a script's processes are looked for by themselves.
-            if path.stat().st_uid == mine and not in_use(path):
-                found.add(path)
-        except OSError:
-            pass
-    return found
 
 
 StartScript = Callable[..., Script]

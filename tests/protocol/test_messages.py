@@ -16,6 +16,7 @@ from atoll.ir.program import Call, Program
 from atoll.ir.types import ArraySpec, Sharding, Tiled
 from atoll.protocol import messages as m
 from atoll.protocol.messages.agents import FromAgent, OfController, ToAgent
+from atoll.protocol.messages.standbys import ToStandby
 
 UNIONS = {
     "ToController": m.ToController,
@@ -27,6 +28,7 @@ UNIONS = {
     "ToAgent": ToAgent,
     "InGroup": m.InGroup,
     "OfController": OfController,
+    "ToStandby": ToStandby,
 }
 MESSAGES = [
     value

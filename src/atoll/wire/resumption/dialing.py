@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from atoll.errors import AtollError, ConnectError, FrameError
+from atoll.errors import ConnectError, FrameError
 from atoll.wire.address import Address, parse_address
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import connect
@@ -132,25 +132,26 @@ class DialedConnection(ResumableConnection):
         if self._leg is None and not self._closed:  # it was lost again while this task had yet to hear of it
             self._redialing = self._loop.create_task(self._redial(reason, grant))
 
-    async def _try_all(self, grant: Granted) -> AtollError | None:
+    async def _try_all(self, grant: Granted) -> ConnectError | NotResumedError | None:
         """Tries each of the addresses; the last error, where none has resumed it."""
-        last: AtollError | None = None
+        last: ConnectError | NotResumedError | None = None
         for address in dict.fromkeys((*self._answered, *self._address.each, *self._elsewhere)):
             try:
                 await self._resume_at(address, grant)
                 return None
             except ConnectError as error:  # also where it is not trusted: a process that ends refuses in many ways
                 last = error
-                if isinstance(error, NotResumedError):
-                    if error.final:
-                        break
-                    self._answered = (address,)
+            except NotResumedError as error:
+                last = error
+                if error.final:
+                    break
+                self._answered = (address,)
         return last
 
     async def _resume_at(self, address: Address, grant: Granted) -> None:
         resumed: asyncio.Future[None] = self._loop.create_future()
 
-        def fail(error: ConnectError) -> None:
+        def fail(error: ConnectError | NotResumedError) -> None:
             if not resumed.done():
                 resumed.set_exception(error)
 

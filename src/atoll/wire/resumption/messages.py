@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-from atoll.errors import ConnectError
 from atoll.wire.framing import link_header
 
 
@@ -85,8 +84,8 @@ class Elsewhere(LinkMessage, frozen=True, tag=7):
     addresses: tuple[str, ...]
 
 
-class NotResumedError(ConnectError):
-    """Who was dialed does not go on with the connection; where that is `final`, nobody will."""
+class NotResumedError(Exception):
+    """Who was dialed does not go on with the connection; where that is `final`, nobody will. Stays within `wire`."""
 
     def __init__(self, text: str, final: bool) -> None:
         super().__init__(text)
