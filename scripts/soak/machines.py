@@ -214,7 +214,7 @@ class ManyMachines:
         while (running := [each for each in _in_namespace(first)]) and time.monotonic() < deadline:
             time.sleep(0.2)
         left = [f"process {' '.join(each)}" for each in running]
-        find = "find /tmp /dev/shm ( -type s -o -name atoll-* -path /dev/shm/* -o -name *join* )"
+        find = "find /tmp /dev/shm ( -type s -o -name atoll-* -path /dev/shm/* -o -path */atoll-*/*join* )"
         listing = self._cluster.start(machine, find.split())
         listing.wait()
         return left + listing.said.split()
