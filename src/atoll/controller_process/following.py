@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from atoll._version import __version__
 from atoll.controller_process.options import ALONE, FOLLOWED
@@ -125,10 +125,8 @@ class Following:
         standby = self._standby
         if standby is None or not self._basis:
             return
-        content = b"".join(turn)
-        for start in range(0, len(content), _PART_BYTES):
-            part = content[start : start + _PART_BYTES]
-            standby.send(TurnPart(part, start + len(part) == len(content)))
+        for part, is_last in _parts(b"".join(turn)):
+            standby.send(TurnPart(part, is_last))
         standby.flush()
 
     def _pulse(self, standby: Connection) -> None:
@@ -157,9 +155,8 @@ class Following:
         except (AtollError, OSError):
             return journal.is_snapshotting
         self._has_basis = True
-        for start in range(0, len(content), _PART_BYTES):
-            part = content[start : start + _PART_BYTES]
-            standby.send_in_pieces(encode(BasisPart(part, journal.term, start + len(part) == len(content))))
+        for part, is_last in _parts(content):
+            standby.send_in_pieces(encode(BasisPart(part, journal.term, is_last)))
         return True
 
     # ---- what it says
@@ -214,6 +211,13 @@ class Following:
         standby, self._standby = self._standby, None
         if standby is not None:
             standby.abort()
+
+
+def _parts(content: bytes) -> Iterator[tuple[bytes, bool]]:
+    """What is sent as several messages, and whether each is the last."""
+    for start in range(0, len(content), _PART_BYTES):
+        part = content[start : start + _PART_BYTES]
+        yield part, start + len(part) == len(content)
 
 
 def is_standby(message: object) -> bool:
