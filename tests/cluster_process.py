@@ -10,10 +10,13 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import psutil
+import pytest
 
 from tests.conftest import ScriptResult, start_process
 
@@ -35,7 +38,10 @@ class Result(ScriptResult):
 
 
 class User:
-    """Somebody with a runtime folder, an environment, and no cluster yet."""
+    """Somebody with a runtime folder, an environment, and no cluster yet.
+
+    As a context manager it ends, however the test did, whatever runs in that folder.
+    """
 
     def __init__(self, runtime: Path, program_cache: Path, **env: str) -> None:
         self.runtime = runtime
@@ -45,10 +51,24 @@ class User:
         }
         self.env.update(XDG_RUNTIME_DIR=str(runtime), TMPDIR=str(runtime), ATOLL_CACHE_DIR=str(program_cache))
         self.env |= env
+        self._started: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        for started in self._started:
+            if started.returncode is None:  # a test that passes has seen each to its end
+                started.kill()
+                started.communicate()
 
     def start(self, *command: str, **env: str) -> subprocess.Popen[str]:
         """Starts any command, in a process group of its own."""
-        return start_process(command, self.env | env, self.runtime)
+        self._started.append(start_process(command, self.env | env, self.runtime))
+        return self._started[-1]
 
     def start_atoll(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
         return self.start(*COMMAND, *arguments, **env)
@@ -93,7 +113,7 @@ def finish(process: subprocess.Popen[str]) -> Result:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         stdout, stderr = process.communicate()
-        raise AssertionError(f"{process.args} ran for over {DEADLINE:.0f} s\n{stdout}\n{stderr}") from None
+        raise AssertionError(f"{process.args!r} ran for over {DEADLINE:.0f} s\n{stdout}\n{stderr}") from None
     return Result(process.returncode, stdout, stderr)
 
 
@@ -101,7 +121,9 @@ def first_line(process: subprocess.Popen[str]) -> str:
     """What a process that goes on running prints first; waits for it."""
     assert process.stdout is not None
     line = process.stdout.readline()
-    assert line, f"{process.args} ended without a word\n{finish(process).stderr}"
+    if not line:  # what it said last comes first: reports of failures are cut at their ends
+        said = finish(process).stderr
+        pytest.fail(f"ended with {process.returncode} and without a word: ...{said[-2000:]}\n{process.args!r}")
     return line.strip()
 
 

@@ -121,7 +121,7 @@ def leaked_processes() -> list[str]:
         if _runs(process) and process.pid != _guardian.pid:
             found[process.pid] = process
     return [
-        f"process {pid}: {_command(process)} (of {_environment(process).get('PYTEST_CURRENT_TEST', '?')})"
+        f"process {pid} of {_environment(process).get('PYTEST_CURRENT_TEST', '?')}: {_command(process)[:200]}"
         for pid, process in found.items()
     ]
 
@@ -323,7 +323,5 @@ def user(short_directory: Path, program_cache: Path) -> Iterator[User]:
     """A user of the command, in folders of its own; what it leaves running ends with the test."""
     from tests.cluster_process import User  # which stands on this module
 
-    made = User(short_directory, program_cache)
-    yield made
-    for process in made.processes():
-        process.kill()
+    with User(short_directory, program_cache) as made:
+        yield made

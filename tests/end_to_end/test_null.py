@@ -25,10 +25,10 @@ DEADLINE = 30.0
 
 @pytest.fixture(scope="module")
 def user(module_directory: Path, program_cache: Path) -> Iterator[User]:
-    user = User(module_directory, program_cache)
-    assert user.atoll("up", "--platform", "null", "--islands", "2x4x2").returncode == 0
-    yield user
-    user.atoll("down")
+    with User(module_directory, program_cache) as user:
+        user.atoll("up", "--platform", "null", "--islands", "2x4x2").check()
+        yield user
+        user.atoll("down").check()
 
 
 def status(user: User) -> dict[str, Any]:

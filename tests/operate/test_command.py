@@ -63,8 +63,7 @@ OWN_CLIENT = """
 @pytest.fixture(scope="module")
 def owner(program_cache: Path) -> Iterator[tuple[User, str]]:
     """A user whose cluster is up, and its address."""
-    with tempfile.TemporaryDirectory(prefix="at-") as folder:
-        someone = User(Path(folder), program_cache)
+    with tempfile.TemporaryDirectory(prefix="at-") as folder, User(Path(folder), program_cache) as someone:
         address = someone.atoll("up", "--islands", "2x1x2").check().stdout.strip()
         yield someone, address
         someone.atoll("down").check()

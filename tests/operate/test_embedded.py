@@ -26,6 +26,6 @@ LOOK = """
 def test_a_script_under_atoll_run_can_look_at_its_own_cluster_and_not_end_it_by_accident(
     short_directory: Path, program_cache: Path
 ) -> None:
-    user = User(short_directory, program_cache, ATOLL_ISLANDS="1x1x3")
-    ended = user.script(LOOK, JAX_PLATFORMS="atoll").check()
+    with User(short_directory, program_cache, ATOLL_ISLANDS="1x1x3") as user:
+        ended = user.script(LOOK, JAX_PLATFORMS="atoll").check()
     assert ended.stdout.splitlines() == ["3", "[True]", "True True", "atoll: no cluster is up (tr"]

@@ -46,14 +46,11 @@ def short_folder(tmp_path_factory: Any) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def served(short_folder: Path, program_cache: Path) -> Iterator[tuple[User, dict[str, str]]]:
     """A user whose proxy serves two islands, and the environment of his scripts."""
-    user = User(short_folder, program_cache)
-    process = user.start_atoll("proxy", "--port", "0", "--islands", "2x1x2")
-    yield (
-        user,
-        CLIENT | {"JAX_BACKEND_TARGET": first_line(process)},
-    )
-    process.send_signal(signal.SIGINT)
-    finish(process).check()
+    with User(short_folder, program_cache) as user:
+        process = user.start_atoll("proxy", "--port", "0", "--islands", "2x1x2")
+        yield user, CLIENT | {"JAX_BACKEND_TARGET": first_line(process)}
+        process.send_signal(signal.SIGINT)
+        finish(process).check()
 
 
 def printed(served: tuple[User, dict[str, str]], code: str, **more: str) -> list[str]:
@@ -200,44 +197,44 @@ def test_the_elastic_manager_goes_on_with_the_islands_that_are_left_and_takes_on
 ) -> None:
     runtime = short_folder / "fails"
     runtime.mkdir()
-    user = User(runtime, program_cache)
-    proxy = user.start_atoll("proxy", "--port", "0", "--islands", "2x1x1", "--fail-on-loss")
-    environment = CLIENT | {"JAX_BACKEND_TARGET": first_line(proxy)}
-    code = """
-    import logging
-    import time
-    import jax
-    import numpy as np
-    import pathwaysutils
+    with User(runtime, program_cache) as user:
+        proxy = user.start_atoll("proxy", "--port", "0", "--islands", "2x1x1", "--fail-on-loss")
+        environment = CLIENT | {"JAX_BACKEND_TARGET": first_line(proxy)}
+        code = """
+        import logging
+        import time
+        import jax
+        import numpy as np
+        import pathwaysutils
 
-    pathwaysutils.initialize()
-    from pathwaysutils.elastic.manager import Manager, ScaleUpSignalError
+        pathwaysutils.initialize()
+        from pathwaysutils.elastic.manager import Manager, ScaleUpSignalError
 
-    logging.disable()  # its monitor logs what it finds at each look, more than a pipe takes
+        logging.disable()  # its monitor logs what it finds at each look, more than a pipe takes
 
-    devices, manager = jax.devices(), Manager()
+        devices, manager = jax.devices(), Manager()
 
-    @manager.elastic_retry(minimum_slice_count=1, poll_interval=0.1, timeout=60)
-    def train():
-        active = sorted(manager.active_slice_indices)
-        print(active, flush=True)
-        x = jax.device_put(np.arange(4.0), devices[active[-1]])
-        for step in range(1000):
-            x = jax.jit(lambda x: x + 1)(x)
-            x.block_until_ready()
-            if manager.available_inactive_slices:
-                raise ScaleUpSignalError
-            time.sleep(0.02)
+        @manager.elastic_retry(minimum_slice_count=1, poll_interval=0.1, timeout=60)
+        def train():
+            active = sorted(manager.active_slice_indices)
+            print(active, flush=True)
+            x = jax.device_put(np.arange(4.0), devices[active[-1]])
+            for step in range(1000):
+                x = jax.jit(lambda x: x + 1)(x)
+                x.block_until_ready()
+                if manager.available_inactive_slices:
+                    raise ScaleUpSignalError
+                time.sleep(0.02)
 
-    train()
-    """
-    process = user.start(sys.executable, "-c", textwrap.dedent(code), **environment)
-    assert first_line(process) == "[0, 1]"
-    (worker,) = (each for each in user.processes() if '"island":1' in " ".join(each.cmdline()))
-    worker.kill()
-    assert first_line(process) == "[0]"
-    assert first_line(process) == "[0, 1]"
-    process.kill()
-    process.communicate()
-    proxy.send_signal(signal.SIGINT)
-    finish(proxy).check()
+        train()
+        """
+        process = user.start(sys.executable, "-c", textwrap.dedent(code), **environment)
+        assert first_line(process) == "[0, 1]"
+        (worker,) = (each for each in user.processes() if '"island":1' in " ".join(each.cmdline()))
+        worker.kill()
+        assert first_line(process) == "[0]"
+        assert first_line(process) == "[0, 1]"
+        process.kill()
+        process.communicate()
+        proxy.send_signal(signal.SIGINT)
+        finish(proxy).check()

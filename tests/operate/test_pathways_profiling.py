@@ -56,18 +56,18 @@ def served(tmp_path_factory: Any, program_cache: Path) -> Iterator[Served]:
 
     folder = Path(tempfile.mkdtemp(prefix="at-"))
     buckets = tmp_path_factory.mktemp("buckets")
-    user = User(folder, program_cache)
-    path = os.pathsep.join([str(STORE), *filter(None, [user.env.get("PYTHONPATH")])])
-    process = user.start_atoll("proxy", "--port", "0", "--islands", "2x1x1", PYTHONPATH=path, BUCKETS=str(buckets))
-    environment = {
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-        "JAX_PLATFORMS": "proxy",
-        "JAX_BACKEND_TARGET": first_line(process),
-        "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS": "true",
-    }
-    yield Served(user, environment, buckets)
-    process.send_signal(signal.SIGINT)
-    finish(process).check()
+    with User(folder, program_cache) as user:
+        path = os.pathsep.join([str(STORE), *filter(None, [user.env.get("PYTHONPATH")])])
+        process = user.start_atoll("proxy", "--port", "0", "--islands", "2x1x1", PYTHONPATH=path, BUCKETS=str(buckets))
+        environment = {
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            "JAX_PLATFORMS": "proxy",
+            "JAX_BACKEND_TARGET": first_line(process),
+            "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS": "true",
+        }
+        yield Served(user, environment, buckets)
+        process.send_signal(signal.SIGINT)
+        finish(process).check()
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -18,11 +18,8 @@ WITHOUT_XLA = ("--platform", "null")
 
 @pytest.fixture
 def user(program_cache: Path) -> Iterator[User]:
-    with tempfile.TemporaryDirectory(prefix="at-") as folder:
-        someone = User(Path(folder), program_cache)
+    with tempfile.TemporaryDirectory(prefix="at-") as folder, User(Path(folder), program_cache) as someone:
         yield someone
-        for process in someone.processes():
-            process.kill()
 
 
 @pytest.mark.parametrize(

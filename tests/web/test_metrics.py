@@ -101,8 +101,7 @@ def up(program_cache: Path) -> Iterator[User]:
     """A user whose cluster of null devices is up."""
     import tempfile
 
-    with tempfile.TemporaryDirectory(prefix="at-") as folder:
-        user = User(Path(folder), program_cache)
+    with tempfile.TemporaryDirectory(prefix="at-") as folder, User(Path(folder), program_cache) as user:
         user.atoll("up", "--islands", "2x1x2", "--platform", "null").check()
         yield user
         user.atoll("down").check()

@@ -43,8 +43,7 @@ HOLDS = """
 @pytest.fixture(scope="module")
 def up(program_cache: Path) -> Iterator[tuple[User, str]]:
     """A user whose cluster of null devices is up, and its address."""
-    with tempfile.TemporaryDirectory(prefix="at-") as folder:
-        user = User(Path(folder), program_cache)
+    with tempfile.TemporaryDirectory(prefix="at-") as folder, User(Path(folder), program_cache) as user:
         address = user.atoll("up", "--islands", "2x1x2", "--platform", "null").check().stdout.strip()
         yield user, address
         user.atoll("down").check()

@@ -59,8 +59,7 @@ _WORKS = """
 @pytest.fixture(scope="module")
 def shared(program_cache: Path) -> Iterator[User]:
     """A cluster with tenants, of which two have a session that computes."""
-    with tempfile.TemporaryDirectory(prefix="at-") as folder:
-        user = User(Path(folder), program_cache)
+    with tempfile.TemporaryDirectory(prefix="at-") as folder, User(Path(folder), program_cache) as user:
         file = Path(folder) / "tenants.toml"
         file.write_text(_FILE)
         address = user.atoll("up", "--islands", "2x1x1", "--platform", "null", "--tenants", str(file)).check().stdout

@@ -222,8 +222,7 @@ def test_a_key_without_a_certificate_is_refused():
 @pytest.fixture(scope="module")
 def up(program_cache: Path) -> Iterator[User]:
     """A user whose cluster is up, on TCP, with an authority."""
-    with tempfile.TemporaryDirectory(prefix="at-") as folder:
-        user = User(Path(folder), program_cache)
+    with tempfile.TemporaryDirectory(prefix="at-") as folder, User(Path(folder), program_cache) as user:
         listen = f"127.0.0.1:{free_port()}"
         user.atoll("up", "--islands", "1x1x1", "--platform", "null", "--listen", listen).check()
         yield user
