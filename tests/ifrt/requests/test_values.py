@@ -83,11 +83,22 @@ def test_a_default_layout_is_asked_of_a_worker_once(rig: Rig):
     assert rig.take() == []
 
 
-def test_a_layout_that_a_worker_does_not_know_is_an_error(rig: Rig):
+def test_the_layout_of_a_lost_islands_device_is_asked_of_another_island(rig: Rig):
     op = rig.send("get_default_layout", dtype=dtype_to("float32"), dims=[2], device_id=0)
     (asked,) = rig.take()
     rig.receive(m.QueryReply(asked.query, FAILURE, b""))
-    check_refused(rig.answer(op), Code.DATA_LOSS, "it burnt")
+    (again,) = rig.take()
+    assert (asked.device, again.device) == (0, 3)  # an island has two devices here
+    rig.receive(m.QueryReply(again.query, OK, b"{0}"))
+    assert rig.answer(op).get_default_layout.serialized_pjrt_layout == b"{0}"
+
+
+def test_a_layout_that_no_worker_knows_is_one_that_jit_can_do_without(rig: Rig):
+    """With any other code jaxlib's jit ends the user's process."""
+    op = rig.send("get_default_layout", dtype=dtype_to("float32"), dims=[2], device_id=0)
+    while sent := rig.take():
+        rig.receive(m.QueryReply(sent[0].query, FAILURE, b""))
+    check_refused(rig.answer(op), Code.UNIMPLEMENTED, "it burnt")
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ from typing import Any
 
 import msgspec
 
-from atoll.errors import OK, Status
+from atoll.errors import OK, Status, StatusError, unimplemented
 from atoll.ifrt.compile_requests import default_assignment
 from atoll.ifrt.devices import init_reply
 from atoll.ifrt.pending_request import Handler, PendingRequest
+from atoll.ifrt.session import IfrtSession
 from atoll.protocol.ifrt import values_pb2
 from atoll.protocol.translation import codec
 
@@ -75,13 +76,31 @@ def _get_default_layout(pending: PendingRequest, request: Any) -> None:
 
     async def work() -> Any:
         if key not in session.layouts:
-            payload = msgspec.msgpack.encode((dtype, dims, info.ordinal))
-            session.layouts[key] = await session.cluster.inquire("layout", device, payload=payload)
+            session.layouts[key] = await _layout(session, request.device_id, dtype, dims)
         response = pending.response()
         response.get_default_layout.serialized_pjrt_layout = session.layouts[key]
         return response
 
     pending.reply_later(work())
+
+
+async def _layout(session: IfrtSession, device: int, dtype: str, dims: tuple[int, ...]) -> bytes:
+    """What the device's worker says; where that is lost, one of another island with devices of this kind.
+
+    Raises UNIMPLEMENTED whatever the reason: jaxlib's jit (`ComputeCallSignature` in pjit.cc) takes this one for a
+    layout that it can do without, and ends the user's process at any other.
+    """
+    devices = session.cluster.welcome.devices
+    own = devices[device]
+    elsewhere = {each.island: each for each in devices if each.info.kind == own.info.kind and each.island != own.island}
+    failure: StatusError | None = None
+    for asked in (own, *elsewhere.values()):
+        payload = msgspec.msgpack.encode((dtype, dims, asked.info.ordinal))
+        try:
+            return await session.cluster.inquire("layout", asked.id, payload=payload)
+        except StatusError as error:
+            failure = failure or error
+    raise unimplemented(f"the default layout of {dtype}{list(dims)} is not known: {failure}")
 
 
 HANDLERS: dict[str, Handler] = {
