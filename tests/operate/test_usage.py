@@ -89,6 +89,7 @@ def device_ns(spans: Iterable[Span]) -> int:
     return sum((span.ended - span.started) * len(span.devices) for span in spans)
 
 
+@pytest.mark.timeout(MIXED_SECONDS + 120)
 def test_usage_adds_up(up: Callable[..., User]):
     user = up()
     before = usage(user)
