@@ -75,6 +75,12 @@ def test_a_worker_sees_as_many_as_its_host_has_devices() -> None:
     assert worker_environment("rocm", ("1", "2"), 2)["HIP_VISIBLE_DEVICES"] == "1,2"
 
 
+def test_a_users_settings_of_malloc_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "hugetlb" in worker_environment("cpu")["GLIBC_TUNABLES"]
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.perturb=1")
+    assert worker_environment("cpu")["GLIBC_TUNABLES"] == "glibc.malloc.perturb=1"
+
+
 def test_the_agents_of_a_machine_divide_its_devices_and_its_rank() -> None:
     options = AgentOptions(Address(host="c", port=1), Seat(-1, 3), machine="m", devices=FOUR)
     first, second = options_of_workers(options, 2)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
 
-from atoll.cluster.processes.process import command
+from atoll.cluster.processes.process import command, for_arrays
 from atoll.cluster.settings import DEFAULT_PLATFORM, ClusterSettings
 from atoll.devices.accelerators import visible
 from atoll.devices.kinds import XLA, kind_of
@@ -113,4 +113,4 @@ def worker_environment(platform: str, names: Sequence[str] = (), count: int = 0)
     env["JAX_ENABLE_X64"] = "1"
     env.update(visible(names, platform, count))
     env.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    return env
+    return for_arrays(env)

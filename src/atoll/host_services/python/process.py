@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from atoll.cluster.processes.last_words import LastWords, how_it_ended
-from atoll.cluster.processes.process import command, own_environment
+from atoll.cluster.processes.process import command, for_arrays, own_environment
 from atoll.errors import FrameError
 from atoll.host_services.python.link import PythonLink
 from atoll.host_services.python.meeting import Meeting
@@ -201,6 +201,4 @@ def _ends(process: subprocess.Popen[bytes]) -> bool:
 def _environment(folder: str) -> dict[str, str]:
     """The worker's environment without what is Atoll's own, its token above all."""
     env = {name: value for name, value in own_environment().items() if not name.startswith(("ATOLL_", "JAX_"))}
-    # What JAX copies there is fresh memory each time: in large pages it takes a fifth of the time.
-    env.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
-    return env | {"JAX_PLATFORMS": "cpu", "TMPDIR": folder, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    return for_arrays(env) | {"JAX_PLATFORMS": "cpu", "TMPDIR": folder, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
