@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from atoll.cluster.settings import GRACE_SECONDS
 from tests.conftest import script_environment
 from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.same import assert_same
@@ -96,6 +97,13 @@ def start_cluster(module_directory: Path, program_cache: Path) -> Iterator[Start
 def cluster(start_cluster: StartCluster) -> StandingCluster:
     """A cluster that stays, of one island with four devices."""
     return start_cluster()
+
+
+@pytest.fixture(scope="module")
+def journaled_cluster(start_cluster: StartCluster, module_directory: Path) -> StandingCluster:
+    """One of two islands with two devices each, whose controller may be killed."""
+    journal = str(module_directory / "journal")
+    return start_cluster(islands="2x1x2", journal=journal, grace_seconds=GRACE_SECONDS)
 
 
 @pytest.fixture
