@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from tests.conftest import ScriptResult, start_process
+from tests.lines import next_line
 
 COMMAND = [sys.executable, "-m", "atoll.operate.command"]
 DEADLINE = 90.0  # seconds, for any one command
@@ -118,9 +119,8 @@ def finish(process: subprocess.Popen[str]) -> Result:
 
 
 def first_line(process: subprocess.Popen[str]) -> str:
-    """What a process that goes on running prints first; waits for it."""
-    assert process.stdout is not None
-    line = process.stdout.readline()
+    """What a process that goes on running prints first, or next; waits for it, within the deadline."""
+    line = next_line(process)
     if not line:  # what it said last comes first: reports of failures are cut at their ends
         said = finish(process).stderr
         pytest.fail(f"ended with {process.returncode} and without a word: ...{said[-2000:]}\n{process.args!r}")

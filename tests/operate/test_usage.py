@@ -21,7 +21,7 @@ import pytest
 from atoll.operate.requests import request_trace
 from atoll.protocol.spans import Span
 from atoll.wire.address import parse_address
-from tests.cluster_process import COMMAND, User, eventually, finish
+from tests.cluster_process import COMMAND, User, eventually, finish, first_line
 
 MIXED_SECONDS = float(os.environ.get("ATOLL_TEST_USAGE_SECONDS", "4"))
 DEVICES = 2
@@ -145,7 +145,7 @@ def test_usage_adds_up(up: Callable[..., User]):
 def test_killing_the_controller_loses_a_second_at_most(up: Callable[..., User], short_directory: Path):
     user = up()
     script = working(user, "ana", 60)
-    assert script.stdout.readline() == "begins\n"
+    assert first_line(script) == "begins"
     assert eventually(lambda: usage(user)["total"]["device_seconds"] > 0)
     time.sleep(1.5)
     asked = usage(user, "--by", "program")
