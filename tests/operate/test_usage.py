@@ -154,7 +154,7 @@ def test_killing_the_controller_loses_a_second_at_most(up: Callable[..., User], 
     killed = time.time()
     controller.send_signal(signal.SIGKILL)
     assert finish(script).returncode != 0
-    assert eventually(lambda: not [each for each in user.processes() if "atoll.engines.main" in each.cmdline()])
+    assert eventually(lambda: not any("atoll.engines.main" in each for each in user.commands().values()))
 
     file = short_directory / "state" / "usage" / "default.sqlite"
     with sqlite3.connect(file) as database:
