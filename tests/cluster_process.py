@@ -137,7 +137,7 @@ def first_line(process: subprocess.Popen[str]) -> str:
     return line.strip()
 
 
-def eventually(holds: Callable[[], bool], seconds: float = 10.0) -> bool:
+def eventually(holds: Callable[[], bool], seconds: float = 30.0) -> bool:
     """Whether `holds` becomes true in time."""
     deadline = time.monotonic() + seconds
     while not holds():

@@ -83,6 +83,7 @@ class RemotePython:
         wanted = 8
         while len(data) < wanted:
             if not select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                self.process.kill()  # what it answered later would be taken for the answer to the next question
                 raise AssertionError(f"no answer from the child in time\n{self.errors()}")
             part = self._answers.read(1 << 20)
             if not part:

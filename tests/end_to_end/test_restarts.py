@@ -20,7 +20,7 @@ from tests.end_to_end.lost_controller import Clients, answers, check, controller
 from tests.end_to_end.remote_python import StartPython
 from tests.end_to_end.standing_cluster import StandingCluster
 
-RESTARTS = int(os.environ.get("ATOLL_TEST_RESTARTS", "3"))
+RESTARTS = int(os.environ.get("ATOLL_TEST_RESTARTS", "2"))
 
 
 def remap(cluster: StandingCluster, island: int) -> None:

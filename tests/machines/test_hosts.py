@@ -76,6 +76,7 @@ def test_a_killed_worker_is_started_again_where_it_was(cluster: MachineCluster) 
     script.line(lambda line: line == "kept 140.0", lost)
 
 
+@long
 def test_an_agents_worker_ends_with_it_and_a_spare_machine_takes_its_place(cluster: MachineCluster) -> None:
     first, second, script = started(cluster)
     spare = cluster.host("m3")
