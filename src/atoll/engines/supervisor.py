@@ -54,6 +54,7 @@ _log = logging.getLogger(__name__)
 
 _END_SECONDS = 1.0
 _RETRY_SECONDS = 0.02
+_LISTEN_SECONDS = 20.0  # less than who starts this process has patience beyond the cluster's own
 
 
 class Supervisor:
@@ -169,7 +170,7 @@ class Supervisor:
         either: set[asyncio.Future[Any]] = {self._up, stopped}
         try:
             if self._engine.agents is not None:  # hosts can come once the controller listens: the time is theirs
-                await asyncio.wait({*either, linking}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({*either, linking}, timeout=_LISTEN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopped.cancel()
