@@ -69,8 +69,11 @@ class RemotePython:
 
     def begin(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Has the child call a function; `finish` waits for its end."""
-        pickle.dump((function, arguments), self._questions)
-        self._questions.flush()
+        try:
+            pickle.dump((function, arguments), self._questions)
+            self._questions.flush()
+        except BrokenPipeError:
+            raise AssertionError(f"the child has ended, with {self.process.wait(5)}\n{self.errors()}") from None
 
     def finish(self, seconds: float = CALL_SECONDS) -> Any:
         kind, value = self._answer(time.monotonic() + seconds)
