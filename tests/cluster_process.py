@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from tests.conftest import ScriptResult, start_process
+from tests.lines import next_line
 
 COMMAND = [sys.executable, "-m", "atoll.operate.command"]
 DEADLINE = 90.0  # seconds, for any one command
@@ -78,8 +79,12 @@ class User:
         return finish(self.start_atoll(*arguments, **env))
 
     def script(self, code: str, **env: str) -> Result:
-        """Runs a Python script to its end; nothing but `env` says where."""
-        return finish(self.start(sys.executable, "-c", textwrap.dedent(code), **env))
+        """Runs a Python script to its end, and to that of its proxy; nothing but `env` says where."""
+        process = self.start(sys.executable, "-c", textwrap.dedent(code), **env)
+        ended = finish(process)
+        its = f'"client":{process.pid},'  # of ProxyOptions
+        assert eventually(lambda: not any(its in each for each in self.commands().values())), "its proxy does not end"
+        return ended
 
     def processes(self) -> list[psutil.Process]:
         """The live processes that have this runtime folder in their environment."""
@@ -93,17 +98,23 @@ class User:
                 continue
         return found
 
+    def commands(self) -> dict[psutil.Process, str]:
+        """Their command lines."""
+        found = {}
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                found[process] = " ".join(process.cmdline())
+        return found
+
     def process(self, module: str) -> psutil.Process:
         """The one process of this user's that runs `module`."""
-        (found,) = [each for each in self.processes() if module in each.cmdline()]
+        (found,) = [process for process, command in self.commands().items() if f" {module} " in f"{command} "]
         return found
 
     def leftovers(self) -> list[str]:
         """Processes, and whatever is in the runtime folder but the empty one for clusters."""
         paths = [path for path in self.runtime.rglob("*") if path != self.runtime / "atoll"]
-        return [f"process {' '.join(process.cmdline())}" for process in self.processes()] + [
-            str(path) for path in paths
-        ]
+        return [f"process {each}" for each in self.commands().values()] + [str(path) for path in paths]
 
 
 def finish(process: subprocess.Popen[str]) -> Result:
@@ -118,16 +129,15 @@ def finish(process: subprocess.Popen[str]) -> Result:
 
 
 def first_line(process: subprocess.Popen[str]) -> str:
-    """What a process that goes on running prints first; waits for it."""
-    assert process.stdout is not None
-    line = process.stdout.readline()
+    """What a process that goes on running prints first, or next; waits for it, within the deadline."""
+    line = next_line(process)
     if not line:  # what it said last comes first: reports of failures are cut at their ends
         said = finish(process).stderr
         pytest.fail(f"ended with {process.returncode} and without a word: ...{said[-2000:]}\n{process.args!r}")
     return line.strip()
 
 
-def eventually(holds: Callable[[], bool], seconds: float = 10.0) -> bool:
+def eventually(holds: Callable[[], bool], seconds: float = 30.0) -> bool:
     """Whether `holds` becomes true in time."""
     deadline = time.monotonic() + seconds
     while not holds():

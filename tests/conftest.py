@@ -48,7 +48,7 @@ for _name in ("ATOLL_ADDRESS", "ATOLL_ISLANDS", "ATOLL_TOKEN", "ATOLL_PLATFORM")
 
 import psutil  # noqa: E402
 import pytest  # noqa: E402
-from hypothesis import settings  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
 
 from tests.thoroughness import TIMES, examples  # noqa: E402
 
@@ -70,7 +70,15 @@ LEAK_SECONDS = 10.0
 _OF_THE_PROCESS = frozenset({"atoll-silence"})
 _SHARED_FOLDERS = tuple({Path(tempfile.gettempdir()), Path("/dev/shm")})
 
-settings.register_profile("atoll", max_examples=examples(), deadline=None, print_blob=True)
+# The suite tries the same examples each time: what it finds is due to a change. `make thorough` looks for new ones.
+settings.register_profile(
+    "atoll",
+    max_examples=examples(),
+    deadline=None,
+    derandomize=TIMES == 1,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],  # how busy the machine is
+)
 settings.load_profile("atoll")
 
 

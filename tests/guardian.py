@@ -7,6 +7,7 @@ environment.
 
 from __future__ import annotations
 
+import glob
 import os
 import select
 import shutil
@@ -32,6 +33,7 @@ def main(pid: int, run: str, folder: str) -> None:
         for each, runtime in found.items():
             if os.path.basename(runtime).startswith("at-") and os.path.dirname(runtime) == os.path.dirname(folder):
                 folders.add(runtime)
+            folders.update(glob.glob(f"/dev/shm/atoll-{each}-*"))  # a client's; whoever would remove it is killed, too
             try:
                 os.kill(each, signal.SIGKILL)
             except ProcessLookupError:

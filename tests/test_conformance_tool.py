@@ -142,9 +142,10 @@ def test_a_hang_with_blocked_plugin_is_ended_from_outside(tmp_path: Path, monkey
 def test_a_process_that_hangs_or_dies_at_exit_keeps_its_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempt, "EXIT_SECONDS", 1.0)
     file = make_file(tmp_path, "import atexit, time\natexit.register(time.sleep, 1000)\ndef test_a(): pass\n")
-    results = run_file(file, BARE, timeout=5)
+    with monkeypatch.context() as patched:
+        patched.setattr(attempt, "EXIT_SECONDS", 1.0)
+        results = run_file(file, BARE, timeout=5)
     assert outcomes(results) == {"test_a": "passed"}
     assert results.troubles == ["the process hung at its exit"]
     file = make_file(tmp_path, "import atexit, os\natexit.register(os.abort)\ndef test_a(): pass\n")

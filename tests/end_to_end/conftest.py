@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from atoll.cluster.settings import GRACE_SECONDS
 from tests.conftest import script_environment
 from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.same import assert_same
@@ -35,6 +36,12 @@ def module_directory() -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
 
 
+def _start(folder: Path, program_cache: Path, islands: str, **environment: str) -> RemotePython:
+    folder.mkdir(mode=0o700)
+    base = script_environment(folder, program_cache, islands) | {"JAX_ENABLE_X64": "1"}
+    return RemotePython(base | _standing(islands) | environment, folder)
+
+
 @pytest.fixture(scope="module")
 def start_python(module_directory: Path, program_cache: Path) -> Iterator[StartPython]:
     """Starts a child in which functions can be called on Atoll: `start_python(islands="1x1x4", **environment)`."""
@@ -42,9 +49,7 @@ def start_python(module_directory: Path, program_cache: Path) -> Iterator[StartP
 
     def start(islands: str = "1x1x4", **environment: str) -> RemotePython:
         folder = module_directory / f"python-{len(started)}"
-        folder.mkdir(mode=0o700)
-        base = script_environment(folder, program_cache, islands) | {"JAX_ENABLE_X64": "1"}
-        started.append(RemotePython(base | _standing(islands) | environment, folder))
+        started.append(_start(folder, program_cache, islands, **environment))
         return started[-1]
 
     yield start
@@ -53,10 +58,34 @@ def start_python(module_directory: Path, program_cache: Path) -> Iterator[StartP
         python.close()
 
 
+@pytest.fixture(scope="session")
+def shared_python(program_cache: Path) -> Iterator[Callable[[str], RemotePython]]:
+    """The child with these islands that modules share, each of which leaves it as it was: `shared_python("1x1x4")`."""
+    folder, started = Path(tempfile.mkdtemp(prefix="at-")), dict[str, list[RemotePython]]()
+
+    def find(islands: str) -> RemotePython:
+        those = started.setdefault(islands, [])
+        if not those or those[-1].process.poll() is not None:
+            those.append(_start(folder / f"{islands}-{len(those)}", program_cache, islands))
+        return those[-1]
+
+    yield find
+    for those in started.values():
+        for python in those:
+            python.close()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 @pytest.fixture(scope="module")
-def atoll_python(start_python: StartPython) -> RemotePython:
-    """A child with an embedded cluster of one island with four devices."""
-    return start_python()
+def atoll_python(shared_python: Callable[[str], RemotePython]) -> RemotePython:
+    """A child with an embedded cluster of one island with four devices, which other modules use, too."""
+    return shared_python("1x1x4")
+
+
+@pytest.fixture(scope="module")
+def two_hosts_python(shared_python: Callable[[str], RemotePython]) -> RemotePython:
+    """A child with an embedded cluster of one island of two hosts, which other modules use, too."""
+    return shared_python("1x2x2")
 
 
 @pytest.fixture
@@ -96,6 +125,13 @@ def start_cluster(module_directory: Path, program_cache: Path) -> Iterator[Start
 def cluster(start_cluster: StartCluster) -> StandingCluster:
     """A cluster that stays, of one island with four devices."""
     return start_cluster()
+
+
+@pytest.fixture(scope="module")
+def journaled_cluster(start_cluster: StartCluster, module_directory: Path) -> StandingCluster:
+    """One of two islands with two devices each, whose controller may be killed."""
+    journal = str(module_directory / "journal")
+    return start_cluster(islands="2x1x2", journal=journal, grace_seconds=GRACE_SECONDS)
 
 
 @pytest.fixture

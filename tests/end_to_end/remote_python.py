@@ -69,8 +69,11 @@ class RemotePython:
 
     def begin(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Has the child call a function; `finish` waits for its end."""
-        pickle.dump((function, arguments), self._questions)
-        self._questions.flush()
+        try:
+            pickle.dump((function, arguments), self._questions)
+            self._questions.flush()
+        except BrokenPipeError:
+            raise AssertionError(f"the child has ended, with {self.process.wait(5)}\n{self.errors()}") from None
 
     def finish(self, seconds: float = CALL_SECONDS) -> Any:
         kind, value = self._answer(time.monotonic() + seconds)
@@ -83,6 +86,7 @@ class RemotePython:
         wanted = 8
         while len(data) < wanted:
             if not select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                self.process.kill()  # what it answered later would be taken for the answer to the next question
                 raise AssertionError(f"no answer from the child in time\n{self.errors()}")
             part = self._answers.read(1 << 20)
             if not part:

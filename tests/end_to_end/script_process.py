@@ -13,10 +13,12 @@ from pathlib import Path
 
 import psutil
 
+from tests.lines import next_line
+
 # What the project promises.
 GONE_SECONDS = 2.0
 # On top of it, for a machine that does other things at the same time. The tests' own looking around is in it.
-GRACE_SECONDS = 4.0
+GRACE_SECONDS = 10.0
 
 
 class Script:
@@ -40,8 +42,7 @@ class Script:
 
     def line(self) -> str:
         """The next line of its output; "" at the end."""
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().decode().rstrip("\n")
+        return next_line(self.process).decode().rstrip("\n")
 
     def errors(self) -> str:
         return self._errors.read_text(errors="replace")

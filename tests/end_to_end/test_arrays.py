@@ -481,8 +481,8 @@ def copies_of_what_was_computed() -> Any:
     return fetched(copy), fetched(jax.jit(lambda x: x * 2, donate_argnums=0)(x))
 
 
-def test_what_a_computation_over_hosts_has_made_is_copied(start_python: Any) -> None:
-    assert_same(start_python("1x2x2").call(copies_of_what_was_computed), copies_of_what_was_computed())
+def test_what_a_computation_over_hosts_has_made_is_copied(two_hosts_python: RemotePython) -> None:
+    assert_same(two_hosts_python.call(copies_of_what_was_computed), copies_of_what_was_computed())
 
 
 def jit_over_two_islands() -> Any:

@@ -12,12 +12,7 @@ from jax.experimental.buffer_callback import buffer_callback
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPython
-
-
-@pytest.fixture(scope="module")
-def two_hosts(start_python: StartPython) -> RemotePython:
-    return start_python("1x2x2")
+from tests.end_to_end.remote_python import RemoteError, RemotePython
 
 
 def like(x: Any) -> jax.ShapeDtypeStruct:
@@ -71,7 +66,7 @@ def raises() -> None:
     buffer_callback(wrong, jax.ShapeDtypeStruct((), jnp.float32))().block_until_ready()
 
 
-@pytest.mark.parametrize("hosts", ["atoll_python", "two_hosts"])
+@pytest.mark.parametrize("hosts", ["atoll_python", "two_hosts_python"])
 def test_what_is_written_is_the_result_under_all_transformations(hosts: str, request: Any) -> None:
     results = request.getfixturevalue(hosts).call(results_of_transformations)
     x = np.arange(4, dtype=np.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from typing import Any
@@ -19,6 +20,7 @@ BACK_SECONDS = 30.0
 
 entered = threading.Event()
 go_on = threading.Event()
+errors: queue.Queue[str] = queue.Queue()
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +54,18 @@ def sits_in_a_callback() -> list[float]:
 
 
 def begin_to_sit() -> None:
-    threading.Thread(target=sits_in_a_callback, daemon=True).start()
+    def sit() -> None:
+        try:
+            sits_in_a_callback()
+        except jax.errors.JaxRuntimeError as error:
+            errors.put(str(error))
+
+    threading.Thread(target=sit, daemon=True).start()
     assert entered.wait(SECONDS)
+
+
+def why_it_sits_no_more() -> str:
+    return errors.get(timeout=SECONDS)
 
 
 def release() -> None:
@@ -82,14 +94,6 @@ def calls_back_when_the_worker_is_back() -> list[float]:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
-
-
-def stays_in_a_callback() -> str:
-    try:
-        sits_in_a_callback()
-    except jax.errors.JaxRuntimeError as error:
-        return str(error)
-    return ""
 
 
 def leaves_its_channels(only_to_hosts: bool) -> str:
@@ -309,8 +313,7 @@ def test_a_worker_killed_under_a_callback_is_named_and_callbacks_work_again(
 ) -> None:
     python = start_python(ATOLL_ADDRESS=standing.address)
     assert python.call(calls_back) == [2.0, 2.0]
-    python.begin(stays_in_a_callback)
-    time.sleep(1.0)
+    python.call(begin_to_sit)
     standing.worker(0).kill()
-    assert "DATA_LOSS" in python.finish()
+    assert "DATA_LOSS" in python.call(why_it_sits_no_more)
     assert python.call(calls_back_when_the_worker_is_back) == [2.0, 2.0]

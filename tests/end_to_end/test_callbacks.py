@@ -346,8 +346,8 @@ def test_callables_are_forgotten_with_their_functions(atoll_python: RemotePython
 # ---- other clusters
 
 
-def test_callbacks_work_on_an_island_of_two_hosts(start_python: Any) -> None:
-    results = start_python("1x2x2").call(results_of_transformations)
+def test_callbacks_work_on_an_island_of_two_hosts(two_hosts_python: RemotePython) -> None:
+    results = two_hosts_python.call(results_of_transformations)
     np.testing.assert_array_equal(results["shard_map"], [0, 2, 4, 6])
     np.testing.assert_array_equal(results["automatically sharded"], [0, 2, 4, 6])
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from jax.experimental import colocated_python
 from atoll.cluster.processes.process_table import began
 from tests.end_to_end.remote_python import RemotePython, StartPython
 
+BACK_SECONDS = 40.0
 _kept: dict[str, Any] = {}
 
 
@@ -29,6 +32,18 @@ def python(request: pytest.FixtureRequest, start_python: StartPython) -> RemoteP
 def argument() -> jax.Array:
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
     return jax.device_put(np.arange(2), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x")))
+
+
+def once_it_is_back(compute: Callable[[], list[int]]) -> list[int]:
+    """On several hosts, once all of their processes have been replaced."""
+    deadline = time.monotonic() + BACK_SECONDS
+    while True:
+        try:
+            return compute()
+        except jax.errors.JaxRuntimeError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
 
 
 def end_the_process() -> tuple[str, list[int], str]:
@@ -54,12 +69,7 @@ def end_the_process() -> tuple[str, list[int], str]:
             jax.block_until_ready(call(x))
         except jax.errors.JaxRuntimeError as error:
             texts.append(str(error))
-        for _ in range(20):  # on several hosts, until all of their processes have been replaced
-            try:
-                after = jax.device_get(same(x)).tolist()
-                break
-            except jax.errors.JaxRuntimeError:
-                time.sleep(0.5)
+        after = once_it_is_back(lambda: jax.device_get(same(x)).tolist())
     return texts[0], after, texts[1]
 
 
@@ -72,30 +82,36 @@ def test_a_process_that_ends_fails_its_calls_and_is_replaced(python: RemotePytho
 
 
 def colocated_processes() -> set[int]:
-    return {
-        each.pid
-        for each in psutil.process_iter(["cmdline"])
-        if "atoll.host_services.python.program.main" in (each.info["cmdline"] or [])
-        and any(parent.pid == os.getpid() for parent in each.parents())
-    }
+    found = set()
+    for each in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "atoll.host_services.python.program.main" in each.cmdline():
+                found.add(each.pid)
+    return found
 
 
 def until_ended(pids: set[int]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + BACK_SECONDS
     while any(began(pid) is not None for pid in pids):
         assert time.monotonic() < deadline, "a Python process outlives what it belongs to"
         time.sleep(0.05)
 
 
 def leave_one_running() -> set[int]:
+    begun = str(Path("begun").absolute())
+
     @colocated_python.colocated_python
     def forever(x: jax.Array) -> jax.Array:
+        Path(begun).touch()
         time.sleep(1000)
         return x
 
     forever = forever.specialize(out_specs_fn=lambda x: x)
     _kept["result"] = forever(argument())
-    time.sleep(0.1)
+    deadline = time.monotonic() + BACK_SECONDS
+    while not Path(begun).exists():
+        assert time.monotonic() < deadline, "the function does not begin"
+        time.sleep(0.01)
     return colocated_processes()
 
 
@@ -124,12 +140,7 @@ def lose_the_worker() -> tuple[set[int], list[int], str]:
     pids = leave_one_running()
     (pid,) = [each for each in pids if psutil.Process(each).parent().pid not in pids]
     psutil.Process(pid).parent().kill()
-    for _ in range(100):
-        try:
-            after = jax.device_get(same(argument())).tolist()
-            break
-        except jax.errors.JaxRuntimeError:
-            time.sleep(0.2)
+    after = once_it_is_back(lambda: jax.device_get(same(argument())).tolist())
     try:
         lost = str(jax.device_get(holder.get(argument())))
     except jax.errors.JaxRuntimeError as error:

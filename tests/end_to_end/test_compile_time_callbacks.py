@@ -13,14 +13,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPython
-
-
-@pytest.fixture(scope="module")
-def two_hosts(start_python: StartPython) -> RemotePython:
-    """A child with an embedded cluster of one island of two hosts with two devices each."""
-    return start_python("1x2x2")
-
+from tests.end_to_end.remote_python import RemoteError, RemotePython
 
 # ---- what the user does
 
@@ -163,14 +156,14 @@ def raises_while_inspecting() -> None:
 EXPECTED = [("argument", ("x", "y")), ("carry", ("x",)), ("product", ("x",))]
 
 
-@pytest.mark.parametrize("hosts", ["atoll_python", "two_hosts"])
+@pytest.mark.parametrize("hosts", ["atoll_python", "two_hosts_python"])
 def test_each_sharding_is_shown_once_on_the_thread_that_compiles(hosts: str, request: Any) -> None:
     shown = request.getfixturevalue(hosts).call(inspected)
     assert [(name, spec) for name, spec, _ in shown] == EXPECTED
     assert {thread for _, _, thread in shown} == {"MainThread"}
 
 
-@pytest.mark.parametrize("hosts", ["atoll_python", "two_hosts"])
+@pytest.mark.parametrize("hosts", ["atoll_python", "two_hosts_python"])
 @pytest.mark.parametrize("with_shardy", [True, False])
 def test_a_custom_partitioning_says_what_each_device_computes(hosts: str, with_shardy: bool, request: Any) -> None:
     result, asked = request.getfixturevalue(hosts).call(partitioned, with_shardy)
@@ -206,6 +199,6 @@ def test_a_function_is_called_while_it_is_compiled_and_while_it_runs(atoll_pytho
     assert printed == [10.0, 22.0]
 
 
-def test_a_callback_of_a_compilation_uses_the_cluster(two_hosts: RemotePython) -> None:
+def test_a_callback_of_a_compilation_uses_the_cluster(two_hosts_python: RemotePython) -> None:
     total = float(np.arange(32).sum())
-    assert two_hosts.call(uses_the_cluster_while_compiling) == (2 * total, total + 32 + 1)
+    assert two_hosts_python.call(uses_the_cluster_while_compiling) == (2 * total, total + 32 + 1)

@@ -41,6 +41,14 @@ def lose(standing: StandingCluster) -> Callable[..., None]:
     return strike
 
 
+def lose_one(standing: StandingCluster) -> None:
+    """Ends the worker of island 1; returns once the controller knows."""
+    are_ready(standing)
+    before = standing.report()["islands"][1]["restarts"]
+    standing.worker(1).kill()
+    standing.until(lambda report: report["islands"][1]["restarts"] > before, BACK_SECONDS)
+
+
 def are_ready(standing: StandingCluster) -> None:
     standing.until(lambda report: all(each["state"] == "ready" for each in report["islands"]), BACK_SECONDS)
 
@@ -219,28 +227,26 @@ def test_where_all_islands_are_lost_the_error_says_that_no_copy_is_left(user, st
     are_ready(standing)
 
 
-def test_a_copy_outlives_the_island_of_its_arrays_and_is_of_one_step(user, standing, lose):
+def test_a_copy_outlives_the_island_of_its_arrays_and_is_of_one_step(user, standing):
     are_ready(standing)
     user.call(replicate_on, 1)
     assert user.call(recovered) == (9, [9], [1])
     nbytes = 2 * 4 * 100_001
     assert user.call(statistics).nbytes == nbytes
     user.call(refresh_on)  # and loses the island while that goes on
-    standing.worker(1).kill()
-    standing.until(lambda report: report["islands"][1]["state"] != "ready", BACK_SECONDS)
+    lose_one(standing)
     step, values, islands = user.call(recovered)
     assert (step, values) in [(9, [9]), (12, [10])]
-    assert islands == [0]
+    assert islands in ([0], [1])  # it may be back before anybody has looked
     are_ready(standing)
     step, values, islands = user.call(recovered)
     assert (step, values) in [(9, [9]), (12, [10])]
     assert islands == [1], "where they were, once that is back"
 
 
-def test_a_copy_outlives_the_island_that_it_is_on(user, standing, lose):
+def test_a_copy_outlives_the_island_that_it_is_on(user, standing):
     user.call(replicate_on, 0)
-    lose(1)
-    standing.until(lambda report: report["islands"][1]["state"] != "ready", BACK_SECONDS)
+    lose_one(standing)
     assert user.call(recovered) == (9, [9], [0])
 
 

@@ -251,12 +251,19 @@ def double() -> float:
     return float(jax.jit(lambda x: x * 2)(jax.device_put(21.0, jax.devices()[0])))
 
 
+def put_one() -> None:
+    import jax
+
+    state["one"] = jax.block_until_ready(jax.device_put(1))
+
+
 def loop_for_ever() -> None:
+    """One launch."""
     import jax
 
     # Random numbers, none of which is negative: no compiler knows when that would end.
     follow = lambda v: (v * 1103515245 + 12345) & 0x7FFFFFFF  # noqa: E731
-    jax.jit(lambda x: jax.lax.while_loop(lambda v: v >= 0, follow, x))(1).block_until_ready()
+    jax.jit(lambda x: jax.lax.while_loop(lambda v: v >= 0, follow, x))(state["one"]).block_until_ready()
 
 
 def test_a_loop_without_end_takes_its_device_no_longer_than_its_client_lives_and_a_while(start_cluster, start_python):
@@ -264,13 +271,13 @@ def test_a_loop_without_end_takes_its_device_no_longer_than_its_client_lives_and
     doomed = start_python(ATOLL_ADDRESS=cluster.address)
     user = start_python(ATOLL_ADDRESS=cluster.address)
     assert user.call(double) == 42.0
+    doomed.call(put_one)
+    before = cluster.report()["islands"][0]["started"]
     doomed.begin(loop_for_ever)
-    cluster.until(
-        lambda report: any(each["launches"] and each["in_flight"] for each in report["sessions"]), BACK_SECONDS
-    )
-    time.sleep(1.0)  # until the loop is what runs
+    loop_runs = {"started": before + 1, "in_flight": 1}
+    cluster.until(lambda report: loop_runs.items() <= report["islands"][0].items(), BACK_SECONDS)
     doomed.process.kill()
-    report = cluster.until(lambda report: report["islands"][0]["restarts"] == 1, 10.0)
+    report = cluster.until(lambda report: report["islands"][0]["restarts"] == 1, BACK_SECONDS)
     assert "after its session ended" in report["islands"][0]["last_failure"]
     assert user.call(double, seconds=BACK_SECONDS) == 42.0
     user.close()

@@ -85,8 +85,10 @@ def test_without_its_proxy_a_script_gets_an_error_and_ends_with_its_cluster(star
             try:
                 np.asarray(step(array))
             except Exception as error:
-                print(type(error).__name__, str(error).splitlines()[0], flush=True)
-                break
+                line = type(error).__name__ + " " + str(error).splitlines()[0]
+                if "proxy" in line or "UNAVAILABLE" not in line:  # jaxlib names it, but where it was about to fetch
+                    print(line, flush=True)
+                    break
         """,
     )
     script.processes()["atoll.ifrt.main"].kill()

@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from tests.end_to_end.remote_python import RemotePython, StartPython
+from tests.end_to_end.script_process import GRACE_SECONDS
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 from tests.end_to_end.test_failures import BACK_SECONDS, LEASE_SECONDS, TOLD_SECONDS, begin, compute, fresh, lose
 from tests.end_to_end.test_order import collectives
@@ -16,7 +17,6 @@ pytestmark = pytest.mark.skipif(
     not os.environ.get("ATOLL_TEST_MACHINES"), reason="the short form is tests/controller/test_world.py, with relays"
 )
 SECONDS = 5.0
-GRACE = 10.0  # of a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_a_lost_host_is_named_and_its_island_comes_back(
 ) -> None:
     """Host 0 relays."""
     seconds, error = lose(standing, user, host, stop)
-    assert seconds < LEASE_SECONDS + TOLD_SECONDS + GRACE
+    assert seconds < LEASE_SECONDS + TOLD_SECONDS + GRACE_SECONDS
     assert f"host {host} of island 0" in error
     assert user.call(fresh) == [6.0] * 4
     assert user.call(compute, 0, 1.0) > 0

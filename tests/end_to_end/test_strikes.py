@@ -22,9 +22,9 @@ import pytest
 import atoll
 from atoll.cluster.settings import GRACE_SECONDS
 from atoll.elastic.islands import is_loss
+from tests.end_to_end.lost_controller import answers, controller, controller_of, nothing_left, taken_over
 from tests.end_to_end.remote_python import StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
-from tests.end_to_end.test_restarts import answers, check, controller, controller_of, taken_over
 
 STEPS = int(os.environ.get("ATOLL_TEST_STRIKE_STEPS", "0"))
 SECONDS = float(os.environ.get("ATOLL_TEST_STRIKE_SECONDS", "4"))
@@ -168,5 +168,4 @@ def test_a_training_under_strikes_has_the_losses_of_an_undisturbed_one(
         print(f"{when - began:6.1f} s  {name:26} {interruption(when, known):5.2f} s")
     print(f"{STEPS} steps in {time.monotonic() - began:.0f} s, {len(struck)} strikes: the losses of an undisturbed run")
     python.close()
-    cluster.until(lambda report: not report["sessions"], 30)
-    assert check(cluster).arrays == 0
+    nothing_left(cluster)

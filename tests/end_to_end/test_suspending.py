@@ -85,16 +85,14 @@ def train(progress: str, steps: int) -> tuple[list[str], list[str], bytes]:
         weights, loss = step(weights, x)
         mean = average(mean, jax.device_put(weights, rows))
         losses.append(float(loss).hex())
-        Path(progress).write_text(str(len(losses)))
+        with open(progress, "a") as file:
+            file.write(".")
     jax.effects_barrier()
     return losses, seen, b"".join(np.asarray(each).tobytes() for each in (weights, mean, view))
 
 
 def steps_at(path: Path) -> int:
-    try:
-        return int(path.read_text() or 0)
-    except (OSError, ValueError):
-        return 0
+    return path.stat().st_size if path.exists() else 0
 
 
 def until_step(path: Path, step: int) -> None:
@@ -119,7 +117,7 @@ def test_a_suspended_training_gives_what_an_undisturbed_one_gives(
     (row,) = [each for each in cluster.report()["sessions"] if each["id"] == session]
     assert (row["state"], row["aside_bytes"] > 0) == ("suspended in memory", True)
     time.sleep(0.2)
-    assert steps_at(progress) == at
+    assert steps_at(progress) <= at + 1, "what it computed before, and had yet to write"
     assert ask(cluster, m.ResumeRequest(session)) == f"session {session} goes on on island 0"
     until_step(progress, at + 3)
     # To disk, and on on another island.

@@ -21,6 +21,7 @@ def losses(lines: list[str]) -> dict[int, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough  # in the suite, `test_restart` is like it
 def test_a_run_that_is_killed_goes_on_with_the_same_losses(
     tmp_path: Path, short_directory: Path, program_cache: Path
 ) -> None:

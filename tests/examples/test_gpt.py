@@ -12,9 +12,11 @@ import pytest
 from benchmarks.harness.backends import environment_of
 from benchmarks.harness.benchmark import Settings
 from tests.quick_xla import quick
+from tests.thoroughness import TIMES
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "gpt.py"
 TINY = ["--steps", "12", "--batch", "8", "--seq", "32", "--width", "32", "--layers", "1", "--quiet"]
+NAMES = ("data", "tensor") if TIMES == 1 else ("data", "tensor", "again")
 DEADLINE = 100.0  # seconds, for all runs of a backend
 # The script's command, as often as there are command lines in the arguments: each ends with "--".
 RUNS = """
@@ -37,13 +39,13 @@ each_sharding = pytest.mark.parametrize("sharding", ["data", "tensor"])
 
 @functools.cache
 def losses(backend: str) -> dict[str, list[float]]:
-    """All losses of tiny runs in one process: by each sharding, and by "tensor" once more.
+    """All losses of tiny runs in one process: by each sharding, and in `make thorough` by "tensor" once more.
 
     Every backend gets the same number of threads: XLA cuts a matrix product by the size of its thread pool:
     two runs of stock JAX itself differ in the last bits when their pools do.
     """
     with TemporaryDirectory(prefix="test-gpt-") as folder:
-        files = {name: Path(folder) / name for name in ("data", "tensor", "again")}
+        files = {name: Path(folder) / name for name in NAMES}
         runs = [
             [*TINY, "--sharding", "tensor" if name == "again" else name, "--losses-out", str(file), "--"]
             for name, file in files.items()
@@ -67,6 +69,7 @@ def test_losses_under_atoll_are_those_of_stock_jax_bit_for_bit(sharding: str):
     assert losses("atoll")[sharding] == losses("stock")[sharding]
 
 
+@pytest.mark.thorough  # those of Atoll are those of stock JAX
 @pytest.mark.parametrize("backend", ["atoll", "stock"])
 def test_losses_repeat_bit_for_bit(backend: str):
     assert losses(backend)["again"] == losses(backend)["tensor"]

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from atoll.cluster.tenants import read_tenants
-from tests.cluster_process import User, finish, free_port
+from tests.cluster_process import User, finish, first_line, free_port
 
 VERSION = "1.37"
 
@@ -205,8 +205,7 @@ def test_the_commands_and_secrets_of_the_manifests_make_a_cluster(user: User, te
         user.start_atoll(*command(host), **environment("host"), JOB_INDEX="0", JOB_COMPLETION_INDEX=index)
         for index in "10"
     ]
-    assert up.stdout is not None
-    assert up.stdout.readline() == f"tls://{address}\n"
+    assert first_line(up) == f"tls://{address}"
     script = "import jax, jax.numpy as jnp; print(len(jax.devices()), jnp.arange(4).sum())"
     assert user.script(script, JAX_PLATFORMS="atoll", **environment("client-red")).check().stdout == "2 6\n"
     seen = json.loads(user.atoll("tenants", "--json", **environment("client-red")).check().stdout)

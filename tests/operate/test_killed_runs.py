@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.cluster_process import eventually
 from tests.conftest import processes_with, start_process
+from tests.lines import next_line
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 STARTS_A_CLUSTER = """
@@ -37,9 +38,8 @@ def test_a_run_that_is_killed_leaves_no_cluster(tmp_path: Path) -> None:
     ]
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     run = start_process(pytest, os.environ | {"PYTHONPATH": paths, "ATOLL_MARK_OF_A_TEST": mark}, tmp_path)
-    assert run.stdout is not None
     said = []
-    while "up in " not in (line := run.stdout.readline()):
+    while "up in " not in (line := next_line(run)):
         said.append(line)
         assert line, f"{''.join(said)}\n{run.stderr.read() if run.stderr else ''}"
     runtime = Path(line.rpartition("up in ")[2].strip())

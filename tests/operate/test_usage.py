@@ -21,7 +21,7 @@ import pytest
 from atoll.operate.requests import request_trace
 from atoll.protocol.spans import Span
 from atoll.wire.address import parse_address
-from tests.cluster_process import COMMAND, User, eventually, finish
+from tests.cluster_process import COMMAND, User, eventually, finish, first_line
 
 MIXED_SECONDS = float(os.environ.get("ATOLL_TEST_USAGE_SECONDS", "4"))
 DEVICES = 2
@@ -145,7 +145,7 @@ def test_usage_adds_up(up: Callable[..., User]):
 def test_killing_the_controller_loses_a_second_at_most(up: Callable[..., User], short_directory: Path):
     user = up()
     script = working(user, "ana", 60)
-    assert script.stdout.readline() == "begins\n"
+    assert first_line(script) == "begins"
     assert eventually(lambda: usage(user)["total"]["device_seconds"] > 0)
     time.sleep(1.5)
     asked = usage(user, "--by", "program")
@@ -154,7 +154,7 @@ def test_killing_the_controller_loses_a_second_at_most(up: Callable[..., User], 
     killed = time.time()
     controller.send_signal(signal.SIGKILL)
     assert finish(script).returncode != 0
-    assert eventually(lambda: not [each for each in user.processes() if "atoll.engines.main" in each.cmdline()])
+    assert eventually(lambda: not any("atoll.engines.main" in each for each in user.commands().values()))
 
     file = short_directory / "state" / "usage" / "default.sqlite"
     with sqlite3.connect(file) as database:

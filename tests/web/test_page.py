@@ -15,7 +15,7 @@ from urllib.request import urlopen
 import pytest
 
 from atoll.quantities import human_bytes
-from tests.cluster_process import User, eventually
+from tests.cluster_process import User, eventually, first_line
 from tests.web.browser import Page, browser, needs_browser
 from tests.web.cluster import serving
 
@@ -86,8 +86,7 @@ def holder(user: User, address: str) -> Any:
     import textwrap
 
     process = user.start(sys.executable, "-c", textwrap.dedent(code))
-    assert process.stdout is not None
-    assert process.stdout.readline() == "holds\n"
+    assert first_line(process) == "holds"
     return process
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster_process import User
+from tests.cluster_process import User, first_line
 from tests.web.browser import Page, browser, needs_browser
 from tests.web.cluster import serving
 from tests.web.test_metrics import get
@@ -67,8 +67,7 @@ def shared(program_cache: Path) -> Iterator[User]:
         for name, token in (("red", RED), ("blue", BLUE)):
             code = _WORKS.replace("ADDRESS", repr(address.strip())).replace("LABEL", repr(f"{name}.py"))
             running.append(user.start(sys.executable, "-c", textwrap.dedent(code), ATOLL_TOKEN=token))
-            assert running[-1].stdout is not None
-            assert running[-1].stdout.readline() == "open\n"
+            assert first_line(running[-1]) == "open"
         yield user
         for process in running:
             process.kill()

@@ -54,6 +54,7 @@ _log = logging.getLogger(__name__)
 
 _END_SECONDS = 1.0
 _RETRY_SECONDS = 0.02
+_LISTEN_SECONDS = 20.0  # less than who starts this process has patience beyond the cluster's own
 
 
 class Supervisor:
@@ -88,7 +89,7 @@ class Supervisor:
             self._controller.start()
             for island in self._islands if self._engine.agents is None else ():
                 island.start()
-            await self._until_up()
+            await self._until_up(linking)
             if not self._stop.is_set():
                 await linking
         except OSError as error:
@@ -162,12 +163,14 @@ class Supervisor:
             journal=self._options.journal,
         )
 
-    async def _until_up(self) -> None:
+    async def _until_up(self, linking: asyncio.Task[None]) -> None:
         loop = asyncio.get_running_loop()
         seconds = self._options.settings.start_seconds
         stopped = loop.create_task(self._stop.wait())
         either: set[asyncio.Future[Any]] = {self._up, stopped}
         try:
+            if self._engine.agents is not None:  # hosts can come once the controller listens: the time is theirs
+                await asyncio.wait({*either, linking}, timeout=_LISTEN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopped.cancel()
@@ -176,8 +179,13 @@ class Supervisor:
             return
         self._up.cancel()
         if not self._stop.is_set():
-            missing = self._engine.agents.missing() if self._engine.agents is not None else ""
+            missing = self._missing()
             raise ClusterError(f"the cluster was not up within {seconds:.0f} s{missing and f': {missing}'}")
+
+    def _missing(self) -> str:
+        if self._link is None:
+            return f"its controller does not listen at {self._address}"
+        return self._engine.agents.missing() if self._engine.agents is not None else ""
 
     def _ready(self) -> None:
         if not self._up.done():

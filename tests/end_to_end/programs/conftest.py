@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from tests.end_to_end.remote_python import RemotePython, StartPython
+from tests.end_to_end.remote_python import RemotePython
 
 
 @pytest.fixture(scope="module")
-def python(start_python: StartPython) -> RemotePython:
-    return start_python("2x1x4")
+def python(shared_python: Callable[[str], RemotePython]) -> RemotePython:
+    return shared_python("2x1x4")

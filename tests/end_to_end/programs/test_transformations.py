@@ -154,9 +154,13 @@ def without_a_program() -> None:
 def with_the_local_cpu() -> None:
     import atoll
 
+    before = jax.config.jax_platforms
     jax.config.update("jax_platforms", "atoll,cpu")
-    local = jax.device_put(ARGUMENTS[0], jax.local_devices(backend="cpu")[0])
-    jax.jit(atoll.program(lambda a, b: a + b))(jax.device_put(ARGUMENTS[0], jax.devices()[0]), local)
+    try:
+        local = jax.device_put(ARGUMENTS[0], jax.local_devices(backend="cpu")[0])
+        jax.jit(atoll.program(lambda a, b: a + b))(jax.device_put(ARGUMENTS[0], jax.devices()[0]), local)
+    finally:
+        jax.config.update("jax_platforms", before)
 
 
 def test_an_integer_result_has_no_derivative_and_is_no_obstacle(python: RemotePython) -> None:

@@ -1,0 +1,148 @@
+"""A controller that is killed, and clients at work that must not notice: what the tests of restarts, standbys and
+strikes have in common. In a module of its own, since children import it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+
+import atoll
+from atoll.errors import ConnectError
+from atoll.operate.requests import request_check
+from atoll.protocol.messages import CheckReply
+from atoll.wire.address import parse_address
+from tests.end_to_end.remote_python import StartPython
+from tests.end_to_end.standing_cluster import StandingCluster
+from tests.end_to_end.two_islands import train
+
+_STEPS = 40
+# On a machine that is busy with other things.
+_BACK_SECONDS = 120.0
+_END_SECONDS = 300.0
+
+
+# ---- what clients do, until a file is there
+
+
+def go_on(stop: str) -> Iterator[int]:
+    count = 0
+    while not Path(stop).exists() or count == 0:
+        yield count
+        count += 1
+
+
+def open_session() -> int:
+    return len(jax.devices())
+
+
+def train_on(stop: str) -> list[list[str]]:
+    return [train(_STEPS) for _ in go_on(stop)]
+
+
+def compile_on(stop: str) -> list[float]:
+    """A function that was never compiled before, each time; how far what it computes is from what it should be."""
+    found = []
+    values = np.arange(16.0).reshape(4, 4)
+    for count in go_on(stop):
+        factor = 1.0 + count / 1024
+        made = jax.jit(lambda x, factor=factor: jnp.sum(x * factor) + factor)(values)
+        found.append(abs(float(made) - (values.sum() * factor + factor)))
+    return found
+
+
+def move_on(stop: str) -> list[float]:
+    """Adds ones on a slice that is moved meanwhile: what is lost of them, or counted twice."""
+    s = atoll.make_virtual_device_set().add_slice(devices=2)
+    sharding = jax.sharding.NamedSharding(s.mesh("x"), jax.sharding.PartitionSpec("x"))
+    state = jax.device_put(np.zeros(8), sharding)
+    add = jax.jit(lambda x, y: x + y)
+    differences = []
+    for count in go_on(stop):
+        state = add(state, jax.device_put(np.ones(8), sharding))
+        if count % 8 == 7:
+            differences.append(float(jnp.max(jnp.abs(state - (count + 1)))))
+    return differences
+
+
+class Clients:
+    """One trains over two islands, one compiles, and one computes on a slice, until they are told to stop."""
+
+    def __init__(self, cluster: StandingCluster, start_python: StartPython, folder: Path) -> None:
+        self._cluster = cluster
+        self._stop = folder / "stop"
+        self._pythons = {work: start_python(ATOLL_ADDRESS=cluster.address) for work in (train_on, compile_on, move_on)}
+        self._undisturbed = self._pythons[train_on].call(train, _STEPS, seconds=_END_SECONDS)
+        for work, python in self._pythons.items():
+            # A script that starts while nobody listens fails.
+            assert python.call(open_session, seconds=_END_SECONDS) == 4
+            python.begin(work, str(self._stop))
+
+    def finish(self) -> int:
+        """Has them stop, and fails unless each has what it would have undisturbed. Returns how often one trained."""
+        self._stop.touch()
+        trained = self._pythons[train_on].finish(_END_SECONDS)
+        assert [losses for losses in trained if losses != self._undisturbed] == []
+        assert max(self._pythons[compile_on].finish(_END_SECONDS)) == 0.0
+        assert max(self._pythons[move_on].finish(_END_SECONDS), default=0.0) == 0.0
+        for python in self._pythons.values():
+            python.close()
+        nothing_left(self._cluster)
+        kinds = [each["kind"] for each in self._cluster.report()["events"]]
+        assert kinds.count("lost") == 0, "no island restarts"
+        return len(trained)
+
+
+# ---- what is done to the controller
+
+
+def controller(cluster: StandingCluster) -> psutil.Process:
+    (found,) = (each for name, each in cluster.processes().items() if name.startswith("atoll.controller_process"))
+    return found
+
+
+def answers(cluster: StandingCluster) -> float:
+    """Seconds until a controller answers at the cluster's address."""
+    began = time.monotonic()
+    while True:
+        with contextlib.suppress(ConnectError):
+            cluster.report()
+            return time.monotonic() - began
+        assert time.monotonic() < began + _BACK_SECONDS, f"there is no controller again\n{cluster.messages()}"
+        time.sleep(0.02)
+
+
+def controller_of(engine: psutil.Process) -> psutil.Process:
+    (found,) = (each for each in engine.children() if "atoll.controller_process.main" in each.cmdline())
+    return found
+
+
+def taken_over(cluster: StandingCluster) -> float:
+    """Seconds until the standby answers, which is the cluster's controller then."""
+    cluster.address = cluster.standby
+    return answers(cluster)
+
+
+def check(cluster: StandingCluster) -> CheckReply:
+    """As `atoll check`: differences that are there each of three times."""
+    address = parse_address(cluster.address)
+    reply = request_check(address, cluster.token)
+    assert reply.contradictions == ()
+    lasting = set(reply.differences)
+    for _ in range(2 if lasting else 0):
+        time.sleep(0.3)
+        lasting &= set(request_check(address, cluster.token).differences)
+    assert lasting == set()
+    return reply
+
+
+def nothing_left(cluster: StandingCluster) -> None:
+    """Fails unless the clients' sessions are over, and their arrays with them."""
+    cluster.until(lambda report: not report["sessions"], 30)
+    assert check(cluster).arrays == 0

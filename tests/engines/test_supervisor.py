@@ -1,0 +1,31 @@
+"""What every engine process does: a start that takes too long says what is missing."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from atoll.cluster.settings import ClusterSettings
+from atoll.engines import supervisor
+from atoll.engines.controller_child import ControllerChild
+from atoll.engines.hosts.engine import HostsEngine
+from atoll.engines.options import EngineOptions
+from atoll.engines.supervisor import Supervisor
+from atoll.errors import ClusterError
+from tests.cluster_process import free_port
+
+
+def test_a_cluster_whose_controller_does_not_come_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ControllerChild, "start", lambda _: None)
+    monkeypatch.setattr(supervisor, "_LISTEN_SECONDS", 0.1)
+    monkeypatch.setenv("ATOLL_INSECURE", "1")
+    listen = f"127.0.0.1:{free_port()}"
+    options = EngineOptions(ClusterSettings("1x1x1", engine="hosts", wait_seconds=0.1), str(tmp_path), listen=listen)
+
+    async def start() -> None:
+        await Supervisor(options, HostsEngine(options), asyncio.Event()).start()
+
+    with pytest.raises(ClusterError, match=f"not up within 0 s: its controller does not listen at {listen}"):
+        asyncio.run(start())
