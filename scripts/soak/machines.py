@@ -1,7 +1,8 @@
 """A soak on several "machines": an engine `hosts`, machines that reboot, and links that are cut, deaf or slow.
 
-m0 has the engine and, at first, the controller, which is killed, and taken over from: see `controllers`. Each machine but one has the hosts of two islands, so that most strikes leave an island alone:
-with three machines and islands of two hosts, island 0 is on m1 and m2, and island 1 on m2 and m0.
+m0 has the engine and, at first, the controller, which is killed, and taken over from: see `controllers`. Each machine
+but one has the hosts of two islands, so that most strikes leave an island alone: with three machines and islands of two
+hosts, island 0 is on m1 and m2, and island 1 on m2 and m0.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import IO
 from scripts.soak.client import WRONG
 
 ROOT = Path(__file__).resolve().parents[2]
-# Starts a client: its number, its module and arguments, and where it writes errors. Returns the process and its machine.
+# Starts a client: its number, its module and what that takes, where it writes errors. Returns the process and machine.
 Start = Callable[[int, Sequence[str], IO[str]], tuple[subprocess.Popen[str], str]]
 RANDOM_WORK, TRAINING = "scripts.soak.client", "scripts.soak.training"
 SILENCE_SECONDS = 90.0  # an island's restart, and what had to be compiled again
