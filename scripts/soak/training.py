@@ -1,7 +1,7 @@
 """A training of the soak that shrinks and grows with the islands, each loss of which is checked against NumPy.
 
 Its numbers are whole, so sums are exact in whatever parts they are made, and a loss is the same on any islands. Prints
-a line for each step and each change of its islands. Ends with status 3 at a wrong loss, and with 0 when its time is over.
+a line for each step and each change of its islands. Ends with status 3 at a wrong loss, with 0 when its time is over.
 """
 
 from __future__ import annotations
