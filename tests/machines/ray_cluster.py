@@ -116,7 +116,7 @@ class RayMachines(Commands):
         found: list[str] = json.loads(look.said.splitlines()[-1])
         return found
 
-    def processes(self, machine: str, text: str) -> list[int]:
+    def running(self, machine: str, text: str) -> list[int]:
         """The pids, on this side, of what runs on a machine with this in its command line."""
         space = os.readlink(f"/proc/{self.bed.pid(machine)}/ns/pid")
         found = []
@@ -132,4 +132,4 @@ class RayMachines(Commands):
 
     def log(self) -> str:
         """What all processes have said, for a test that fails."""
-        return "\n".join(f"--- {each.machine}: {each.process.args[-5:]}\n{each.said}" for each in self._processes)
+        return "\n".join(f"--- {each.machine}: {each.process.args[-5:]}\n{each.said}" for each in self.processes)
