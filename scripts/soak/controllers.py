@@ -55,10 +55,9 @@ class Controllers:
         """Where the present one is."""
         return self._holder.machine
 
-    def strike(self, kind: str, users: Users, rng: random.Random) -> bool:
-        """False where this cannot be now."""
+    def strike(self, kind: str, users: Users, rng: random.Random) -> None:
         if kind == TAKEOVER_REBOOTED and self.machine == ENGINE_MACHINE:
-            return False  # the engine's end is the cluster's
+            self.strike(TAKEOVER_KILLED, users, rng)  # to be elsewhere: the engine's end is the cluster's
         _doom(users, kind, lambda user: not user.steps)  # a script that starts while nobody listens fails
         if kind == KILLED:
             struck = time.monotonic()
@@ -66,7 +65,6 @@ class Controllers:
             self._answers(kind, struck)
         else:
             self._take_over(kind, users, rng)
-        return True
 
     def _process(self) -> psutil.Process:
         """The present controller's."""

@@ -121,8 +121,7 @@ class ManyMachines:
             kept = {ENGINE_MACHINE, self._controllers.machine}
             self._reboot(rng.choice([each for each in self._bed.names if each not in kept]), users)
         elif kind in controllers.KINDS:
-            if not self._controllers.strike(kind, users, rng):
-                return False
+            self._controllers.strike(kind, users, rng)
         elif kind in (sessions.KIND, sessions.KIND_AND_KILLED):
             if not sessions.suspend(self, users, rng, lambda: self._meanwhile(kind, users, rng)):
                 return False

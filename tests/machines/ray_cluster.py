@@ -27,6 +27,12 @@ _HAS = """
     print(json.dumps(sorted(actors + groups)))
 """
 
+_NODES = """
+    import json, ray
+    ray.init("auto", log_to_driver=False, logging_level="ERROR")
+    print(json.dumps({each["NodeManagerAddress"]: each["NodeID"] for each in ray.nodes() if each["Alive"]}))
+"""
+
 
 def is_address(line: str) -> bool:
     """Whether `atoll up` says where its cluster is."""
@@ -108,6 +114,16 @@ class RayMachines(Commands):
             assert time.monotonic() < deadline, json.dumps(report, indent=1)
             time.sleep(0.2)
         return report
+
+    def drain(self, name: str, seconds: int) -> None:
+        """Has Ray drain a node, as for a provider that takes the machine back after so many seconds."""
+        look = self.start("m0", [sys.executable, "-c", textwrap.dedent(_NODES)])
+        look.wait()
+        node = json.loads(look.said.splitlines()[-1])[self.bed.address(name)]
+        reason = ("--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot")
+        where = ("--address", f"{self.bed.address(self.bed.names[0])}:{PORT}", "--node-id", node)
+        told = self.start("m0", [*_RAY, "drain-node", *where, *reason, "--deadline-remaining-seconds", str(seconds)])
+        assert told.wait() == 0, told.said
 
     def has(self) -> list[str]:
         """The actors and placement groups that Ray has."""

@@ -15,6 +15,7 @@ from tests.machines.clusters import Process
 from tests.machines.plugin import machines, make_machines  # noqa: F401
 from tests.machines.ray_cluster import RayMachines, is_address
 from tests.machines.test_hosts import LEASE, LOOP
+from tests.machines.test_leaving import ISLANDS, SUMS
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'atoll[ray]'")
 
@@ -87,6 +88,28 @@ def test_a_raylet_that_is_killed_takes_its_host_along_and_the_island_is_back_whe
     ray.start_node("m2")
     again = time.monotonic()
     script.line(lambda line: line == "kept 140.0", again, seconds=90)
+
+
+def test_what_is_on_a_node_that_ray_drains_is_moved_before_it_is_lost(ray: RayMachines) -> None:
+    script = ray.script("m0", ISLANDS, up(ray, "2x1x2"))
+    script.line(lambda line: line.startswith("sums"))
+    (away,) = ray.status()["islands"][0]["hosts"]
+    ray.drain(away["machine"], 60)
+    report = ray.wait_until(lambda report: report["islands"][0]["state"] == "drained", 30)
+    assert report["islands"][1]["state"] == "ready"
+    script.line(lambda line: line == SUMS, time.monotonic())
+    assert {line for _, line in script.lines} == {SUMS}
+    # Nothing of the cluster's is there any more, and Ray is asked for another node.
+    deadline = time.monotonic() + 20
+    while ray.running(away["machine"], "operate.command host"):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    ray.wait_until(lambda report: f"drains {away['machine']}; of its other" in report["islands"][0]["waits_for"], 20)
+    ray.bed.reboot(away["machine"])
+    ray.start_node(away["machine"])
+    ray.wait_until(lambda report: [each["state"] for each in report["islands"]] == ["ready", "ready"], 90)
+    script.line(lambda line: line == SUMS, time.monotonic())
+    assert {line for _, line in script.lines} == {SUMS}
 
 
 def test_a_start_that_ray_has_no_room_for_says_what_is_missing_and_goes_on_when_it_is_there(ray: RayMachines) -> None:
