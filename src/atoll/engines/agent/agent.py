@@ -160,6 +160,8 @@ class HostAgent:
     def _handle_link(self, message: AnyLinkMessage) -> None:
         if isinstance(message, Elsewhere):
             self._elsewhere = tuple(map(parse_address, message.addresses))
+            if self._identity is not None:
+                self._identity.elsewhere = self._elsewhere
 
     def _unheard(self) -> None:
         """The controller, or a machine that was one, takes connections, and the engine is not there."""

@@ -103,6 +103,8 @@ class DialedConnection(ResumableConnection):
             return
         if isinstance(message, Elsewhere):
             self._elsewhere = tuple(map(parse_address, message.addresses))
+            if self._identity is not None:
+                self._identity.elsewhere = self._elsewhere
             return
         super()._link(message)
         if isinstance(message, Acknowledge) and self._acknowledged != self.received:
