@@ -78,6 +78,8 @@ BACKENDS = {
         Backend("Atoll, many clients", {"JAX_PLATFORMS": "cpu"}),
         Backend("fair", {"JAX_PLATFORMS": "cpu"}),
         Backend("first-come", {"JAX_PLATFORMS": "cpu"}),
+        Backend("beside one at its quota", {"JAX_PLATFORMS": "cpu"}),
+        Backend("alone", {"JAX_PLATFORMS": "cpu"}),
         Backend(
             "JAX, one process",
             {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count={devices}"},

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 from jax import NamedSharding, P
 from jax.sharding import Mesh
@@ -92,6 +93,15 @@ class Loop:
             run.go_on()
         return run.end()
 
+    def now_and_then(self, calls: int, pause: float) -> Progress:
+        """Each so many seconds after the one before has ended."""
+        progress = [(time.monotonic(), 0.0)]
+        for number in range(calls):
+            time.sleep(pause)
+            self.count(1)
+            progress.append((time.monotonic(), number + 1.0))
+        return progress
+
 
 class Run:
     """A loop at work, and how far it came when: by the monotonic clock, which all processes of a machine share."""
@@ -112,6 +122,14 @@ class Run:
         """Returns when all has ended."""
         self._loop.wait()
         return [*self._progress, (time.monotonic(), float(self._begun))]
+
+
+class Task(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a client is to do: computations for so long; or so many `calls`, each `pause` seconds after the last."""
+
+    seconds: float = 0.0
+    calls: int = 0
+    pause: float = 0.0
 
 
 class Clients:
@@ -149,12 +167,16 @@ class Clients:
         for process in self._processes:
             _answer(process)  # it has compiled
 
+    def ask(self, tasks: Sequence[Task]) -> list[Progress]:
+        """Has each client do its task, all at the same time; how far each came when."""
+        for process, task in zip(self._processes, tasks, strict=True):
+            assert process.stdin is not None
+            process.stdin.write(msgspec.json.encode(task) + b"\n")
+        return [json.loads(_answer(process)) for process in self._processes]
+
     def rate(self, seconds: float) -> float:
         """Computations a second of all together, while all of them are at work."""
-        for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.write(f"{seconds}\n".encode())
-        return rate_in_common_window([json.loads(_answer(process)) for process in self._processes])
+        return rate_in_common_window(self.ask([Task(seconds)] * len(self._processes)))
 
     def sessions(self) -> list[int]:
         """Their numbers, in the order of the clients."""
@@ -175,7 +197,9 @@ def main() -> None:
     loop = Loop(float(sys.argv[1]))
     print("ready", flush=True)
     for line in sys.stdin:
-        print(json.dumps(loop.run_for(float(line))), flush=True)
+        task = msgspec.json.decode(line, type=Task)
+        done = loop.now_and_then(task.calls, task.pause) if task.calls else loop.run_for(task.seconds)
+        print(json.dumps(done), flush=True)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
 from atoll.cluster.tenants import TenantRole, TenantSettings, token_hash
 from atoll.cluster.usage.records import By, Estimate, Usage
@@ -193,7 +194,19 @@ def test_another_session_starts_with_what_was_learnt_also_on_other_devices():
     for device in (0, 1):
         session = play.open(pid=50 + device).number
         register_again(play, session, device)
-        assert (gang_of(play, session).expected, gang_of(play, session).runs) == (3 * MS, 4)
+        assert (gang_of(play, session).expected, gang_of(play, session).experience.runs) == (3 * MS, 4)
+
+
+def test_what_waits_for_its_first_run_learns_from_others_that_do_the_same():
+    play = started()
+    play.with_call()
+    play.array(5)
+    sessions = [play.open(pid=50 + number).number for number in range(2)]
+    for session in sessions:
+        register_again(play, session)
+    assert [gang_of(play, session).experience.runs for session in sessions] == [0, 0]
+    ended(play, launch(play, 6), 0, 20 * MS)
+    assert [gang_of(play, session).expected for session in sessions] == [pytest.approx(20 * MS)] * 2
 
 
 def test_what_was_learnt_outlives_the_program_and_the_cluster():

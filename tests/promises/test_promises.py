@@ -63,7 +63,7 @@ class Launches:
         units = [(gang_spec(each, function or f"f{number}", devices),) for each in nodes or (late,)]
         tickets = tuple(Ticket[str](number + i, session) for i in range(len(units)))
         for ticket, (spec,) in zip(tickets, units, strict=True):
-            ticket.gangs = (Gang(ticket.number, 0, ticket, "run", spec.estimate, weight=spec.weight),)
+            ticket.gangs = (Gang(ticket.number, 0, ticket, "run", spec.experience.estimate, weight=spec.weight),)
         self.tickets[number] = tickets
         inputs = [self.arrays[each] for each in arguments]
         promise = None

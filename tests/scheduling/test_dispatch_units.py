@@ -7,13 +7,13 @@ from typing import Any
 from atoll.ir.program import Call, HostBuffer, HostToDevice, Program, single
 from atoll.protocol import messages as m
 from atoll.scheduling.dispatch_units import MOST_SEGMENTS, UNIT_NS, UnitBuilder, join
-from atoll.scheduling.gangs import GangSpec, HostFeeds, MadeValue
+from atoll.scheduling.gangs import Experience, GangSpec, HostFeeds, MadeValue
 from tests.controller.play import Play, on
 
 SHORT = 100_000
 
 
-def node(number: int, estimate: int = SHORT, **changes: Any) -> tuple[GangSpec, ...]:
+def node(number: int, estimate: int = SHORT, runs: int = 9, **changes: Any) -> tuple[GangSpec, ...]:
     """A call that makes value `number` and drops the one before."""
     fields: dict[str, Any] = {
         "island": 0,
@@ -29,8 +29,7 @@ def node(number: int, estimate: int = SHORT, **changes: Any) -> tuple[GangSpec, 
         "scratch": (((0, 0), 50),),
         "collective": False,
         "devices": {0: (0,), 1: (0,)},
-        "estimate": estimate,
-        "runs": 9,
+        "experience": Experience(estimate, runs),
     }
     return (GangSpec(**fields | changes),)
 
@@ -78,11 +77,11 @@ def test_nodes_learn_from_the_units_that_they_are_joined_into():
     for _ in range(4):
         (first,) = builder.next_launch(may_join=True)[0]
     assert first.segments == 2
-    first.estimate, first.runs = 4 * UNIT_NS, 1
+    first.experience = Experience(4 * UNIT_NS, 1)
     for _ in range(4):
         after = builder.next_launch(may_join=True)
     assert [unit[0].segments for unit in after] == [1, 1]
-    assert [each[0].estimate for each in nodes] == [2 * UNIT_NS] * 2
+    assert [each[0].experience.estimate for each in nodes] == [2 * UNIT_NS] * 2
 
 
 # ---- in the controller

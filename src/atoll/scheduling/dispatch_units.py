@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from atoll.cluster.locations import total
-from atoll.scheduling.gangs import GangSpec
+from atoll.scheduling.gangs import Experience, GangSpec
 
 UNIT_NS = 4_000_000
 MOST_SEGMENTS = 12
@@ -48,9 +48,10 @@ class UnitBuilder:
         nodes = iter(self._nodes)
         for unit in self._joined:
             each = [next(nodes) for _ in range(unit[0].segments)]
-            if len(each) > 1 and unit[0].runs:
-                for (gang,) in each:
-                    gang.estimate = unit[0].estimate // len(each)
+            took = unit[0].experience
+            if len(each) > 1 and took.runs:
+                for (gang,) in each:  # a guess, which is not for others that do the same
+                    gang.experience = Experience(took.estimate // len(each), gang.experience.runs)
         self._joined = join(self._nodes)
 
 
@@ -78,7 +79,7 @@ def _is_plain(gang: GangSpec) -> bool:
 
 
 def _is_known(gang: GangSpec) -> bool:
-    return gang.runs >= _LEAST_RUNS
+    return gang.experience.runs >= _LEAST_RUNS
 
 
 def _fits(unit: Sequence[GangSpec], gang: GangSpec) -> bool:
@@ -86,7 +87,7 @@ def _fits(unit: Sequence[GangSpec], gang: GangSpec) -> bool:
     return (
         len(unit) < MOST_SEGMENTS
         and (gang.island, gang.hosts) == (last.island, last.hosts)
-        and sum(each.estimate for each in unit) + gang.estimate <= UNIT_NS
+        and sum(each.experience.estimate for each in unit) + gang.experience.estimate <= UNIT_NS
     )
 
 
@@ -117,7 +118,7 @@ def _joined(gangs: Sequence[GangSpec]) -> GangSpec:
         ),
         collective=any(gang.collective for gang in gangs),
         devices={host: tuple(sorted({d for gang in gangs for d in gang.devices[host]})) for host in first.hosts},
-        estimate=sum(gang.estimate for gang in gangs),
+        experience=Experience(sum(gang.experience.estimate for gang in gangs)),
         segments=len(gangs),
         moved=sum(gang.moved for gang in gangs),
     )

@@ -7,12 +7,13 @@ functions are known starts with what they took.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from atoll.cluster.resources import Host
 from atoll.cluster.usage.estimates_file import MOST_ESTIMATES
 from atoll.cluster.usage.records import Estimate, Expected
-from atoll.scheduling.gangs import GangSpec
+from atoll.scheduling.gangs import FIRST_RUNS, Experience, GangSpec
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.session import Session
 from atoll.scheduling.tenants import Tenant
@@ -31,8 +32,9 @@ class Estimates:
         self._contents = contents
         self._hosts = hosts
         self._known: dict[str, Estimate] = {}  # the newest last
-        self._gangs: dict[int, list[tuple[str, GangSpec]]] = {}  # by program
-        self._live: dict[str, GangSpec] = {}  # the newest gang with each key
+        self._keys: dict[int, list[str]] = {}  # of gangs, by program
+        self._live: dict[str, Experience] = {}  # of gangs of programs that are registered
+        self._users: Counter[str] = Counter()  # gangs that share it
         self._saved: dict[str, int] = {}
         self._next_save = 0.0
 
@@ -43,23 +45,21 @@ class Estimates:
             self._saved[each.key] = each.nanoseconds
 
     def begin(self, program: RegisteredProgram) -> None:
-        """The program was registered: its gangs start with what is known of them."""
+        """The program was registered: its gangs start with what is known of them, and learn together with others."""
         gangs = [(key, gang) for gang in program.gangs if not gang.late and (key := self._known_by(gang))]
         for key, gang in gangs:
-            self._learn(key)
-            known = self._known.get(key)
-            if known is not None:
-                gang.begin_with(known.nanoseconds, known.runs)
-            self._live[key] = gang
+            gang.experience = self._live.setdefault(key, self._experience(key))
+            self._users[key] += 1
         if gangs:
-            self._gangs[program.number] = gangs
+            self._keys[program.number] = [key for key, _ in gangs]
 
     def end(self, program: RegisteredProgram) -> None:
         """Nobody launches it any more; what its gangs have taught stays."""
-        for key, gang in self._gangs.pop(program.number, ()):
-            if self._live.get(key) is gang:
+        for key in self._keys.pop(program.number, ()):
+            self._users[key] -= 1
+            if not self._users[key]:
                 self._learn(key)
-                del self._live[key]
+                del self._live[key], self._users[key]
 
     def changes(self, now: float) -> tuple[Estimate, ...]:
         """What has changed much since it was taken here last; now and then only, or there is nothing."""
@@ -79,11 +79,16 @@ class Estimates:
     def _known_by(self, gang: GangSpec) -> str:
         return gang.known_by(self._contents, self._hosts[gang.hosts[0]].devices[0].kind)
 
+    def _experience(self, key: str) -> Experience:
+        """What is kept. A first run that takes longer counts for little then."""
+        known = self._known.get(key)
+        return Experience() if known is None else Experience(known.nanoseconds, max(known.runs, FIRST_RUNS))
+
     def _learn(self, key: str) -> None:
-        """Keeps what the newest gang of that key has learnt."""
-        gang = self._live.get(key)
-        if gang is not None and gang.runs >= _LEAST_RUNS:
-            self._keep(Estimate(key, gang.estimate, gang.runs))
+        """Keeps what gangs of that key have taught."""
+        learnt = self._live[key]
+        if learnt.runs >= _LEAST_RUNS:
+            self._keep(Estimate(key, learnt.estimate, learnt.runs))
 
     def _keep(self, estimate: Estimate) -> None:
         known = self._known

@@ -11,7 +11,7 @@ from atoll.scheduling.tickets import UNKNOWN_NS, Late
 
 # Three of these keep an island busy for as long as it is to be: see `scheduler.BUSY_NS`.
 _NEW_NS = 2_700_000
-_FIRST_RUNS = 2
+FIRST_RUNS = 2
 
 
 class MadeValue(NamedTuple):
@@ -40,10 +40,27 @@ class HostFeeds(NamedTuple):
 
 
 @dataclass(slots=True)
+class Experience:
+    """How long gangs take that do the same, in nanoseconds, learnt from so many runs of theirs."""
+
+    estimate: int = UNKNOWN_NS
+    runs: int = 0
+
+    def learn(self, nanoseconds: int) -> None:
+        """A run took so long."""
+        self.runs += 1
+        if self.runs <= FIRST_RUNS:  # the first often takes longer
+            self.estimate = nanoseconds
+            return
+        # Slow to forget: one that was disturbed should not count for much.
+        self.estimate += (nanoseconds - self.estimate) // 4
+
+
+@dataclass(slots=True)
 class GangSpec:
     """What one gang of each launch of a program does: a node on one island, or several short ones as one dispatch unit.
 
-    `estimate` is the time that this takes of the devices, in nanoseconds, learnt from its runs. A gang that waits for
+    `experience` is of the time that this takes of the devices; gangs that do the same share it. A gang that waits for
     other hosts teaches nothing: how long it takes does not depend on itself.
     """
 
@@ -60,10 +77,9 @@ class GangSpec:
     scratch: MemoryRequirement  # while it runs
     collective: bool  # its hosts compute together: on none of them it ends without the others
     devices: Mapping[int, tuple[int, ...]]  # by host, the ordinals of those that it keeps busy
-    estimate: int = UNKNOWN_NS
+    experience: Experience = field(default_factory=Experience)
     segments: int = 1  # of each of its hosts' plans
     late: Late | None = None
-    runs: int = 0  # from which it has learnt
     moved: int = 0  # bytes that it writes in moving them
     device_count: int = field(init=False)
 
@@ -82,7 +98,8 @@ class GangSpec:
     @property
     def expected(self) -> int:
         """What the next gang counts. What has never run counts much: it must not get far ahead before it is known."""
-        return self.estimate if self.runs or self.incoming or self.late else max(self.estimate, _NEW_NS)
+        known = self.experience
+        return known.estimate if known.runs or self.incoming or self.late else max(known.estimate, _NEW_NS)
 
     def known_by(self, contents: Mapping[str, str], device: str) -> str:
         """What gangs have in common that take as long: functions of these contents, on as many devices of that kind a
@@ -94,17 +111,7 @@ class GangSpec:
         shape = f"{len(counts)}x{counts[0]}" if len(set(counts)) == 1 else "+".join(map(str, counts))
         return " ".join([device, shape, *(contents.get(name, name) for name in self.functions)])
 
-    def begin_with(self, nanoseconds: int, runs: int) -> None:
-        """So long others took that do the same. A first run that takes longer counts for little then."""
-        self.estimate, self.runs = nanoseconds, max(runs, _FIRST_RUNS)
-
     def learn(self, nanoseconds: int) -> None:
         """A run took so long."""
-        if self.incoming or self.late:
-            return
-        self.runs += 1
-        if self.runs <= _FIRST_RUNS:  # the first often takes longer
-            self.estimate = nanoseconds
-            return
-        # Slow to forget: one that was disturbed should not count for much.
-        self.estimate += (nanoseconds - self.estimate) // 4
+        if not (self.incoming or self.late):
+            self.experience.learn(nanoseconds)

@@ -15,7 +15,7 @@ from atoll.ir.lowering import lower
 from atoll.ir.program import Call, Program, Report, value_specs
 from atoll.ir.types import ArraySpec
 from atoll.scheduling.dispatch_units import Unit, UnitBuilder
-from atoll.scheduling.gangs import ClientFeed, GangSpec, HostFeeds, MadeValue
+from atoll.scheduling.gangs import ClientFeed, Experience, GangSpec, HostFeeds, MadeValue
 from atoll.scheduling.movement import bytes_moved
 from atoll.scheduling.tickets import UNKNOWN_NS, Late
 from atoll.scheduling.usage import Account
@@ -95,9 +95,9 @@ class RegisteredProgram:
     @property
     def expected(self) -> int:
         """Nanoseconds that a launch is expected to take; 0 where nobody knows yet."""
-        if not any(gang.runs for gang in self.gangs):
+        if not any(gang.experience.runs for gang in self.gangs):
             return 0
-        return sum(max(gang.estimate for gang in node) for node in self.nodes)
+        return sum(max(gang.experience.estimate for gang in node) for node in self.nodes)
 
 
 def register(
@@ -211,7 +211,7 @@ def _spec(
         scratch,
         gang.collective,
         _devices(gang.hosts, uses.union(gang.makes), values),
-        estimate=0 if late else UNKNOWN_NS,
+        experience=Experience(0 if late else UNKNOWN_NS),
         late=late,
         moved=sum(bytes_moved(step, program.arguments) for step in steps),
     )
