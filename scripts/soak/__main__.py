@@ -48,6 +48,7 @@ def settle(ground: Ground) -> dict[str, Any]:
         held = [device for device in devices if device["used_bytes"]]
         busy = [i for i in status["islands"] if i["state"] != "ready" or i["in_flight"] or i["waiting"]]
         if not status["sessions"] and not held and not busy:
+            ground.atoll("check")  # the controller's books, and the hosts'
             return status
         if time.monotonic() > deadline:
             raise SoakError(f"not all is back where it began: {json.dumps(status)}")
@@ -81,6 +82,9 @@ def run(ground: Ground, minutes: float, clients: int, trainings: int, every: flo
     if isinstance(ground, ManyMachines) and ground.back:
         middle, most = statistics.median(ground.back), max(ground.back)
         console.print(f"all islands were ready again after {middle:.1f} s (median), {most:.1f} s at most")
+        for kind, seconds in ground.answered.items():
+            middle, most = statistics.median(seconds), max(seconds)
+            console.print(f"{kind}: an answer after {middle:.1f} s (median of {len(seconds)}), {most:.1f} s at most")
     if not sum(struck.values()):
         raise SoakError("nothing was struck: this proves nothing")
 
@@ -108,13 +112,14 @@ def main(
     try:
         run(ground, minutes, clients, trainings, every, seed, logs)
     except SoakError as error:
-        console.print(f"[bold red]the soak failed[/] (seed {seed}):", markup=True)
+        (logs / "cluster").write_text(ground.log())
+        console.print(f"\n[bold red]the soak failed[/] (seed {seed}; what all have said is in {logs}):", markup=True)
         console.print(str(error), markup=False)
-        console.print(ground.log(), markup=False)
         raise typer.Exit(1) from None
+    else:
+        shutil.rmtree(logs, ignore_errors=True)
     finally:
         ground.close()
-        shutil.rmtree(logs, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -108,6 +108,11 @@ class ManyMachines:
     def pid_of(self, user: UserProcess) -> int:
         return self._pids[user.process.pid]
 
+    @property
+    def answered(self) -> Mapping[str, Sequence[float]]:
+        """Seconds until a controller answered again, by kind of strike."""
+        return self._controllers.seconds
+
     # ---- strikes
 
     def strike(self, kind: str, users: Users, rng: random.Random) -> bool:
@@ -128,8 +133,10 @@ class ManyMachines:
         else:
             self._strike_network(kind, users, rng)
         healed = time.monotonic()
-        print(f"{kind}: healed after {healed - struck:.1f} s", end="", flush=True)
+        print(f"{time.strftime('%H:%M:%S')} {kind}: healed after {healed - struck:.1f} s", end="", flush=True)
         self._await_islands(users)
+        if kind in controllers.KINDS:
+            self.atoll("check")
         self.back.append(time.monotonic() - healed)
         print(f", all islands ready {self.back[-1]:.1f} s later", flush=True)
         return True
@@ -243,7 +250,7 @@ class ManyMachines:
         return left + listing.said.split()
 
     def log(self) -> str:
-        return self._cluster.log()[-20_000:]
+        return self._cluster.log()
 
     def close(self) -> None:
         if hasattr(self, "_cluster"):

@@ -81,7 +81,7 @@ class OneMachine:
 
     def log(self) -> str:
         log = self._folder / "atoll" / "default" / "log"
-        return log.read_text(errors="replace")[-6000:] if log.exists() else ""
+        return log.read_text(errors="replace") if log.exists() else ""
 
     def close(self) -> None:
         down = [sys.executable, "-m", "atoll.operate.command", "down"]

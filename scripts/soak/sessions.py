@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
-from typing import Any
 
 from scripts.soak.ground import Ground, report
 from scripts.soak.users import SoakError, Users
 
 KIND = "session suspended"
 KIND_AND_KILLED = "session suspended, controller killed"
+_GONE_SECONDS = 75.0  # for which a session waits for its proxy: the cluster's grace, and somewhat more
 
 
 def suspend(ground: Ground, users: Users, rng: random.Random, meanwhile: Callable[[], None]) -> bool:
@@ -20,25 +21,27 @@ def suspend(ground: Ground, users: Users, rng: random.Random, meanwhile: Callabl
         return False
     session = rng.choice(status["sessions"])["id"]
     to = rng.choice(["memory", "disk"])
-    if not _asked(ground, session, "suspend", "--to", to):
+    if not _asked(ground, users, session, "suspend", "--to", to):
         return False
     users.watch(rng.uniform(0.5, 4.0))
     meanwhile()
     islands = [str(island["id"]) for island in status["islands"]]
     on = [part for island in reversed(islands) for part in ("--on", island)] if rng.random() < 0.3 else []
     print(f"session {session} to {to}{', islands changed' * bool(on)} ", end="", flush=True)
-    _asked(ground, session, "resume", *on)
+    _asked(ground, users, session, "resume", *on)
     return True
 
 
-def _asked(ground: Ground, session: int, what: str, *options: str) -> bool:
-    """Whether it has been done; else the session has ended meanwhile."""
+def _asked(ground: Ground, users: Users, session: int, what: str, *options: str) -> bool:
+    """Whether it has been done; else the session has ended, or does so: its proxy was lost before."""
     try:
         ground.atoll(what, str(session), *options)
     except SoakError as error:
-        sessions: list[dict[str, Any]] = report(ground)["sessions"]
-        if any(each["id"] == session for each in sessions):
-            raise
+        deadline = time.monotonic() + _GONE_SECONDS
+        while any(each["id"] == session for each in report(ground)["sessions"]):
+            if time.monotonic() > deadline:
+                raise
+            users.watch(1.0)
         print(f"({error}) ", end="", flush=True)
         return False
     return True

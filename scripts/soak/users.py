@@ -75,7 +75,7 @@ class Users:
             now = time.monotonic()
             for user in self.alive:
                 if now - user.heard > SILENCE_SECONDS:
-                    raise SoakError(f"user {user.process.pid} hangs: nothing for {SILENCE_SECONDS:.0f} s\n{tail(user)}")
+                    raise SoakError(f"{user.errors.name} hangs: nothing for {SILENCE_SECONDS:.0f} s\n{tail(user)}")
 
     def _hear(self, user: UserProcess) -> None:
         assert user.process.stdout is not None
@@ -92,7 +92,7 @@ class Users:
         if status == WRONG:
             raise SoakError(f"a wrong result\n{tail(user)}")
         if status and not user.doomed:
-            raise SoakError(f"user {user.process.pid} ended with status {status}, untouched\n{tail(user)}")
+            raise SoakError(f"{user.errors.name} ended with status {status}, untouched\n{tail(user)}")
         user.errors.close()
         if time.monotonic() < self._end - 1:
             self._start(user.module)

@@ -52,14 +52,24 @@ class FakeChannel:
 class Rig:
     """Channels, whose dials end as `dial(host's address)` says, and what they reported."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, lease: float = 10.0) -> None:
         monkeypatch.setattr(channels, "_REPORT_SECONDS", REPORT_SECONDS)
         monkeypatch.setattr(DataChannel, "connect", lambda address, *_: self.dial(address.path))
         self.dial: Callable[[str], Any] = lambda path: self.latest
         self.latest = FakeChannel()
         self.broken: list[Status] = []
         loop = asyncio.get_running_loop()
-        self.channels = Channels(loop, 1, "secret", CONTROLLER, lambda *_: None, self.broken.append)
+        self.is_cut_off = False
+        self.channels = Channels(
+            loop,
+            1,
+            "secret",
+            CONTROLLER,
+            lambda *_: None,
+            self.broken.append,
+            lease=lease,
+            is_cut_off=lambda: self.is_cut_off,
+        )
 
     async def connect(self, *hosts: int, patience: float = 0.0) -> dict[int, ConnectError]:
         connected: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -104,6 +114,33 @@ def test_a_host_that_is_lost_again_as_soon_as_it_is_back_ends_no_session(monkeyp
         rig.channels.close()
 
     asyncio.run(play())
+
+
+def test_while_the_controller_is_not_heard_it_reports_no_loss_and_gets_the_time_to_miss_a_host(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(channels, "_LOOK_SECONDS", 0.05)
+
+    async def play(is_reported: bool) -> None:
+        rig = Rig(monkeypatch, lease=0.5)
+        await rig.open()
+        rig.is_cut_off = True
+        await rig.break_it()
+        await asyncio.sleep(3 * REPORT_SECONDS)
+        assert not rig.broken
+        rig.is_cut_off = False
+        await asyncio.sleep(REPORT_SECONDS + 0.3)
+        assert not rig.broken
+        if is_reported:
+            rig.channels.disconnect((0,))
+        await asyncio.sleep(0.5)
+        assert len(rig.broken) == (not is_reported)
+        rig.channels.close()
+
+    async def both() -> None:
+        await asyncio.gather(play(True), play(False))
+
+    asyncio.run(both())
 
 
 def test_what_is_sent_to_a_host_without_a_channel_waits_for_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

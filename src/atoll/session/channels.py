@@ -41,8 +41,10 @@ _Send = Callable[[DataChannel], None]
 class Channels:
     """The `DataChannels` of `session` over sockets: one a host.
 
-    `on_broken(status)` is called where a channel breaks whose host the controller does not report lost. During a
-    transfer a host may be silent for `lease` seconds.
+    `on_broken(status)` is called where a channel breaks whose host the controller does not report lost. Not while the
+    session `is_cut_off()` from a controller that it will hear again, nor before that one can know: a worker, and its
+    machine, may be lost together with the controller before it. During a transfer a host may be silent for `lease`
+    seconds.
     """
 
     def __init__(
@@ -55,8 +57,10 @@ class Channels:
         on_broken: OnBroken,
         identity: Identity | None = None,
         lease: float = SILENCE_SECONDS,
+        is_cut_off: Callable[[], bool] = lambda: False,
     ) -> None:
         self._identity = identity
+        self._is_cut_off = is_cut_off
         self._lease = lease
         self._loop = loop
         self._session = session
@@ -242,7 +246,7 @@ class Channels:
         del self._open[host]
         channel.close()
         self._calls_lost(host)
-        self._unexplained[host] = self._loop.call_later(_REPORT_SECONDS, self._channel_broken, host, reason)
+        self._await_report(host, reason, _REPORT_SECONDS)
 
     def _calls_lost(self, host: int) -> None:
         if self.calls is not None:
@@ -254,9 +258,19 @@ class Channels:
         if timer is not None:
             timer.cancel()
 
-    def _channel_broken(self, host: int, reason: str) -> None:
+    def _await_report(self, host: int, reason: str, seconds: float, is_cut_off: bool = False) -> None:
+        arguments = host, reason, is_cut_off
+        self._unexplained[host] = self._loop.call_later(seconds, self._channel_broken, *arguments)
+
+    def _channel_broken(self, host: int, reason: str, was_cut_off: bool) -> None:
         del self._unexplained[host]
-        if not self._closed:
+        if self._closed:
+            return
+        if self._is_cut_off():
+            self._await_report(host, reason, _LOOK_SECONDS, True)
+        elif was_cut_off:  # who is heard again has to miss the host first
+            self._await_report(host, reason, self._lease + _REPORT_SECONDS)
+        else:
             self._on_broken(Status(Code.UNAVAILABLE, reason))
 
 

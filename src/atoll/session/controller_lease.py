@@ -11,6 +11,7 @@ from atoll.errors import Status
 _CONTROLLER = 0  # the one peer
 # It is heard once a second: where it is silent for longer, that is what is wrong.
 _SILENT_SECONDS = 3.0
+_MISSED = 1.5  # pings
 
 
 class ControllerLease:
@@ -41,6 +42,11 @@ class ControllerLease:
         if silence < _SILENT_SECONDS:
             return broken
         return Status(broken.code, f"the Atoll controller is gone: {_text(silence)}, and {broken.message}")
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the controller may be gone: a word of it is missing."""
+        return self._silence() > _MISSED * PING_SECONDS
 
     def _silence(self) -> float:
         return self._leases.silence(_CONTROLLER, self._loop.time())

@@ -208,6 +208,7 @@ class _Opening:
                 lambda status: on_broken(lease.explain(status)),
                 self._identity,
                 welcome.lease,
+                lambda: self._connection.can_resume and (self._connection.is_away or lease.is_silent),
             )
 
         return open_channels
