@@ -166,27 +166,27 @@ def prepare_quota(settings: Settings) -> Round:
     cluster = NullCluster("1x1x2", tenants=_tenants(_QUOTA))
     steps = cluster.run(Steps.prepare(cluster.client("service", token_of(_SERVICE)), _STEP_SECONDS))
     calls = round(settings.size(full=10, quick=5) / _STEP_SECONDS)  # it is refused every second or two
-    greedy = None
+    greedy: Greedy | None = None
+    task: asyncio.Task[None] | None = None
     if settings.backend == BESIDE:
         greedy = cluster.run(Greedy.prepare(cluster.client("greedy", token_of(_CROWD))))
-
-    async def compute() -> list[tuple[float, float]]:
-        task = None if greedy is None else asyncio.ensure_future(greedy.run())
-        try:
-            return await steps.progress(calls, fill=8, parts=4)
-        finally:
-            if task is not None:
-                task.cancel()
+        task = cluster.run(_begun(greedy))
 
     def measure() -> dict[str, float]:
         before = 0 if greedy is None else greedy.refusals
-        rate = rate_in_common_window([cluster.run(compute())])
+        rate = rate_in_common_window([cluster.run(steps.progress(calls, fill=8, parts=4))])
+        if task is not None and task.done():
+            task.result()
         if greedy is not None and greedy.refusals == before:
             raise AssertionError("the other tenant was never at its quota")
         return {"rate": rate}
 
     measure()
     return measure
+
+
+async def _begun(greedy: Greedy) -> asyncio.Task[None]:
+    return asyncio.ensure_future(greedy.run())
 
 
 class Greedy:
