@@ -193,6 +193,38 @@ def test_a_file_that_always_crashes_is_given_up(tmp_path: Path, monkeypatch: pyt
     }
 
 
+def test_a_sample_is_every_nth_test_also_after_a_crash_and_the_table_says_so(tmp_path: Path) -> None:
+    names = "".join(f"def test_{i}(): pass\n" for i in range(3, 9))
+    file = make_file(
+        tmp_path, "import os\ndef test_0(): pass\ndef test_1(): 1 / 0\ndef test_2(): os._exit(7)\n" + names
+    )
+    sample = run_file(file, BARE, timeout=5, every=2)
+    assert outcomes(sample) == {
+        "test_0": "passed",
+        "test_2": "crashed",
+        "test_4": "passed",
+        "test_6": "passed",
+        "test_8": "passed",
+    }
+    report = comparison.compare(sample, sample, every=2)
+    assert report.stock_passed == report.both_passed == 4
+    table = markdown.render(
+        StatusReply("1", "1", "1", "1x1x1", "atoll", {"sample": report, "whole": comparison.compare(sample, sample)})
+    )
+    assert "| `sample`, one test in 2 | 4 | 4 |" in table
+    assert "| `whole` | 4 | 4 |" in table
+
+
+def test_stock_results_of_a_sample_are_not_those_of_the_whole(tmp_path: Path) -> None:
+    file = make_file(tmp_path, "")
+    cache = BaselineCache(tmp_path / "cache")
+    part, whole = (FileResults({f"sample::{name}": TestResult(Outcome.PASSED)}, 1.0, 1) for name in ("part", "whole"))
+    assert cache.get_or_run(file, BARE, lambda: part, every=2) == part
+    assert cache.get_or_run(file, BARE, lambda: whole) == whole
+    assert cache.get(file, BARE, every=2) == part
+    assert cache.get(file, BARE, every=3) is None
+
+
 def test_only_and_keyword_restrict_a_run(tmp_path: Path) -> None:
     file = make_file(tmp_path, "def test_a(): pass\ndef test_b(): pass\ndef test_ab(): pass\n")
     assert outcomes(run_file(file, BARE, timeout=5, only=["sample::test_b", "sample::test_gone"])) == {

@@ -65,13 +65,16 @@ def run_atoll(
     expected: FileResults,
     timeout: float,
     keyword: str | None,
+    every: int,
     screen: Screen,
 ) -> FileReport:
-    """The report of a file, or of the tests in it that `keyword` selects."""
+    """The report of a file, of a sample of it, or of the tests in it that `keyword` selects."""
     listener = screen.running(file.name, "Atoll")
-    results = run_file(file, atoll, timeout=timeout, keyword=keyword, listener=listener)
+    # A sample is that of stock: on another runtime a file may make other test cases, and so have another n-th.
+    only = list(expected.tests) if every > 1 else None
+    results = run_file(file, atoll, timeout=timeout, only=only, keyword=keyword, listener=listener)
     selection = results.tests if keyword and not results.troubles else None
-    return comparison.compare(expected, results, within=selection)
+    return comparison.compare(expected, results, within=selection, every=every)
 
 
 def tell(report: StatusReply) -> int:
@@ -89,8 +92,8 @@ def tell(report: StatusReply) -> int:
     return len(unexplained)
 
 
-def option(help_text: str, *names: str) -> Any:
-    return typer.Option(*names, help=help_text)
+def option(help_text: str, *names: str, **limits: Any) -> Any:
+    return typer.Option(*names, help=help_text, **limits)
 
 
 def conformance(
@@ -102,6 +105,9 @@ def conformance(
     shard: Annotated[str, option("Of these files, the part i/n: 1/4 to 4/4.")] = "",
     file: Annotated[list[str] | None, option("A file, such as array_test or optax/alias_test.")] = None,
     keyword: Annotated[str | None, option("pytest's -k, on Atoll only. No report is written.", "-k")] = None,
+    every: Annotated[
+        int, option("A sample of each file: of its tests the first, and every n-th after it. The table says so.", min=1)
+    ] = 1,
     only_differences: Annotated[
         bool,
         option(
@@ -161,14 +167,14 @@ def conformance(
                 measured = run_again(each, on_atoll, previous[each.name], timeout, screen)
             else:
                 listener = screen.running(each.name, "stock")
-                run_stock = partial(run_file, each, on_stock, timeout=timeout, listener=listener)
-                expected = baselines.get_or_run(each, on_stock, run_stock, refresh=refresh_stock)
+                run_stock = partial(run_file, each, on_stock, timeout=timeout, every=every, listener=listener)
+                expected = baselines.get_or_run(each, on_stock, run_stock, every=every, refresh=refresh_stock)
                 screen.stock_done(each.name, expected)
-                if record_seconds:
+                if record_seconds and every == 1:
                     suites.record({each.name: expected.seconds})
                 if stock_only:
                     continue
-                measured = run_atoll(each, on_atoll, expected, timeout, keyword, screen)
+                measured = run_atoll(each, on_atoll, expected, timeout, keyword, every, screen)
             reports[each.name] = explain(measured)
             screen.atoll_done(each.name, reports[each.name])
             if keyword is None:  # after each file: an interrupted run keeps what it has

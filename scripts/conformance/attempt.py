@@ -50,6 +50,7 @@ class Order:
     timeout: float  # seconds for each test
     wanted: Collection[str] | None = None  # test ids; None means all
     keyword: str | None = None
+    every: int = 1  # of the tests that `keyword` leaves, the first and every so many after it; not with `wanted`
 
     def command(self) -> list[str]:
         # -s: what native code says before it dies must reach the log; pytest's capture would swallow it.
@@ -76,6 +77,8 @@ class Order:
             variables[plugin.PACKAGES] = ",".join(self.file.packages)
         if self.file.left_out is not None:
             variables[plugin.LEFT_OUT] = "=".join(map(str, self.file.left_out))
+        if self.every > 1:
+            variables[plugin.EVERY] = str(self.every)
         if self.wanted is not None:
             (folder / "wanted").write_text(json.dumps([self.node(test) for test in self.wanted]))
             variables[plugin.WANTED] = str(folder / "wanted")

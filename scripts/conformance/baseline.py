@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -32,9 +33,9 @@ class BaselineCache:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "stock"
 
-    def get(self, file: TestFile, environment: Environment) -> FileResults | None:
+    def get(self, file: TestFile, environment: Environment, every: int = 1) -> FileResults | None:
         try:
-            stored = self._path(file, environment).read_bytes()
+            stored = self._path(file, environment, every).read_bytes()
         except FileNotFoundError:
             return None
         return msgspec.json.decode(stored, type=Baseline).results
@@ -45,18 +46,20 @@ class BaselineCache:
         environment: Environment,
         run: Callable[[], FileResults],
         *,
+        every: int = 1,
         refresh: bool = False,
     ) -> FileResults:
-        """The stored results, or those of `run()`, which are then stored. `refresh` runs in any case.
+        """The stored results, or those of `run()`, which are then stored. `refresh` runs in any case. `every` tells
+        samples from the whole.
 
         Results without any test are not stored: the next run, in a mended environment, has to try again.
         """
-        if not refresh and (stored := self.get(file, environment)) is not None:
+        if not refresh and (stored := self.get(file, environment, every)) is not None:
             return stored
         results = run()
         if not results.tests:
             return results
-        path = self._path(file, environment)
+        path = self._path(file, environment, every)
         path.parent.mkdir(parents=True, exist_ok=True)
         whole = path.with_suffix(f".{os.getpid()}")
         whole.write_bytes(
@@ -67,8 +70,8 @@ class BaselineCache:
         whole.replace(path)
         return results
 
-    def _path(self, file: TestFile, environment: Environment) -> Path:
-        key = {
+    def _path(self, file: TestFile, environment: Environment, every: int) -> Path:
+        key: dict[str, Any] = {
             "format": FORMAT,
             "file": hashlib.sha256(file.path.read_bytes()).hexdigest(),
             "origin": file.origin,
@@ -77,5 +80,7 @@ class BaselineCache:
             "python": f"{sys.version_info.major}.{sys.version_info.minor}",
             "settings": dict(environment.settings),
         }
+        if every > 1:
+            key["every"] = every
         digest = hashlib.sha256(msgspec.json.encode(key, order="deterministic")).hexdigest()
         return self._folder / f"{file.name.replace('/', '.')}-{digest[:16]}.json"

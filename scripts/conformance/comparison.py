@@ -42,6 +42,7 @@ class FileReport(msgspec.Struct, frozen=True):
     stock_passed: int
     differences: list[Difference]
     only_on_atoll: list[str]  # passed on Atoll and not on stock
+    every: int = 1  # a sample: so many tests of the file stand for one that was run
 
     @property
     def both_passed(self) -> int:
@@ -76,8 +77,10 @@ class StatusReply(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, files=files)
 
 
-def compare(stock: FileResults, atoll: FileResults, within: Collection[str] | None = None) -> FileReport:
-    """Compares two runs of a file; `within` restricts the comparison to these tests."""
+def compare(
+    stock: FileResults, atoll: FileResults, within: Collection[str] | None = None, every: int = 1
+) -> FileReport:
+    """Compares two runs of a file, or of `every` so many of its tests; `within` restricts it to these tests."""
     expected = sorted(stock.passed if within is None else stock.passed.intersection(within))
     unseen = TestResult(Outcome.ABSENT, atoll.troubles[0] if atoll.troubles else "not among the collected tests")
     results = {test: atoll.tests.get(test, unseen) for test in expected}
@@ -91,6 +94,7 @@ def compare(stock: FileResults, atoll: FileResults, within: Collection[str] | No
             if result.outcome is not Outcome.PASSED
         ],
         only_on_atoll=sorted(atoll.passed - stock.passed),
+        every=every,
     )
 
 

@@ -76,7 +76,7 @@ def _lines(report: StatusReply) -> Iterator[str]:
 def _row(name: str, file: FileReport) -> str:
     unexplained = sum(difference.reason is None for difference in file.differences)
     cells = [
-        f"`{name}`",
+        f"`{name}`" + (f", one test in {file.every}" if file.every > 1 else ""),
         file.stock_passed,
         file.both_passed,
         percent(file.score),

@@ -373,6 +373,44 @@ def transfer_server() -> str:
     return ""
 
 
+def addresses() -> list[bool | str]:
+    x = jnp.arange(1000.0)
+    key = jax.random.key(0)
+    copy, donated = jnp.array(x), jnp.arange(1000.0)
+    address, same, other = x.unsafe_buffer_pointer(), x.unsafe_buffer_pointer(), copy.unsafe_buffer_pointer()
+    before = donated.unsafe_buffer_pointer()
+    after = jax.jit(lambda x: x + 1, donate_argnums=0)(donated).unsafe_buffer_pointer()
+    with jax.transfer_guard("disallow"):
+        of_key = key.unsafe_buffer_pointer() == jax.random.key_data(key).unsafe_buffer_pointer()
+    try:
+        donated.unsafe_buffer_pointer()
+    except RuntimeError as error:
+        gone = str(error)
+    sharded = jax.device_put(x, NamedSharding(Mesh(jax.devices("atoll")[:2], "x"), P("x")))
+    parts = [each.data.unsafe_buffer_pointer() for each in sharded.addressable_shards]
+    try:
+        sharded.unsafe_buffer_pointer()
+    except jax.errors.JaxRuntimeError as error:
+        several = str(error)
+    return [
+        address > 0,
+        address == same,
+        address != other,
+        before == after,
+        of_key,
+        len(set(parts)) == 2,
+        gone,
+        several,
+    ]
+
+
+def test_arrays_have_addresses_that_are_equal_where_their_memory_is(python: RemotePython) -> None:
+    *facts, gone, several = python.call(addresses)
+    assert facts == [True] * 6
+    assert "Array has been deleted" in gone
+    assert "only for unsharded arrays" in several
+
+
 def test_a_transfer_server_on_atoll_is_refused_with_advice(python: RemotePython) -> None:
     assert "jax.device_put moves arrays between all hosts" in python.call(transfer_server)
 

@@ -141,6 +141,17 @@ def test_a_lost_host_costs_its_own_profile_alone(shared: StandingCluster, alice:
     assert {name for name in files_of(tmp_path) if name.startswith("host_")} == {"host_0.xplane.pb"}
 
 
+def test_on_one_host_its_profile_is_in_the_scripts_own_file(start_python: StartPython, tmp_path: Path) -> None:
+    start_python(ATOLL_ISLANDS="1x1x2").call(traced, str(tmp_path), "step_on_one_host")
+    ((name, content),) = files_of(tmp_path).items()
+    assert not name.startswith("host_")
+    planes = [plane.name for plane in ProfileData.from_serialized_xspace(content).planes]
+    assert planes.count("/host:CPU") == 1
+    assert "/device:CUSTOM:host_0" in planes
+    assert any("tanh" in event for event in events_of(content))
+    assert b"jit_step_on_one_host" in content
+
+
 def test_null_devices_have_no_profile(start_script: StartScript, tmp_path: Path) -> None:
     script = start_script(
         f"import jax; jax.profiler.start_trace({str(tmp_path)!r})", ATOLL_PLATFORM="null", JAX_TRACEBACK_FILTERING="off"

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Sequence
 
 import pytest
 
-from atoll.ifrt.devices import platform_id
+from atoll.cluster.devices import DeviceInfo, VirtualDevice
+from atoll.ifrt.devices import init_reply
+from atoll.protocol.messages import Welcome
 
 
 @pytest.mark.parametrize(
-    ("text", "signed"),
+    ("hosts", "names"),
     [
-        # Published values of the same hash (FARM_FINGERPRINT in BigQuery's reference): one for each of its lengths.
-        ("foo", 6150913649986995171),
-        ("3true", -4880158226897771312),
-        ("1footrue", -1541654101129638711),
-        ("2applefalse", 2794438866806483259),
+        ([(0, 0), (0, 0)], [("CpuDevice(id=0)", "cpu:0"), ("CpuDevice(id=1)", "cpu:1")]),
+        (
+            [(0, 0), (0, 1)],
+            [
+                ("AtollDevice(id=0, island=0, host=0)", "cpu:0 (island 0, host 0)"),
+                ("AtollDevice(id=1, island=0, host=1)", "cpu:1 (island 0, host 1)"),
+            ],
+        ),
     ],
 )
-def test_the_number_of_a_platform_is_its_names_farm_fingerprint(text, signed):
-    assert platform_id(text) == signed % (1 << 64)
-
-
-def test_the_numbers_of_platforms_differ():
-    numbers = sorted(platform_id(name) for name in ("cpu", "cuda", "rocm", "tpu", "METAL", ""))
-    assert all(a < b for a, b in pairwise(numbers))
+def test_devices_have_stock_jaxs_names_where_all_are_on_one_host(
+    hosts: Sequence[tuple[int, int]], names: Sequence[tuple[str, str]]
+) -> None:
+    devices = tuple(
+        VirtualDevice(number, island, host, DeviceInfo(number, "cpu", "cpu", ("device",), "device", (), 0, number, 0))
+        for number, (island, host) in enumerate(hosts)
+    )
+    reply = init_reply(Welcome(1, "", devices, (), "cpu", "", 1), 1)
+    assert [(device.to_string, device.debug_string) for device in reply.all_devices] == names

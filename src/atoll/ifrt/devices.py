@@ -7,16 +7,14 @@ from typing import Any
 from atoll._version import __version__
 from atoll.protocol.ifrt import session_pb2
 from atoll.protocol.messages import Welcome
-
-_MASK = (1 << 64) - 1
-_K0, _K2 = 0xC3A5C85C97CB3127, 0x9AE16A3B2F90404F
+from atoll.protocol.translation.platforms import platform_id
 
 
 def init_reply(welcome: Welcome, session: int) -> Any:
     """Every device of every island, all addressable, all of process 0, as JAX's libraries expect them.
 
     `slice_index` is the island; a CPU device is its own colocated one (JAX reads `colocation_id`). Memories are
-    numbered device by device; a memory belongs to one device.
+    numbered device by device; a memory belongs to one device. The names are stock JAX's where all are on one host.
     """
     reply = session_pb2.InitReply(
         session_id=session,
@@ -26,6 +24,7 @@ def init_reply(welcome: Welcome, session: int) -> Any:
         process_index=0,
         runtime_type="atoll",
     )
+    is_one_host = len({(device.island, device.host) for device in welcome.devices}) == 1
     memory_id = 0
     kinds: dict[str, int] = {}
     for device in welcome.devices:
@@ -37,8 +36,10 @@ def init_reply(welcome: Welcome, session: int) -> Any:
             local_hardware_id=info.local_hardware_id,
             platform_name=info.platform,
             device_kind=info.kind,
-            debug_string=f"{name} (island {device.island}, host {device.host})",
-            to_string=f"AtollDevice(id={device.id}, island={device.island}, host={device.host})",
+            debug_string=name if is_one_host else f"{name} (island {device.island}, host {device.host})",
+            to_string=f"{info.platform.capitalize()}Device(id={device.id})"
+            if is_one_host
+            else f"AtollDevice(id={device.id}, island={device.island}, host={device.host})",
         )
         _set(entry.attributes, "slice_index", device.island)
         _set(entry.attributes, "coords", list(info.coords))
@@ -78,39 +79,3 @@ def _set(attributes: Any, name: str, value: bool | int | str | list[int]) -> Non
         entry.string_value = value.encode()
     else:
         entry.int64_list_value.elements.extend(value)
-
-
-def platform_id(name: str) -> int:
-    """XLA's number for a platform: the 64-bit farm hash of its name (up to 16 bytes)."""
-    data = name.encode()
-    size = len(data)
-    if size >= 8:
-        mul = (_K2 + size * 2) & _MASK
-        a = (int.from_bytes(data[:8], "little") + _K2) & _MASK
-        b = int.from_bytes(data[-8:], "little")
-        c = (_rotate(b, 37) * mul + a) & _MASK
-        d = ((_rotate(a, 25) + b) * mul) & _MASK
-        return _mix16(c, d, mul)
-    if size >= 4:
-        mul = (_K2 + size * 2) & _MASK
-        low = int.from_bytes(data[:4], "little")
-        return _mix16((size + (low << 3)) & _MASK, int.from_bytes(data[-4:], "little"), mul)
-    if size:
-        y = data[0] + (data[size >> 1] << 8)
-        z = size + (data[-1] << 2)
-        return (_shift_mix((y * _K2 & _MASK) ^ (z * _K0 & _MASK)) * _K2) & _MASK
-    return _K2
-
-
-def _rotate(value: int, count: int) -> int:
-    return ((value >> count) | (value << (64 - count))) & _MASK
-
-
-def _shift_mix(value: int) -> int:
-    return value ^ (value >> 47)
-
-
-def _mix16(u: int, v: int, mul: int) -> int:
-    a = _shift_mix(((u ^ v) * mul) & _MASK)
-    b = _shift_mix(((v ^ a) * mul) & _MASK)
-    return (b * mul) & _MASK

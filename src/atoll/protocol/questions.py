@@ -15,6 +15,9 @@ from atoll.protocol import profiles
 
 MAGIC = b"atoll.question\0"
 
+# A custom call of CPU workers: the address of its one argument as uint32[2]. It is asked by running a program.
+ADDRESS_CALL = "atoll_address"
+
 _Device = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from atoll.host_services.calls.tables import CallbackTable
+from atoll.host_services.profiles import xspace
 from atoll.protocol import profiles
 from atoll.protocol.questions import MissingHosts
 
@@ -26,6 +27,7 @@ class HostsToo:
     """A session of jaxlib's profiler here, which `make` makes, and one on each host. Raises what `ask` raises.
 
     `ask` has the proxy do something on all hosts. The hosts' files come as calls of a callable in the client's `table`.
+    With `joins`, for one host, its profile becomes part of the file of this process, as if they were one.
     """
 
     def __init__(
@@ -35,10 +37,12 @@ class HostsToo:
         ask: Callable[[profiles.Request], MissingHosts],
         table: CallbackTable,
         client: Any,
+        joins: bool = False,
     ) -> None:
         self._ask = ask
         self._table = table
         self._client = client
+        self._joins = joins
         _report(ask(profiles.Start(recording)))
         try:
             self._own = make()
@@ -75,15 +79,31 @@ class HostsToo:
     def collect(self, directory: str) -> None:
         """Has the hosts' files written into the latest run of a log directory."""
         with _warning("there are no profiles of the hosts"):
-            files = _Files(_latest_run(directory))
+            run = _latest_run(directory)
+            own = list(run.glob(_FILES))
+            files = _Files(run)
             numbers = self._table.add(self._client, [files.take])
             try:
                 _report(self._ask(profiles.Collect(callback=numbers[0])))
             finally:
                 self._table.remove(numbers)
+            if self._joins and len(own) == 1:
+                _join(own[0], [each for each in run.glob(_FILES) if each not in own])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._own, name)
+
+
+_FILES = "*.xplane.pb"
+
+
+def _join(own: Path, others: Sequence[Path]) -> None:
+    """Appends the others' content to a file, and removes them."""
+    for other in others:
+        content = xspace.joinable(other.read_bytes(), other.name.partition(".")[0])
+        with open(own, "ab") as file:
+            file.write(content)
+        other.unlink()
 
 
 @contextmanager

@@ -6,6 +6,7 @@ Only a process that uses Atoll is changed: the patches are put in place when its
 from __future__ import annotations
 
 from atoll.client.jax_patches import (
+    addresses,
     colocated_python,
     compile_time_callbacks,
     cost_analysis,
@@ -29,6 +30,7 @@ PATCHES: tuple[Patch, ...] = (
     strided_arrays.PATCH,
     other_clients.PATCH,
     dlpack.PATCH,
+    addresses.PATCH,
     cost_analysis.PATCH,
     memory_stats.PATCH,
     serialized_executables.PATCH,

@@ -2,7 +2,8 @@
 
 jaxlib's profiler sees the process that it is in. So each session of it starts one on the hosts, too, and what they
 have recorded comes into the script's log directory: one file a host, beside the script's own, which TensorBoard shows
-as hosts of one run. The bytes come as calls of a callable, in parts (`session/host_profiles.py`).
+as hosts of one run. A session on one host has one file for both, as stock JAX has. The bytes come as calls of a
+callable, in parts (`session/host_profiles.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ def _with_hosts(session_class: Callable[..., Any]) -> Callable[..., Any]:
         def ask_hosts(request: profiles.Request) -> MissingHosts:
             return msgspec.json.decode(ask(client, ProfileQuestion(request)), type=MissingHosts)
 
-        return HostsToo(_recording(*arguments), lambda: session_class(*arguments), ask_hosts, TABLE, client)
+        hosts = {(device.slice_index, device.host) for device in client.devices()}
+        return HostsToo(
+            _recording(*arguments), lambda: session_class(*arguments), ask_hosts, TABLE, client, joins=len(hosts) == 1
+        )
 
     return ProfilerSession
 

@@ -19,7 +19,7 @@ from jax._src.lib.mlir import ir
 from jax.sharding import SingleDeviceSharding
 
 from atoll.devices.device import Assignment
-from atoll.devices.xla import client_callbacks, compile_calls, island
+from atoll.devices.xla import addresses, client_callbacks, compile_calls, island
 from atoll.devices.xla.arrays import Uneven, shards_of, stacked_handler, stacked_type
 from atoll.devices.xla.batch_threads import batch_threads
 from atoll.devices.xla.callback_stubs import Held, stubs
@@ -68,6 +68,7 @@ class XlaBackend:
         self.platform_version: str = self.client.platform_version
         monitoring.register_event_listener(_note_event)
         compile_calls.register()
+        addresses.register()
         _register_sparse_operations()
         island.keep_compiled_programs()
         self._gates = Gates() if self.platform == "cpu" else None

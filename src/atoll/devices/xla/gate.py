@@ -9,7 +9,6 @@ anyway.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -19,61 +18,20 @@ import numpy as np
 from jax._src.lib import xla_client as xc
 from jax.sharding import SingleDeviceSharding
 
+from atoll.devices.xla import custom_calls
+
 _TARGET = "atoll_gate"
 # So large a product is not "cheap": XLA runs cheap programs inside of the enqueuing call, too.
 _SIZE = 16
 
 
-class _Version(ctypes.Structure):
-    _fields_ = (("size", ctypes.c_size_t), ("extension", ctypes.c_void_p), ("numbers", ctypes.c_int * 2))
-
-
-class _Api(ctypes.Structure):
-    _fields_ = (("size", ctypes.c_size_t), ("extension", ctypes.c_void_p), ("version", _Version))
-
-
-class _Metadata(ctypes.Structure):
-    _fields_ = (("size", ctypes.c_size_t), ("version", _Version))
-
-
-class _Extension(ctypes.Structure):
-    _fields_ = (
-        ("size", ctypes.c_size_t),
-        ("type", ctypes.c_int),
-        ("next", ctypes.c_void_p),
-        ("metadata", ctypes.POINTER(_Metadata)),
-    )
-
-
-class _CallFrame(ctypes.Structure):
-    """The beginning of XLA_FFI_CallFrame (jaxlib's include/xla/ffi/api/c_api.h)."""
-
-    _fields_ = (
-        ("size", ctypes.c_size_t),
-        ("extension", ctypes.POINTER(_Extension)),
-        ("api", ctypes.POINTER(_Api)),
-        ("context", ctypes.c_void_p),
-        ("stage", ctypes.c_int),
-    )
-
-
-_METADATA = 1
-_EXECUTE = 3
 _held = threading.Lock()
 
 
-def _pass(frame: Any) -> None:
-    """An FFI handler: tells XLA which version of the interface it is for, or waits until the gate opens."""
-    extension = frame.contents.extension
-    if extension and extension.contents.type == _METADATA:
-        extension.contents.metadata.contents.version.numbers = frame.contents.api.contents.version.numbers
-        return
-    if frame.contents.stage == _EXECUTE:
-        with _held:
-            pass
-
-
-_handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_CallFrame))(_pass)
+def _wait(_: custom_calls.CallFrame) -> None:
+    """Until the gate opens."""
+    with _held:
+        pass
 
 
 class Gates:
@@ -81,12 +39,7 @@ class Gates:
 
     def __init__(self) -> None:
         self._gates: dict[Any, tuple[Any, Any]] = {}
-        new_capsule = ctypes.pythonapi.PyCapsule_New
-        new_capsule.restype = ctypes.py_object
-        new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-        address = ctypes.cast(_handler, ctypes.c_void_p).value
-        capsule = new_capsule(address, b"xla._CUSTOM_CALL_TARGET", None)
-        xc.register_custom_call_target(_TARGET, capsule, platform="cpu", api_version=1)
+        custom_calls.register(_TARGET, _wait)
 
     @contextlib.contextmanager
     def closed(self, device: Any, stream: int) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Hides other sessions' programs in an XSpace: what XLA's profiler recorded of the whole process.
+"""An XSpace, what XLA's profiler recorded of a whole process: hides other sessions' programs in it, and joins two.
 
 The format is protobuf's. Names stand once, in each plane's tables; events refer to them by number, so the millions of
 events are passed on as they are. What is left of another session's work is when devices were busy, and with which of
@@ -17,6 +17,7 @@ HIDDEN = b"another session's program"
 
 # Field numbers (tsl/profiler/protobuf/xplane.proto)
 _PLANES = 1  # of XSpace
+_PLANE_NAME = 2  # of XPlane
 _EVENT_NAMES, _STAT_NAMES, _PLANE_STATS = 4, 5, 6  # of XPlane; the first two are maps, which have keys and values
 _VALUE = 2  # of an entry of a map
 _ID, _NAME, _METADATA, _DISPLAY_NAME, _DESCRIPTION, _STATS = 1, 2, 3, 4, 3, 5
@@ -64,6 +65,22 @@ def hide(xspace: bytes, others: Others) -> bytes:
         _STAT_NAMES: lambda entry: _rewritten(entry, {_VALUE: stat}),
     }
     return _rewritten(xspace, {_PLANES: lambda content: _rewritten(content, plane)})
+
+
+_THREADS = b"/host:CPU"  # the plane of a process's threads: of planes with this name TensorBoard shows the first
+_FURTHER = b"/device:CUSTOM:"  # what the names of planes begin with that it shows whatever they are
+
+
+def joinable(xspace: bytes, name: str) -> bytes:
+    """The XSpace such that it may follow another one in its file: its threads are in a plane of this name.
+
+    To follow one another joins them: so protobuf has it. Raises INVALID_ARGUMENT for what is no XSpace.
+    """
+
+    def renamed(plane: bytes) -> bytes:
+        return _rewritten(plane, {_PLANE_NAME: lambda text: _FURTHER + name.encode() if text == _THREADS else text})
+
+    return _rewritten(xspace, {_PLANES: renamed})
 
 
 def _rewritten(message: bytes, rewrites: dict[int, Callable[[bytes], bytes]]) -> bytes:
