@@ -67,6 +67,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     ray_labels: str | None = None
     ray_strategy: str | None = None
     suspend_folder: str | None = None
+    suspended_seconds: float | None = None
     suspend_lower: SuspendLower | None = None
     spill: int | str | None = None
 

@@ -48,11 +48,11 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
     if shell.superseded_by:
         await asyncio.to_thread(shell.keeper.close)
         raise SupersededError(f"the controller of term {shell.superseded_by} has taken over")
-    shell.stop()
+    kept = shell.stop()
     await asyncio.sleep(0)
     await asyncio.to_thread(shell.keeper.close)
     if shell.journal is not None:
-        shell.journal.end()
+        shell.journal.end(kept)
     if address.is_unix:
         with contextlib.suppress(OSError):
             os.unlink(address.path)

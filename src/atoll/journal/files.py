@@ -60,6 +60,29 @@ def read_header(content: bytes | memoryview, name: str) -> tuple[FileHeader, int
     return found, start + length
 
 
+def write_whole(path: Path, number: int, term: int, payload: bytes) -> None:
+    """Has a file on the disk, whole, or not at all. Raises OSError."""
+    unfinished = path.with_suffix(_UNFINISHED)
+    with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(header(number, term) + _PAYLOAD.pack(len(payload), crc32(payload)))
+        file.write(payload)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.rename(path)
+
+
+def read_whole(path: Path) -> tuple[FileHeader, bytes]:
+    """Its header and payload. Raises JournalError where it is damaged or another version's, and OSError."""
+    content = path.read_bytes()
+    found, start = read_header(content, str(path))
+    if len(content) >= start + _PAYLOAD.size:
+        length, checksum = _PAYLOAD.unpack_from(content, start)
+        payload = content[start + _PAYLOAD.size :]
+        if len(payload) == length and crc32(payload) == checksum:
+            return found, payload
+    raise JournalError(f"{path} is damaged")
+
+
 class Folder:
     """The folder of one journal. Holds a lock on it, which ends with the process: two controllers never share one.
 
@@ -118,25 +141,11 @@ class Folder:
 
     def write_snapshot(self, number: int, term: int, payload: bytes) -> None:
         """Has it on the disk, whole, or not at all."""
-        unfinished = self.snapshot(number).with_suffix(_UNFINISHED)
-        with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(header(number, term) + _PAYLOAD.pack(len(payload), crc32(payload)))
-            file.write(payload)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.rename(self.snapshot(number))
+        write_whole(self.snapshot(number), number, term, payload)
 
     def read_snapshot(self, number: int) -> tuple[FileHeader, bytes]:
         """Raises JournalError where it is damaged or another version's."""
-        path = self.snapshot(number)
-        content = path.read_bytes()
-        found, start = read_header(content, str(path))
-        if len(content) >= start + _PAYLOAD.size:
-            length, checksum = _PAYLOAD.unpack_from(content, start)
-            payload = content[start + _PAYLOAD.size :]
-            if len(payload) == length and crc32(payload) == checksum:
-                return found, payload
-        raise JournalError(f"{path} is damaged")
+        return read_whole(self.snapshot(number))
 
     def open_segment(self, number: int, term: int) -> Segment:
         """A new one, to append to. Raises OSError."""

@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from atoll.journal.files import Folder
+from atoll.journal.files import Folder, write_whole
+from atoll.journal.kept import NAME
 from atoll.journal.records import encode_turn
 from atoll.journal.segment import Segment
 from atoll.journal.snapshots import pickled, start_snapshot
@@ -133,13 +134,21 @@ class Journal:
             self._syncing = threading.Thread(target=_sync, args=(own,), name="journal", daemon=True)
             self._syncing.start()
 
-    def end(self) -> None:
-        """The cluster ends: there is nothing to go on with. What is appended from now on is dropped."""
+    def end(self, kept: bytes = b"") -> None:
+        """The cluster ends: there is nothing to go on with but what is `kept` (`journal.kept`) of its sessions.
+
+        What is appended from now on is dropped.
+        """
         self._is_broken, self._retry = True, math.inf
         if self._child:
             os.kill(self._child, 9)
             self._reap(0)
         self._turn_to(None)
+        if kept:
+            try:
+                write_whole(self._folder.path / NAME, 0, self.term, kept)
+            except OSError as error:
+                _log.error("what is suspended cannot be kept for the next cluster: %s", error)
         self._folder.clear()
         self._folder.close()
 

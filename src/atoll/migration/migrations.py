@@ -232,9 +232,9 @@ class Migrations:
 
     def _lower_again(self, session: Session, changes: Changes) -> None:
         for number, definition in session.definitions.items():
-            if all(changes.keys().isdisjoint(group) for group in device_groups(definition)):
+            old = session.programs.get(number)  # None where an earlier cluster has left the session
+            if old is not None and all(changes.keys().isdisjoint(group) for group in device_groups(definition)):
                 continue
-            old = session.programs.get(number)
             try:
                 session.programs[number] = self._programs.lower(
                     session, definition, session.devices.locations, session.functions

@@ -153,6 +153,19 @@ class Suspensions:
         on_the_way = (Stage.QUIESCING, Stage.DRAINING, Stage.PUTTING)
         return [each.session for each in self.by_session.values() if each.stage in on_the_way]
 
+    def on_disk(self) -> list[tuple[Session, bool]]:
+        """Sessions that are, and whether by the cluster's own will."""
+        at_rest = (Stage.SUSPENDED, Stage.WAITING)
+        found = [each for each in self.by_session.values() if each.to_files and each.stage in at_rest]
+        return [(each.session, each.by_system) for each in found]
+
+    def take(self, session: Session, by_system: bool) -> None:
+        """One that an earlier cluster has left on disk."""
+        suspension = Suspension(self._migrations.next_number(), session, True, _told, by_system)
+        suspension.room = Room.of(session)
+        self.by_session[session.number] = suspension
+        self._enter(suspension, Stage.SUSPENDED)
+
     def quiesced(self, session: Session, number: int) -> None:
         """The proxy holds its client back; what it has sent before has come."""
         suspension = self.by_session.get(session.number)
@@ -320,3 +333,7 @@ class Suspensions:
             self._enter(suspension, Stage.SUSPENDED)
         if resumption is not None:
             resumption.then(status)
+
+
+def _told(status: Status) -> None:
+    """Who asked for the suspension has been told so, by an earlier cluster."""
