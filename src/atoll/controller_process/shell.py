@@ -201,9 +201,9 @@ class ControllerShell:
 
         return on_message, on_lost
 
-    def stop(self) -> bytes:
+    def stop(self, keeps_sessions: bool = False) -> bytes:
         """Workers are asked to end. Returns once what was decided is on its way, with what is to be kept."""
-        self._handle(e.StopAsked(self._clock(), self.journal is not None))
+        self._handle(e.StopAsked(self._clock(), keeps_sessions))
         self._flush()
         self._following.end()
         return leave(self.controller, self.state(), self.resumable, self._to_keep)
