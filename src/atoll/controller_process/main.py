@@ -17,7 +17,7 @@ from atoll.controller_process.standby import Standby
 from atoll.errors import AtollError
 from atoll.protocol import messages as m
 from atoll.security.access import HOST_TOKEN_VARIABLE
-from atoll.security.start import AUTHORITY_VARIABLE
+from atoll.security.start import KEPT_VARIABLE
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.endpoints import listen
 
@@ -50,7 +50,7 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
         await asyncio.to_thread(shell.keeper.close)
         raise SupersededError(f"the controller of term {shell.superseded_by} has taken over")
     # With TLS, the next cluster is trusted where it has the same authority.
-    kept = shell.stop(shell.journal is not None and (not address.tls or AUTHORITY_VARIABLE in os.environ))
+    kept = shell.stop(shell.journal is not None and (not address.tls or bool(os.environ.get(KEPT_VARIABLE))))
     await asyncio.sleep(0)
     await asyncio.to_thread(shell.keeper.close)
     if shell.journal is not None:
