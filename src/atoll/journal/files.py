@@ -11,6 +11,7 @@ import fcntl
 import os
 import stat
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from zlib import crc32
 
@@ -23,6 +24,7 @@ from atoll.protocol.messages import PROTOCOL
 
 _MAGIC = b"ATOLL JOURNAL\n"
 _LENGTHS = struct.Struct("<II")  # of a header, with its checksum
+_MOST_HEADER = 4096
 _PAYLOAD = struct.Struct("<QI")  # of what a snapshot has, with its checksum
 _SNAPSHOT, _SEGMENT, _UNFINISHED = ".snapshot", ".events", ".unfinished"
 
@@ -80,6 +82,28 @@ def read_whole(path: Path) -> tuple[FileHeader, bytes]:
         payload = content[start + _PAYLOAD.size :]
         if len(payload) == length and crc32(payload) == checksum:
             return found, payload
+    raise JournalError(f"{path} is damaged")
+
+
+def payload_of(path: Path, most: int) -> Iterator[tuple[bytes, bool]]:
+    """A file's payload, at most so many bytes at a time, and whether these are the last.
+
+    Raises as `read_whole`, before the last of them, for whoever has no room for all. OSError may come at once.
+    """
+    with open(path, "rb") as file:
+        _, start = read_header(file.read(_MOST_HEADER), str(path))
+        file.seek(start)
+        fields = file.read(_PAYLOAD.size)
+        left, checksum = _PAYLOAD.unpack(fields) if len(fields) == _PAYLOAD.size else (-1, 0)
+        computed = 0
+        while left > 0:
+            part = file.read(min(most, left))
+            computed, left = crc32(part, computed), left - len(part)
+            if not part or (not left and computed != checksum):
+                break
+            yield part, not left
+            if not left:
+                return
     raise JournalError(f"{path} is damaged")
 
 

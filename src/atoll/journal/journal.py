@@ -14,10 +14,10 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from atoll.journal.files import Folder, write_whole
+from atoll.journal.files import Folder, payload_of, write_whole
 from atoll.journal.kept import NAME
 from atoll.journal.records import encode_turn
 from atoll.journal.segment import Segment
@@ -69,9 +69,12 @@ class Journal:
         """Of the last snapshot that was begun."""
         return self._number
 
-    def payload(self, number: int) -> bytes:
-        """What is in a snapshot. Raises JournalError, and OSError where it is not there, or not yet."""
-        return self._folder.read_snapshot(number)[1]
+    def payload(self, number: int, most: int) -> Iterator[tuple[bytes, bool]]:
+        """What is in a snapshot, so many bytes at a time, and whether they are the last.
+
+        Raises JournalError, and OSError where it is not there, or not yet, when the first are asked for.
+        """
+        return payload_of(self._folder.snapshot(number), most)
 
     def begin(self) -> None:
         """Writes the first snapshot of this process, while nothing waits yet. Raises OSError."""
