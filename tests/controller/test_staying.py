@@ -114,6 +114,17 @@ def test_it_goes_on_where_it_was_once_its_functions_are_compiled():
     assert play.memory == 16
 
 
+def test_who_resumes_it_before_the_first_tick_waits_for_as_long_as_he_says():
+    play = next_of(suspended())
+    play.hosts_join()
+    assert play.resume(wait=5.0) == []
+    play.tick(4000.0)  # by a clock that has gone on since the former cluster
+    assert not any(isinstance(each, m.OperationReply) for each in play.outbox())
+    play.tick(4006.0)
+    (reply,) = [each for each in play.outbox() if isinstance(each, m.OperationReply)]
+    assert "which has just come back" in reply.status.message
+
+
 def test_it_goes_on_on_another_island_too():
     play = next_of(suspended())
     play.hosts_join()

@@ -60,7 +60,7 @@ class _Resumption:
     islands: tuple[int, ...]
     seconds: float
     then: Callable[[Status], None]
-    since: float | None = None  # when it was first looked for room
+    since: float | None = None  # the first tick that has looked for room
     waits_for: str = ""
 
 
@@ -196,6 +196,8 @@ class Suspensions:
                 text = f"{session.name}: {text.format(in_flight=session.in_flight)}, after {seconds:.0f} s"
                 self._give_up(suspension, Status(Code.DEADLINE_EXCEEDED, text))
         for suspension in self._waiting():
+            if suspension.resumption is not None and suspension.resumption.since is None:
+                suspension.resumption.since = now
             self._try_to_resume(suspension)
 
     def _waiting(self) -> Iterator[Suspension]:
@@ -298,10 +300,10 @@ class Suspensions:
             lacking = error.status.message
         if resumption is None:
             return
-        if resumption.since is None:
-            resumption.since = self._now
         resumption.waits_for = lacking
-        if self._now - resumption.since >= resumption.seconds:
+        # None: it was asked for after the last tick, or before the first.
+        has_waited = 0.0 if resumption.since is None else self._now - resumption.since
+        if has_waited >= resumption.seconds:
             suspension.resumption = None
             self._enter(suspension, Stage.SUSPENDED)
             resumption.then(Status(Code.RESOURCE_EXHAUSTED, f"session {session.number} waits for {lacking}"))
