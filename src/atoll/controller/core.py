@@ -94,7 +94,8 @@ class Controller:
         self.load = LoadRecord()
         self.history = History(self._outbox.time)
         self._lifecycle = Lifecycle(self.resources.islands)
-        self._checks = Checks(self, self._outbox, self.connections.hosts)
+        links = self.connections
+        self._checks = Checks(self, self._outbox, links.hosts, links.sessions, links.away)
         self._make_programs(settings)
         self._make_sessions(settings)
         self._operators = Operators(
@@ -261,6 +262,7 @@ class Controller:
             settings.lease_seconds,
             self.history,
             self._tracing,
+            self._checks,
         )
         self._hosts = Hosts(
             self.resources,

@@ -32,9 +32,6 @@ from atoll.scheduling.functions import DeviceAssignment, function_name, hosts_of
 from atoll.scheduling.programs import RegisteredProgram, device_groups
 from atoll.scheduling.session import Session
 
-# Copies are buffers of the session's, under numbers that neither its client nor its proxy gives.
-_OWN_HANDLES = 1 << 61
-
 # For a proxy to hold its client back.
 QUIESCE_SECONDS = 10.0
 # For a session to be still: what it has launched must end.
@@ -75,7 +72,7 @@ class Migrations:
         self._asides = asides
         self._outbox = outbox
         self._stages: Durations[tuple[int, Stage]] = Durations()  # by migration and stage
-        self._next_handle = _OWN_HANDLES
+        self._next_handle = m.OWN_HANDLES  # for copies, which are buffers of the session's
         self._next_number = 1
 
     # ---- events

@@ -27,6 +27,7 @@ from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.checks import LAUNCH_WINDOW
 from atoll.scheduling.session import Session
 from atoll.scheduling.tenants import Tenant
+from atoll.telemetry.checks import Checks
 from atoll.telemetry.history import History
 from atoll.telemetry.tracing import Tracing
 
@@ -55,6 +56,7 @@ class Sessions:
         lease_seconds: float,
         history: History,
         tracing: Tracing,
+        checks: Checks,
     ) -> None:
         self._sessions = sessions
         self._connections = connections
@@ -70,6 +72,7 @@ class Sessions:
         self._lease_seconds = lease_seconds
         self._history = history
         self._tracing = tracing
+        self._checks = checks
         self.next_number = 1  # of a session
         self.leases = Leases(CLIENT_LEASES * lease_seconds)  # of proxies, by session
         # The most frequent messages have handlers that take them as they are.
@@ -94,6 +97,7 @@ class Sessions:
             m.LeavesIslands: self._leaves_islands,
             m.FailOnLoss: self._fail_on_loss,
             m.CallsRecorded: self._calls_recorded,
+            m.HandlesReported: checks.held,
         }
         self._slice_requests = slice_requests
 
@@ -165,6 +169,7 @@ class Sessions:
         self._suspensions.session_closed(session)
         self._launcher.session_closed(session)
         self._tracing.session_closed(session)
+        self._checks.session_closed(number)
         for host in self._resources.hosts:
             self._outbox.to_host(host, m.CloseStore(number))
         self._programs.session_closed(session)
