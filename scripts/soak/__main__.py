@@ -54,11 +54,11 @@ def settle(ground: Ground) -> dict[str, Any]:
         time.sleep(0.5)
 
 
-def run(ground: Ground, minutes: float, clients: int, every: float, seed: int, logs: Path) -> None:
+def run(ground: Ground, minutes: float, clients: int, trainings: int, every: float, seed: int, logs: Path) -> None:
     """Raises SoakError where anything goes wrong."""
     rng = random.Random(seed)
     ground.begin()
-    users = Users(clients, minutes * 60, seed, ground.start_user, logs)
+    users = Users(clients, trainings, minutes * 60, seed, ground.start_user, logs)
     struck: Counter[str] = Counter()
     try:
         end = time.monotonic() + minutes * 60
@@ -88,6 +88,7 @@ def run(ground: Ground, minutes: float, clients: int, every: float, seed: int, l
 def main(
     minutes: Annotated[float, typer.Option(help="How long.")] = 10.0,
     clients: Annotated[int, typer.Option(help="How many at a time.")] = 3,
+    trainings: Annotated[int, typer.Option(help="How many elastic trainings beside them.")] = 1,
     every: Annotated[float, typer.Option(help="Seconds between two strikes, on average.")] = 5.0,
     islands: Annotated[str, typer.Option(help="The cluster.")] = "",
     seed: Annotated[int, typer.Option(help="Of all that is random; 0: of the clock.")] = 0,
@@ -98,14 +99,14 @@ def main(
     seed = seed or int(time.time())
     islands = islands or ("2x2x1" if machines else "2x2x2")
     where = f"{islands} over {machines} machines" if machines else islands
-    console.print(f"seed {seed}, {minutes:g} minutes, {clients} clients on {where}")
+    console.print(f"seed {seed}, {minutes:g} minutes, {clients} clients and {trainings} trainings on {where}")
     logs = Path(tempfile.mkdtemp(prefix="soak-users-"))
     ground: Ground = ManyMachines(machines, islands) if machines else OneMachine(islands)
     if only:
         check_known("kind of strike", only, ground.kinds)
         ground.kinds = {only: 1}
     try:
-        run(ground, minutes, clients, every, seed, logs)
+        run(ground, minutes, clients, trainings, every, seed, logs)
     except SoakError as error:
         console.print(f"[bold red]the soak failed[/] (seed {seed}):", markup=True)
         console.print(str(error), markup=False)

@@ -88,8 +88,7 @@ class User:
         except jax.errors.JaxRuntimeError as error:
             if not str(error).startswith(_EXPECTED):
                 raise
-            if "Connection to IFRT proxy server was terminated" in str(error):
-                print("lost its proxy", flush=True)
+            if lost_its_proxy(error):
                 sys.exit(LOST_PROXY)
             self.lost += 1
             self.forget_what_is_lost()
@@ -157,6 +156,14 @@ class User:
             else:
                 alive.append(held)
         self.held = alive
+
+
+def lost_its_proxy(error: Exception) -> bool:
+    """Says it, too."""
+    is_lost = "Connection to IFRT proxy server was terminated" in str(error)
+    if is_lost:
+        print("lost its proxy", flush=True)
+    return is_lost
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ class Ground(Protocol):
         """Runs the command; its output. Raises SoakError where it fails."""
 
     def start_user(self, number: int, arguments: Sequence[str], errors: IO[str]) -> tuple[subprocess.Popen[str], str]:
-        """Starts `scripts.soak.client`. Returns the process and a name of its machine."""
+        """Starts a module with arguments, which come first. Returns the process and a name of its machine."""
 
     def pid_of(self, user: UserProcess) -> int:
         """The pid of the user's Python, as this process knows it."""

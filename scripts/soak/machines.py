@@ -1,7 +1,8 @@
 """A soak on several "machines": an engine `hosts`, machines that reboot, and links that are cut, deaf or slow.
 
-m0 has the controller. Each machine but one has the hosts of two islands, so that most strikes leave an island alone:
-with three machines and islands of two hosts, island 0 is on m1 and m2, and island 1 on m2 and m0.
+m0 has the engine and, at first, the controller, which is killed, and taken over from: see `controllers`. Each machine
+but one has the hosts of two islands, so that most strikes leave an island alone: with three machines and islands of two
+hosts, island 0 is on m1 and m2, and island 1 on m2 and m0.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import IO, Any
 import psutil
 
 from atoll.cluster.topology import Topology
+from scripts.soak import controllers, sessions
+from scripts.soak.controllers import ENGINE_MACHINE, Controllers
 from scripts.soak.ground import report, strike_user
 from scripts.soak.users import SoakError, UserProcess, Users
 from tests.machines.bed import Machines
@@ -42,6 +45,9 @@ KINDS = {
     "200 ms": 2,
     "proxy killed": 2,
     "client killed": 2,
+    sessions.KIND: 3,
+    sessions.KIND_AND_KILLED: 1,
+    **controllers.KINDS,
 }
 
 
@@ -59,14 +65,20 @@ class ManyMachines:
         self.back: list[float] = []  # seconds
 
     def begin(self) -> None:
-        options = ("--lease", str(LEASE), "--device-memory", "512MiB")
-        self._cluster = MachineCluster(self._bed, self._islands, None, *options)
+        options = ("--lease", str(LEASE), "--device-memory", "512MiB", "--suspend-folder", "/tmp/aside")
+        self._cluster = MachineCluster(self._bed, self._islands, None, *options, *Controllers.options())
         for host in range(self._topology.host_count):
             # m1, m2, m2, m0, m0, m1, ...: an island is on two machines that follow one another.
             island = self._topology.island_of(host)
             turn = island + host - self._topology.first_host(island) + 1
             self._start_agent(host, self._bed.names[turn % len(self._bed.names)])
         self._cluster.is_up()
+        count = self._topology.host_count
+        few = [each for each in self._bed.names if 2 * len(self._hosts_on(each)) < count]
+        self._controllers = Controllers(self._cluster, few, self._reboot)
+
+    def _hosts_on(self, machine: str) -> list[int]:
+        return [host for host, (where, _) in self._agents.items() if where == machine]
 
     def _start_agent(self, host: int, machine: str) -> None:
         agent = self._cluster.host(machine, "--rank", str(host))
@@ -83,7 +95,7 @@ class ManyMachines:
         machine = self._bed.names[number % len(self._bed.names)]
         process = self._bed.popen(
             machine,
-            [sys.executable, "-m", "scripts.soak.client", *arguments],
+            [sys.executable, "-m", *arguments],
             environment(ATOLL_CACHE_DIR="off", **self._cluster.of_clients),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -106,7 +118,13 @@ class ManyMachines:
             if not self._strike_process(kind, users, rng):
                 return False
         elif kind == "machine rebooted":
-            self._reboot(rng.choice(self._bed.names[1:]), users)
+            kept = {ENGINE_MACHINE, self._controllers.machine}
+            self._reboot(rng.choice([each for each in self._bed.names if each not in kept]), users)
+        elif kind in controllers.KINDS:
+            self._controllers.strike(kind, users, rng)
+        elif kind in (sessions.KIND, sessions.KIND_AND_KILLED):
+            if not sessions.suspend(self, users, rng, lambda: self._meanwhile(kind, users, rng)):
+                return False
         else:
             self._strike_network(kind, users, rng)
         healed = time.monotonic()
@@ -115,6 +133,11 @@ class ManyMachines:
         self.back.append(time.monotonic() - healed)
         print(f", all islands ready {self.back[-1]:.1f} s later", flush=True)
         return True
+
+    def _meanwhile(self, kind: str, users: Users, rng: random.Random) -> None:
+        """While a session is suspended."""
+        if kind == sessions.KIND_AND_KILLED:
+            self._controllers.strike(controllers.KILLED, users, rng)
 
     def _strike_process(self, kind: str, users: Users, rng: random.Random) -> bool:
         host, (machine, agent) = rng.choice(sorted(self._agents.items(), key=lambda item: item[0]))
@@ -141,9 +164,8 @@ class ManyMachines:
     def _reboot(self, machine: str, users: Users) -> None:
         self._doom(users, "machine rebooted", machine)
         self._bed.reboot(machine)
-        for host, (where, _) in list(self._agents.items()):
-            if where == machine:
-                self._start_agent(host, machine)
+        for host in self._hosts_on(machine):
+            self._start_agent(host, machine)
 
     def _strike_network(self, kind: str, users: Users, rng: random.Random) -> None:
         seconds = rng.choice([1.0, LEASE - 2, LEASE + 1, LEASE + 6, 2 * LEASE + 8])
@@ -178,9 +200,9 @@ class ManyMachines:
                     self._bed.heal()
 
     def _doom(self, users: Users, kind: str, *machines: str) -> None:
-        """Users on these machines may lose their sessions, rightly, and all where m0 is one."""
+        """Users on these machines may lose their sessions, rightly, and all where one has the engine or controller."""
         for user in users.alive:
-            if user.machine in machines or "m0" in machines:
+            if {user.machine, ENGINE_MACHINE, self._controllers.machine} & {*machines}:
                 user.doomed = user.doomed or kind
 
     def _await_islands(self, users: Users) -> None:
@@ -200,6 +222,7 @@ class ManyMachines:
         left = []
         if self._cluster.up.wait(END_SECONDS):
             left.append(f"atoll up ended with status {self._cluster.up.process.returncode}")
+        left += self._controllers.ended(END_SECONDS)
         for host, (machine, agent) in self._agents.items():
             if agent.wait(END_SECONDS):
                 left.append(f"the agent of host {host} on {machine} ended with status {agent.process.returncode}")

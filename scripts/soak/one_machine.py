@@ -46,7 +46,7 @@ class OneMachine:
 
     def start_user(self, number: int, arguments: Sequence[str], errors: IO[str]) -> tuple[subprocess.Popen[str], str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "scripts.soak.client", *arguments],
+            [sys.executable, "-m", *arguments],
             cwd=ROOT,
             env=self._environment,
             stdin=subprocess.DEVNULL,

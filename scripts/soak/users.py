@@ -15,8 +15,9 @@ from typing import IO
 from scripts.soak.client import WRONG
 
 ROOT = Path(__file__).resolve().parents[2]
-# Starts a client: its number, its arguments, and where it writes errors. Returns the process and its machine.
+# Starts a client: its number, its module and what that takes, where it writes errors. Returns the process and machine.
 Start = Callable[[int, Sequence[str], IO[str]], tuple[subprocess.Popen[str], str]]
+RANDOM_WORK, TRAINING = "scripts.soak.client", "scripts.soak.training"
 SILENCE_SECONDS = 90.0  # an island's restart, and what had to be compiled again
 
 
@@ -26,10 +27,11 @@ class SoakError(Exception):
 
 @dataclass
 class UserProcess:
-    """One client. `doomed` is set by whoever kills it, or its proxy."""
+    """One client, which runs a `module`. `doomed` is set by whoever kills it, or its proxy."""
 
     process: subprocess.Popen[str]
     errors: IO[str]
+    module: str = RANDOM_WORK
     machine: str = ""
     doomed: str = ""
     heard: float = field(default_factory=time.monotonic)
@@ -37,12 +39,12 @@ class UserProcess:
 
 
 class Users:
-    """Keeps `count` clients at work for `seconds`.
+    """Keeps `count` clients at work for `seconds`, and so many trainings.
 
     `start(number, arguments, errors)` starts one, and returns its process and machine.
     """
 
-    def __init__(self, count: int, seconds: float, seed: int, start: Start, logs: Path) -> None:
+    def __init__(self, count: int, trainings: int, seconds: float, seed: int, start: Start, logs: Path) -> None:
         self._end = time.monotonic() + seconds
         self._start_process = start
         self._logs = logs
@@ -50,15 +52,15 @@ class Users:
         self._selector = selectors.DefaultSelector()
         self.alive: list[UserProcess] = []
         self.ended: list[UserProcess] = []
-        for _ in range(count):
-            self._start()
+        for module in [RANDOM_WORK] * count + [TRAINING] * trainings:
+            self._start(module)
 
-    def _start(self) -> None:
+    def _start(self, module: str) -> None:
         self._seed += 1
         left = max(1.0, self._end - time.monotonic())
         errors = open(self._logs / f"user-{self._seed}", "w+")  # noqa: SIM115
-        process, machine = self._start_process(self._seed, (str(self._seed), f"{left:.1f}"), errors)
-        user = UserProcess(process, errors, machine)
+        process, machine = self._start_process(self._seed, (module, str(self._seed), f"{left:.1f}"), errors)
+        user = UserProcess(process, errors, module, machine)
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
         self._selector.register(process.stdout, selectors.EVENT_READ, user)
@@ -93,7 +95,7 @@ class Users:
             raise SoakError(f"user {user.process.pid} ended with status {status}, untouched\n{tail(user)}")
         user.errors.close()
         if time.monotonic() < self._end - 1:
-            self._start()
+            self._start(user.module)
 
     def kill(self) -> None:
         """Ends all that are left."""

@@ -171,6 +171,20 @@ def test_while_hosts_reach_the_controller_a_standby_that_does_not_serves_nobody(
     play(scene)
 
 
+def test_who_dials_anew_after_each_loss_learns_of_the_standby_too(play):
+    async def scene(pair: Pair) -> None:
+        there = await Peer.open(pair.first, "operator")  # whose connection ends with its socket, as a host agent's does
+        learned: list[tuple[str, ...]] = []
+        there.connection.on_link = lambda message: learned.append(message.addresses)  # type: ignore[union-attr]
+        await until(lambda: learned == [(str(pair.second),)])
+        pair.running.cancel()
+        await until(lambda: learned[1:] == [()])
+        there.connection.close()
+        pair.shell.stop()
+
+    play(scene)
+
+
 def test_a_standby_ends_with_its_cluster(play):
     async def scene(pair: Pair) -> None:
         pair.shell.stop()

@@ -127,6 +127,7 @@ class MachineCluster(Commands):
         self, bed: Machines, islands: str, cache: Path | None = None, *options: str, secured: bool = True
     ) -> None:
         self.address = f"{bed.address('m0')}:{PORT}"
+        self.known_as = f"m0:{PORT}"  # where hosts and clients find the controller
         plain = {} if secured else {"ATOLL_INSECURE": "1", "ATOLL_TOKEN": "of the machines"}
         super().__init__(bed, environment(ATOLL_CACHE_DIR=str(cache) if cache else "off", **plain))
         self.join = self._host_join = ""
@@ -142,10 +143,10 @@ class MachineCluster(Commands):
     def host(self, machine: str, *options: str, under: tuple[str, ...] = (), **more: str) -> Process:
         """A host agent there; `under` is a command that runs it, with its own options."""
         secret = {"ATOLL_JOIN": self._host_join}
-        return self.start(machine, [*under, *ATOLL, "host", "--address", f"m0:{PORT}", *options], **secret, **more)
+        return self.start(machine, [*under, *ATOLL, "host", "--address", self.known_as, *options], **secret, **more)
 
     def atoll(self, *arguments: str, machine: str = "m0") -> Process:
-        """A command of `atoll` that has ended."""
+        """A command of `atoll` that has ended, which asks nobody but who listens at `address`."""
         process = self.start(machine, [*ATOLL, *arguments, "--address", self.address], ATOLL_JOIN=self.join)
         process.wait()
         return process
@@ -172,7 +173,7 @@ class MachineCluster(Commands):
     @property
     def of_clients(self) -> dict[str, str]:
         """The environment with which a client on any machine uses this cluster."""
-        return {"JAX_PLATFORMS": "atoll", "ATOLL_ADDRESS": f"m0:{PORT}", "ATOLL_JOIN": self.join}
+        return {"JAX_PLATFORMS": "atoll", "ATOLL_ADDRESS": self.known_as, "ATOLL_JOIN": self.join}
 
     def log(self) -> str:
         """What all processes have said, for a test that fails."""

@@ -27,6 +27,12 @@ _HAS = """
     print(json.dumps(sorted(actors + groups)))
 """
 
+_NODES = """
+    import json, ray
+    ray.init("auto", log_to_driver=False, logging_level="ERROR")
+    print(json.dumps({each["NodeManagerAddress"]: each["NodeID"] for each in ray.nodes() if each["Alive"]}))
+"""
+
 
 def is_address(line: str) -> bool:
     """Whether `atoll up` says where its cluster is."""
@@ -109,6 +115,16 @@ class RayMachines(Commands):
             time.sleep(0.2)
         return report
 
+    def drain(self, name: str, seconds: int) -> None:
+        """Has Ray drain a node, as for a provider that takes the machine back after so many seconds."""
+        look = self.start("m0", [sys.executable, "-c", textwrap.dedent(_NODES)])
+        look.wait()
+        node = json.loads(look.said.splitlines()[-1])[self.bed.address(name)]
+        reason = ("--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot")
+        where = ("--address", f"{self.bed.address(self.bed.names[0])}:{PORT}", "--node-id", node)
+        told = self.start("m0", [*_RAY, "drain-node", *where, *reason, "--deadline-remaining-seconds", str(seconds)])
+        assert told.wait() == 0, told.said
+
     def has(self) -> list[str]:
         """The actors and placement groups that Ray has."""
         look = self.start("m0", [sys.executable, "-c", textwrap.dedent(_HAS)])
@@ -116,7 +132,7 @@ class RayMachines(Commands):
         found: list[str] = json.loads(look.said.splitlines()[-1])
         return found
 
-    def processes(self, machine: str, text: str) -> list[int]:
+    def running(self, machine: str, text: str) -> list[int]:
         """The pids, on this side, of what runs on a machine with this in its command line."""
         space = os.readlink(f"/proc/{self.bed.pid(machine)}/ns/pid")
         found = []
@@ -132,4 +148,4 @@ class RayMachines(Commands):
 
     def log(self) -> str:
         """What all processes have said, for a test that fails."""
-        return "\n".join(f"--- {each.machine}: {each.process.args[-5:]}\n{each.said}" for each in self._processes)
+        return "\n".join(f"--- {each.machine}: {each.process.args[-5:]}\n{each.said}" for each in self.processes)

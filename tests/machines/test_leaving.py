@@ -28,6 +28,7 @@ ISLANDS = """
         print("sums", [float(double(each).sum()) for each in arrays])
         time.sleep(0.1)
 """
+SUMS = "sums [12.0, 20.0, 28.0, 36.0]"
 
 
 @pytest.fixture
@@ -59,9 +60,8 @@ def test_what_is_on_a_machine_that_leaves_is_moved_to_another_island_within_its_
     first.signal(signal.SIGTERM)
     assert first.wait(20) == 0
     assert time.monotonic() - struck < 15
-    sums = "sums [12.0, 20.0, 28.0, 36.0]"
-    script.line(lambda line: line == sums, time.monotonic())
-    assert {line for _, line in script.lines} == {sums}
+    script.line(lambda line: line == SUMS, time.monotonic())
+    assert {line for _, line in script.lines} == {SUMS}
     report = cluster.status()
     assert [each["state"] for each in report["islands"]] == ["drained", "ready"]
     assert [each["name"] for each in report["machines"]] == ["m2"]
@@ -70,8 +70,8 @@ def test_what_is_on_a_machine_that_leaves_is_moved_to_another_island_within_its_
     cluster.host("m1", "--rank", "0")
     cluster.wait_until(lambda report: [each["state"] for each in report["islands"]] == ["ready", "ready"])
     assert len(cluster.status()["islands"][0]["hosts"]) == 1
-    script.line(lambda line: line == sums, time.monotonic())
-    assert {line for _, line in script.lines} == {sums}
+    script.line(lambda line: line == SUMS, time.monotonic())
+    assert {line for _, line in script.lines} == {SUMS}
 
 
 @long

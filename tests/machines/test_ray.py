@@ -15,6 +15,7 @@ from tests.machines.clusters import Process
 from tests.machines.plugin import machines, make_machines  # noqa: F401
 from tests.machines.ray_cluster import RayMachines, is_address
 from tests.machines.test_hosts import LEASE, LOOP
+from tests.machines.test_leaving import ISLANDS, SUMS
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'atoll[ray]'")
 
@@ -51,18 +52,18 @@ def test_an_island_over_two_nodes_outlives_its_actors_agents_and_workers_and_lea
     script.line(lambda line: line == "kept 140.0")
     assert sorted(each["machine"] for each in ray.status()["islands"][0]["hosts"]) == ["m1", "m2"]
     for text in ("ray::HostActor", "operate.command host", "atoll.worker.main"):
-        (pid,) = ray.processes("m1", text)
+        (pid,) = ray.running("m1", text)
         struck = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         assert is_back(script, struck) - struck < 60, text
         print(f"{text}: back after {is_back(script, struck) - struck:.1f} s")
-        assert len(ray.processes("m1", "atoll.worker.main")) == 1
+        assert len(ray.running("m1", "atoll.worker.main")) == 1
     assert "refused" not in script.said  # no program is blamed
     down = ray.atoll("down")
     assert down.wait() == 0
     assert ray.has() == []
     for machine in ("m1", "m2"):
-        assert ray.processes(machine, "atoll.") == []
+        assert ray.running(machine, "atoll.") == []
     for machine in ray.bed.names:
         listing = ray.start(machine, ["sh", "-c", "ls /tmp /dev/shm"])
         listing.wait()
@@ -73,10 +74,10 @@ def test_a_raylet_that_is_killed_takes_its_host_along_and_the_island_is_back_whe
     script = ray.script("m0", LOOP, up(ray, "1x2x2"))
     script.line(lambda line: line == "kept 140.0")
     struck = time.monotonic()
-    for pid in ray.processes("m2", "raylet/raylet"):
+    for pid in ray.running("m2", "raylet/raylet"):
         os.kill(pid, signal.SIGKILL)
     script.line(lambda line: line.startswith("lost"), struck)
-    ray.wait_until(lambda report: not ray.processes("m2", "atoll."), 10)
+    ray.wait_until(lambda report: not ray.running("m2", "atoll."), 10)
 
     def lacks(report: dict[str, Any]) -> bool:
         return "1 node can have that" in str(report["islands"][0]["waits_for"])
@@ -87,6 +88,22 @@ def test_a_raylet_that_is_killed_takes_its_host_along_and_the_island_is_back_whe
     ray.start_node("m2")
     again = time.monotonic()
     script.line(lambda line: line == "kept 140.0", again, seconds=90)
+
+
+def test_what_is_on_a_node_that_ray_drains_is_moved_before_it_is_lost(ray: RayMachines) -> None:
+    script = ray.script("m0", ISLANDS, up(ray, "2x1x2"))
+    script.line(lambda line: line.startswith("sums"))
+    away, other = (each["hosts"][0]["machine"] for each in ray.status()["islands"])
+    ray.drain(away, 60)
+
+    def is_placed_anew(report: dict[str, Any]) -> bool:
+        island = report["islands"][0]
+        return island["state"] == "ready" and [each["machine"] for each in island["hosts"]] == [other]
+
+    ray.wait_until(is_placed_anew, 50)
+    assert ray.running(away, "operate.command host") == []  # nothing of the cluster's is there any more
+    script.line(lambda line: line == SUMS, time.monotonic())
+    assert {line for _, line in script.lines} == {SUMS}
 
 
 def test_a_start_that_ray_has_no_room_for_says_what_is_missing_and_goes_on_when_it_is_there(ray: RayMachines) -> None:
@@ -117,7 +134,7 @@ def test_a_cluster_in_the_foreground_ends_with_its_command_even_where_that_is_ki
 
 def test_where_the_actor_of_the_engine_is_killed_the_cluster_ends_and_nothing_is_left(ray: RayMachines) -> None:
     up(ray, "2x1x1")
-    (actor,) = ray.processes("m0", "ray::EngineActor")
+    (actor,) = ray.running("m0", "ray::EngineActor")
     os.kill(actor, signal.SIGKILL)
     nothing_is_left(ray)
     down = ray.atoll("status")
@@ -139,7 +156,7 @@ def no_process_is_left(ray: RayMachines) -> None:
         (machine, text, pid)
         for machine in ray.bed.names
         for text in ("atoll.engines", "atoll.controller", "atoll.worker", "operate.command", "Actor")
-        for pid in ray.processes(machine, text)
+        for pid in ray.running(machine, text)
     ]:
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
@@ -168,7 +185,7 @@ def test_a_cluster_outlives_rays_head_for_as_long_as_its_nodes_do_and_leaves_not
     script = ray.script("m0", LOOP, address, **joins)
     script.line(lambda line: line == "kept 140.0")
     struck = time.monotonic()
-    for pid in ray.processes("m0", "gcs/gcs_server"):
+    for pid in ray.running("m0", "gcs/gcs_server"):
         os.kill(pid, signal.SIGKILL)
     script.line(lambda line: line == "kept 140.0", struck + 5)
     lost, _ = script.line(lambda line: line.startswith("lost"), struck)
@@ -185,7 +202,7 @@ def test_where_the_machine_of_rays_head_is_lost_its_users_hear_of_it_and_nothing
     ray.bed.reboot("m0")
     lost, _ = script.line(lambda line: line.startswith("lost"), struck)
     assert lost - struck < LEASE + 3
-    while ray.processes("m1", "atoll.worker") + ray.processes("m2", "atoll.worker"):
+    while ray.running("m1", "atoll.worker") + ray.running("m2", "atoll.worker"):
         assert time.monotonic() - struck < LEASE + 4
         time.sleep(0.1)
     no_process_is_left(ray)
@@ -204,7 +221,7 @@ def test_a_second_cluster_of_the_same_name_is_refused(ray: RayMachines) -> None:
 def test_a_start_that_was_killed_is_ended_by_its_name_from_any_node(ray: RayMachines) -> None:
     start = ray.atoll(*UP, "2x1x1")
     deadline = time.monotonic() + 60
-    while not ray.processes("m0", "atoll.controller_process.main"):
+    while not ray.running("m0", "atoll.controller_process.main"):
         assert time.monotonic() < deadline, start.said
     os.kill(start.pid, signal.SIGKILL)
     by_name = ray.atoll_command("down", "--ray-address", "auto")

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from atoll.errors import AccessError, ConnectError
-from atoll.security import enrollment
+from atoll.security import access, enrollment
 from atoll.security.authority import Authority, make_key, signing_request
 from atoll.security.enrollment import AskAuthority, Desk, Enroll, Enrolled, NotEnrolled, Renewal, enroll
 from atoll.security.join import JoinString
@@ -23,6 +23,7 @@ from atoll.wire.connection import Connection
 from atoll.wire.endpoints import listen
 from atoll.wire.tls.identity import Identity
 from tests.certificates import clock_ahead_by, identity
+from tests.cluster_process import free_port
 
 TOKENS = {Role.CLIENT: "a client's token", Role.HOST: "a host's token"}
 AUTHORITY = Authority.make("a test's")
@@ -225,3 +226,19 @@ def test_hosts_and_the_engine_have_a_token_of_their_own() -> None:
         "agent",
         "engine",
     ]
+
+
+def test_a_certificate_is_renewed_by_whoever_has_taken_over() -> None:
+    with controller() as served:
+        join = served.join(Role.HOST)
+        own = Identity(enroll(join, Role.HOST, "m"))
+    with controller() as later:
+        own.elsewhere = (later.address,)
+        assert access.renewed(own, join, "m").ends >= own.certificate.ends
+
+
+def test_while_a_standby_has_not_taken_over_its_controller_renews() -> None:
+    with controller() as served:
+        own = Identity(enroll(served.join(Role.HOST), Role.HOST, "m"))
+        own.elsewhere = (Address(host="127.0.0.1", port=free_port(), tls=True),)
+        assert access.renewed(own, served.join(Role.HOST), "m").role == Role.HOST

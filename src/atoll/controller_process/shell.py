@@ -162,6 +162,8 @@ class ControllerShell:
                 return
             if isinstance(message, m.Hello) and message.resumes:
                 self._connections[number] = self.resumable.grant(number, connection, on_message, on_lost)
+            elif isinstance(message, m.Hello):
+                self.resumable.introduce(connection)
             on_message(message)
 
         def on_link(message: AnyLinkMessage) -> None:

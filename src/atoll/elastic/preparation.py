@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
+from functools import partial
 from typing import Any
 
 import jax
 
+from atoll.elastic import threads
 from atoll.elastic.replica import Replica, recover
 from atoll.elastic.training import Training
 from atoll.errors import RecoveryError
@@ -25,8 +27,7 @@ class Preparation:
     def __init__(self, islands: tuple[int, ...], training: Training, replica: Replica, batch: Any) -> None:
         self.islands = islands
         self._over = threading.Event()
-        arguments = (training, replica, batch)
-        threading.Thread(target=self._compute, args=arguments, name="atoll-prepare", daemon=True).start()
+        threads.start("atoll-prepare", partial(self._compute, training, replica, batch))
 
     @property
     def is_over(self) -> bool:

@@ -13,10 +13,12 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 
+from atoll.elastic import threads
 from atoll.elastic.islands import Islands, is_loss
 from atoll.elastic.placement import moved, other_island
 from atoll.errors import RecoveryError
@@ -50,7 +52,7 @@ class _Generation:
         self.copies = [[each] for each in snapshot]
         self.settled = threading.Event()
         self.failure: BaseException | None = None
-        threading.Thread(target=self._copy, args=(there,), name="atoll-replica", daemon=True).start()
+        threads.start("atoll-replica", partial(self._copy, there))
 
     def _copy(self, there: dict[int, Any]) -> None:
         try:

@@ -21,15 +21,23 @@ _MOST_FAILURES = 3
 
 
 class ControllerChild:
-    """Runs the controller. `on_ready()` is called when all hosts have joined, `on_end(text)` when it has ended.
+    """Runs the controller. `on_ready()` is called when all hosts have joined, `on_end(text)` when it has ended, and
+    `on_replaced(text)` where another controller goes on, elsewhere.
 
     It is started again where it has run, and so has begun its journal, and its end was nobody's wish.
     """
 
-    def __init__(self, options: ControllerOptions, on_ready: Callable[[], None], on_end: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        options: ControllerOptions,
+        on_ready: Callable[[], None],
+        on_end: Callable[[str], None],
+        on_replaced: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self._options = options
         self._on_ready = on_ready
         self._on_end = on_end
+        self._on_replaced = on_replaced
         self._process: LocalProcess | None = None
         self._readable = -1
         self._failures = 0  # since one has run
@@ -86,6 +94,7 @@ class ControllerChild:
             # Whoever is linked to the other one goes on with that, or finds it within the time that there is.
             _log.warning("%s; another one goes on", text)
             self._has_ended.set()
+            self._on_replaced(text)
             return
         if status and self._options.restarts and not self._is_ending and self._failures < _MOST_FAILURES:
             self._failures += 1

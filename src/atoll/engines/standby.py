@@ -1,6 +1,7 @@
 """A standby's engine process: runs the controller that stands by, and starts it again once it has taken over.
 
-The hosts stay those of the cluster's own engine, which goes on with the standby as all others do.
+The hosts stay those of the cluster's own engine, which goes on with the standby as all others do. So where another
+controller takes over from this one, nothing here is needed any more.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class StandbySupervisor:
                 advertise=str(advertised(listen, options.advertise)),
             ),
             self._follows,
+            self._ended,
             self._ended,
         )
 

@@ -116,6 +116,7 @@ class Supervisor:
         self._link = link
         link.on_away = partial(self._cut_off, True)
         link.on_back = partial(self._cut_off, False)
+        link.on_silence = self._cut_off  # what agents say comes by way of the controller, too
         token = token_for(self._address, Role.ENGINE)
         engine = self._options.settings.engine
         link.send(Hello(PROTOCOL, "engine", token, os.getpid(), __version__, engine, resumes=True))

@@ -6,17 +6,18 @@ without TLS; hosts and the engine have one of their own there, which the engine 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import replace
 from pathlib import Path
 
-from atoll.errors import AccessError, ConnectError
+from atoll.errors import AccessError, AtollError, ConnectError
 from atoll.security.enrollment import Renewal, enroll
 from atoll.security.join import JoinString, join_of_environment
 from atoll.security.roles import Role
 from atoll.wire.address import Address
-from atoll.wire.tls.identity import Identity
+from atoll.wire.tls.identity import Certificate, Identity
 from atoll.wire.tls.stream import no_identity
 
 TOKEN_VARIABLE = "ATOLL_TOKEN"
@@ -67,8 +68,16 @@ def identity_for(address: Address, role: Role, name: str, patience: float = 0.0)
         raise no_identity(address, "the Atoll controller")
     join = replace(join, address=address)  # the controller may have several
     identity = joined(join, role, name, patience)
-    Renewal(identity, lambda: enroll(join, role, name))
+    Renewal(identity, lambda: renewed(identity, join, name))
     return identity
+
+
+def renewed(identity: Identity, join: JoinString, name: str) -> Certificate:
+    """A new certificate for it, of the controller of the join string, or the one that has taken over from that."""
+    for address in identity.elsewhere:
+        with contextlib.suppress(AtollError, OSError):
+            return enroll(replace(join, address=address), Role(identity.role), name)
+    return enroll(join, Role(identity.role), name)
 
 
 def joined(join: JoinString, role: Role, name: str, patience: float = 0.0) -> Identity:

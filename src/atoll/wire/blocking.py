@@ -58,6 +58,7 @@ class BlockingConnection:
         name: str = "peer",
         addresses: Iterable[Address] = (),
         redial: Callable[[Address, float], Stream] | None = None,
+        identity: Identity | None = None,
     ) -> None:
         self.name = name
         self._stream: Stream = SocketStream(stream) if isinstance(stream, socket.socket) else stream
@@ -66,6 +67,7 @@ class BlockingConnection:
         self._encode = msgspec.msgpack.Encoder().encode
         self._lock = threading.Lock()  # of all that follows
         self._redial = redial
+        self._identity = identity
         self._addresses = tuple(addresses)
         self._elsewhere: tuple[Address, ...] = ()  # more of them, by the peer's word
         self._answered: tuple[Address, ...] = ()  # the one at which somebody has answered last: it is tried first
@@ -94,7 +96,8 @@ class BlockingConnection:
         def redial(address: Address, timeout: float) -> Stream:
             return dial_stream(address, role, identity, what=name, timeout=timeout)
 
-        return cls(redial(address, timeout), message_type, name=name, addresses=address.each, redial=redial)
+        stream = redial(address, timeout)
+        return cls(stream, message_type, name=name, addresses=address.each, redial=redial, identity=identity)
 
     # ---- sending
 
@@ -200,6 +203,8 @@ class BlockingConnection:
                 self._acknowledge()
             case Elsewhere(addresses=addresses):
                 self._elsewhere = tuple(map(parse_address, addresses))
+                if self._identity is not None:
+                    self._identity.elsewhere = self._elsewhere
             case Bye():
                 self._is_over = True
 

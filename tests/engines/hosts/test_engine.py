@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -244,6 +245,24 @@ def test_machines_that_leave_have_their_island_drained_and_are_dismissed_when_th
         assert m.DrainRequest(0, returns=True) in play.to_controller
         assert play.heard() == []
         play.engine.drained(OK, "")
+        play.processes[0].terminate()
+        play.say(1, m.AgentWorkerEnded(7, 0))
+        assert play.heard() == [(1, m.EndWorker(7)), (1, m.Dismiss("its work is done"))]
+
+    played(scene)
+
+
+def test_a_machine_of_which_others_say_that_it_goes_leaves_once() -> None:
+    def scene() -> None:
+        play = Scene("1x1x4")
+        play.place(hosts=1)
+        play.engine.host_leaves(0, 0, 60.0)  # nobody is there yet
+        play.come(1, Seat(0, 0))
+        play.heard()
+        for seconds in (60.0, 59.5, math.inf):
+            play.engine.host_leaves(0, 0, seconds)
+            play.engine.host_leaves(0, 1, seconds)
+        assert play.to_controller.count(m.DrainRequest(0, returns=True)) == 1
         play.processes[0].terminate()
         play.say(1, m.AgentWorkerEnded(7, 0))
         assert play.heard() == [(1, m.EndWorker(7)), (1, m.Dismiss("its work is done"))]

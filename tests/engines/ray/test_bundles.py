@@ -83,6 +83,13 @@ def test_what_ray_lacks_is_named(demand: Demand, nodes: list[Node], text: str) -
     assert lack_text(demand, nodes) == text
 
 
+def test_nodes_that_ray_drains_are_named_and_count_for_nothing() -> None:
+    leaving = Node("b", {"CPU": 4}, {"CPU": 4}, leaves=True)
+    text = lack_text(Demand({"CPU": 1}, 2), [node("a", 4, 4), leaving])
+    expected = "Ray is asked for 2 x (CPU 1) on 2 nodes, and drains b; of its other 1 node, 1 node can have that"
+    assert text.startswith(expected)
+
+
 def test_hosts_that_share_a_node_need_its_resources_together() -> None:
     demand = Demand({"CPU": 1}, 3, strategy="STRICT_PACK")
     text = lack_text(demand, [node("a", 2, 2)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -42,15 +44,18 @@ class FakeRay:
         strategy = SimpleNamespace(PlacementGroupSchedulingStrategy=lambda **given: SimpleNamespace(**given))
         self.util = SimpleNamespace(
             placement_group=self._group,
-            placement_group_table=lambda group: {"state": group.state},
+            placement_group_table=lambda group: {"state": group.state, "bundles_to_node_id": group.nodes},
             remove_placement_group=lambda group: self.groups.pop(group.name),
             scheduling_strategies=strategy,
         )
-        self._private = SimpleNamespace(state=SimpleNamespace(available_resources_per_node=dict))
+        self.draining: dict[str, int] = {}  # deadlines in ms, by node
+        state = SimpleNamespace(get_draining_nodes=lambda: self.draining)
+        self._private = SimpleNamespace(state=SimpleNamespace(available_resources_per_node=dict, state=state))
 
     def _group(self, bundles: Any, strategy: str, name: str, bundle_label_selector: Any) -> SimpleNamespace:
         labels = bundle_label_selector
         group = SimpleNamespace(bundles=bundles, strategy=strategy, name=name, labels=labels, state="PENDING")
+        group.nodes = dict.fromkeys(range(len(bundles)), "")  # as Ray says it before they are placed
         self.groups[name] = group
         return group
 
@@ -93,9 +98,23 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 
 
 @pytest.fixture
-def placement(ray: FakeRay) -> Iterator[Placement]:
+def leaving() -> list[tuple[int, int, float]]:
+    """What is said of hosts on nodes that Ray drains."""
+    return []
+
+
+@pytest.fixture
+def placement(ray: FakeRay, leaving: list[tuple[int, int, float]]) -> Iterator[Placement]:
     """Islands of two hosts with a GPU each."""
-    placement = Placement("", "c", lambda _, island, rank: [f"{island}/{rank}"], {}, lambda: None, lambda: None)
+    placement = Placement(
+        "",
+        "c",
+        lambda _, island, rank: [f"{island}/{rank}"],
+        {},
+        lambda: None,
+        lambda: None,
+        lambda *host: leaving.append(host),
+    )
     placement.start()
     yield placement
     placement.close()
@@ -145,6 +164,26 @@ def test_a_group_that_somebody_removed_is_made_anew(ray: FakeRay, placement: Pla
     assert eventually(lambda: ray.groups.get("c-island-0", removed) is not removed)
     assert eventually(lambda: len(ray.living) == 2)
     assert {each.options["scheduling_strategy"].placement_group.state for each in ray.living} == {"PENDING"}
+
+
+def test_hosts_leave_a_node_that_ray_drains_and_their_island_is_placed_anew(
+    ray: FakeRay, placement: Placement, leaving: list[tuple[int, int, float]]
+) -> None:
+    placement.want(0, DEMAND)
+    placement.want(1, DEMAND)
+    assert eventually(lambda: len(ray.actors) == 4)
+    first, second = (ray.groups[f"c-island-{island}"] for island in (0, 1))
+    first.nodes, second.nodes = {0: "a", 1: "b"}, {0: "c", 1: "d"}
+    ray.draining["b"] = 0
+    assert eventually(lambda: leaving[2:] != [])  # again and again: its agent may yet have to come
+    assert set(leaving) == {(0, 1, math.inf)}
+    ray.draining["b"] = int((time.time() + 60) * 1000)
+    assert eventually(lambda: 0 < leaving[-1][2] <= 60)
+    assert len(ray.actors) == 4  # they go on for as long as they do
+    ray.actors[1].end = (0, "its work is done: this host agent ends")
+    assert eventually(lambda: ray.groups["c-island-0"] is not first)
+    assert eventually(lambda: [each.arguments for each in ray.living] == [["1/0"], ["1/1"], ["0/0"], ["0/1"]])
+    assert ray.groups["c-island-1"] is second
 
 
 def test_an_island_that_is_over_gives_back_what_it_had_and_others_keep_theirs(

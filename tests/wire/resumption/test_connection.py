@@ -279,3 +279,21 @@ def test_a_leg_that_is_silent_is_given_up_for_another(monkeypatch):
         dialer.connection.close()
 
     play(main)
+
+
+def test_silence_is_said_before_the_leg_is_lost_and_so_is_its_end(monkeypatch):
+    monkeypatch.setattr(dialing, "_SILENCE", 1)
+
+    async def main() -> None:
+        listener = Listener()
+        network = Network([])
+        dialer = await Dialer.open(network, listener, monkeypatch)
+        said: list[bool] = []
+        dialer.connection.on_silence = said.append
+        await until(lambda: said == [True])
+        listener.connection.send(Note(1))
+        await until(lambda: said == [True, False])
+        assert network.legs == 1
+        dialer.connection.close()
+
+    play(main)

@@ -32,15 +32,17 @@ from atoll.errors import AccessError, AtollError, ClusterError, Code, ConnectErr
 from atoll.protocol import messages as m
 from atoll.security.access import identity_for, token_for
 from atoll.security.roles import Role
-from atoll.wire.address import Address
+from atoll.wire.address import Address, parse_address
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import connect
-from atoll.wire.sockets import free_address
+from atoll.wire.resumption.messages import AnyLinkMessage, Elsewhere
+from atoll.wire.sockets import NEXT_SECONDS, free_address
 from atoll.wire.tls.identity import Identity
 
 _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.5
+_CONNECT_SECONDS = 10.0
 EVERYWHERE = ("0.0.0.0", "::")
 _LEASE_LOOKS = 0.25  # seconds between two looks at the lease
 _END_SECONDS = 2.0  # for a worker to end before it is killed
@@ -62,6 +64,9 @@ class HostAgent:
         self._id = os.urandom(16).hex()
         self._link: Connection | None = None
         self._identity: Identity | None = None
+        self._elsewhere: tuple[Address, ...] = ()  # where else a controller may be found
+        self._attempt = 0
+        self._is_heard = False  # the engine, on this connection
         self._lost = asyncio.Event()  # the connection
         self._over = asyncio.Event()
         self._problem: AtollError | None = None
@@ -103,7 +108,7 @@ class HostAgent:
 
     async def _connect_once(self) -> None:
         self._lost.clear()
-        controller = self._options.controller
+        controller = self._next_address()
         try:
             if self._identity is None:
                 name = f"the host agent of {self._options.machine}"
@@ -114,9 +119,11 @@ class HostAgent:
                 self._handle,
                 self._link_lost,
                 name="the Atoll controller",
+                timeout=NEXT_SECONDS if self._elsewhere else _CONNECT_SECONDS,
                 identity=self._identity,
             )
         except AccessError as error:
+            self._attempt += 1
             has_joined, self._identity = self._identity is not None, None
             if not (has_joined or self._options.stays):  # else the file with the join string may change
                 self._end(error)
@@ -125,18 +132,42 @@ class HostAgent:
             await self._sleep(_RETRY_SECONDS)
             return
         except ConnectError as error:
+            self._attempt += 1
             self._say(str(error))
             await self._sleep(_RETRY_SECONDS)
             return
+        link.on_link = self._handle_link
         self._link = link
         self._find_addresses(link)
         token = token_for(controller, Role.HOST)
         link.send(m.Hello(m.PROTOCOL, "agent", token, os.getpid(), __version__, self._options.machine))
         self._introduce()
+        self._is_heard = False
+        unheard = self._loop.call_later(self._leases.seconds, self._unheard)
         await self._lost.wait()
+        unheard.cancel()
+        if not self._is_heard:
+            self._attempt += 1
         link.close()
         self._link = None
         await self._sleep(_RETRY_SECONDS)
+
+    def _next_address(self) -> Address:
+        """Where the controller was heard last, and each of the others in turn where nobody is."""
+        addresses = (self._options.controller, *self._elsewhere)
+        return addresses[self._attempt % len(addresses)]
+
+    def _handle_link(self, message: AnyLinkMessage) -> None:
+        if isinstance(message, Elsewhere):
+            self._elsewhere = tuple(map(parse_address, message.addresses))
+            if self._identity is not None:
+                self._identity.elsewhere = self._elsewhere
+
+    def _unheard(self) -> None:
+        """The controller, or a machine that was one, takes connections, and the engine is not there."""
+        if not self._is_heard:
+            self._say("the cluster is silent")
+            self._lost.set()
 
     async def _sleep(self, seconds: float) -> None:
         try:
@@ -226,6 +257,7 @@ class HostAgent:
                     else:
                         self._worker.terminate()
             case m.Renew(lease=lease, grace=grace):
+                self._is_heard = True
                 self._joined()
                 self._leases.seconds, self._graces.seconds = lease, max(lease, grace)
                 self._leases.renew(_ENGINE, self._loop.time())

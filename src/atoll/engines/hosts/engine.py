@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from itertools import count
 
@@ -17,6 +18,7 @@ from atoll._version import __version__
 from atoll.cluster.processes.leases import PING_SECONDS, Leases
 from atoll.cluster.processes.local_process import describe_exit
 from atoll.cluster.settings import OnOff
+from atoll.cluster.topology import Seat
 from atoll.engines.engine import AgentTaker, HostEnd, HostProcess, HostStart
 from atoll.engines.hosts.agents import Agent
 from atoll.engines.hosts.seats import Candidate, choose, wait_text
@@ -261,12 +263,19 @@ class HostsEngine:
         agent.leaves = True
         if agent.worker is not None and agent.served is not None:
             island = agent.served[0]
-            _log.warning("%s leaves in %.0f s: island %d is drained", agent.name, seconds, island)
+            when = f"in {seconds:.0f} s" if math.isfinite(seconds) else "soon"
+            _log.warning("%s leaves %s: island %d is drained", agent.name, when, island)
             self._draining.append(island)
             self._left.add(island)
             self._send(m.DrainRequest(island, returns=True))
         self._dismiss_if_done(agent)
         self._report()
+
+    def host_leaves(self, island: int, rank: int, seconds: float) -> None:
+        """What has started the agent with this seat will end it, and says so. May be said again and again."""
+        for agent in list(self._agents.values()):
+            if agent.hello.seat == Seat(island, rank) and not agent.leaves:
+                self._leaves(agent, seconds)
 
     def drained(self, status: Status, text: str) -> None:
         island = self._draining.pop(0) if self._draining else -1

@@ -46,12 +46,13 @@ class Demand:
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the Ray cluster that is alive: its resources, all and free ones."""
+    """A node of the Ray cluster that is alive: its resources, all and free ones; and whether it is about to leave."""
 
     name: str
     total: Mapping[str, float]
     free: Mapping[str, float]
     labels: Mapping[str, str] = field(default_factory=dict)
+    leaves: bool = False
 
 
 def demand_of(settings: ClusterSettings, shape: IslandShape) -> Demand:
@@ -94,12 +95,17 @@ def lack_text(demand: Demand, nodes: Sequence[Node]) -> str:
     """Why Ray has not placed an island: what none of its nodes has, or which ones are not free."""
     asked = f"{demand.count} x ({demand})" if demand.count > 1 else f"({demand})"
     text = f"Ray is asked for {asked}" + (f" on {demand.nodes} nodes" if demand.nodes > 1 else "")
+    leaving = [each.name for each in nodes if each.leaves]
+    if leaving:
+        text += f", and drains {', '.join(leaving)}"
+    nodes = [each for each in nodes if not each.leaves]
     needed = demand.on_one_node
     alike = [each for each in nodes if _has_labels(each.labels, demand.labels)]
     fits = [each for each in alike if _covers(each.total, needed)]
     if len(fits) < demand.nodes:
         what = "all of that" if needed != demand.bundle else "that"
-        text += f"; of its {_nodes(len(nodes))}, {_nodes(len(fits)) if fits else 'none'} can have {what}"
+        these = f"its {'other ' if leaving else ''}{_nodes(len(nodes))}"
+        text += f"; of {these}, {_nodes(len(fits)) if fits else 'none'} can have {what}"
         if len(alike) < demand.nodes and demand.labels:
             text += f", since {len(alike) or 'none'} has these labels"
         most = _most(needed, alike)

@@ -5,8 +5,10 @@ Ray is an extra. Nothing but this engine imports it, and that only here and in f
 
 from __future__ import annotations
 
+import math
 import signal
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -68,13 +70,28 @@ def _probe(address: str) -> None:
 def nodes(ray: Any) -> Sequence[Node]:
     """The nodes that Ray thinks alive."""
     free = ray._private.state.available_resources_per_node()
+    leaving = draining(ray)
     return [
         Node(
-            each["NodeManagerHostname"], each["Resources"], free.get(each["NodeID"], {}), dict(each.get("Labels") or {})
+            each["NodeManagerHostname"],
+            each["Resources"],
+            free.get(each["NodeID"], {}),
+            dict(each.get("Labels") or {}),
+            each["NodeID"] in leaving,
         )
         for each in ray.nodes()
         if each["Alive"]
     ]
+
+
+def draining(ray: Any) -> Mapping[str, float]:
+    """The ids of the nodes that Ray drains, of which a provider takes back the machine, say, and the seconds left.
+
+    Ray places nothing there any more, and ends nothing: who drains the node does, when the time is over.
+    """
+    found: Mapping[str, int] = ray._private.state.state.get_draining_nodes()
+    now = time.time()
+    return {node: max(0.0, deadline / 1000 - now) if deadline else math.inf for node, deadline in found.items()}
 
 
 def reachable(listens: Address, here: str) -> Address:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from atoll.cluster.topology import IslandShape
@@ -39,6 +40,7 @@ class RayEngine(HostsEngine):
             agent_environment(self._controller.tls),
             lambda: self._in_loop(keep_sigterm),
             lambda: self._in_loop(self._report),
+            lambda island, rank, seconds: self._in_loop(partial(self.host_leaves, island, rank, seconds)),
         )
 
     def begin(self, send: Callable[[m.Message], None]) -> None:

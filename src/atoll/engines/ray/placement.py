@@ -17,7 +17,7 @@ from typing import Any
 
 from atoll.engines.ray.actors import AgentEnd, HostActor
 from atoll.engines.ray.bundles import Demand, lack_text
-from atoll.engines.ray.connection import connect, nodes
+from atoll.engines.ray.connection import connect, draining, nodes
 from atoll.errors import AtollError
 
 _log = logging.getLogger(__name__)
@@ -43,18 +43,20 @@ class _Host:
 
 @dataclass(eq=False)
 class _Group:
-    """The placement group of an island, and its hosts by rank."""
+    """The placement group of an island, and its hosts by rank. `leaving` are those on nodes that Ray drains."""
 
     group: Any
     demand: Demand
     hosts: list[_Host] = field(default_factory=list)
+    leaving: frozenset[int] = frozenset()
 
 
 class Placement:
     """Keeps the islands that are wanted placed. The methods may be called from any thread, and none blocks but `close`.
 
     `arguments(ray, island, rank)` are those of `atoll host`; `environment` is added to what the node gives it.
-    `on_connected()` and `on_change()` are called from the thread, the latter when `texts` has changed.
+    `on_connected()` and `on_change()` are called from the thread, the latter when `texts` has changed; and
+    `on_leaving(island, rank, seconds)` again and again for a host whose node Ray drains, and will end in so many.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Placement:
         environment: Mapping[str, str],
         on_connected: Callable[[], None],
         on_change: Callable[[], None],
+        on_leaving: Callable[[int, int, float], None],
     ) -> None:
         self._texts: dict[int, str] = {}  # by island; replaced, never changed
         self._address = address
@@ -73,6 +76,7 @@ class Placement:
         self._environment = dict(environment)
         self._on_connected = on_connected
         self._on_change = on_change
+        self._on_leaving = on_leaving
         self._lock = threading.Lock()
         self._wanted: dict[int, Demand] = {}  # by island
         self._groups: dict[int, _Group] = {}
@@ -133,15 +137,20 @@ class Placement:
         for island in [each for each in self._groups if each not in wanted]:
             self._remove(self._groups.pop(island))
         texts = {}
+        leaving = draining(self._ray)
         for island, demand in wanted.items():
             group = self._groups.get(island)
             if group is None:
                 group = self._groups[island] = self._make(island, demand)
-            state = self._state(group)
-            if state == "REMOVED":  # by somebody else, and Ray ends its actors
+            table = self._ray.util.placement_group_table(group.group)
+            state: str = table.get("state", "REMOVED")
+            self._look_at_nodes(island, group, table, leaving)
+            self._note_ends(group)
+            # Removed by somebody else, and Ray ends its actors; or to be placed anew, where its nodes stay.
+            if state == "REMOVED" or any(group.hosts[rank].ended is None for rank in group.leaving):
                 self._remove(self._groups.pop(island))
                 continue
-            self._mend_hosts(island, group)
+            self._start_hosts(island, group)
             texts[island] = self._text(group, state)
         self._say(texts)
 
@@ -164,12 +173,24 @@ class Placement:
         )
         return _Group(group, demand, [_Host() for _ in range(demand.count)])
 
-    def _mend_hosts(self, island: int, group: _Group) -> None:
+    def _look_at_nodes(
+        self, island: int, group: _Group, table: Mapping[str, Any], leaving: Mapping[str, float]
+    ) -> None:
+        """Has the hosts leave whose nodes do. An agent that has not come yet is told of when it has."""
+        on = {rank: node for rank, node in table.get("bundles_to_node_id", {}).items() if node in leaving}
+        group.leaving = frozenset(on)
+        for rank, node in on.items():
+            self._on_leaving(island, rank, leaving[node])
+
+    def _note_ends(self, group: _Group) -> None:
         now = time.monotonic()
         running = {host.ended: host for host in group.hosts if host.ended is not None}
         ended, _ = self._ray.wait(list(running), num_returns=len(running), timeout=0) if running else ((), ())
         for reference in ended:
             self._host_ended(running[reference], now)
+
+    def _start_hosts(self, island: int, group: _Group) -> None:
+        now = time.monotonic()
         for rank, host in enumerate(group.hosts):
             if host.ended is not None and now - host.began > _WELL_SECONDS:
                 host.problem = ""
@@ -204,10 +225,6 @@ class Placement:
         host.failures = 0 if now - host.began > _STEADY_SECONDS else min(host.failures + 1, len(_RETRY_SECONDS))
         host.retry_at = now + _RETRY_SECONDS[max(0, host.failures - 1)]
         self._end_actor(host)
-
-    def _state(self, group: _Group) -> str:
-        state: str = self._ray.util.placement_group_table(group.group).get("state", "REMOVED")
-        return state
 
     def _text(self, group: _Group, state: str) -> str:
         if state != "CREATED":

@@ -29,9 +29,15 @@ from atoll.wire.resumption.pace import FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS, 
 from atoll.wire.sockets import NEXT_SECONDS
 from atoll.wire.tls.identity import Identity
 
+_SILENCE = 2  # seconds: the other side has a word each second
+
 
 class DialedConnection(ResumableConnection):
-    """The end of who dials; see `dial`. `on_away()` is called when it loses a leg, `on_back()` when it has the next."""
+    """The end of who dials; see `dial`.
+
+    `on_away()` is called when it loses a leg, `on_back()` when it has the next. Before it loses one that is silent,
+    `on_silence(True)` is called, and `on_silence(False)` where something comes after all.
+    """
 
     def __init__(
         self,
@@ -46,6 +52,7 @@ class DialedConnection(ResumableConnection):
         super().__init__(on_message, on_lost, name)
         self.on_away: Callable[[], None] = lambda: None
         self.on_back: Callable[[], None] = lambda: None
+        self.on_silence: Callable[[bool], None] = lambda is_silent: None
         self._address = address
         self._elsewhere: tuple[Address, ...] = ()
         self._answered: tuple[Address, ...] = ()  # the address at which somebody has answered last: it is tried first
@@ -98,6 +105,8 @@ class DialedConnection(ResumableConnection):
             return
         if isinstance(message, Elsewhere):
             self._elsewhere = tuple(map(parse_address, message.addresses))
+            if self._identity is not None:
+                self._identity.elsewhere = self._elsewhere
             return
         super()._link(message)
         if isinstance(message, Acknowledge) and self._acknowledged != self.received:
@@ -218,7 +227,9 @@ class DialedConnection(ResumableConnection):
             return
         leg = self._leg
         now = leg.bytes_in if leg is not None else 0
-        silent = silent + 1 if leg is not None and now == bytes_in else 0
+        before, silent = silent, silent + 1 if leg is not None and now == bytes_in else 0
+        if leg is not None and (before >= _SILENCE) != (silent >= _SILENCE):
+            self.on_silence(silent >= _SILENCE)
         if silent >= SILENT_SECONDS:
             self.drop(f"nothing was heard of {self._name} for {silent} s")
             silent = 0

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -175,6 +176,7 @@ class ResumableConnections:
         self._key = key
         self._watch = watch
         self._elsewhere: tuple[str, ...] = ()
+        self._others: weakref.WeakSet[Connection] = weakref.WeakSet()  # that end with their sockets
         self._connections: dict[int, AcceptedConnection] = {}
         self._processes: dict[int, set[int]] = {}  # of this machine: numbers of connections, by pid
 
@@ -196,6 +198,12 @@ class ResumableConnections:
 
     def granted(self, number: int, seconds: float) -> Granted:
         return Granted(number, self.secret(number), self.term, seconds)
+
+    def introduce(self, connection: Connection) -> None:
+        """One that ends with its socket: its peer dials anew, and learns where else."""
+        self._others.add(connection)
+        if self._elsewhere:
+            connection.send_link(Elsewhere(self._elsewhere))
 
     def _watch_process(self, connection: AcceptedConnection, leg: Connection) -> None:
         """Nobody waits for a process of this machine that has ended."""
@@ -255,6 +263,8 @@ class ResumableConnections:
         self._elsewhere = addresses
         for connection in self._connections.values():
             connection.announce(addresses)
+        for other in self._others:
+            other.send_link(Elsewhere(addresses))
 
     def begin(self, term: int) -> None:
         """This term begins: what has been sent until now is all that this process knows of the earlier ones."""

@@ -14,6 +14,8 @@ import ssl
 from dataclasses import dataclass
 from typing import Any
 
+from atoll.wire.address import Address
+
 HANDSHAKE_SECONDS = 10.0
 _SUFFIX = ".atoll"
 
@@ -53,11 +55,13 @@ def name_of(certificate: dict[str, Any] | None) -> str:
 class Identity:
     """A certificate in use. For any thread; contexts are made anew rather than changed while others use them.
 
-    There is one for who dials, and two for who is dialed. Who serves takes it at each connection: the newest.
+    There is one for who dials, and two for who is dialed. Who serves takes it at each connection: the newest. A
+    controller may be found `elsewhere` that renews it, beside the one that gave it.
     """
 
     def __init__(self, certificate: Certificate) -> None:
         self.certificate = certificate
+        self.elsewhere: tuple[Address, ...] = ()
         self.dialing = _context(certificate, ssl.PROTOCOL_TLS_CLIENT, ssl.CERT_REQUIRED)
         self.serving = _context(certificate, ssl.PROTOCOL_TLS_SERVER, ssl.CERT_REQUIRED)
         # This one lets in who has no certificate yet, as a joiner; who serves with it has to look at the role.

@@ -1,0 +1,25 @@
+"""What a training does beside itself is over before its process ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+SCRIPT = """
+import time
+
+from atoll.elastic import threads
+
+
+def work():
+    time.sleep(0.5)
+    print("over")
+
+
+threads.start("work", work)
+"""
+
+
+def test_a_script_that_ends_waits_for_what_is_under_way() -> None:
+    ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == "over\n"

@@ -1,0 +1,111 @@
+"""A host agent finds a controller again: the one that it had, or the one that has taken over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from atoll.cluster.topology import Seat
+from atoll.engines.agent.agent import HostAgent
+from atoll.engines.agent.options import AgentOptions
+from atoll.protocol import messages as m
+from atoll.wire.address import Address, parse_address
+from atoll.wire.connection import Connection
+from atoll.wire.endpoints import listen
+from atoll.wire.resumption.messages import Elsewhere
+from tests.cluster_process import free_port
+
+SECONDS = 20.0
+
+
+class Dialed:
+    """Stands for a controller, and the engine behind it where it `renews`."""
+
+    def __init__(self, *, renews: bool = True) -> None:
+        self.address = parse_address(f"127.0.0.1:{free_port()}")
+        self.renews = renews
+        self.came = asyncio.Event()  # an agent
+        self.connection: Connection
+        self._server: asyncio.Server
+
+    async def begin(self) -> None:
+        self._server, _ = await listen(self.address, self._accept)
+
+    def _accept(self) -> Connection:
+        def on_message(message: Any) -> None:
+            if isinstance(message, m.AgentSays) and isinstance(m.read_from_agent(message.content), m.AgentHello):
+                self.connection = connection
+                if self.renews:
+                    connection.send(m.TellAgent(0, m.agent_content(m.Renew(0.5, 60.0))))
+                self.came.set()
+
+        connection = Connection(m.ToController, on_message, lambda reason: None, name="an agent")
+        return connection
+
+    def elsewhere(self, *addresses: Address) -> None:
+        self.connection.send_link(Elsewhere(tuple(map(str, addresses))))
+
+    def end(self) -> None:
+        self._server.close()
+        self.connection.close()
+
+
+def play(scene: Callable[[Dialed, Dialed], Coroutine[Any, Any, None]]) -> None:
+    """With an agent that knows the first of the two."""
+
+    async def main() -> None:
+        first, second = Dialed(), Dialed()
+        await first.begin()
+        await second.begin()
+        stop = asyncio.Event()
+        agent = HostAgent(AgentOptions(first.address, Seat(), machine="m"), "", lambda: None)
+        running = asyncio.create_task(agent.run(stop))
+        try:
+            await first.came.wait()
+            await scene(first, second)
+        finally:
+            stop.set()
+            await running
+            for each in (first, second):
+                each._server.close()
+
+    asyncio.run(asyncio.wait_for(main(), SECONDS))
+
+
+@pytest.fixture(autouse=True)
+def insecure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATOLL_INSECURE", "1")
+
+
+def test_where_the_controller_is_gone_an_agent_goes_to_the_one_that_it_was_told_of() -> None:
+    async def scene(first: Dialed, second: Dialed) -> None:
+        first.elsewhere(second.address)
+        await asyncio.sleep(0.1)
+        first.end()
+        await second.came.wait()
+
+    play(scene)
+
+
+def test_a_controller_that_takes_connections_and_says_nothing_is_left_for_the_other_one() -> None:
+    async def scene(first: Dialed, second: Dialed) -> None:
+        first.elsewhere(second.address)
+        first.renews = False
+        await second.came.wait()
+
+    play(scene)
+
+
+def test_an_agent_comes_back_where_the_other_one_has_not_taken_over() -> None:
+    async def scene(first: Dialed, second: Dialed) -> None:
+        second.renews = False
+        first.elsewhere(second.address)
+        first.came.clear()
+        await asyncio.sleep(0.1)
+        first.connection.close()
+        await first.came.wait()
+
+    play(scene)
