@@ -197,7 +197,7 @@ def test_what_is_handled_is_written_before_anybody_learns_of_it_and_no_sooner(ad
         assert [type(event) for event in events] == [type(event) for event in process.events[: len(events)]]
         proxy.connection.send(m.Release((2,)))
         await handled(m.Release, 2)
-        process.shell._flush_now()  # as before a peer that is back is told what has come of it
+        process.shell.flush_now()  # as before a peer that is back is told what has come of it
         assert [type(event) for turn in journal.turns for event in turn] == [type(event) for event in process.events]
         process.shell.journal = None
         for peer in (worker, proxy):

@@ -145,6 +145,10 @@ class StandingCluster:
         """The proxies that `start_proxy` has started."""
         return [psutil.Process(child.pid) for child in self._children[1:]]
 
+    def wait(self) -> None:
+        """Returns once the cluster has ended by itself; fails the test where it does not."""
+        self._children[0].wait(_END_SECONDS)
+
     def stop(self) -> None:
         """Ends the cluster and its proxies, once; fails where any of them met an error that it did not expect."""
         if self._stopped:

@@ -6,7 +6,7 @@ CLUSTER_OPTIONS = ["--islands", "1x1x2", "--platform", "cuda", "--device-memory"
 CLUSTER_OPTIONS += ["--topology", "2x1", "--policy", "first-come", "--engine", "local"]
 CLUSTER_OPTIONS += ["--bulk-tls", "off", "--lease", "5", "--wait", "90", "--ray-address", "head:6379"]
 CLUSTER_OPTIONS += ["--ray-resources", "CPU=2", "--ray-labels", "zone=a", "--ray-strategy", "PACK"]
-CLUSTER_OPTIONS += ["--spill", "8KiB", "--suspend-lower", "disk", "--suspend-folder", "/aside"]
+CLUSTER_OPTIONS += ["--spill", "8KiB", "--suspend-lower", "disk", "--suspend-folder", "/aside", "--suspended", "60"]
 
 CLUSTER_VARIABLES = {
     "ATOLL_ISLANDS": "1x1x2",
@@ -26,6 +26,7 @@ CLUSTER_VARIABLES = {
     "ATOLL_SPILL": "8192",
     "ATOLL_SUSPEND_LOWER": "disk",
     "ATOLL_SUSPEND_FOLDER": "/aside",
+    "ATOLL_SUSPENDED": "60.0",
 }
 
 CLUSTER_SETTINGS = ClusterSettings(
@@ -45,4 +46,5 @@ CLUSTER_SETTINGS = ClusterSettings(
     spill=8192,
     suspend_lower=SuspendLower.DISK,
     suspend_folder="/aside",
+    suspended_seconds=60.0,
 )

@@ -62,9 +62,9 @@ def up(user: User, short_directory: Path) -> Callable[..., User]:
     tenants.write_text("".join(entries))
     user.env["ATOLL_STATE_DIR"] = str(short_directory / "state")
 
-    def start() -> User:
-        islands = f"1x1x{DEVICES}"
-        said = user.atoll("up", "--islands", islands, "--tenants", str(tenants), ATOLL_TOKEN="token-of-the-cluster")
+    def start(*more: str) -> User:
+        options = ("--islands", f"1x1x{DEVICES}", "--tenants", str(tenants), *more)
+        said = user.atoll("up", *options, ATOLL_TOKEN="token-of-the-cluster")
         assert said.returncode == 0, said.stderr
         user.env["ATOLL_ADDRESS"] = said.stdout.strip()
         return user
@@ -171,6 +171,28 @@ def test_killing_the_controller_loses_a_second_at_most(up: Callable[..., User], 
     assert [(row["tenant"], row["session"]) for row in again["rows"]] == [("ana", 1)]
     assert again["total"]["device_seconds"] == pytest.approx(busy / 1e9)
     assert again["kept"] is True
+    assert user.atoll("down", ATOLL_TOKEN="token-of-the-tenant-ops").returncode == 0
+
+
+@pytest.mark.thorough
+def test_with_a_journal_each_kill_loses_a_second_at_most_and_nothing_counts_twice(
+    up: Callable[..., User], short_directory: Path
+):
+    kills = 3
+    user = up("--journal", str(short_directory / "journal"))
+    script = working(user, "ana", 12)
+    assert first_line(script) == "begins"
+    for _ in range(kills):
+        time.sleep(2.0)
+        before = usage(user)["total"]["device_seconds"]
+        user.process("atoll.controller_process.main").send_signal(signal.SIGKILL)
+        time.sleep(0.1)
+        assert eventually(lambda before=before: usage(user)["total"]["device_seconds"] > before)
+    assert finish(script).returncode == 0
+    spans = request_trace(parse_address(user.env["ATOLL_ADDRESS"]), "token-of-the-tenant-ops", 0).spans
+    found = usage(user)
+    busy, ran = found["total"]["device_seconds"], device_ns(spans) / 1e9
+    assert ran - kills * 1.3 * DEVICES < busy < 1.03 * ran
     assert user.atoll("down", ATOLL_TOKEN="token-of-the-tenant-ops").returncode == 0
 
 

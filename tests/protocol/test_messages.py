@@ -49,6 +49,7 @@ SAMPLES: dict[Any, Any] = {
     float | None: 0.5,
     str | None: "operator",
     dict[str, int]: {"cpu": 4},
+    dict[int, bool] | None: {7: False, 1 << 62: True},
     Seat: Seat(1, 0),
     m.StoreContent: m.StoreContent(1, (2, 3), True),
     By: By.SESSION,

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from atoll.protocol import events as e
 from atoll.protocol import messages as m
+from atoll.scheduling.buffer_directory import Entry
 from atoll.telemetry.checks import CHECK_SECONDS
 from atoll.telemetry.consistency import contradictions
 from tests.controller.play import Play
@@ -27,11 +29,12 @@ def stores(*contents: m.StoreContent) -> m.StoresReported:
     return m.StoresReported(1, contents)
 
 
-def checked(play: Play, *contents: m.StoreContent) -> m.CheckReply:
-    """The reply to an operator where the host has that in its stores."""
+def checked(play: Play, *contents: m.StoreContent, held: dict[int, bool] | None = None) -> m.CheckReply:
+    """The reply to an operator where the host has that in its stores, and the proxy knows those arrays."""
     play.operator(m.CheckRequest())
     play.flush()
     play.worker(0, stores(*contents))
+    play.proxy(play.session, m.HandlesReported(1, held))
     (reply,) = [message for message in play.outbox() if isinstance(message, m.CheckReply)]
     return reply
 
@@ -73,7 +76,54 @@ def test_a_host_that_does_not_answer_is_named(play):
     play.flush()
     play.tick(CHECK_SECONDS + 1.0)
     (reply,) = [message for message in play.outbox() if isinstance(message, m.CheckReply)]
-    assert reply.differences == ("host 0 has not answered within 5 s",)
+    assert reply.differences == (
+        "host 0 has not answered within 5 s",
+        "the proxy of session 1 has not answered within 5 s",
+    )
+
+
+@pytest.mark.parametrize(
+    ("held", "text"),
+    [
+        ({10: False}, "the proxy of session 1 has nothing of 1 arrays (11) that it has not released"),
+        (
+            {10: False, 11: False, 12: False},
+            "the proxy of session 1 has 1 arrays (12) that the controller does not know",
+        ),
+    ],
+)
+def test_a_proxy_that_knows_other_arrays_is_named(play, held, text):
+    assert checked(play, m.StoreContent(play.session, (10,)), held=held).differences[0].startswith(text)
+
+
+def test_a_proxy_knows_arrays_that_failed_before_they_were_launched_and_none_of_the_controllers_own(play):
+    entries = play.controller.sessions[play.session].directory
+    entries.add(m.OWN_HANDLES + 1, Entry((), 0))  # a copy of an array that moves
+    held = {10: False, 11: False, 12: True}
+    assert checked(play, m.StoreContent(play.session, (10,)), held=held).differences == ()
+
+
+def test_what_a_proxy_has_said_before_it_answers_counts(play):
+    play.operator(m.CheckRequest())
+    play.flush()
+    play.worker(0, stores(m.StoreContent(play.session, (10,))))
+    play.proxy(play.session, m.Release((10,)))
+    play.proxy(play.session, m.HandlesReported(1, {11: False}))
+    (reply,) = [message for message in play.outbox() if isinstance(message, m.CheckReply)]
+    assert reply.differences == ()
+
+
+def test_a_proxy_that_is_away_or_ends_is_not_waited_for(play):
+    play.operator(m.CheckRequest())
+    play.worker(0, stores(m.StoreContent(play.session, (10,))))
+    play.flush()
+    play.close(play.session)
+    assert any(isinstance(message, m.CheckReply) for message in play.outbox())
+    other = play.open(43).number
+    play.event(e.ConnectionAway(play.now, play.controller.connections.sessions[other]))
+    play.flush()
+    play.operator(m.CheckRequest())
+    assert not any(isinstance(message, m.ReportHandles) for message in play.outbox())
 
 
 def spoil_ledger(controller: Any) -> None:

@@ -67,12 +67,13 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     ray_labels: str | None = None
     ray_strategy: str | None = None
     suspend_folder: str | None = None
+    suspended: _Seconds | None = None
     suspend_lower: SuspendLower | None = None
     spill: int | str | None = None
 
 
 # Where the name of a setting is another one.
-_SETTINGS = {"topology": "mesh", "lease": "lease_seconds", "wait": "wait_seconds"}
+_SETTINGS = {"topology": "mesh", "lease": "lease_seconds", "wait": "wait_seconds", "suspended": "suspended_seconds"}
 _PLACE = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<where>.*)`$", re.DOTALL)
 
 

@@ -25,6 +25,7 @@ DEFAULT_ENGINE = "local"
 DEFAULT_POLICY = "fair"
 DEFAULT_RAY_STRATEGY = "STRICT_SPREAD"
 GRACE_SECONDS = 60.0  # where a controller has a journal: for who knows it to come back to the next one
+SUSPENDED_SECONDS = 86400.0
 HOSTS_SECONDS = 600.0  # for hosts that others start to come
 RELAY_GROUP = 16
 NULL_PLATFORM = "null"  # devices that take a given time and compute nothing: `devices.null`
@@ -49,6 +50,7 @@ VARIABLES = {
     "ray_strategy": "ATOLL_RAY_STRATEGY",
     "suspend_folder": "ATOLL_SUSPEND_FOLDER",
     "suspend_lower": "ATOLL_SUSPEND_LOWER",
+    "suspended_seconds": "ATOLL_SUSPENDED",
     "spill": "ATOLL_SPILL",
 }
 
@@ -130,6 +132,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     # What is put aside: see `migration`.
     suspend_folder: str = ""  # for sessions on disk; "": one of each host's own
     suspend_lower: SuspendLower = SuspendLower.OFF
+    suspended_seconds: float = SUSPENDED_SECONDS  # between two clusters, for scripts whose session is on disk to wait
     spill: int = 0  # bytes of each host's memory for arrays that others need the memory of; 0: none
 
     @property
@@ -161,7 +164,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
         said = {name: os.environ.get(variable, "") for name, variable in VARIABLES.items()}
         sizes = {name: _bytes(VARIABLES[name], said[name]) for name in ("device_memory", "spill")}
         dispatch = _one_of(Dispatch, VARIABLES["dispatch"], said["dispatch"] or Dispatch.PARALLEL)
-        times = ("lease_seconds", "wait_seconds", "grace_seconds")
+        times = ("lease_seconds", "wait_seconds", "grace_seconds", "suspended_seconds")
         seconds = {name: parse_seconds(said[name], VARIABLES[name]) for name in times}
         return cls(
             said["islands"] or DEFAULT_ISLANDS,
@@ -181,6 +184,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
             ray_labels=said["ray_labels"],
             ray_strategy=said["ray_strategy"] or DEFAULT_RAY_STRATEGY,
             suspend_folder=said["suspend_folder"],
+            suspended_seconds=seconds["suspended_seconds"] or SUSPENDED_SECONDS,
             suspend_lower=_one_of(SuspendLower, VARIABLES["suspend_lower"], said["suspend_lower"] or SuspendLower.OFF),
             spill=sizes["spill"],
         )

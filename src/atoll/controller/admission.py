@@ -31,6 +31,7 @@ from atoll.protocol.events import (
     Received,
     TimerEnded,
 )
+from atoll.scheduling.session import Session
 from atoll.scheduling.tenants import Tenants
 from atoll.security.roles import is_of_the_cluster, may_say
 from atoll.security.tokens import Tokens
@@ -257,6 +258,14 @@ class Admission:
         peer.number = session.number
         peer.handle, peer.leases = self._from_proxy, self._sessions.leases
         peer.lose = self._proxy_lost
+
+    def admit_again(self, session: Session, connection: int) -> None:
+        """The proxy of a session that an earlier cluster has left: it has yet to come back."""
+        hello = m.Hello(m.PROTOCOL, "proxy", "", session.pid, self._version, session.label, resumes=True)
+        peer = Peer(connection, session.secret, self._from_proxy, hello, session.number, tenant=session.tenant)
+        peer.lose, peer.leases = self._proxy_lost, self._sessions.leases
+        self._peers[connection] = peer
+        self._name(peer, f"the proxy of {hello.label or hello.pid}")
 
     def _from_proxy(self, peer: Peer, event: Received) -> None:
         self._sessions.leases.renew(peer.number, event.seconds)

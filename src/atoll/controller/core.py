@@ -27,8 +27,9 @@ from atoll.cluster.processes.leases import Leases
 from atoll.cluster.resources import ResourceManager
 from atoll.cluster.settings import ClusterSettings
 from atoll.controller.admission import Admission
-from atoll.controller.connections import Connections, Peer
+from atoll.controller.connections import Connections
 from atoll.controller.islands.agents import Agents
+from atoll.controller.islands.engines import EngineMessages
 from atoll.controller.islands.hosts import Hosts
 from atoll.controller.islands.recovery import Recovery
 from atoll.controller.islands.relays import Relays
@@ -42,6 +43,7 @@ from atoll.controller.programs.registry import ProgramRegistry
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.sessions.slices import SliceRequests
+from atoll.controller.sessions.staying import SessionsThatStay
 from atoll.errors import invalid
 from atoll.journal.event_log import EventLog
 from atoll.migration.asides import Asides
@@ -92,7 +94,8 @@ class Controller:
         self.load = LoadRecord()
         self.history = History(self._outbox.time)
         self._lifecycle = Lifecycle(self.resources.islands)
-        self._checks = Checks(self, self._outbox, self.connections.hosts)
+        links = self.connections
+        self._checks = Checks(self, self._outbox, links.hosts, links.sessions, links.away)
         self._make_programs(settings)
         self._make_sessions(settings)
         self._operators = Operators(
@@ -124,7 +127,7 @@ class Controller:
             self._relays,
             self.agents,
             self.leases,
-            self._from_engine,
+            EngineMessages(self._recovery, self.agents, self._operators).received,
             OperatorService(
                 self,
                 self.tenants,
@@ -135,8 +138,22 @@ class Controller:
                 self._tracing,
                 self._sessions.end,
                 self._keep_usage,
+                self._stop_requested,
             ).received,
         )
+        self._staying = SessionsThatStay(
+            self.sessions,
+            self.connections,
+            self._outbox,
+            self.resources,
+            self.slices,
+            self.tenants,
+            self._compilation,
+            self._asides,
+            self.suspensions,
+            self._admission.admit_again,
+        )
+        self._lifecycle.subscribe(IslandReady, self._staying.island_ready)
         self._lifecycle.subscribe(IslandLost, self._admission.island_lost)
         self._handlers: dict[type[Any], Callable[[Any], list[AnyAction] | None]] = {
             e.Received: self._admission.received,
@@ -149,6 +166,7 @@ class Controller:
             e.StopAsked: self._stop,
             e.EstimatesRead: self._estimates_read,
             e.Restarted: self._restarted,
+            e.SessionsKept: self._sessions_kept,
             e.ConnectionAway: self._admission.away,
             e.ConnectionBack: self._admission.back,
         }
@@ -182,7 +200,7 @@ class Controller:
         """Sessions, and the hosts that they run on."""
         queries = Queries(self.resources, self.sessions, self._outbox, _location, self.memory)
         own = OwnPrograms(self.programs, self.launcher, self._outbox)
-        asides = Asides(self.sessions, self.resources, self.launcher, own, self._outbox)
+        asides = self._asides = Asides(self.sessions, self.resources, self.launcher, own, self._outbox)
         self.launcher.bring_back = asides.bring_back
         self.launcher.buffers.on_aside_freed = asides.drop
         self.migrations = Migrations(
@@ -244,6 +262,7 @@ class Controller:
             settings.lease_seconds,
             self.history,
             self._tracing,
+            self._checks,
         )
         self._hosts = Hosts(
             self.resources,
@@ -300,6 +319,12 @@ class Controller:
         """Nothing that was decided changes: peers come back, or are lost one by one."""
         self.history.record("controller restarted", f"it goes on as number {event.term}")
 
+    def _sessions_kept(self, event: e.SessionsKept) -> None:
+        self._sessions.next_number = self._staying.take(event)
+
+    def _stop_requested(self, message: m.StopRequest) -> None:
+        self._staying.stop_asked(message)
+
     def _estimates_read(self, event: e.EstimatesRead) -> None:
         self._estimates.load(event.estimates)
 
@@ -352,32 +377,12 @@ class Controller:
     def _stop(self, event: e.StopAsked) -> None:
         self._keep_usage()
         self._keep_estimates(math.inf)
+        self._staying.stopping(event.keeps_sessions)
         for host, connection in list(self.connections.hosts.items()):
             self._outbox.to_host(host, m.Stop())
             self._outbox.close(connection)
         self.agents.dismiss()
         self._outbox.add(End(self._outbox.cause))
-
-    # ---- engine
-
-    def _from_engine(self, peer: Peer, event: e.Received) -> None:
-        match event.message:
-            case m.WorkerEnded() as ended:
-                self._recovery.worker_ended(ended)
-            case m.IslandGivenUp(island=island, text=text):
-                self._recovery.give_up(island, text)
-            case m.TellAgent() as message:
-                self.agents.tell(message)
-            case m.EngineReport() as message:
-                self.agents.report = message
-            case m.DrainRequest() as message:  # as an operator's: a machine is about to go
-                self._operators.handle(peer.connection, message)
-            case m.IslandStarts() as message:
-                self._operators.island_starts(message)
-            case m.IslandEnded(island=island):
-                self._operators.drains.island_ended(island)
-            case other:
-                raise invalid(f"an engine does not send {type(other).__name__}")
 
     def _drop_program(self, program: RegisteredProgram) -> None:
         self.programs.drop(program)

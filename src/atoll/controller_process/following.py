@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 
 from atoll._version import __version__
 from atoll.controller_process.options import ALONE, FOLLOWED
@@ -33,6 +34,9 @@ _SILENT_SECONDS = 5.0
 # After its loss: if it has taken over, because this process was frozen, say, it says so by then (`standby`).
 _DOUBT_SECONDS = 6.0
 _PART_BYTES = 1 << 20
+# Of a snapshot, in this process's memory at a time; and until it is looked again whether the standby has taken some.
+MOST_QUEUED = 16 << 20
+_FULL_SECONDS = 0.01
 
 
 class Following:
@@ -59,7 +63,7 @@ class Following:
         self._standby: Connection | None = None
         self._address = ""  # of the standby
         self._basis = 0  # number of the snapshot that it begins with; 0: that is to be taken yet
-        self._has_basis = False
+        self._parts: Iterator[tuple[bytes, bool]] | None = None  # of that, once it is there; those not sent yet
         self._stands_by = False  # it has the snapshot, and handles what comes
         self._is_announced = False  # all peers know of it
         self._is_followed = False  # it is the standby that goes on where this process ends
@@ -79,7 +83,7 @@ class Following:
         connection.name = f"the standby at {hello.label}"
         connection.on_lost, connection.on_link = self._lost, self._link
         self._standby, self._address = connection, hello.label
-        self._basis, self._has_basis, self._stands_by = 0, False, False
+        self._basis, self._parts, self._stands_by = 0, None, False
         self._pulses.clear()
         self._answered = 0
         self._heard = self._loop.time()
@@ -136,7 +140,7 @@ class Following:
             self._drop(standby, f"nothing was heard of it for {_SILENT_SECONDS:.0f} s")
             return
         journal = self._journal()
-        if journal is not None and self._basis and not self._has_basis and not self._send_basis(standby, journal):
+        if journal is not None and self._basis and self._parts is None and not self._begin_basis(standby, journal):
             self._drop(standby, "there is no snapshot for it")  # it dials again
             return
         if self._stands_by and not self._is_followed:
@@ -148,16 +152,33 @@ class Following:
         self._pulses.append(self._loop.time())
         standby.send(Pulse(tuple(self._acknowledged()) if self._basis else (), self._is_followed))
 
-    def _send_basis(self, standby: Connection, journal: Journal) -> bool:
-        """Where it is there; False where it will not be."""
+    def _begin_basis(self, standby: Connection, journal: Journal) -> bool:
+        """Sends the snapshot, where it is there; False where it will not be."""
+        parts = journal.payload(self._basis, _PART_BYTES)
         try:
-            content = journal.payload(self._basis)
+            first = next(parts)
         except (AtollError, OSError):
             return journal.is_snapshotting
-        self._has_basis = True
-        for part, is_last in _parts(content):
-            standby.send_in_pieces(encode(BasisPart(part, journal.term, is_last)))
+        self._parts = parts
+        self._send_basis(standby, journal.term, chain([first], parts))
         return True
+
+    def _send_basis(self, standby: Connection, term: int, parts: Iterator[tuple[bytes, bool]]) -> None:
+        """One part a turn of the loop, which has other things to do, and no more than the standby takes."""
+        if self._standby is not standby:
+            return
+        pause = _FULL_SECONDS
+        if standby.statistics().unsent_bytes < MOST_QUEUED:
+            try:
+                part, is_last = next(parts)
+            except (AtollError, OSError) as error:
+                self._drop(standby, f"its snapshot cannot be read: {error}")
+                return
+            standby.send_in_pieces(encode(BasisPart(part, term, is_last)))
+            if is_last:
+                return
+            pause = 0.0
+        self._loop.call_later(pause, self._send_basis, standby, term, parts)
 
     # ---- what it says
 

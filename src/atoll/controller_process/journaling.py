@@ -15,6 +15,7 @@ from atoll.controller_process.state import ShellState
 from atoll.errors import JournalError
 from atoll.journal.files import Folder
 from atoll.journal.journal import Journal
+from atoll.journal.kept import NAME, KeptSessions, kept_in
 from atoll.journal.recovery import Recovered, recover
 from atoll.journal.snapshots import unpickled
 
@@ -46,10 +47,15 @@ class Predecessor(Nobody):
         self._began = time.monotonic()
         self._folder = Folder(path)
         self._found: Recovered | None = None
+        self._kept: KeptSessions | None = None
         if not restarts:
+            kept = kept_in(self._folder.path)
             if self._folder.snapshots():
                 _log.warning("%s has the journal of a cluster that was killed, and is over: it is cleared", path)
             self._folder.clear()
+            if kept is not None:
+                self._kept, self.term = kept
+                self.state = unpickled(self._kept.shell)
             return
         self._found = recover(self._folder)
         if self._found is None:
@@ -66,7 +72,7 @@ class Predecessor(Nobody):
         if found is None:
             shell.journal = Journal(self._folder, term, 1, shell.snapshot)
             shell.journal.begin()
-            shell.start()
+            self._start(shell)
             return
         events = 0
         for event in found.events():
@@ -77,3 +83,15 @@ class Predecessor(Nobody):
         shell.resume(term)
         seconds = time.monotonic() - self._began
         _log.warning("the controller goes on, for the %d. time: %d events in %.2f s", self.term, events, seconds)
+
+    def _start(self, shell: ControllerShell) -> None:
+        """Raises SettingsError where sessions that an ended cluster has kept have no place in this one."""
+        if self._kept is None:
+            shell.start()
+            return
+        kept = self._folder.path / NAME
+        self._kept.former.check(shell.controller.settings, str(kept))
+        shell.start(self._kept.sessions)
+        shell.flush_now()
+        kept.unlink(missing_ok=True)  # this cluster's journal has them now
+        _log.warning("%s may go on in this cluster", self._kept.former)

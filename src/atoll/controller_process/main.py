@@ -17,6 +17,7 @@ from atoll.controller_process.standby import Standby
 from atoll.errors import AtollError
 from atoll.protocol import messages as m
 from atoll.security.access import HOST_TOKEN_VARIABLE
+from atoll.security.start import KEPT_VARIABLE
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.endpoints import listen
 
@@ -48,11 +49,12 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
     if shell.superseded_by:
         await asyncio.to_thread(shell.keeper.close)
         raise SupersededError(f"the controller of term {shell.superseded_by} has taken over")
-    shell.stop()
+    # With TLS, the next cluster is trusted where it has the same authority.
+    kept = shell.stop(shell.journal is not None and (not address.tls or bool(os.environ.get(KEPT_VARIABLE))))
     await asyncio.sleep(0)
     await asyncio.to_thread(shell.keeper.close)
     if shell.journal is not None:
-        shell.journal.end()
+        shell.journal.end(kept)
     if address.is_unix:
         with contextlib.suppress(OSError):
             os.unlink(address.path)

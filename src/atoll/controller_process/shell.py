@@ -20,6 +20,7 @@ from atoll.controller.core import Controller
 from atoll.controller_process.following import Following, is_standby
 from atoll.controller_process.options import READY, ControllerOptions, report
 from atoll.controller_process.state import ShellState
+from atoll.controller_process.staying import leave
 from atoll.journal.journal import Journal
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
@@ -81,8 +82,8 @@ class ControllerShell:
             state.key,
             lambda number: self._handle(e.ConnectionAway(self._clock(), number)),
             lambda number: self._handle(e.ConnectionBack(self._clock(), number)),
-            self._acknowledge_soon,
-            self._flush_now,
+            lambda connection: self._to_acknowledge.append(connection),  # when it is safe: at the end of this turn
+            self.flush_now,
             watch_in_loop,
         )
         self.resumable.on_superseded = self._end_superseded
@@ -102,13 +103,15 @@ class ControllerShell:
         self._encoded: tuple[Any, bytes] = (None, b"")  # the last message that was sent, and its frame
         self._load = LoadMeter(self._connections, self._clock)
         self._turn = 0.0  # when the first event of this turn came
+        self._to_keep: list[a.KeepSessions] = []
         self._does: dict[type[Any], Callable[[Any], None]] = {
             a.Send: self._send,
             a.Close: self._close,
             a.Name: self._name,
             a.SetTimer: self._set_timer,
-            a.ReportReady: self._report_ready,
+            a.ReportReady: lambda action: self._report(READY),
             a.End: self._end,
+            a.KeepSessions: self._to_keep.append,
             a.KeepUsage: lambda action: self.keeper.keep_usage(action.present_ns, action.usage),
             a.KeepEstimates: lambda action: self.keeper.keep_estimates(action.estimates),
             a.AnswerUsage: self._answer_usage,
@@ -122,8 +125,12 @@ class ControllerShell:
 
     # ---- events
 
-    def start(self) -> None:
+    def start(self, kept: bytes = b"") -> None:
+        """The cluster begins; with sessions that one before it has `kept`."""
         self._handle(e.Started(self._clock()))
+        if kept:
+            self._handle(e.SessionsKept(self._clock(), kept))
+            self._await_peers("their cluster was ended")
         estimates = self.keeper.read_estimates()
         if estimates:
             self._handle(e.EstimatesRead(self._clock(), estimates))
@@ -196,13 +203,12 @@ class ControllerShell:
 
         return on_message, on_lost
 
-    def stop(self) -> None:
-        """Workers are asked to end. Returns once what was decided is on its way."""
-        self._handle(e.StopAsked(self._clock()))
+    def stop(self, keeps_sessions: bool = False) -> bytes:
+        """Workers are asked to end. Returns once what was decided is on its way, with what is to be kept."""
+        self._handle(e.StopAsked(self._clock(), keeps_sessions))
         self._flush()
         self._following.end()
-        for connection in self.resumable.all():
-            connection.close()
+        return leave(self.controller, self.state(), self.resumable, self._to_keep)
 
     def _tick(self) -> None:
         self._loop.call_later(PING_SECONDS, self._tick)  # first: whatever goes wrong now, workers are pinged again
@@ -247,7 +253,8 @@ class ControllerShell:
             self.journal.snapshot()
             self._following.begin(self.journal)
 
-    def _flush_now(self) -> None:
+    def flush_now(self) -> None:
+        """What has happened so far is handled, and known to who goes on after this process."""
         if self._flush_scheduled:
             self._flush()
         self.commit()
@@ -271,10 +278,6 @@ class ControllerShell:
     def _acknowledged(self) -> Iterator[tuple[int, int, int]]:
         """What each peer has acknowledged."""
         return ((each.number, *each.ledger.acknowledged) for each in self.resumable.all())
-
-    def _acknowledge_soon(self, connection: AcceptedConnection) -> None:
-        """What has come is acknowledged when it is safe: at the end of this turn."""
-        self._to_acknowledge.append(connection)
 
     def _send(self, action: a.Send) -> None:
         connection = self._connections.get(action.connection)
@@ -318,9 +321,6 @@ class ControllerShell:
 
     def _end(self, action: a.End) -> None:
         self._loop.call_later(_END_SECONDS, self._stop.set)
-
-    def _report_ready(self, action: a.ReportReady) -> None:
-        self._report(READY)
 
     # ---- going on after another process
 
@@ -390,7 +390,11 @@ class ControllerShell:
             self._loop.call_later(max(0.0, due - now), self._timer_ended, timer)
         reason = "the controller was started again"
         self._loop.call_later(_ANEW_SECONDS, self._lose_others, reason)
+        self._await_peers(reason)
+        self._tick()
+
+    def _await_peers(self, reason: str) -> None:
+        """None has a socket yet."""
         for connection in self.resumable.all():
             connection.wait(reason)
-            self._handle(e.ConnectionAway(now, connection.number))
-        self._tick()
+            self._handle(e.ConnectionAway(self._clock(), connection.number))

@@ -64,6 +64,7 @@ class IfrtSession:
         self._resume = resume
         self._is_paused = True
         self._is_window_full = False
+        cluster.held = lambda: {handle: each.error is not None for handle, each in self.arrays.records.items()}
         cluster.on_quiesce = cluster.on_resume = self._pause_or_resume
 
     def start(self) -> None:
@@ -147,8 +148,7 @@ class IfrtSession:
         """The handles stand for arrays from now on; the stack that made them lives as long as they do."""
         origin = Origin(context, len(handles)) if context and handles else None
         for i, handle in enumerate(handles):
-            memory = memories[i] if memories is not None else Memory()
-            self.arrays.records[handle] = ArrayRecord(specs[i], memory, origin)
+            self.arrays.records[handle] = ArrayRecord(specs[i], memories[i] if memories else Memory(), origin)
 
     # ---- executables
 

@@ -11,6 +11,7 @@ import fcntl
 import os
 import stat
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from zlib import crc32
 
@@ -23,6 +24,7 @@ from atoll.protocol.messages import PROTOCOL
 
 _MAGIC = b"ATOLL JOURNAL\n"
 _LENGTHS = struct.Struct("<II")  # of a header, with its checksum
+_MOST_HEADER = 4096
 _PAYLOAD = struct.Struct("<QI")  # of what a snapshot has, with its checksum
 _SNAPSHOT, _SEGMENT, _UNFINISHED = ".snapshot", ".events", ".unfinished"
 
@@ -58,6 +60,51 @@ def read_header(content: bytes | memoryview, name: str) -> tuple[FileHeader, int
             f"(protocol {PROTOCOL}): a journal is read by the Atoll that wrote it"
         )
     return found, start + length
+
+
+def write_whole(path: Path, number: int, term: int, payload: bytes) -> None:
+    """Has a file on the disk, whole, or not at all. Raises OSError."""
+    unfinished = path.with_suffix(_UNFINISHED)
+    with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(header(number, term) + _PAYLOAD.pack(len(payload), crc32(payload)))
+        file.write(payload)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.rename(path)
+
+
+def read_whole(path: Path) -> tuple[FileHeader, bytes]:
+    """Its header and payload. Raises JournalError where it is damaged or another version's, and OSError."""
+    content = path.read_bytes()
+    found, start = read_header(content, str(path))
+    if len(content) >= start + _PAYLOAD.size:
+        length, checksum = _PAYLOAD.unpack_from(content, start)
+        payload = content[start + _PAYLOAD.size :]
+        if len(payload) == length and crc32(payload) == checksum:
+            return found, payload
+    raise JournalError(f"{path} is damaged")
+
+
+def payload_of(path: Path, most: int) -> Iterator[tuple[bytes, bool]]:
+    """A file's payload, at most so many bytes at a time, and whether these are the last.
+
+    Raises as `read_whole`, before the last of them, for whoever has no room for all. OSError may come at once.
+    """
+    with open(path, "rb") as file:
+        _, start = read_header(file.read(_MOST_HEADER), str(path))
+        file.seek(start)
+        fields = file.read(_PAYLOAD.size)
+        left, checksum = _PAYLOAD.unpack(fields) if len(fields) == _PAYLOAD.size else (-1, 0)
+        computed = 0
+        while left > 0:
+            part = file.read(min(most, left))
+            computed, left = crc32(part, computed), left - len(part)
+            if not part or (not left and computed != checksum):
+                break
+            yield part, not left
+            if not left:
+                return
+    raise JournalError(f"{path} is damaged")
 
 
 class Folder:
@@ -118,25 +165,11 @@ class Folder:
 
     def write_snapshot(self, number: int, term: int, payload: bytes) -> None:
         """Has it on the disk, whole, or not at all."""
-        unfinished = self.snapshot(number).with_suffix(_UNFINISHED)
-        with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(header(number, term) + _PAYLOAD.pack(len(payload), crc32(payload)))
-            file.write(payload)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.rename(self.snapshot(number))
+        write_whole(self.snapshot(number), number, term, payload)
 
     def read_snapshot(self, number: int) -> tuple[FileHeader, bytes]:
         """Raises JournalError where it is damaged or another version's."""
-        path = self.snapshot(number)
-        content = path.read_bytes()
-        found, start = read_header(content, str(path))
-        if len(content) >= start + _PAYLOAD.size:
-            length, checksum = _PAYLOAD.unpack_from(content, start)
-            payload = content[start + _PAYLOAD.size :]
-            if len(payload) == length and crc32(payload) == checksum:
-                return found, payload
-        raise JournalError(f"{path} is damaged")
+        return read_whole(self.snapshot(number))
 
     def open_segment(self, number: int, term: int) -> Segment:
         """A new one, to append to. Raises OSError."""

@@ -14,10 +14,11 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from atoll.journal.files import Folder
+from atoll.journal.files import Folder, payload_of, write_whole
+from atoll.journal.kept import NAME
 from atoll.journal.records import encode_turn
 from atoll.journal.segment import Segment
 from atoll.journal.snapshots import pickled, start_snapshot
@@ -68,9 +69,12 @@ class Journal:
         """Of the last snapshot that was begun."""
         return self._number
 
-    def payload(self, number: int) -> bytes:
-        """What is in a snapshot. Raises JournalError, and OSError where it is not there, or not yet."""
-        return self._folder.read_snapshot(number)[1]
+    def payload(self, number: int, most: int) -> Iterator[tuple[bytes, bool]]:
+        """What is in a snapshot, so many bytes at a time, and whether they are the last.
+
+        Raises JournalError, and OSError where it is not there, or not yet, when the first are asked for.
+        """
+        return payload_of(self._folder.snapshot(number), most)
 
     def begin(self) -> None:
         """Writes the first snapshot of this process, while nothing waits yet. Raises OSError."""
@@ -133,13 +137,21 @@ class Journal:
             self._syncing = threading.Thread(target=_sync, args=(own,), name="journal", daemon=True)
             self._syncing.start()
 
-    def end(self) -> None:
-        """The cluster ends: there is nothing to go on with. What is appended from now on is dropped."""
+    def end(self, kept: bytes = b"") -> None:
+        """The cluster ends: there is nothing to go on with but what is `kept` (`journal.kept`) of its sessions.
+
+        What is appended from now on is dropped.
+        """
         self._is_broken, self._retry = True, math.inf
         if self._child:
             os.kill(self._child, 9)
             self._reap(0)
         self._turn_to(None)
+        if kept:
+            try:
+                write_whole(self._folder.path / NAME, 0, self.term, kept)
+            except OSError as error:
+                _log.error("what is suspended cannot be kept for the next cluster: %s", error)
         self._folder.clear()
         self._folder.close()
 

@@ -84,7 +84,7 @@ class Asides:
         self.losses: Counter[int] = Counter()  # of each host, with what it had in memory
         self._by_feed: dict[tuple[int, int], _Coming] = {}  # by session and feed
         self._next_request = 1
-        self._next_piece = 1
+        self.next_piece = 1
         self._next_feed = _FIRST_FEED
 
     # ---- putting aside
@@ -137,8 +137,8 @@ class Asides:
             same.setdefault(key, []).append(position)
         parts = []
         for key, positions in same.items():
-            parts.append((AsidePart(m.AsidePiece(self._next_piece), key[0], tuple(positions)), first[key]))
-            self._next_piece += 1
+            parts.append((AsidePart(m.AsidePiece(self.next_piece), key[0], tuple(positions)), first[key]))
+            self.next_piece += 1
         return parts
 
     def put_on(self, host: int, message: m.AsidePut) -> None:

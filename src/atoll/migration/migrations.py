@@ -32,9 +32,6 @@ from atoll.scheduling.functions import DeviceAssignment, function_name, hosts_of
 from atoll.scheduling.programs import RegisteredProgram, device_groups
 from atoll.scheduling.session import Session
 
-# Copies are buffers of the session's, under numbers that neither its client nor its proxy gives.
-_OWN_HANDLES = 1 << 61
-
 # For a proxy to hold its client back.
 QUIESCE_SECONDS = 10.0
 # For a session to be still: what it has launched must end.
@@ -75,7 +72,7 @@ class Migrations:
         self._asides = asides
         self._outbox = outbox
         self._stages: Durations[tuple[int, Stage]] = Durations()  # by migration and stage
-        self._next_handle = _OWN_HANDLES
+        self._next_handle = m.OWN_HANDLES  # for copies, which are buffers of the session's
         self._next_number = 1
 
     # ---- events
@@ -232,9 +229,9 @@ class Migrations:
 
     def _lower_again(self, session: Session, changes: Changes) -> None:
         for number, definition in session.definitions.items():
-            if all(changes.keys().isdisjoint(group) for group in device_groups(definition)):
+            old = session.programs.get(number)  # None where an earlier cluster has left the session
+            if old is not None and all(changes.keys().isdisjoint(group) for group in device_groups(definition)):
                 continue
-            old = session.programs.get(number)
             try:
                 session.programs[number] = self._programs.lower(
                     session, definition, session.devices.locations, session.functions

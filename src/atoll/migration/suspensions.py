@@ -60,7 +60,7 @@ class _Resumption:
     islands: tuple[int, ...]
     seconds: float
     then: Callable[[Status], None]
-    since: float | None = None  # when it was first looked for room
+    since: float | None = None  # the first tick that has looked for room
     waits_for: str = ""
 
 
@@ -153,6 +153,19 @@ class Suspensions:
         on_the_way = (Stage.QUIESCING, Stage.DRAINING, Stage.PUTTING)
         return [each.session for each in self.by_session.values() if each.stage in on_the_way]
 
+    def on_disk(self) -> list[tuple[Session, bool]]:
+        """Sessions that are, and whether by the cluster's own will."""
+        at_rest = (Stage.SUSPENDED, Stage.WAITING)
+        found = [each for each in self.by_session.values() if each.to_files and each.stage in at_rest]
+        return [(each.session, each.by_system) for each in found]
+
+    def take(self, session: Session, by_system: bool) -> None:
+        """One that an earlier cluster has left on disk."""
+        suspension = Suspension(self._migrations.next_number(), session, True, _told, by_system)
+        suspension.room = Room.of(session)
+        self.by_session[session.number] = suspension
+        self._enter(suspension, Stage.SUSPENDED)
+
     def quiesced(self, session: Session, number: int) -> None:
         """The proxy holds its client back; what it has sent before has come."""
         suspension = self.by_session.get(session.number)
@@ -183,6 +196,8 @@ class Suspensions:
                 text = f"{session.name}: {text.format(in_flight=session.in_flight)}, after {seconds:.0f} s"
                 self._give_up(suspension, Status(Code.DEADLINE_EXCEEDED, text))
         for suspension in self._waiting():
+            if suspension.resumption is not None and suspension.resumption.since is None:
+                suspension.resumption.since = now
             self._try_to_resume(suspension)
 
     def _waiting(self) -> Iterator[Suspension]:
@@ -285,10 +300,10 @@ class Suspensions:
             lacking = error.status.message
         if resumption is None:
             return
-        if resumption.since is None:
-            resumption.since = self._now
         resumption.waits_for = lacking
-        if self._now - resumption.since >= resumption.seconds:
+        # None: it was asked for after the last tick, or before the first.
+        has_waited = 0.0 if resumption.since is None else self._now - resumption.since
+        if has_waited >= resumption.seconds:
             suspension.resumption = None
             self._enter(suspension, Stage.SUSPENDED)
             resumption.then(Status(Code.RESOURCE_EXHAUSTED, f"session {session.number} waits for {lacking}"))
@@ -320,3 +335,7 @@ class Suspensions:
             self._enter(suspension, Stage.SUSPENDED)
         if resumption is not None:
             resumption.then(status)
+
+
+def _told(status: Status) -> None:
+    """Who asked for the suspension has been told so, by an earlier cluster."""

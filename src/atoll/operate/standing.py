@@ -20,6 +20,7 @@ from atoll.engines.options import EngineOptions, sockets_base
 from atoll.engines.ray.control import end_cluster
 from atoll.engines.start import EngineProcess, check_settings
 from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError, SettingsError
+from atoll.journal.kept import check_kept
 from atoll.operate.clusters import Target, explained
 from atoll.operate.registry import ClusterRegistry
 from atoll.operate.requests import request_stop
@@ -65,6 +66,8 @@ class StandingCluster:
         if journal is not None and not settings.grace_seconds:
             settings = replace(settings, grace_seconds=GRACE_SECONDS)
         check_settings(settings)
+        if journal is not None:
+            check_kept(journal, settings)
         registry = ClusterRegistry()
         self._directory = registry.directory(name)
         address = _listening_address(listen or registry.address(name), token, insecure)
@@ -217,14 +220,15 @@ class Ended:
     forced: int = 0
 
 
-def stop(target: Target, token: str) -> Ended:
-    """Ends a cluster, and returns when nothing of it is left, nor of its clients that were killed.
+def stop(target: Target, token: str, all_sessions: bool = False) -> Ended:
+    """Ends a cluster, and returns when nothing of it is left, nor of its clients that were killed. With `all_sessions`
+    also those that would go on in the next one.
 
     Asks the controller. What is ours and has not ended in time is ended by force. Raises ConnectError and its
     kin, or ClusterError where a cluster that is not ours stays.
     """
     try:
-        return _stop(target, token)
+        return _stop(target, token, all_sessions)
     finally:
         sweep(sockets_base())
 
@@ -235,11 +239,11 @@ def stop_on_ray(ray_address: str, name: str) -> None:
         raise ClusterError(f"there is no cluster named {name} on the Ray cluster at {ray_address}")
 
 
-def _stop(target: Target, token: str) -> Ended:
+def _stop(target: Target, token: str, all_sessions: bool) -> Ended:
     record = target.record
     if record is None:
         with explained():
-            request_stop(target.address, token, target.join)
+            request_stop(target.address, token, target.join, all_sessions)
         if not _until(lambda: not _listens(target.address), END_SECONDS):
             raise ClusterError(
                 f"the cluster at {target.address} agreed to end, but still listens after {END_SECONDS:.0f} s"
@@ -248,7 +252,7 @@ def _stop(target: Target, token: str) -> Ended:
     processes = len(record.pids())
     agreed = True
     try:
-        request_stop(target.address, token, target.join)
+        request_stop(target.address, token, target.join, all_sessions)
     except AccessError:
         raise
     except AtollError:

@@ -78,4 +78,11 @@ class KeepEstimates(Action, frozen=True, tag=9):
     estimates: tuple[Estimate, ...]
 
 
-AnyAction = Send | Close | Name | SetTimer | ReportReady | End | KeepUsage | AnswerUsage | KeepEstimates
+class KeepSessions(Action, frozen=True, tag=10):
+    """Keep these sessions, each with its connection, for the next cluster: the content of its `SessionsKept`."""
+
+    content: bytes
+    sessions: dict[int, int]  # connections, by session
+
+
+AnyAction = Send | Close | Name | SetTimer | ReportReady | End | KeepUsage | AnswerUsage | KeepEstimates | KeepSessions

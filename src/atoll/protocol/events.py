@@ -81,7 +81,9 @@ class Tick(Event, frozen=True, tag=7):
 
 
 class StopAsked(Event, frozen=True, tag=8):
-    """The process is to end."""
+    """The process is to end. With `keeps_sessions`, those that are suspended on disk may go on in the next cluster."""
+
+    keeps_sessions: bool = False
 
 
 class EstimatesRead(Event, frozen=True, tag=9):
@@ -97,6 +99,12 @@ class Restarted(Event, frozen=True, tag=10):
     """
 
     term: int
+
+
+class SessionsKept(Event, frozen=True, tag=13):
+    """A cluster that has ended has left these suspended sessions (`migration.staying`), which go on in this one."""
+
+    content: bytes
 
 
 class ConnectionAway(Event, frozen=True, tag=11):
@@ -124,4 +132,5 @@ AnyEvent = (
     | Restarted
     | ConnectionAway
     | ConnectionBack
+    | SessionsKept
 )

@@ -24,6 +24,8 @@ if TYPE_CHECKING:  # few clusters need it
 CERTIFICATE_VARIABLE = "ATOLL_CERTIFICATE_SECONDS"
 # An authority, with its key, that was made before the cluster; ATOLL_TOKEN and ATOLL_HOST_TOKEN then come along.
 AUTHORITY_VARIABLE = "ATOLL_AUTHORITY"
+# Set by `start_security` for the processes that the engine starts: the next cluster may have this authority, too.
+KEPT_VARIABLE = "ATOLL_AUTHORITY_IS_KEPT"
 _DAY_SECONDS = 24 * 3600.0
 _LEAST_SECONDS = 1.0
 
@@ -69,6 +71,7 @@ def start_security(
         os.environ.setdefault(HOST_TOKEN_VARIABLE, secrets.token_urlsafe(32))
     else:
         authority = Authority.make(seconds=certificate_seconds())
+    os.environ[KEPT_VARIABLE] = "1" if given else ""
     authority.save(authority_file(directory))
     token = os.environ.setdefault(TOKEN_VARIABLE, "") or secrets.token_urlsafe(32)
     os.environ[TOKEN_VARIABLE] = token

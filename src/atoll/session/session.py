@@ -9,6 +9,7 @@ Invariant: each wait, compilation and question is answered once, also where the 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
+from itertools import count
 from typing import Any
 
 from atoll.cluster.slices import SliceRequest
@@ -46,7 +47,8 @@ class ClusterSession:
     the session runs. Handles that the session mints count up from `first_handle`.
 
     A front end may set: `on_lost(status)`, called once when the session ends without a call of `close`;
-    `on_hosts_lost()`; `on_quiesce()` and `on_resume()`, between which it must not let its client send anything.
+    `on_hosts_lost()`; `held()`, what `m.HandlesReported` says; `on_quiesce()` and `on_resume()`, between which it must
+    not let its client send anything.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class ClusterSession:
         self.on_hosts_lost: Callable[[], None] = lambda: None
         self.on_quiesce: Callable[[], None] = lambda: None
         self.on_resume: Callable[[], None] = lambda: None
+        self.held: Callable[[], dict[int, bool] | None] = lambda: None
         self.lease: ControllerLease | None = None
         self.recorder = CallRecorder()
         self._control = control
@@ -82,8 +85,7 @@ class ClusterSession:
         self._channels.awaits = lambda: bool(self._feeds)
         self._quiesced = 0  # by so many: each ends with a `_resume`
         self._resumed: list[ReplyFuture] = []
-        self._next_number = 2
-        self._next_handle = first_handle
+        self._numbers, self._handles = count(2), count(first_handle)
         self._closed = False
 
     # ---- the end
@@ -119,13 +121,11 @@ class ClusterSession:
 
     def number(self) -> int:
         """A fresh number, for a program, a function, a feed, a wait or a question."""
-        self._next_number += 1
-        return self._next_number - 1
+        return next(self._numbers)
 
     def mint(self) -> int:
         """A fresh handle."""
-        self._next_handle += 1
-        return self._next_handle - 1
+        return next(self._handles)
 
     # ---- programs and launches
 
@@ -170,9 +170,8 @@ class ClusterSession:
         Returns the function's number and its `FunctionInfo`. Raises StatusError.
         """
         while self._quiesced and self.lost is None:
-            resumed = self.make_future()
-            self._resumed.append(resumed)
-            await resumed
+            self._resumed.append(self.make_future())
+            await self._resumed[-1]
         function, feed = self.number(), self.number()
         devices = [device for partitions in assignment for device in partitions]
         hosts = self.hosts_of(devices)
@@ -260,10 +259,9 @@ class ClusterSession:
 
     def _resume(self) -> None:
         self._quiesced -= 1
-        if self._quiesced:
-            return
-        self._wake_resumed()
-        self.on_resume()
+        if not self._quiesced:
+            self._wake_resumed()
+            self.on_resume()
 
     def _wake_resumed(self) -> None:
         resumed, self._resumed = self._resumed, []
@@ -396,5 +394,7 @@ class ClusterSession:
             case m.Migrated(hosts=hosts):
                 self._hosts.update(hosts)
                 self._resume()
+            case m.ReportHandles(check=check):
+                self.send(m.HandlesReported(check, self.held()))
             case m.Closing(status=status):
                 self._lose(status)

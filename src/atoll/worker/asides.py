@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor as Pool
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from atoll.worker.store import Readers, Store
 
 # Of a host: a disk and the memory are busy with so many.
 THREADS = 4
+_REMOVAL_SECONDS = 0.5
 
 
 class _Putting:
@@ -68,6 +69,7 @@ class Asides:
         self._report = report
         self._pool = pool or ThreadPoolExecutor(THREADS, "atoll-aside")
         self._lock = threading.Lock()
+        self._removals: list[Future[None]] = []
         self._memory: dict[int, dict[int, Any]] = {}  # contents by session and piece
 
     # ---- putting aside
@@ -200,7 +202,12 @@ class Asides:
                 own.pop(piece.number, None)
         files = [piece for piece in message.pieces if piece.path]
         if files:
-            self._pool.submit(aside_files.remove, files)
+            self._removals.append(self._pool.submit(aside_files.remove, files))
+            self._removals = [each for each in self._removals if not each.done()]
+
+    def finish(self) -> None:
+        """The process ends: what is to go goes before, where that does not take long."""
+        wait(self._removals, _REMOVAL_SECONDS)
 
     def close_session(self, session: int) -> None:
         """The session has ended: what it has in memory here goes. Its files are dropped by their paths."""

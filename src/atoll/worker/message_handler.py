@@ -101,6 +101,7 @@ class MessageHandler:
                 addresses = tuple((host, address) for host, address, _ in hosts)
                 self._data_port.set_peers(addresses, secrets.get(self._host, ""), frozenset(secrets.values()), lease)
             case m.Stop():
+                self._asides.finish()
                 return False
             case m.Refused(status=status):
                 _log.error("the controller refused this worker: %s", status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 
 from atoll.wire.connection import Connection
@@ -103,5 +104,33 @@ def test_each_term_s_beginning_is_kept_until_the_peer_is_back(monkeypatch):
         dialer.connection.close()
         for each in (first, second):
             each.connection.close()
+
+    play(main)
+
+
+def test_a_process_that_leaves_has_its_peer_wait_for_the_next_for_longer(monkeypatch):
+    async def main() -> None:
+        first, network = Listener(seconds=0.05), Network([])
+        dialer = await Dialer.open(network, first, monkeypatch)
+        await until(lambda: dialer.connection.can_resume)
+        network.can_dial = False
+        first.connection.send(Note(1))
+        state = state_of(first)
+        assert isinstance(first.connection, AcceptedConnection)
+        first.connection.leave(60.0)
+        assert first.table.all() == []
+        await until(lambda: dialer.connection.is_away)
+        dialer.connection.send(Note(2))
+        await asyncio.sleep(0.2)  # several times what was granted first
+        assert not dialer.lost
+        second = successor(state, 2)
+        network.listener, network.can_dial = second, True
+        await until(lambda: second.messages == [Note(2)])
+        assert dialer.messages == [Note(1)]
+        # From here on it waits no longer than others do.
+        grant = dialer.connection._grant
+        assert grant is not None
+        assert (grant.term, grant.seconds) == (2, second.table.seconds)
+        dialer.connection.close()
 
     play(main)

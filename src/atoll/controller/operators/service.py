@@ -29,7 +29,7 @@ class OperatorService:
     """Answers each message of an operator's connection with one reply.
 
     A tenant that is no operator sees and moves what is its own, and nothing else. `end_session(number, status)` ends
-    one, and `keep_usage()` has the shell keep what was used until now.
+    one, `keep_usage()` has the shell keep what was used until now, and `stop_asked(message)` learns of the end.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class OperatorService:
         tracing: Tracing,
         end_session: Callable[[int, Status], None],
         keep_usage: Callable[[], None],
+        stop_asked: Callable[[m.StopRequest], None],
     ) -> None:
         self._controller = controller
         self._tenants = tenants
@@ -53,6 +54,7 @@ class OperatorService:
         self._tracing = tracing
         self._end_session = end_session
         self._keep_usage = keep_usage
+        self._stop_asked = stop_asked
 
     def received(self, peer: Peer, event: Received) -> None:
         tenant, message = peer.tenant, event.message
@@ -96,6 +98,7 @@ class OperatorService:
                 self._outbox.add(AnswerUsage(self._outbox.cause, peer.connection, by, seconds, tenant, expected))
                 return
             case m.StopRequest():
+                self._stop_asked(message)
                 self._outbox.send(peer.connection, m.StopReply())
                 self._outbox.close(peer.connection)
                 self._outbox.add(End(self._outbox.cause))

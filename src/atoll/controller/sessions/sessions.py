@@ -27,6 +27,7 @@ from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.checks import LAUNCH_WINDOW
 from atoll.scheduling.session import Session
 from atoll.scheduling.tenants import Tenant
+from atoll.telemetry.checks import Checks
 from atoll.telemetry.history import History
 from atoll.telemetry.tracing import Tracing
 
@@ -55,6 +56,7 @@ class Sessions:
         lease_seconds: float,
         history: History,
         tracing: Tracing,
+        checks: Checks,
     ) -> None:
         self._sessions = sessions
         self._connections = connections
@@ -70,7 +72,8 @@ class Sessions:
         self._lease_seconds = lease_seconds
         self._history = history
         self._tracing = tracing
-        self._next = 1
+        self._checks = checks
+        self.next_number = 1  # of a session
         self.leases = Leases(CLIENT_LEASES * lease_seconds)  # of proxies, by session
         # The most frequent messages have handlers that take them as they are.
         self._handlers: dict[type[Any], Callable[[Session, Any], None]] = {
@@ -94,6 +97,7 @@ class Sessions:
             m.LeavesIslands: self._leaves_islands,
             m.FailOnLoss: self._fail_on_loss,
             m.CallsRecorded: self._calls_recorded,
+            m.HandlesReported: checks.held,
         }
         self._slice_requests = slice_requests
 
@@ -115,13 +119,13 @@ class Sessions:
                 f"the cluster has no {what} for a new session: {self._resources.states_text()}. "
                 "Its operator can start an island with `atoll add-island`",
             )
-        open_ones = tuple(each for each in virtual if not self._slices.closed(self._next, locations[each.id]))
+        open_ones = tuple(each for each in virtual if not self._slices.closed(self.next_number, locations[each.id]))
         if not open_ones:
             raise StatusError(Code.UNAVAILABLE, "all devices of the cluster are in exclusive slices of other sessions")
         virtual, locations = open_ones, {each.id: locations[each.id] for each in open_ones}
-        devices = self._slices.open(self._next, virtual, locations)
-        session = Session(self._next, pid, label, secret, devices, platform, tenant)
-        self._next += 1
+        devices = self._slices.open(self.next_number, virtual, locations)
+        session = Session(self.next_number, pid, label, secret, devices, platform, tenant)
+        self.next_number += 1
         number = session.number
         self._history.record("session opened", session.label or f"process {pid}", -1, number, tenant.name)
         self._sessions[number] = session
@@ -165,6 +169,7 @@ class Sessions:
         self._suspensions.session_closed(session)
         self._launcher.session_closed(session)
         self._tracing.session_closed(session)
+        self._checks.session_closed(number)
         for host in self._resources.hosts:
             self._outbox.to_host(host, m.CloseStore(number))
         self._programs.session_closed(session)
@@ -251,8 +256,8 @@ class Sessions:
         self._compilation.release(session, message.function)
 
     def _loss_acknowledged(self, session: Session, message: m.LossAcknowledged) -> None:
-        hosts = self._resources.hosts
-        for island in {hosts[host].island for host in message.hosts if host in hosts}:
+        topology = self._resources.topology  # some may have yet to join, in the cluster after the one that was lost
+        for island in {topology.island_of(host) for host in message.hosts if 0 <= host < topology.host_count}:
             session.unseen.pop(island, None)
 
     def _make_error(self, session: Session, message: m.MakeError) -> None:

@@ -300,12 +300,19 @@ def down(
             metavar="ADDRESS",
         ),
     ] = "",
+    all_sessions: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="End sessions that are suspended on disk, too; their files go. Else they may go on later."
+        ),
+    ] = False,
 ) -> None:
     """End a cluster, and return when nothing is left of it: no process, no socket, no folder.
 
-    Sessions that are open end with an error. A process that does not end within 10 seconds is ended by force,
-    where it is yours and on this machine. Which cluster: as for `atoll status`, but an embedded one only by its name
-    or address.
+    Sessions that are open end with an error, but for those that are suspended on disk, where the cluster has a journal:
+    their scripts wait, and `atoll resume` has them go on in the next cluster with that journal. A process that does
+    not end within 10 seconds is ended by force, where it is yours and on this machine. Which cluster: as for
+    `atoll status`, but an embedded one only by its name or address.
     """
     from atoll.operate.clusters import find
     from atoll.operate.standing import stop, stop_on_ray
@@ -320,7 +327,7 @@ def down(
     target = find(address, name, join, embedded=False)
     label = f"cluster {target.record.name}" if target.record else "the cluster"
     with terminal.status(f"ending {label} ..."):
-        ended = stop(target, token())
+        ended = stop(target, token(), all_sessions)
     text = f"{label} at {target.address} has ended"
     if ended.processes >= 0:
         text += f": {ended.processes} processes"

@@ -190,5 +190,6 @@ def _flags(cluster: ClusterOptions) -> list[str]:
         "--spill": cluster.spill,
         "--suspend-lower": cluster.suspend_lower,
         "--suspend-folder": cluster.suspend_folder,
+        "--suspended": cluster.suspended_seconds,
     }
     return [part for flag, value in given.items() if value is not None for part in (flag, str(value))]

@@ -22,6 +22,7 @@ from atoll.cluster.settings import (
     DEFAULT_POLICY,
     DEFAULT_RAY_STRATEGY,
     HOSTS_SECONDS,
+    SUSPENDED_SECONDS,
     ClusterSettings,
     Dispatch,
     OnOff,
@@ -143,6 +144,10 @@ _SUSPEND_FOLDER_HELP = (
     "Where each host keeps sessions that are suspended to disk. ATOLL_SUSPEND_FOLDER if not given, else in "
     "ATOLL_STATE_DIR, or ~/.local/state/atoll."
 )
+_SUSPENDED_HELP = (
+    "For how many seconds after `atoll down` scripts wait whose sessions are suspended on disk, for the next cluster "
+    f"with this --journal to resume them. ATOLL_SUSPENDED if not given, else {SUSPENDED_SECONDS:.0f}, a day."
+)
 _BULK_TLS_HELP = (
     "Whether data connections of a cluster on TCP are with TLS, as its control connections are. off is for networks "
     "that nobody else reads: what is computed with then travels in the clear. ATOLL_BULK_TLS if not given, else on."
@@ -192,6 +197,9 @@ class ClusterOptions:
     spill: Annotated[int | None, typer.Option(help=_SPILL_HELP, parser=_memory, metavar="AMOUNT")] = None
     suspend_lower: Annotated[SuspendLower | None, typer.Option(help=_SUSPEND_LOWER_HELP)] = None
     suspend_folder: Annotated[str | None, typer.Option(help=_SUSPEND_FOLDER_HELP, metavar="DIR")] = None
+    suspended_seconds: Annotated[
+        float | None, typer.Option("--suspended", min=1.0, help=_SUSPENDED_HELP, metavar="SECONDS")
+    ] = None
 
 
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:

@@ -9,10 +9,12 @@ from atoll.cluster.devices import VirtualDevice as VirtualDevice
 from atoll.errors import Status
 
 # Raised whenever a message changes its meaning: two processes speak together only with equal numbers.
-PROTOCOL = 15
+PROTOCOL = 16
 
 # Feeds between hosts, whose numbers the controller gives, start here; proxies count below.
 OWN_NUMBERS = 1 << 48
+# Handles of the controller's own, up to twice as much: copies of arrays that move.
+OWN_HANDLES = 1 << 61
 
 DEFAULT_TOKEN_VARIABLE = "ATOLL_TOKEN"
 

@@ -15,7 +15,9 @@ class StatusRequest(Message, frozen=True, tag=80):
 
 
 class StopRequest(Message, frozen=True, tag=81):
-    pass
+    """End the cluster; and with `all_sessions`, those, too, which are suspended on disk and would go on in the next."""
+
+    all_sessions: bool = False
 
 
 class StatusReply(Message, frozen=True, tag=82):

@@ -132,6 +132,16 @@ class ReleaseSlice(Message, frozen=True, tag=91):
     slice: int
 
 
+class HandlesReported(Message, frozen=True, tag=104):
+    """The answer to ReportHandles: by handle, whether the array is one that failed before it was launched.
+
+    None: whoever is there keeps no account of them.
+    """
+
+    check: int
+    handles: dict[int, bool] | None
+
+
 class Quiesced(Message, frozen=True, tag=96):
     """The answer to `Quiesce`."""
 
@@ -224,6 +234,12 @@ class Closing(Message, frozen=True, tag=65):
     status: Status
 
 
+class ReportHandles(Message, frozen=True, tag=105):
+    """Say which arrays your client has, after all that you have said before."""
+
+    check: int
+
+
 class HostsLost(Message, frozen=True, tag=67):
     """Hosts whose workers are lost, and will be started anew. What was sent to them is lost."""
 
@@ -286,6 +302,7 @@ FromProxy = (
     | LeavesIslands
     | FailOnLoss
     | CallsRecorded
+    | HandlesReported
 )
 ToProxy = (
     Refused
@@ -305,4 +322,5 @@ ToProxy = (
     | Ping
     | RecordCalls
     | SendCalls
+    | ReportHandles
 )

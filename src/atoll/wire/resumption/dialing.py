@@ -96,10 +96,12 @@ class DialedConnection(ResumableConnection):
 
     def _link(self, message: AnyLinkMessage) -> None:
         if isinstance(message, Granted):
+            is_first = self._grant is None
             self._grant, self._term = message, message.term
             if self._leg is not None:
                 self._leg.on_message = self._on_message
-            self._look(0, 0)
+            if is_first:
+                self._look(0, 0)
             return
         if isinstance(message, Elsewhere):
             self._elsewhere = tuple(map(parse_address, message.addresses))

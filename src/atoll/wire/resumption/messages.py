@@ -25,6 +25,7 @@ class LinkMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Granted(LinkMessage, frozen=True, tag=1):
     """The connection may be resumed under this number and secret, for so many seconds after each loss of its socket.
 
+    It is said again where that time is another from now on: a process that ends, and another is to go on, grants more.
     `term` rises with each start of the process that was dialed, where it goes on with what the one before did.
     """
 

@@ -98,10 +98,20 @@ class AcceptedConnection(ResumableConnection):
         self.adopt(leg)
         self._acknowledged = self.received
         leg.send_link(Resumed(self._table.term, *self._acknowledged))
+        leg.send_link(self._table.granted(self.number, self._table.seconds))  # it may have been granted more before
         self._send_again()
         self.announce(self._table.elsewhere)
         if was_away:
             self._table.on_back(self.number)
+
+    def leave(self, seconds: float) -> None:
+        """This process ends, and the connection does not: its peer waits for so long for one that goes on with it."""
+        self._closed = True
+        leg = self._release()
+        if leg is not None:
+            leg.send_link(self._table.granted(self.number, seconds))
+            leg.close()
+        self._over()
 
     def announce(self, addresses: tuple[str, ...]) -> None:
         """Where it may be resumed, too."""
@@ -180,11 +190,14 @@ class ResumableConnections:
         """The connection that has begun with this leg may be resumed."""
         connection = self.add(LinkState(number, leg.peer_role, leg.name), on_message, on_lost)
         connection.adopt(leg)
-        leg.send_link(Granted(number, self.secret(number), self.term, self.seconds))
+        leg.send_link(self.granted(number, self.seconds))
         if self._elsewhere:
             leg.send_link(Elsewhere(self._elsewhere))
         self._watch_process(connection, leg)
         return connection
+
+    def granted(self, number: int, seconds: float) -> Granted:
+        return Granted(number, self.secret(number), self.term, seconds)
 
     def introduce(self, connection: Connection) -> None:
         """One that ends with its socket: its peer dials anew, and learns where else."""

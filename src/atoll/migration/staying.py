@@ -1,0 +1,146 @@
+"""What stays of a session that is suspended on disk when its cluster ends, for the next one to make it again.
+
+That has all that the controller knows of it: virtual devices and where they were, slices, buffers with the files that
+hold them, functions and programs as they were registered. Nothing of it is compiled, lowered or on devices; its proxy,
+which waits, has the sources of its functions and sends them when hosts are there.
+
+Pure, and plain data: it is written to a file, and stands in an event.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from atoll.cluster.devices import VirtualDevice
+from atoll.cluster.locations import DeviceLocation
+from atoll.cluster.virtual_devices import SessionDevices, Slice
+from atoll.errors import Code, Status
+from atoll.ir.program import Program
+from atoll.ir.types import ArraySpec
+from atoll.protocol import messages as m
+from atoll.scheduling.asides import Aside
+from atoll.scheduling.buffer_directory import Entry
+from atoll.scheduling.session import Session
+from atoll.scheduling.tenants import Tenant
+
+_LOST = Status(Code.DATA_LOSS, "its cluster was ended, with what was on devices; what was put aside on disk is there")
+
+
+class StayingBuffer(msgspec.Struct, frozen=True):
+    """A logical buffer: where it is aside, or why it is an error."""
+
+    nbytes: int
+    maker: str
+    context: int
+    consumed: bool
+    spec: ArraySpec | None
+    aside: Aside | None
+    error: Status | None
+
+
+class StayingSession(msgspec.Struct, frozen=True):
+    """A suspended session. `connection` is its proxy's, `secret` what hosts know it by."""
+
+    number: int
+    connection: int
+    secret: str
+    pid: int
+    label: str
+    platform: str
+    tenant: str
+    by_system: bool  # it was suspended by the cluster, which resumes it when there is room
+    virtual: tuple[VirtualDevice, ...]
+    locations: dict[int, DeviceLocation]
+    initial_locations: dict[int, DeviceLocation]
+    slices: tuple[Slice, ...]
+    next_slice: int
+    used: tuple[int, ...]
+    buffers: dict[int, StayingBuffer]
+    functions: dict[int, m.RegisterFunction]
+    definitions: dict[int, Program]
+    irregular: dict[int, m.RegisterSwitch | m.RegisterLoop]
+    waits_for_islands: bool
+    leaves_islands: bool
+
+
+class StayingSessions(msgspec.Struct, frozen=True):
+    """All of a cluster, and the first number that none of their pieces has."""
+
+    sessions: tuple[StayingSession, ...]
+    next_session: int
+    next_piece: int
+
+
+def encode(staying: StayingSessions) -> bytes:
+    return msgspec.msgpack.encode(staying)
+
+
+def decode(content: bytes) -> StayingSessions:
+    """Raises msgspec's errors for what is none."""
+    return msgspec.msgpack.decode(content, type=StayingSessions)
+
+
+def may_stay(session: Session) -> bool:
+    """Whether all that is aside of it is in files: what had spilled to hosts' memory before ends with them."""
+    asides = [entry.aside for entry in session.directory.entries.values() if entry.aside is not None]
+    return not any(each.memory_hosts for each in asides)
+
+
+def staying_session(session: Session, connection: int, by_system: bool) -> StayingSession:
+    """What stays of one that is at rest."""
+    devices = session.devices
+    return StayingSession(
+        session.number,
+        connection,
+        session.secret,
+        session.pid,
+        session.label,
+        session.platform,
+        session.tenant.name,
+        by_system,
+        devices.virtual,
+        dict(devices.locations),
+        dict(devices.initial_locations),
+        tuple(devices.slices.values()),
+        devices.next_slice,
+        tuple(sorted(devices.used)),
+        {handle: _buffer(entry) for handle, entry in session.directory.entries.items() if not entry.released},
+        dict(session.function_requests),
+        dict(session.definitions),
+        dict(session.irregular),
+        session.waits_for_islands,
+        session.leaves_islands,
+    )
+
+
+def _buffer(entry: Entry) -> StayingBuffer:
+    error = entry.error
+    if error is None and entry.aside is None and not entry.consumed and entry.spec is not None:
+        error = _LOST.within(entry.maker)
+    return StayingBuffer(entry.nbytes, entry.maker, entry.context, entry.consumed, entry.spec, entry.aside, error)
+
+
+def make_again(staying: StayingSession, tenant: Tenant, devices: SessionDevices) -> Session:
+    """The session, suspended, on these `devices`, which are those of a session that opens.
+
+    Its functions and programs are to be registered by whoever compiles and lowers them.
+    """
+    devices.relocate(staying.locations)
+    devices.slices = {each.number: each for each in staying.slices}
+    devices.next_slice = staying.next_slice
+    devices.used = set(staying.used)
+    devices.are_free = True
+    session = Session(staying.number, staying.pid, staying.label, staying.secret, devices, staying.platform, tenant)
+    for handle, each in staying.buffers.items():
+        entry = Entry((), each.nbytes, ready=True, error=each.error, consumed=each.consumed, maker=each.maker)
+        entry.context, entry.spec, entry.aside = each.context, each.spec, each.aside
+        session.directory.add(handle, entry)
+    entries = session.directory.entries.values()
+    session.has_asides = any(entry.aside is not None for entry in entries)
+    session.has_errors = any(entry.error is not None for entry in entries)
+    session.function_requests = dict(staying.functions)
+    session.definitions = dict(staying.definitions)
+    session.irregular = dict(staying.irregular)
+    session.waits_for_islands = staying.waits_for_islands
+    session.leaves_islands = staying.leaves_islands
+    return session

@@ -1,0 +1,174 @@
+"""Suspended sessions that outlive their cluster: what it keeps of them at its end, and what the next makes of that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from atoll.cluster.tenants import DEFAULT_TENANT
+from atoll.errors import OK, Code
+from atoll.protocol import actions as a
+from atoll.protocol import events as e
+from atoll.protocol import messages as m
+from tests.controller.play import Cluster, runs
+from tests.controller.test_suspensions import SuspendPlay, answer_in
+
+PIECE = m.AsidePiece(1, 8, "/aside/1.piece", 7)
+
+
+def kept_of(play: SuspendPlay, keeps: bool = True) -> tuple[list[a.KeepSessions], list[Any]]:
+    """What is kept at the end, and what is said."""
+    play.event(e.StopAsked(play.now, keeps))
+    actions = play.flush()
+    said = [each.message for each in actions if isinstance(each, a.Send)]
+    return [each for each in actions if isinstance(each, a.KeepSessions)], said
+
+
+def suspended() -> SuspendPlay:
+    """A session with an array (handle 5) and a program that calls a function, on disk."""
+    play = SuspendPlay()
+    play.with_call()
+    play.suspended(to_disk=True)
+    return play
+
+
+class Next(SuspendPlay):
+    """The cluster after that one, with the session as it was left, and whose connection is kept."""
+
+    def __init__(self, kept: a.KeepSessions) -> None:
+        Cluster.__init__(self, "2x1x2")
+        self.event(e.SessionsKept(0.0, kept.content))
+        ((self.session, connection),) = kept.sessions.items()
+        self._names[connection] = ("session", self.session)
+        self._sessions[self.session] = connection
+        self.event(e.ConnectionAway(0.0, connection))
+        self.outbox()
+
+    def hosts_join(self) -> list[Any]:
+        for host in range(2):
+            self.join(host)
+        return self.outbox()
+
+    def proxy_is_back(self) -> list[Any]:
+        """It has learnt of the end of the former cluster, and compiles its function once more."""
+        self.event(e.ConnectionBack(0.0, self._sessions[self.session]))
+        self.say(m.LossAcknowledged((0, 1)))
+        self.say(m.CompileAgain(1, 77))
+        (compile_,) = self.report(0, m.FeedsArrived(self.session, (77,)))
+        return self.report(0, m.Compiled(compile_.function, OK, b"info", 0.1, False))
+
+
+def next_of(play: SuspendPlay) -> Next:
+    (kept,), _ = kept_of(play)
+    return Next(kept)
+
+
+def test_at_the_end_proxies_learn_that_all_hosts_are_gone():
+    kept, said = kept_of(suspended())
+    assert [list(each.sessions) for each in kept] == [[1]]
+    assert m.HostsLost((0, 1)) in said
+    assert not any(isinstance(each, m.DropAside) for each in said)
+
+
+def test_what_is_not_kept_goes_with_its_files():
+    for all_sessions, keeps in ((True, True), (False, False)):
+        play = suspended()
+        play.operator(m.StopRequest(all_sessions))
+        kept, said = kept_of(play, keeps)
+        assert kept == []
+        assert m.DropAside(1, (PIECE,)) in said
+
+
+def test_sessions_that_run_or_are_in_memory_end_with_their_cluster():
+    play = SuspendPlay()
+    assert kept_of(play)[0] == []
+    play = SuspendPlay()
+    play.suspended()
+    assert kept_of(play)[0] == []
+
+
+def test_it_goes_on_where_it_was_once_its_functions_are_compiled():
+    play = next_of(suspended())
+    assert play.controller.sessions[1].suspended == "suspended on disk"
+    said = play.hosts_join()
+    assert [each for each in said if isinstance(each, m.HostsBack)] == [
+        m.HostsBack(((0, "unix:/data-0"),)),
+        m.HostsBack(((1, "unix:/data-1"),)),
+    ]
+    assert [each for each in said if isinstance(each, m.OpenStore)].count(
+        m.OpenStore(1, play.controller.sessions[1].secret)
+    ) == 2
+    assert "island 0, which has just come back" in answer_in(play.resume()).status.message
+    play.proxy_is_back()
+    (send,) = [each for each in play.resume() if isinstance(each, m.SendAside)]
+    ((back, feed, hosts),) = send.pieces
+    assert (back, hosts) == (PIECE, (0,))
+    (run,) = runs(play.report(0, m.FeedsArrived(1, (feed,))))
+    said = play.done(run.sequence)
+    assert answer_in(said) == m.OperationReply(OK, "session 1 goes on on island 0")
+    assert m.DropAside(1, (PIECE,)) in said
+    # Its program is there again, and runs on what came back.
+    (run,) = runs(play.say(m.Launch(1, (5,), (6,), ())))
+    assert run.arguments == (5,)
+    assert play.memory == 16
+
+
+def test_who_resumes_it_before_the_first_tick_waits_for_as_long_as_he_says():
+    play = next_of(suspended())
+    play.hosts_join()
+    assert play.resume(wait=5.0) == []
+    play.tick(4000.0)  # by a clock that has gone on since the former cluster
+    assert not any(isinstance(each, m.OperationReply) for each in play.outbox())
+    play.tick(4006.0)
+    (reply,) = [each for each in play.outbox() if isinstance(each, m.OperationReply)]
+    assert "which has just come back" in reply.status.message
+
+
+def test_it_goes_on_on_another_island_too():
+    play = next_of(suspended())
+    play.hosts_join()
+    play.proxy_is_back()
+    assert play.resume(1)[0] == m.SendSources(((1, (1,)),))
+
+
+def test_it_may_be_kept_again_by_the_next_cluster_before_anybody_has_come():
+    play = next_of(next_of(suspended()))
+    play.hosts_join()
+    play.proxy_is_back()
+    assert any(isinstance(each, m.SendAside) for each in play.resume())
+
+
+def test_a_proxy_that_does_not_come_back_loses_its_session_with_its_files():
+    play = next_of(suspended())
+    play.hosts_join()
+    play.close(play.session)
+    assert m.DropAside(1, (PIECE,)) in play.outbox()
+    assert play.controller.sessions == {}
+
+
+def test_new_sessions_have_other_numbers():
+    play = next_of(suspended())
+    play.hosts_join()
+    assert play.open(43).number == 2
+
+
+def test_an_array_that_was_not_put_aside_is_an_error_that_says_so():
+    play = SuspendPlay()
+    session = play.controller.sessions[play.session]
+    play.suspended(to_disk=True)
+    session.directory.entries[5].aside = None  # as a token's, which stays on devices
+    found = next_of(play).controller.sessions[1].directory.problem(5)
+    assert found is not None
+    assert (found.code, "its cluster was ended" in found.message) == (Code.DATA_LOSS, True)
+
+
+def test_a_tenant_that_is_no_more_has_no_sessions():
+    play = suspended()
+    play.controller.sessions[1].tenant.settings = msgspec.structs.replace(DEFAULT_TENANT, name="gone")
+    (kept,), _ = kept_of(play)
+    after = Cluster("2x1x2")
+    after.event(e.SessionsKept(0.0, kept.content))
+    closed = [each for each in after.flush() if isinstance(each, a.Close)]
+    assert [each.connection for each in closed] == list(kept.sessions.values())
+    assert after.controller.sessions == {}

@@ -1,0 +1,122 @@
+"""A snapshot on its way to a standby: what is queued for it is bounded, and what is damaged does not arrive whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
+from atoll.controller_process import following
+from atoll.controller_process.following import Following
+from atoll.journal.files import Folder, write_whole
+from atoll.journal.journal import Journal
+from atoll.protocol.messages.standbys import BasisPart
+from atoll.security.tokens import Tokens
+from atoll.wire.framing import HEADER_BYTES
+
+PART = 1 << 10
+
+
+class Standby:
+    """The controller's connection to one that reads when it is told to."""
+
+    def __init__(self) -> None:
+        self.queued: list[BasisPart] = []
+        self.taken: list[BasisPart] = []
+        self.most = 0
+        self.is_aborted = False
+
+    def send_in_pieces(self, frame: bytes) -> None:
+        self.queued.append(msgspec.msgpack.decode(frame[HEADER_BYTES:], type=BasisPart))
+        self.most = max(self.most, self._unsent())
+
+    def statistics(self) -> Any:
+        return SimpleNamespace(unsent_bytes=self._unsent())
+
+    def _unsent(self) -> int:
+        return sum(len(each.content) for each in self.queued)
+
+    def take(self) -> None:
+        self.taken += self.queued
+        self.queued = []
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+def follow(path: Path, payload: bytes, scene: Callable[[Following, Standby, Journal], Any], monkeypatch: Any) -> None:
+    monkeypatch.setattr(following, "_PART_BYTES", PART)
+    monkeypatch.setattr(following, "MOST_QUEUED", 8 * PART)
+    monkeypatch.setattr(following, "_FULL_SECONDS", 0.001)
+
+    async def main() -> None:
+        folder = Folder(path)
+        write_whole(folder.snapshot(1), 1, 5, payload)
+        journal = Journal(folder, 5, 1, dict)
+        made = Following(Tokens(), lambda: journal, lambda what: None, lambda addresses: None, lambda: ())
+        standby: Any = Standby()
+        made._standby, made._basis = standby, 1
+        await asyncio.wait_for(scene(made, standby, journal), 10)
+
+    asyncio.run(main())
+
+
+def test_little_of_a_snapshot_is_in_memory_however_slowly_it_is_read(tmp_path, monkeypatch):
+    payload = bytes(i % 251 for i in range(100 * PART + 7))
+
+    async def scene(made: Following, standby: Any, journal: Journal) -> None:
+        assert made._begin_basis(standby, journal)
+        await asyncio.sleep(0.05)
+        assert standby.most == 8 * PART, "it reads nothing"
+        while not standby.taken or not standby.taken[-1].is_last:
+            standby.take()
+            await asyncio.sleep(0.001)
+        assert standby.most <= 8 * PART
+        assert b"".join(each.content for each in standby.taken) == payload
+        assert [each.is_last for each in standby.taken].count(True) == 1
+        assert {each.term for each in standby.taken} == {5}
+
+    follow(tmp_path / "journal", payload, scene, monkeypatch)
+
+
+def test_the_controller_has_other_things_to_do_between_two_parts(tmp_path, monkeypatch):
+    async def scene(made: Following, standby: Any, journal: Journal) -> None:
+        made._begin_basis(standby, journal)
+        parts = []
+        for _ in range(4):
+            parts.append(len(standby.queued))
+            await asyncio.sleep(0)
+        assert parts[-1] < 4
+        assert parts == sorted(parts)
+
+    follow(tmp_path / "journal", bytes(20 * PART), scene, monkeypatch)
+
+
+def test_a_snapshot_that_is_damaged_on_the_disk_does_not_arrive_whole(tmp_path, monkeypatch):
+    async def scene(made: Following, standby: Any, journal: Journal) -> None:
+        path = journal._folder.snapshot(1)
+        content = bytearray(path.read_bytes())
+        content[-5] ^= 1
+        path.write_bytes(content)
+        assert made._begin_basis(standby, journal)
+        while not standby.is_aborted:
+            standby.take()
+            await asyncio.sleep(0.001)
+        assert not any(each.is_last for each in standby.taken)
+
+    follow(tmp_path / "journal", bytes(4 * PART), scene, monkeypatch)
+
+
+def test_one_that_is_not_there_yet_is_waited_for_while_it_is_written(tmp_path, monkeypatch):
+    async def scene(made: Following, standby: Any, journal: Journal) -> None:
+        made._basis = 2
+        assert not made._begin_basis(standby, journal)
+        journal._child = 1
+        assert made._begin_basis(standby, journal)
+        assert standby.queued == []
+
+    follow(tmp_path / "journal", b"x", scene, monkeypatch)

@@ -1,0 +1,117 @@
+"""Sessions that are suspended on disk while their cluster is ended and started again: their scripts notice a pause."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.cluster.settings import GRACE_SECONDS
+from atoll.operate.requests import request_operation, request_stop
+from atoll.protocol import messages as m
+from atoll.wire.address import parse_address
+from tests.conftest import script_environment
+from tests.end_to_end.remote_python import RemotePython, StartPython
+from tests.end_to_end.standing_cluster import StandingCluster
+from tests.end_to_end.test_suspending import ask, session_of, steps_at, train, until_step
+
+
+class Clusters:
+    """Clusters one after the other, with the same journal, address and folder for what is suspended."""
+
+    def __init__(self, folder: Path, program_cache: Path) -> None:
+        self.aside = folder / "aside"
+        folder.mkdir(mode=0o700)
+        self._folder = folder
+        self._start = partial(
+            StandingCluster,
+            folder,
+            script_environment(folder, program_cache),
+            islands="2x1x2",
+            suspend_folder=str(self.aside),
+            grace_seconds=GRACE_SECONDS,
+            journal=str(folder / "journal"),
+        )
+        self.now = self._start()
+
+    def begin_anew(self, **settings: Any) -> None:
+        self.now = self._start(**settings)
+
+    def end(self, all_sessions: bool = False) -> None:
+        """As `atoll down`."""
+        request_stop(parse_address(self.now.address), "", None, all_sessions)
+        self.now.wait()
+        assert not self.now.directory.exists()
+        self.now.stop()
+
+
+@pytest.fixture
+def clusters(
+    tmp_path_factory: pytest.TempPathFactory, module_directory: Path, program_cache: Path
+) -> Iterator[Clusters]:
+    made = Clusters(module_directory / tmp_path_factory.mktemp("c").name, program_cache)
+    yield made
+    made.now.stop()
+
+
+def suspend(clusters: Clusters, python: RemotePython) -> int:
+    session = session_of(clusters.now, python)
+    assert ask(clusters.now, m.SuspendRequest(session, to_disk=True)) == f"session {session} is suspended on disk"
+    return session
+
+
+def resume(clusters: Clusters, session: int, *islands: int) -> str:
+    address = parse_address(clusters.now.address)
+    return request_operation(address, "", m.ResumeRequest(session, islands, 60.0), seconds=90.0)
+
+
+@pytest.mark.thorough
+def test_a_training_goes_on_in_the_next_cluster_and_the_one_after_that(
+    clusters: Clusters, start_python: StartPython, tmp_path: Path
+) -> None:
+    python = start_python(ATOLL_ADDRESS=clusters.now.address)
+    progress = tmp_path / "progress"
+    python.begin(train, str(progress), 100_000)
+    until_step(progress, 3)
+    for islands in ((), (1,)):  # where it was, and elsewhere
+        session = suspend(clusters, python)
+        clusters.end()
+        at = steps_at(progress)
+        time.sleep(1.0)
+        assert steps_at(progress) == at, "it waits, though there is no cluster"
+        clusters.begin_anew()
+        (row,) = clusters.now.report()["sessions"]
+        assert (row["id"], row["state"]) == (session, "suspended on disk")
+        assert "goes on" in resume(clusters, session, *islands)
+        until_step(progress, at + 3)
+        assert list(clusters.aside.iterdir()) == []
+    (tmp_path / "stop").touch()
+    disturbed = python.finish()
+    (tmp_path / "again").mkdir()
+    again = str(tmp_path / "again" / "progress")
+    assert disturbed == start_python(ATOLL_ADDRESS=clusters.now.address).call(train, again, len(disturbed[0]))
+
+
+def test_a_session_goes_on_in_the_next_cluster_unless_all_are_ended(
+    clusters: Clusters, start_python: StartPython, tmp_path: Path
+) -> None:
+    python = start_python(ATOLL_ADDRESS=clusters.now.address)
+    undisturbed = python.call(train, str(tmp_path / "first"), 6)
+    (tmp_path / "more").mkdir()
+    progress = tmp_path / "more" / "progress"
+    python.begin(train, str(progress), 6)
+    until_step(progress, 1)
+    session = suspend(clusters, python)
+    clusters.end()
+    clusters.begin_anew()
+    assert resume(clusters, session) == f"session {session} goes on on island 0"
+    assert python.finish() == undisturbed
+    suspend(clusters, python)
+    clusters.end(all_sessions=True)
+    assert list(clusters.aside.iterdir()) == []
+    clusters.begin_anew()
+    assert clusters.now.report()["sessions"] == []
