@@ -87,6 +87,22 @@ def test_what_spills_is_bounded():
     assert awaited.status.code == Code.RESOURCE_EXHAUSTED
 
 
+def test_what_its_host_has_no_memory_for_is_not_asked_again_at_once():
+    play = PressurePlay(spill=100)
+    play.launch(play.high, 7)
+    failure = Status(Code.RESOURCE_EXHAUSTED, "host 0 has too little memory left")
+    asked = []
+    puts = of_kind(m.PutAside, play.at(1.0))
+    for now in range(2, 8):
+        for put in puts:
+            asked += [handle for _, handle, _ in put.shards]
+            puts = of_kind(m.PutAside, play.report(0, m.AsidePut(put.session, put.request, failure)))
+        puts += of_kind(m.PutAside, play.at(float(now)))
+    assert asked == [5, 6], "each once"
+    (awaited,) = of_kind(m.Awaited, play.say(m.Await(1, (7,))))
+    assert awaited.status.code == Code.RESOURCE_EXHAUSTED
+
+
 def test_nothing_of_a_higher_priority_spills():
     play = PressurePlay(spill=100)
     play.launch(play.high, 7)

@@ -19,7 +19,7 @@ from atoll.transfers.contents import Buffers, FileContents, as_views
 from atoll.transfers.data_port import DataPort
 from atoll.transfers.engine import Piece
 from atoll.transfers.inbox import Inbox
-from atoll.transfers.landing_memory import LANDING, LandingMemory
+from atoll.transfers.landing_memory import LANDING, LEAST_BLOCK_BYTES, LandingMemory
 from atoll.transfers.outgoing import SendQueue
 from atoll.transfers.stream_frames import CHUNK_BYTES
 from atoll.transfers.streams import STREAM_THRESHOLD, STREAMS
@@ -419,3 +419,13 @@ def test_probes_are_no_progress_whether_or_not_they_are_acknowledged(monkeypatch
     until(lambda: liveness.progress() != before)
     channel.close()
     theirs.close()
+
+
+def test_what_comes_back_while_nobody_takes_any_is_bounded(monkeypatch):
+    monkeypatch.setattr(landing_memory, "KEPT_BYTES", 4 * LEAST_BLOCK_BYTES)
+    memory = LandingMemory()
+    memory.open()
+    taken = [memory.take(LEAST_BLOCK_BYTES) for _ in range(12)]
+    taken.clear()
+    assert sum(len(block) for _, block in memory._returned) == 4 * LEAST_BLOCK_BYTES
+    memory.close()

@@ -28,7 +28,7 @@ from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.session import GangRun, Session
 from atoll.scheduling.tickets import Ticket
 
-# Until a session that could not be suspended is asked again.
+# Until a session that could not be suspended, or an array that could not spill, is asked again.
 RETRY_SECONDS = 30.0
 _UNMOVABLE = ("token", "opaque")
 
@@ -62,6 +62,7 @@ class Pressure:
         self._spill_bytes = spill_bytes
         self._suspend_lower = suspend_lower
         self._spilling: dict[tuple[int, int], Entry] = {}  # by session and handle
+        self._stuck: dict[tuple[int, int], float] = {}  # what could not spill, and when
         self._refused: dict[int, float] = {}  # sessions that could not be suspended, and when
         if spill_bytes or suspend_lower is not SuspendLower.OFF:
             memory.relieve = self.relieve
@@ -106,11 +107,16 @@ class Pressure:
     def _spilled(self, session: int, handles: list[int], status: Status) -> None:
         for handle in handles:
             self._spilling.pop((session, handle), None)
+            if not status.ok:  # its host has no memory left for it, say: asked at once, it would say the same
+                self._stuck[session, handle] = self._memory.now
 
     def _idle(self, session: Session, device: HostDevice) -> Iterator[tuple[int, Entry]]:
+        now = self._memory.now
+        self._stuck = {key: since for key, since in self._stuck.items() if now - since < RETRY_SECONDS}
         for handle, entry in session.directory.entries.items():
             if entry.is_idle and entry.spec is not None and entry.spec.dtype not in _UNMOVABLE:
-                is_new = (session.number, handle) not in self._spilling
+                key = (session.number, handle)
+                is_new = key not in self._spilling and key not in self._stuck
                 # What shares its memory with others would free none.
                 if is_new and _bytes_on(entry, device) and all(block.users == 1 for block in entry.blocks):
                     yield handle, entry

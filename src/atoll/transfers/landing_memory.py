@@ -101,7 +101,8 @@ class LandingMemory:
 
     def _give_back(self, memory: mmap.mmap) -> None:
         """On any thread, whatever locks that holds: it takes none, and starts nothing."""
-        if not self._unused.is_set():
+        # Of blocks of a size these are what is kept at most: nobody may come soon who drops the others.
+        if not self._unused.is_set() and (len(self._returned) + 1) * len(memory) <= KEPT_BYTES:
             self._returned.append((time.monotonic(), memory))
 
     def _collect(self) -> None:

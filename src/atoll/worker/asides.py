@@ -18,9 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from atoll.cluster.processes.memory import has_memory_for
 from atoll.devices.device import DeviceBackend
 from atoll.errors import OK, Code, Status, StatusError, status_of
 from atoll.protocol import messages as m
+from atoll.quantities import human_bytes
 from atoll.transfers import host_data
 from atoll.transfers.inbox import Inbox
 from atoll.transfers.landing_memory import LANDING
@@ -60,6 +62,7 @@ class Asides:
         readers: Readers,
         report: Callable[..., None],
         pool: Pool | None = None,
+        has_room: Callable[[int], bool] = has_memory_for,
     ) -> None:
         self._backend = backend
         self._inbox = inbox
@@ -67,6 +70,7 @@ class Asides:
         self._host = host
         self._readers = readers
         self._report = report
+        self._has_room = has_room
         self._pool = pool or ThreadPoolExecutor(THREADS, "atoll-aside")
         self._lock = threading.Lock()
         self._removals: list[Future[None]] = []
@@ -123,6 +127,9 @@ class Asides:
         view = contents_of(contents)
         if message.to_files:
             return aside_files.write(message.folder, number, view)
+        if not self._has_room(view.nbytes):  # until all is copied the arrays are there, too: it would be ended by force
+            text = f"host {self._host} has too little memory left for {human_bytes(view.nbytes)} more that is put aside"
+            raise StatusError(Code.RESOURCE_EXHAUSTED, f"{text}; files need none (atoll suspend --to disk)")
         if contents.dtype.kind == "T":
             copy: Any = view
         else:

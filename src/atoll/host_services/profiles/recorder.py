@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from atoll.cluster.processes.memory import has_memory_for
 from atoll.errors import OK, Code, Status, StatusError, not_found, status_of, unimplemented
 from atoll.host_services.calls.arrays import packed
 from atoll.host_services.calls.calls import Calls
@@ -25,9 +26,8 @@ from atoll.protocol import profiles as p
 _log = logging.getLogger(__name__)
 
 _PART_BYTES = 4 << 20
-# How often it is looked whether there is memory left; and how much must be, of all of the machine's.
+# How often it is looked whether there is memory left.
 _LOOK_SECONDS = 1.0
-_LEAST_MEMORY = 1 / 16
 
 # Ends the recording, and gives an XSpace.
 End = Callable[[], bytes]
@@ -37,9 +37,7 @@ HandOver = Callable[[], None]
 
 def is_memory_short() -> bool:
     """Whether this machine has hardly any memory left for anybody."""
-    with open("/proc/meminfo") as lines:
-        found = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
-    return found["MemAvailable"] < found["MemTotal"] * _LEAST_MEMORY
+    return not has_memory_for(0)
 
 
 class _Profile:

@@ -1,0 +1,68 @@
+"""Arrays that are put aside in a host's memory: not where that would leave too little for others."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atoll.errors import Code
+from atoll.protocol import messages as m
+from atoll.worker import asides as module
+from atoll.worker.asides import Asides
+
+SHARDS = [np.full(1000, number, np.uint8) for number in range(3)]
+
+
+class Pool:
+    """Does at once what it is given."""
+
+    def submit(self, call: Any, *arguments: Any) -> None:
+        call(*arguments)
+
+
+def put(room: int, to_files: bool = False, folder: str = "") -> tuple[Asides, m.AsidePut]:
+    """Three shards, by a host with room for so many bytes; its answer."""
+    said: list[Any] = []
+    backend: Any = SimpleNamespace(shards=lambda buffer: SHARDS)
+    readers: Any = SimpleNamespace(hold=lambda buffer, count: lambda: None)
+    store: Any = SimpleNamespace(get=lambda handle: object())
+    pool: Any = Pool()
+    nobody: Any = None
+    asides = Asides(
+        backend,
+        nobody,
+        nobody,
+        3,
+        readers,
+        said.append,
+        pool,
+        lambda nbytes: asides.nbytes + nbytes <= room,
+    )
+    asides.put(m.PutAside(1, 7, ((1, 5, 0), (2, 5, 1), (3, 5, 2)), to_files, folder), store)
+    (answer,) = said
+    return asides, answer
+
+
+@pytest.fixture(autouse=True)
+def any_buffer_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "alive", lambda buffer: buffer)
+
+
+def test_what_there_is_room_for_is_put_aside():
+    asides, answer = put(room=3000)
+    assert (answer.status.ok, [each.nbytes for each in answer.pieces], asides.nbytes) == (True, [1000] * 3, 3000)
+
+
+def test_a_host_with_too_little_memory_says_so_and_keeps_nothing():
+    asides, answer = put(room=2500)
+    assert (answer.status.code, answer.pieces, asides.nbytes) == (Code.RESOURCE_EXHAUSTED, (), 0)
+    assert "host 3 has too little memory left for 1000 B more that is put aside" in answer.status.message
+    assert "--to disk" in answer.status.message
+
+
+def test_files_need_none(tmp_path):
+    _, answer = put(room=0, to_files=True, folder=str(tmp_path / "session"))
+    assert answer.status.ok
