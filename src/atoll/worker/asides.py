@@ -21,9 +21,9 @@ import numpy as np
 from atoll.cluster.processes.memory import has_memory_for
 from atoll.devices.device import DeviceBackend
 from atoll.errors import OK, Code, Status, StatusError, status_of
+from atoll.host_services import host_data
 from atoll.protocol import messages as m
 from atoll.quantities import human_bytes
-from atoll.transfers import host_data
 from atoll.transfers.inbox import Inbox
 from atoll.transfers.landing_memory import LANDING
 from atoll.worker import aside_files
