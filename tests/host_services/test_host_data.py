@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.errors import Code, StatusError
+from atoll.host_services import host_data
 from atoll.ir.types import DTYPE_BITS
-from atoll.transfers import host_data
 
 NUMERIC = [name for name, bits in DTYPE_BITS.items() if bits and hasattr(jnp, name)]
 

@@ -22,7 +22,7 @@ from tests.transfers.ends import Receiver, content, frame, tcp_pair
 
 
 def test_frames_of_all_kinds_have_tags_of_their_own() -> None:
-    frames = [each for kind in KINDS for each in kind.frames]
+    frames = {each for kind in KINDS for each in kind.frames}
     assert len({each.__struct_config__.tag for each in frames}) == len(frames)
 
 

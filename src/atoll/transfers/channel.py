@@ -20,6 +20,7 @@ from typing import Any, Literal, Union
 import msgspec
 
 from atoll.errors import AccessError, AtollError, ConnectError, FrameError, StatusError
+from atoll.protocol.messages import OWN_NUMBERS
 from atoll.transfers.arrivals import ChannelArrivals, OnFailure, OnPiece, Room
 from atoll.transfers.contents import Buffers, FileContents, Filled, as_views
 from atoll.transfers.engine import Contents, Piece, TransferEngine
@@ -27,6 +28,7 @@ from atoll.transfers.frame_socket import FrameSocket
 from atoll.transfers.kinds import KINDS
 from atoll.transfers.liveness import Alive, Liveness, Probe
 from atoll.transfers.outgoing import OnEnd
+from atoll.transfers.shared_chunks import SharedChunksEngine
 from atoll.transfers.sockets import SocketEngine
 from atoll.transfers.streams import STREAMS, StreamEngine
 from atoll.wire.address import Address
@@ -88,15 +90,15 @@ class DataChannel:
     def __init__(self, stream: Stream | socket.socket, kinds: Sequence[type[TransferEngine]] = KINDS) -> None:
         self._socket = FrameSocket(stream)
         self._engines = [kind(self._socket) for kind in kinds if kind.reaches(self._socket)]
-        self._choices = [(engine.takes, engine.send) for engine in self._engines]
-        self._in_place = [
-            (engine.takes, engine.send) for engine in self._engines if not isinstance(engine, StreamEngine)
-        ]
+        ways = [(type(engine), (engine.takes, engine.send)) for engine in self._engines]
+        self._between_hosts = [way for _, way in ways]
+        self._choices = [way for kind, way in ways if kind is not SharedChunksEngine]
+        self._in_place = [way for kind, way in ways if not issubclass(kind, StreamEngine)]
         self._handlers = {frame: engine.handle for engine in self._engines for frame in engine.frames}
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
             Union[Open, Passed, Probe, Alive, *(frame for kind in kinds for frame in kind.frames)]
         )
-        self._streams = next((engine for engine in self._engines if isinstance(engine, StreamEngine)), None)
+        self._streams = next((engine for engine in self._engines if type(engine) is StreamEngine), None)
         self.is_closed = False
         self.carries_control = False  # messages that nobody sends again
         self.is_local = self._socket.is_unix  # whether it takes sockets
@@ -234,7 +236,8 @@ class DataChannel:
         self._socket.send(Passed(), descriptor=sock.fileno())
 
     def _send(self, session: int, feed: int, contents: Contents, more: bool) -> None:
-        for takes, send in self._choices if feed < FIRST_IN_PLACE else self._in_place:
+        ways = self._choices if feed < OWN_NUMBERS else self._between_hosts if feed < FIRST_IN_PLACE else self._in_place
+        for takes, send in ways:
             if takes(contents):
                 try:
                     send(session, feed, contents, more)

@@ -12,6 +12,7 @@ from atoll.transfers.files import FileEngine, MappedFileEngine
 
 _NAMES = (
     "atoll.transfers.files:FileEngine",
+    "atoll.transfers.shared_chunks:SharedChunksEngine",
     "atoll.transfers.shared_memory:SharedMemoryEngine",
     "atoll.transfers.streams:StreamEngine",
     "atoll.transfers.sockets:SocketEngine",

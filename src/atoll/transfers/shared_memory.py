@@ -110,7 +110,7 @@ class SharedMemoryEngine(TransferEngine):
             self._peer_blocks.pop(frame.block, None)
             return None
         if descriptor is not None:
-            self._peer_blocks[frame.block] = _map(descriptor, frame.block_bytes)
+            self._peer_blocks[frame.block] = map_block(descriptor, frame.block_bytes)
             if len(self._peer_blocks) > _MAX_PEER_BLOCKS:
                 raise FrameError(f"more than {_MAX_PEER_BLOCKS} blocks of shared memory")
         memory = self._peer_blocks.get(frame.block)
@@ -146,7 +146,7 @@ class SharedMemoryEngine(TransferEngine):
         self._peer_blocks.clear()  # those that are being read are kept by their readers
 
 
-def _map(descriptor: int, nbytes: int) -> mmap.mmap:
+def map_block(descriptor: int, nbytes: int) -> mmap.mmap:
     """A peer's block, to be read. Raises FrameError where the peer could still shorten it."""
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)

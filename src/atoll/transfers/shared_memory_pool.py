@@ -3,7 +3,8 @@
 Nothing in the file system names the blocks, so nothing is left behind whatever process is killed. They are sealed: they
 never become shorter, and the receiver, who maps them, checks that.
 
-Bounded: `POOL_BYTES` for one pool, or one larger block. A sender waits for a block once that much is in use.
+Bounded: `POOL_BYTES` for one pool unless its user says less, or one larger block. A sender waits for a block once that
+much is in use.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ class SharedMemoryPool:
     `on_drop(block)` is called, without the pool's lock, for each block that is freed before the pool is closed.
     """
 
-    def __init__(self, on_drop: Callable[[SharedMemoryBlock], None]) -> None:
+    def __init__(self, on_drop: Callable[[SharedMemoryBlock], None], most_bytes: int | None = None) -> None:
         self._on_drop = on_drop
+        self._bound = most_bytes
         self._free: list[SharedMemoryBlock] = []
         self._used: dict[int, SharedMemoryBlock] = {}
         self._next = 0
@@ -85,10 +87,11 @@ class SharedMemoryPool:
                 block = min(fitting, key=lambda block: block.size)
                 self._free.remove(block)
                 return block
+            bound = POOL_BYTES if self._bound is None else self._bound
             size = max(LEAST_BLOCK_BYTES, 1 << (nbytes - 1).bit_length())
-            while self._free and self._bytes + size > POOL_BYTES:
+            while self._free and self._bytes + size > bound:
                 dropped.append(self._drop(self._free.pop(0)))
-            if self._bytes + size <= POOL_BYTES or not self._used:
+            if self._bytes + size <= bound or not self._used:
                 return self._create(size)
             self._waits += 1
             if not self._available.wait(_WAIT_SECONDS):

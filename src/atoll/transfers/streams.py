@@ -14,17 +14,17 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from atoll.errors import AtollError, Code, FrameError, Status, StatusError
 from atoll.transfers.engine import Arrivals, Contents, Piece, Received, TransferEngine
 from atoll.transfers.frame_socket import FrameSocket
-from atoll.transfers.incoming import Landings
+from atoll.transfers.incoming import Landing, Landings
 from atoll.transfers.landing_memory import LANDING
 from atoll.transfers.liveness import Liveness
 from atoll.transfers.outgoing import OnEnd, Outgoing, SendQueue
@@ -55,7 +55,15 @@ class StreamEngine(TransferEngine):
     `dial_streams(sends)` is set on the side that dials: it opens streams on which that side sends, or receives.
     """
 
-    frames = (StreamPiece, Chunk, Credit, Landed, GivenUp, NoRoom, MoreStreams)
+    frames: ClassVar[tuple[type[msgspec.Struct], ...]] = (
+        StreamPiece,
+        Chunk,
+        Credit,
+        Landed,
+        GivenUp,
+        NoRoom,
+        MoreStreams,
+    )
 
     def __init__(self, socket: FrameSocket) -> None:
         self._socket = socket
@@ -136,7 +144,6 @@ class StreamEngine(TransferEngine):
                 self._outgoing.written(transfer)
 
     def _write_chunk(self, stream: FrameSocket, transfer: Outgoing, index: int) -> None:
-        frame = Chunk(transfer.number, index)
         contents = transfer.contents
         start = index * CHUNK_BYTES
         stop = min(start + CHUNK_BYTES, contents.nbytes)
@@ -146,7 +153,10 @@ class StreamEngine(TransferEngine):
             if self._outgoing.fail(transfer.number, error):
                 self._say_later(GivenUp(transfer.number, error.status.code, error.status.message))
             return
-        stream.send(frame, views)
+        self._send_chunk(stream, transfer, index, views)
+
+    def _send_chunk(self, stream: FrameSocket, transfer: Outgoing, index: int, views: Sequence[memoryview]) -> None:
+        stream.send(Chunk(transfer.number, index), views)
 
     def _is_used(self, stream: FrameSocket) -> bool:
         return stream is not self._socket or not self._streams
@@ -262,8 +272,11 @@ class StreamEngine(TransferEngine):
     def _read_chunk(self, stream: FrameSocket, chunk: Chunk) -> None:
         landing, target = self._landings.target(chunk.transfer, chunk.index)
         stream.read_into(target)
-        if self._landings.landed(landing, chunk.index, self._deliver):
-            self._say(Landed(chunk.transfer))
+        self._chunk_landed(landing, chunk.index)
+
+    def _chunk_landed(self, landing: Landing, index: int) -> None:
+        if self._landings.landed(landing, index, self._deliver):
+            self._say(Landed(landing.piece.transfer))
 
     def _deliver(self, piece: StreamPiece, delivery: tuple[Any, bool, Callable[[], None]]) -> None:
         assert self._arrivals is not None

@@ -20,8 +20,8 @@ import numpy as np
 
 from atoll.devices.device import DeviceBackend
 from atoll.errors import OK, Code, Status, StatusError, status_of
+from atoll.host_services import host_data
 from atoll.protocol import messages as m
-from atoll.transfers import host_data
 from atoll.transfers.inbox import Inbox
 from atoll.transfers.landing_memory import LANDING
 from atoll.worker import aside_files

@@ -16,10 +16,10 @@ import numpy as np
 
 from atoll.devices.device import DeviceArray, DeviceBackend
 from atoll.errors import Code, Status, StatusError
+from atoll.host_services import host_data
 from atoll.ir import plan as p
 from atoll.ir.row_exchange import RowExchange
 from atoll.protocol import messages as m
-from atoll.transfers import host_data
 from atoll.transfers.data_port import DataPort
 from atoll.transfers.dtypes import numpy_dtype
 from atoll.transfers.streams import STREAM_THRESHOLD

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from atoll.errors import Code, StatusError
+from atoll.host_services import host_data
 from atoll.ir import plan as p
 from atoll.ir.exchange import common, relative
 from atoll.ir.row_exchange import HostMessage, RowExchange, RowPiece, RowSpan
 from atoll.ir.types import Box
-from atoll.transfers import host_data
 from atoll.transfers.dtypes import numpy_dtype
 
 Array = np.ndarray[Any, Any]

@@ -13,11 +13,11 @@ import numpy as np
 
 from atoll.devices.device import DeviceArray, DeviceBackend
 from atoll.errors import invalid
+from atoll.host_services import host_data
 from atoll.host_services.calls.callbacks import Callbacks
 from atoll.host_services.python.sessions import Input
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
-from atoll.transfers import host_data
 from atoll.transfers.data_port import DataPort
 from atoll.worker.client_runs import ClientRuns, has_thread, stream_of
 from atoll.worker.completions import ArrayCompletion, DeletionGuard, RunCompletion

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from atoll.host_services.calls.messages import ArrayType
+from atoll.host_services.host_data import bytes_of
 from atoll.transfers.dtypes import dtype_name, numpy_dtype
-from atoll.transfers.host_data import bytes_of
 
 Array = np.ndarray[Any, Any]
 

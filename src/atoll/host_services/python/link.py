@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from atoll.errors import FrameError
-from atoll.transfers import host_data
+from atoll.host_services import host_data
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.engine import Piece
 from atoll.transfers.shared_memory import SharedMemoryEngine

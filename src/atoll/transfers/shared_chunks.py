@@ -1,0 +1,107 @@
+"""Large transfers between hosts of one machine: in chunks, through a few blocks of shared memory.
+
+As between machines, a transfer is announced, credited and landed (`transfers.streams`); what differs is how a chunk
+gets there. The sender writes it into a block, and the receiver copies it to where it belongs and gives the block back.
+So an array of any size needs `CHUNKS_BYTES` of memory beside itself, and those who send others' bytes never wait for a
+receiver that cannot read what it has before the rest has come.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import msgspec
+
+from atoll.errors import FrameError
+from atoll.transfers.engine import Contents, Received
+from atoll.transfers.frame_socket import FrameSocket
+from atoll.transfers.outgoing import Outgoing
+from atoll.transfers.shared_memory import map_block
+from atoll.transfers.shared_memory_pool import SharedMemoryPool
+from atoll.transfers.stream_frames import CHUNK_BYTES
+from atoll.transfers.streams import StreamEngine
+
+# What is smaller goes whole: who receives it reads it where it lies.
+CHUNKED_THRESHOLD = 8 << 20
+CHUNKS_BYTES = 16 << 20
+
+
+class SharedChunk(msgspec.Struct, frozen=True, array_like=True, tag="b"):
+    """A chunk is in the sender's block of this number, whose descriptor comes with its first use."""
+
+    transfer: int
+    index: int
+    block: int
+
+
+class ChunkRead(msgspec.Struct, frozen=True, array_like=True, tag="e"):
+    """The receiver has copied what was in a block of the sender's."""
+
+    block: int
+
+
+class SharedChunksEngine(StreamEngine):
+    """Sends on the channel's own connection alone."""
+
+    frames = (*StreamEngine.frames, SharedChunk, ChunkRead)
+
+    def __init__(self, socket: FrameSocket) -> None:
+        super().__init__(socket)
+        self._pool = SharedMemoryPool(lambda block: None, CHUNKS_BYTES)
+        self._peer_blocks: dict[int, mmap.mmap] = {}
+
+    @classmethod
+    def reaches(cls, socket: FrameSocket) -> bool:
+        return socket.is_unix
+
+    def takes(self, contents: Contents) -> bool:
+        return contents.nbytes >= CHUNKED_THRESHOLD
+
+    def _want_streams(self) -> None:
+        with self._lock:
+            self._start_writers()
+
+    def _send_chunk(self, stream: FrameSocket, transfer: Outgoing, index: int, views: Any) -> None:
+        block = self._pool.take(CHUNK_BYTES)
+        descriptor = None if block.is_announced else block.descriptor
+        try:
+            start = 0
+            for view in views:
+                block.memory[start : start + view.nbytes] = view
+                start += view.nbytes
+            block.is_announced = True
+            stream.send(SharedChunk(transfer.number, index, block.number), (), descriptor)
+        except BaseException:
+            block.is_announced = descriptor is None
+            self._pool.give_back(block.number)
+            raise
+
+    def handle(self, frame: Any, descriptor: int | None) -> Received | None:
+        match frame:
+            case SharedChunk():
+                self._take_chunk(frame, descriptor)
+            case ChunkRead(block):
+                self._pool.give_back(block)
+            case _:
+                return super().handle(frame, descriptor)
+        return None
+
+    def _take_chunk(self, chunk: SharedChunk, descriptor: int | None) -> None:
+        if descriptor is not None:
+            self._peer_blocks[chunk.block] = map_block(descriptor, CHUNK_BYTES)
+            if len(self._peer_blocks) > CHUNKS_BYTES // CHUNK_BYTES:
+                raise FrameError("more blocks of shared memory than chunks may be on their way")
+        memory = self._peer_blocks.get(chunk.block)
+        if memory is None:
+            raise FrameError(f"block {chunk.block} is not known")
+        landing, target = self._landings.target(chunk.transfer, chunk.index)
+        with memoryview(memory) as view:
+            target[:] = view[: target.nbytes]
+        self._say(ChunkRead(chunk.block))
+        self._chunk_landed(landing, chunk.index)
+
+    def close(self) -> None:
+        super().close()
+        self._pool.close()
+        self._peer_blocks.clear()

@@ -1,0 +1,141 @@
+"""Large transfers between hosts of one machine: in chunks through a few blocks, whatever the receiver keeps."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from atoll.errors import Code, FrameError, StatusError
+from atoll.protocol.messages import OWN_NUMBERS
+from atoll.transfers import shared_memory_pool
+from atoll.transfers.channel import FIRST_IN_PLACE
+from atoll.transfers.contents import Buffers
+from atoll.transfers.shared_chunks import CHUNKED_THRESHOLD, CHUNKS_BYTES, SharedChunk, SharedChunksEngine
+from atoll.transfers.stream_frames import CHUNK_BYTES, StreamPiece
+from tests.transfers.ends import Ends, Receiver, content, sealed, until
+
+HOSTS = OWN_NUMBERS  # feeds between hosts are numbered from here on
+LARGE = 40 * CHUNK_BYTES + 123
+
+
+def engine_of(channel: object) -> SharedChunksEngine:
+    return next(each for each in channel._engines if isinstance(each, SharedChunksEngine))  # type: ignore[attr-defined]
+
+
+def test_a_large_piece_arrives_whole_through_a_few_blocks(unix_ends: Ends) -> None:
+    sender, receiver = unix_ends[0], Receiver(unix_ends[1])
+    Receiver(sender)
+    sender.send(1, HOSTS, [content(LARGE)])
+    assert receiver.wait(1) == [(1, HOSTS, content(LARGE).tobytes())]
+    assert 0 < engine_of(sender)._pool.statistics().nbytes <= CHUNKS_BYTES
+
+
+def test_pieces_that_the_receiver_keeps_do_not_hold_up_others(unix_ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory_pool, "POOL_BYTES", 2 * LARGE)
+    monkeypatch.setattr(shared_memory_pool, "_WAIT_SECONDS", 0.5)
+    sender, receiver = unix_ends[0], Receiver(unix_ends[1], recycle=False)
+    Receiver(sender)
+    for number in range(5):  # as the shards of one array, which are read when all are there
+        sender.send(1, HOSTS + number, [content(LARGE, number)])
+    assert [each[1] for each in receiver.wait(5)] == [HOSTS + number for number in range(5)]
+    assert receiver.pieces[4][2] == content(LARGE, 4).tobytes()
+
+
+@pytest.mark.parametrize("feed", [1, FIRST_IN_PLACE])
+def test_what_clients_send_and_what_may_not_wait_goes_whole(unix_ends: Ends, feed: int) -> None:
+    sender, receiver = unix_ends[0], Receiver(unix_ends[1])
+    sender.send(1, feed, [content(CHUNKED_THRESHOLD)])
+    assert receiver.wait(1)[0][2] == content(CHUNKED_THRESHOLD).tobytes()
+    assert not engine_of(sender)._pool.statistics().nbytes
+
+
+def test_many_senders_share_the_blocks(unix_ends: Ends) -> None:
+    sender, receiver = unix_ends[0], Receiver(unix_ends[1])
+    Receiver(sender)
+    threads = [
+        threading.Thread(target=sender.send, args=(1, HOSTS + number, [content(CHUNKED_THRESHOLD, number)]))
+        for number in range(6)
+    ]
+    for each in threads:
+        each.start()
+    arrived = {feed: contents for _, feed, contents in receiver.wait(6)}
+    assert arrived == {HOSTS + number: content(CHUNKED_THRESHOLD, number).tobytes() for number in range(6)}
+    for each in threads:
+        each.join(5)
+        assert not each.is_alive()
+
+
+def test_contents_that_cannot_be_had_fail_their_feed_and_nothing_else(unix_ends: Ends) -> None:
+    class Lost(Buffers):
+        def slice(self, start: int, stop: int) -> list[memoryview]:
+            raise StatusError(Code.DATA_LOSS, "the array is gone")
+
+    sender, failed = unix_ends[0], []
+    thread = threading.Thread(
+        target=unix_ends[1].receive, args=(lambda *_: None, lambda *each: failed.append(each)), daemon=True
+    )
+    thread.start()
+    Receiver(sender)
+    lost = Lost((memoryview(bytes(LARGE)),))
+    with pytest.raises(StatusError, match="the array is gone"):
+        sender._send(1, HOSTS, lost, False)
+    until(lambda: bool(failed))
+    sender.send(1, HOSTS + 1, [content(LARGE)])
+
+
+def test_a_sender_learns_that_the_channel_has_ended(unix_ends: Ends) -> None:
+    sender, errors = unix_ends[0], []
+
+    def send() -> None:
+        try:
+            sender.send(1, HOSTS, [content(LARGE)])  # which nobody reads
+        except OSError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    until(lambda: bool(len(engine_of(sender)._outgoing)))
+    sender.close()
+    thread.join(5)
+    assert errors
+
+
+# ---- peers that lie
+
+
+def announced(unix_ends: Ends) -> Receiver:
+    receiver = Receiver(unix_ends[1])
+    unix_ends[0]._socket.send(StreamPiece(1, HOSTS, 2 * CHUNK_BYTES, False, 1))
+    return receiver
+
+
+def test_a_block_that_was_never_sent_ends_the_channel(unix_ends: Ends) -> None:
+    receiver = announced(unix_ends)
+    unix_ends[0]._socket.send(SharedChunk(1, 0, 7))
+    error = receiver.join()
+    assert isinstance(error, FrameError)
+    assert "block 7 is not known" in str(error)
+
+
+@pytest.mark.parametrize(("size", "seals"), [(CHUNK_BYTES, 0), (4096, None)], ids=["not sealed", "too short"])
+def test_a_block_that_could_end_the_receiver_ends_the_channel(unix_ends: Ends, size: int, seals: int | None) -> None:
+    receiver = announced(unix_ends)
+    descriptor = sealed(size) if seals is None else sealed(size, seals)
+    unix_ends[0]._socket.send(SharedChunk(1, 0, 0), (), descriptor)
+    os.close(descriptor)
+    assert isinstance(receiver.join(), FrameError)
+
+
+def test_more_blocks_than_a_sender_has_end_the_channel(unix_ends: Ends) -> None:
+    receiver = Receiver(unix_ends[1])
+    many = CHUNKS_BYTES // CHUNK_BYTES + 1
+    unix_ends[0]._socket.send(StreamPiece(1, HOSTS, many * CHUNK_BYTES, False, 1))
+    descriptor = sealed(CHUNK_BYTES)
+    for number in range(many):
+        unix_ends[0]._socket.send(SharedChunk(1, number, number), (), descriptor)
+    os.close(descriptor)
+    error = receiver.join()
+    assert isinstance(error, FrameError)
+    assert "more blocks" in str(error)
