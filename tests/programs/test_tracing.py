@@ -110,6 +110,33 @@ def test_values_that_lie_elsewhere_are_moved_once() -> None:
     assert moved.reshard
 
 
+def test_another_sharding_of_the_same_devices_is_computed() -> None:
+    rows, columns = NamedSharding(mesh(0), P("x")), NamedSharding(mesh(0), P(None, "x"))
+    x = jax.device_put(np.ones((4, 4)), rows)
+    program = body(lambda x: (jax.device_put(x, columns), jax.device_put(x * 2, columns)), x)
+    assert kinds(program) == ["Call", "Call", "Call"]
+    assert len([each for each in program.nodes if isinstance(each, Call) and each.function == 0]) == 2
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        lambda: NamedSharding(Mesh(np.array(jax.devices()[1::-1]), "x"), P(None, "x")),  # another order of devices
+        lambda: NamedSharding(mesh(1), P(None, "x")),
+    ],
+)
+def test_a_sharding_of_other_devices_is_a_transfer(target: Any) -> None:
+    x = jax.device_put(np.ones((4, 4)), NamedSharding(mesh(0), P("x")))
+    assert kinds(body(lambda x: jax.device_put(x, target()), x)) == ["Transfer"]
+
+
+def test_a_donated_argument_that_is_resharded_is_consumed_by_a_transfer() -> None:
+    x = jax.device_put(np.ones((4, 4)), NamedSharding(mesh(0), P("x")))
+    columns = NamedSharding(mesh(0), P(None, "x"))
+    program = body(lambda x: jax.device_put(x, columns), x, donate_argnums=0)
+    assert [node.donate for node in program.nodes if isinstance(node, Transfer)] == [True]
+
+
 def test_a_pmap_runs_on_its_devices() -> None:
     a = jax.pmap(lambda x: x * 2, devices=jax.devices()[0:2])
     b = jax.pmap(lambda x: x + 1, devices=jax.devices()[2:4])

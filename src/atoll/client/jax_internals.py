@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src import api_util, core, dispatch, effects, source_info_util, traceback_util
 from jax._src import config as _config
 from jax._src import pjit as _pjit
@@ -18,7 +19,9 @@ from jax._src.interpreters import ad, batching, mlir, pxla
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lib import xla_client
 from jax._src.sharding_impls import UNSPECIFIED as UNSPECIFIED
-from jax._src.sharding_impls import physical_sharding
+from jax._src.sharding_impls import GSPMDSharding, physical_sharding
+
+from atoll.ir.types import DTYPE_BITS
 
 Trace: Any = core.Trace
 Tracer: Any = core.Tracer
@@ -27,6 +30,7 @@ device_put_p = dispatch.device_put_p
 Array: Any = xla_client.ArrayImpl
 trace_context: Callable[[], Any] = _config.trace_context
 trace_state_clean: Callable[[], bool] = core.trace_state_clean
+eager_trace: Any = core.eval_trace
 set_current_trace: Any = core.set_current_trace
 abstractify: Callable[[Any], Any] = core.shaped_abstractify
 default_device: Callable[[], Any] = pxla.get_default_device
@@ -199,6 +203,33 @@ def devices_of(sharding: Any) -> tuple[Any, ...] | None:
     if isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh):
         return None
     return tuple(sharding._device_assignment)
+
+
+def can_compile_resharding(aval: Any, source: Any, target: Any) -> bool:
+    """Whether a computation can give an array with the sharding `source` the sharding `target`.
+
+    Not where the devices are others, in another order, or of several islands; where the memory is another; nor for what
+    XLA knows as something else, or not at all: keys, strings, parts that are still to be summed. Collectives of several
+    hosts of CPUs end their process over elements of less than a byte (jaxlib 0.10.2).
+    """
+    devices = devices_of(source)
+    if devices is None or len(devices) == 1 or devices != devices_of(target):
+        return False
+    if source.memory_kind != target.memory_kind or len({getattr(each, "slice_index", 0) for each in devices}) > 1:
+        return False
+    if not isinstance(aval.dtype, np.dtype) or DTYPE_BITS.get(aval.dtype.name, 0) < 8:
+        return False
+    try:
+        tiles(source, aval.ndim), tiles(target, aval.ndim)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def by_tiles(sharding: Any, rank: int) -> Any:
+    """The sharding as XLA has it, without a mesh that may be part of an array's type."""
+    hlo = sharding._to_xla_hlo_sharding(rank)
+    return GSPMDSharding(sharding._internal_device_list, hlo, memory_kind=sharding.memory_kind)
 
 
 def mesh_devices(mesh: Any) -> tuple[Any, ...] | None:

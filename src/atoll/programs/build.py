@@ -195,6 +195,8 @@ def _donate(recording: Recording, nodes: list[RecordedNode], arguments: Sequence
             continue
         if isinstance(last, TransferNode):
             last.donated = True
+        elif isinstance(last, CallNode) and last.reshards:  # XLA would keep what it cannot reuse
+            nodes[nodes.index(last)] = TransferNode(last.inputs, last.outputs, True, last.line)
         else:
             more.setdefault(last, set()).update(positions)
     for node, consumed in more.items():

@@ -11,7 +11,7 @@ from atoll.programs.values import Value
 
 @dataclass(eq=False)
 class CallNode:
-    """A node that calls a function; `donated` are positions among its inputs."""
+    """A node that calls a function; `donated` are positions among its inputs. If it `reshards`, a transfer would do."""
 
     function: Function
     inputs: list[Value]
@@ -19,6 +19,7 @@ class CallNode:
     donated: tuple[int, ...]
     line: str
     has_effects: bool = False
+    reshards: bool = False
 
 
 @dataclass(eq=False)

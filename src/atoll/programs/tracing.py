@@ -18,6 +18,7 @@ from atoll.client import jax_internals as internals
 from atoll.errors import ProgramError
 from atoll.programs.functions import FunctionTable, JitCall, SeveralMeshes
 from atoll.programs.recording import CallNode, Recording, TransferNode
+from atoll.programs.resharding import ReshardingTable
 from atoll.programs.transformations import program_p
 from atoll.programs.values import ShardingLike, Value, constant_value
 
@@ -81,6 +82,7 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
         self.recording = recording
         self.outer = outer
         self._functions = recording.functions
+        self._reshardings = ReshardingTable(recording.functions)
         self._constants: dict[Any, Value] = {}
         self._computed: set[int] = set()  # arrays that the trace itself has made, by identity
         self._alive: list[Any] = []  # whose identity is used
@@ -284,12 +286,22 @@ class ProgramTrace(internals.Trace):  # type: ignore[misc]
         if copy is None or fresh or copy.donated_at():
             copy = Value(root.aval, True, internals.line(), sharding)
             donates = consume and not root.shared
-            self.recording.nodes.append(TransferNode([root], [copy], donates, copy.line))
+            self.recording.nodes.append(self._resharding(root, copy, sharding, donates))
             if donates:
                 root.donated = copy.line
             if not fresh:
                 root.copies[spec] = copy
         return copy
+
+    def _resharding(self, root: Value, copy: Value, sharding: Any, donates: bool) -> CallNode | TransferNode:
+        """The node that makes the copy. What a user donates is to be gone, and XLA consumes only what it can reuse."""
+        function = None if donates and self._is_given(root) else self._reshardings.find(root, sharding)
+        if function is None:
+            return TransferNode([root], [copy], donates, copy.line)
+        return CallNode(function, [root], [copy], (), copy.line, reshards=True)
+
+    def _is_given(self, root: Value) -> bool:
+        return root.constant is not None or any(each.root is root for each in self.recording.arguments)
 
 
 def _identity(given: Any) -> Any:

@@ -18,6 +18,7 @@ from atoll.client.jax_patches import (
     other_clients,
     patch,
     profiler,
+    resharding,
     send_and_receive,
     serialized_executables,
     several_meshes,
@@ -29,6 +30,7 @@ from atoll.client.jax_patches.patch import Patch
 PATCHES: tuple[Patch, ...] = (
     strided_arrays.PATCH,
     other_clients.PATCH,
+    resharding.PATCH,
     dlpack.PATCH,
     addresses.PATCH,
     cost_analysis.PATCH,

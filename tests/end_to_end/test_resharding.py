@@ -1,0 +1,138 @@
+"""An array that gets another sharding: the devices have what stock JAX gives them, and this process does not read it.
+
+Functions named without `test_` run in a child, on two islands of two hosts each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from tests.end_to_end.remote_python import RemotePython, StartPython
+from tests.end_to_end.same import assert_same
+
+LARGE = (1024, 2048)  # of float32, more than goes JAX's way on a CPU
+
+
+@pytest.fixture(scope="module")
+def python(start_python: StartPython) -> RemotePython:
+    return start_python("2x2x2")
+
+
+def on(first: int, *spec: Any, explicit: bool = False) -> NamedSharding:
+    devices = np.array(jax.devices()[first : first + 4]).reshape(2, 2)
+    kinds = (AxisType.Explicit if explicit else AxisType.Auto,) * 2
+    return NamedSharding(Mesh(devices, ("x", "y"), axis_types=kinds), P(*spec))
+
+
+def made(dtype: str, shape: tuple[int, ...] = LARGE) -> Any:
+    values = np.arange(np.prod(shape, dtype=int)).reshape(shape) % 97
+    return jax.device_put(values.astype(jnp.dtype(dtype)), on(0, "x", "y"))
+
+
+def put(dtype: str, first: int, options: dict[str, Any], explicit: bool = False) -> Any:
+    x = made(dtype)
+    target = on(first, "y", explicit=explicit)
+    y = jax.device_put(x, target, **options)
+    assert y.sharding == target
+    read = x._npy_value is not None
+    pieces = [np.asarray(shard.data) for shard in y.addressable_shards]
+    return pieces, read, y.committed, y.weak_type, x.is_deleted()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "first", "options", "explicit"),
+    [
+        ("float32", 0, {}, False),
+        ("float32", 0, {}, True),
+        ("float32", 0, {"may_alias": False}, False),
+        ("float32", 0, {"donate": True}, False),
+        ("bfloat16", 0, {}, False),
+        ("uint2", 0, {}, False),  # collectives of such elements end their process
+        ("float32", 4, {}, False),
+        ("complex64", 4, {"donate": True}, False),
+    ],
+    ids=str,
+)
+def test_a_large_array_gets_another_sharding_without_being_read_here(
+    python: RemotePython, dtype: str, first: int, options: dict[str, Any], explicit: bool
+) -> None:
+    pieces, read, *facts = python.call(put, dtype, first, options, explicit)
+    if dtype != "uint2":
+        assert not read
+    expected, _, *expected_facts = put(dtype, first, options, explicit)
+    assert_same(pieces, expected)
+    assert facts == expected_facts
+
+
+def under(setting: str) -> Any:
+    x = made("float32")
+    with getattr(jax, setting)() if setting == "disable_jit" else jax.debug_nans(True):
+        return np.asarray(jax.device_put(x.at[0, 0].set(0), on(0, "y")))
+
+
+@pytest.mark.parametrize("setting", ["disable_jit", "debug_nans"])
+def test_settings_that_are_about_computations_leave_it_to_jax(python: RemotePython, setting: str) -> None:
+    assert_same(python.call(under, setting), under(setting))
+
+
+def inside_of_jit() -> Any:
+    x = made("float32")
+    return np.asarray(jax.jit(lambda y: y + jax.device_put(x, on(0, "y")))(x))
+
+
+def test_a_constant_of_a_jit_function_is_resharded_in_it(python: RemotePython) -> None:
+    assert_same(python.call(inside_of_jit), inside_of_jit())
+
+
+def deleted() -> str:
+    x = made("float32")
+    x.delete()
+    try:
+        jax.device_put(x, on(0, "y"))
+    except RuntimeError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_a_deleted_array_is_refused_as_on_stock_jax(python: RemotePython) -> None:
+    assert python.call(deleted) == deleted()
+
+
+def in_a_program() -> Any:
+    import atoll
+
+    def step(x: Any, key: Any) -> Any:
+        y = jax.device_put(x, on(0, "y"))
+        return y * 2, jax.device_put(y, on(0, None, ("x", "y"))), jax.random.key_data(jax.device_put(key, on(0, "y")))
+
+    x, key = made("float32", (8, 16)), jax.device_put(jax.random.split(jax.random.key(0), 8), on(0, "x"))
+    results = atoll.program(step)(x, key)
+    return [np.asarray(each) for each in results], [np.asarray(each) for each in step(x, key)]
+
+
+def test_a_program_reshards_by_collectives_to_the_same_values(python: RemotePython) -> None:
+    results, expected = python.call(in_a_program)
+    assert_same(results, expected)
+
+
+def donated_to_a_program() -> tuple[bool, bool]:
+    import atoll
+
+    def reshard(x: Any) -> Any:
+        return jax.device_put(x, on(0, "y")) + 1
+
+    kept, given_up = made("float32", (8, 16)), made("float32", (8, 16))
+    atoll.program(reshard)(kept)
+    atoll.program(reshard, donate_argnums=0)(given_up)
+    return kept.is_deleted(), given_up.is_deleted()
+
+
+def test_what_is_donated_to_a_program_that_reshards_it_is_gone(python: RemotePython) -> None:
+    assert python.call(donated_to_a_program) == (False, True)
