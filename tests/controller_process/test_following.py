@@ -7,13 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 
+from atoll._version import __version__
 from atoll.controller_process import following
 from atoll.controller_process.following import Following
 from atoll.journal.files import Folder, write_whole
 from atoll.journal.journal import Journal
+from atoll.protocol import messages as m
 from atoll.protocol.messages.standbys import BasisPart
 from atoll.security.tokens import Tokens
 from atoll.wire.framing import HEADER_BYTES
@@ -120,3 +123,27 @@ def test_one_that_is_not_there_yet_is_waited_for_while_it_is_written(tmp_path, m
         assert standby.queued == []
 
     follow(tmp_path / "journal", b"x", scene, monkeypatch)
+
+
+def test_peers_know_of_a_lost_standby_for_as_long_as_it_may_have_taken_over(monkeypatch: Any) -> None:
+    monkeypatch.setattr(following, "_DOUBT_SECONDS", 0.2)
+    told: list[tuple[str, ...]] = []
+
+    async def main() -> None:
+        made = Following(Tokens(), lambda: None, lambda what: None, told.append, lambda: ())
+        hello = m.Hello(m.PROTOCOL, "standby", "", 1, __version__, "tls://there:1")
+        monkeypatch.setattr(made, "_refusal", lambda connection, hello: None)
+        connection = Mock()
+        made.serve(connection, hello)
+        made._rely_on(connection)
+        made._rely_on(connection)
+        assert told == [("tls://there:1",)]
+        connection.on_lost("it was frozen")
+        assert made.doubt()
+        await asyncio.sleep(0)
+        assert told == [("tls://there:1",)]
+        await asyncio.sleep(0.3)
+        assert told == [("tls://there:1",), ()]
+        assert not made.doubt()
+
+    asyncio.run(main())

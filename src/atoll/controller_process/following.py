@@ -65,7 +65,7 @@ class Following:
         self._basis = 0  # number of the snapshot that it begins with; 0: that is to be taken yet
         self._parts: Iterator[tuple[bytes, bool]] | None = None  # of that, once it is there; those not sent yet
         self._stands_by = False  # it has the snapshot, and handles what comes
-        self._is_announced = False  # all peers know of it
+        self._announced = ""  # the address that all peers know
         self._is_followed = False  # it is the standby that goes on where this process ends
         self._pulses: deque[float] = deque()  # when those were sent that it has not answered
         self._answered = 0  # pulses
@@ -195,8 +195,8 @@ class Following:
 
         Should this process end in here, both it and the standby go on, and terms decide; not neither.
         """
-        if not self._is_announced:
-            self._is_announced = True
+        if self._announced != self._address:
+            self._announced = self._address
             self._announce((self._address,))
             return
         self._is_followed = True
@@ -211,14 +211,21 @@ class Following:
 
     def _lost(self, reason: str) -> None:
         self._standby = None
-        if self._is_announced:
-            self._is_announced = False
+        if not self._is_followed:
+            self._forget()
+            return
+        _log.warning("the standby at %s does not follow any more: %s", self._address, reason)
+        self._is_followed = False
+        self._doubts_until = self._loop.time() + _DOUBT_SECONDS
+        self._report(ALONE)
+        # Where it has taken over, peers that come here meanwhile are to find it.
+        self._loop.call_later(_DOUBT_SECONDS, self._forget)
+
+    def _forget(self) -> None:
+        """It has not taken over: peers need not look for it, unless there is another one."""
+        if self._standby is None and self._announced:
+            self._announced = ""
             self._announce(())
-        if self._is_followed:
-            _log.warning("the standby at %s does not follow any more: %s", self._address, reason)
-            self._is_followed = False
-            self._doubts_until = self._loop.time() + _DOUBT_SECONDS
-            self._report(ALONE)
 
     def end(self) -> None:
         """The cluster ends, and nobody is to go on."""
