@@ -63,7 +63,7 @@ class Following:
         self._standby: Connection | None = None
         self._address = ""  # of the standby
         self._basis = 0  # number of the snapshot that it begins with; 0: that is to be taken yet
-        self._parts: Iterator[tuple[bytes, bool]] | None = None  # of that, once it is there; those not sent yet
+        self._has_basis = False  # that is there, and on its way
         self._stands_by = False  # it has the snapshot, and handles what comes
         self._announced = ""  # the address that all peers know
         self._is_followed = False  # it is the standby that goes on where this process ends
@@ -83,7 +83,7 @@ class Following:
         connection.name = f"the standby at {hello.label}"
         connection.on_lost, connection.on_link = self._lost, self._link
         self._standby, self._address = connection, hello.label
-        self._basis, self._parts, self._stands_by = 0, None, False
+        self._basis, self._has_basis, self._stands_by = 0, False, False
         self._pulses.clear()
         self._answered = 0
         self._heard = self._loop.time()
@@ -140,7 +140,7 @@ class Following:
             self._drop(standby, f"nothing was heard of it for {_SILENT_SECONDS:.0f} s")
             return
         journal = self._journal()
-        if journal is not None and self._basis and self._parts is None and not self._begin_basis(standby, journal):
+        if journal is not None and self._basis and not self._has_basis and not self._begin_basis(standby, journal):
             self._drop(standby, "there is no snapshot for it")  # it dials again
             return
         if self._stands_by and not self._is_followed:
@@ -159,7 +159,7 @@ class Following:
             first = next(parts)
         except (AtollError, OSError):
             return journal.is_snapshotting
-        self._parts = parts
+        self._has_basis = True
         self._send_basis(standby, journal.term, chain([first], parts))
         return True
 
