@@ -1,0 +1,396 @@
+"""Static runs: launches whose gangs are granted all at once, one message to a host and few back.
+
+Where nobody else wants the islands of a launch, nothing is to be decided between its gangs: their order is that of the
+plan. So it is one ticket, with a gang on each island that stands for all of them, and memory for the most that they
+ever need. The hosts start one gang after another by themselves (`worker.static_runs`). As soon as another session has
+something ready on one of the islands, the run is *taken back*: its hosts say how far they have come, and the rest of
+the launch joins the lines, node by node, as that of any other launch.
+
+Invariants. Of a node either all gangs are started by hosts or none, and of an island's gangs the first ones: so what
+hosts have started waits for nothing that is still in line. What a session has launched later waits until the run is
+over on its island, or its rest is in line: the session's order stays.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from atoll.cluster.resources import ResourceManager
+from atoll.errors import invalid
+from atoll.promises.static_charges import StaticCharges
+from atoll.protocol import messages as m
+from atoll.scheduling.buffer_directory import Entry
+from atoll.scheduling.dispatch_units import Unit
+from atoll.scheduling.programs import RegisteredProgram
+from atoll.scheduling.quarantine import Quarantine
+from atoll.scheduling.reservations import Reservations
+from atoll.scheduling.scheduler import Scheduler
+from atoll.scheduling.session import GangRun, Launch, Session
+from atoll.scheduling.static_programs import IslandPart, StaticProgram, static_program
+from atoll.scheduling.tickets import Gang, Ticket
+
+
+@dataclass(slots=True, eq=False)
+class StaticRun:
+    """A launch that is, or may become, a static run. `first` is the sequence number of the program's first gang."""
+
+    launch: Launch
+    program: StaticProgram
+    first: int
+    gangs: dict[int, Gang[GangRun]]  # by island
+    ending: int  # those of them that have not ended
+    limits: dict[int, int] | None = None  # once it was taken back: the segments that run, by island
+    held: set[int] = field(default_factory=set)  # islands to start on once these are known
+    returned: list[Gang[GangRun]] = field(default_factory=list)  # that have ended since
+
+
+@dataclass(slots=True, eq=False)
+class _TakenBack:
+    """Runs of a session whose hosts were asked how far they have come: what they have answered, by sequence."""
+
+    runs: list[StaticRun]
+    asked: set[int]
+    started: dict[int, int] = field(default_factory=dict)
+
+
+class Launching(Protocol):
+    """What launches and ends gangs: the controller."""
+
+    scheduler: Scheduler[GangRun]
+    memory: Reservations
+    in_flight: dict[int, Gang[GangRun]]  # by sequence
+
+    def reserve_numbers(self, count: int) -> int:
+        """The first of so many sequence numbers."""
+
+    def launch_rest(self, launch: Launch, units: Sequence[tuple[int, Unit]], age: int) -> None:
+        """The nodes of a launch that are left join the lines, each with its first sequence number."""
+
+    def gang_left(self, gang: Gang[GangRun]) -> None:
+        """It needs its program no more."""
+
+    def drop_uses(self, session: Session, gang: Gang[GangRun]) -> None:
+        """Nor its buffers."""
+
+    def gang_ended(self, launch: Launch) -> None:
+        """One of the launch's."""
+
+
+class StaticRuns:
+    """Launches from their tickets to their ends, for as far as they are static. They are where nobody else has started
+    anything on their islands for `alone_seconds`.
+    """
+
+    def __init__(
+        self,
+        launching: Launching,
+        resources: ResourceManager,
+        sessions: Mapping[int, Session],
+        to_host: Callable[[int, Any], None],
+        quarantine: Quarantine,
+        charges: StaticCharges,
+        alone_seconds: float,
+    ) -> None:
+        self._launching = launching
+        self._resources = resources
+        self._sessions = sessions
+        self._to_host = to_host
+        self._quarantine = quarantine
+        self._charges = charges
+        self._scheduler, self._memory = launching.scheduler, launching.memory
+        self._in_flight = launching.in_flight
+        self._alone_seconds = alone_seconds
+        self._runs: dict[int, StaticRun] = {}  # by the number of their ticket
+        self._taken_back: dict[int, _TakenBack] = {}  # by session
+        self._scheduler.use_static(self._may_be_committed)
+
+    # ---- beginning
+
+    def program_of(self, session: Session, program: RegisteredProgram) -> StaticProgram | None:
+        """What a static run would be that is launched now; None where it is to be launched node by node."""
+        settings = session.tenant.settings
+        if self._quarantine.suspects or settings.memory or settings.total_memory:
+            return None
+        scheduler = self._scheduler
+        if any(scheduler.alone_for(island, session.number) < self._alone_seconds for island in program.islands):
+            return None
+        if program.static is None:
+            ahead = max(1, min(scheduler.statistics(island).window for island in program.islands) // 2)
+            program.static = static_program(program, lambda i: len(self._resources.hosts_of(i)), ahead) or False
+        return program.static or None
+
+    def make_ticket(self, session: Session, launch: Launch, program: StaticProgram) -> Ticket[GangRun]:
+        """One for all of the launch. Notes the buffers that it needs."""
+        first = self._launching.reserve_numbers(program.gangs)
+        ticket: Ticket[GangRun] = Ticket(
+            first, session.number, tenant=session.tenant, since=launch.seconds, is_static=True
+        )
+        gangs = {}
+        for island, part in program.parts.items():
+            for position in part.whole.handles:
+                session.directory.entries[launch.handles[position]].uses += 1
+            spec = part.whole
+            run = GangRun(launch, spec, set(spec.hosts))
+            number = first + part.numbers[0]
+            gangs[island] = Gang(
+                number, island, ticket, run, 0, weight=program.ahead, hosts=spec.hosts, devices=spec.device_count
+            )
+        ticket.gangs = tuple(gangs.values())
+        for position in launch.program.donated:
+            launch.entries[position].consumed = True
+        launch.tickets.append(ticket)
+        launch.pending += len(gangs)
+        launch.program.waiting += len(gangs)
+        self._runs[first] = StaticRun(launch, program, first, gangs, len(gangs))
+        return ticket
+
+    def _may_be_committed(self, ticket: Ticket[GangRun]) -> bool:
+        """Where others want an island, or there is not enough memory, its nodes join the lines instead."""
+        run = self._runs[ticket.number]
+        session = ticket.session
+        may = (
+            not self._quarantine.suspects
+            and session not in self._taken_back
+            and all(each.limits is None for each in self._runs.values() if each.launch.session == session)
+            and not any(self._scheduler.alone_for(island, session) < 0 for island in run.gangs)
+            and self._memory.ledger.lacking(*(part.whole.scratch for part in run.program.parts.values())) is None
+            and all(self._has_memory(run.launch, part) for part in run.program.parts.values())
+        )
+        if not may:
+            self._make_entries(run.launch)
+            self._launch_rest(run, dict.fromkeys(run.gangs, 0))
+            self._scheduler.drop(ticket)
+            for gang in ticket.gangs:
+                gang.run.started = True
+                self._end(gang)
+        return may
+
+    def _has_memory(self, launch: Launch, part: IslandPart) -> bool:
+        """Whether the arguments that the part consumes have their memory, or will have: as results of static runs."""
+        entries, (host,) = launch.entries, part.whole.hosts
+        return all(
+            self._memory.lies_on(host, entries[number]) or not (entries[number].ready or entries[number].blocks)
+            for number in part.lost
+        )
+
+    def start(self, gang: Gang[GangRun]) -> None:
+        """The gang's island has room."""
+        run = self._runs[gang.ticket.number]
+        if run.limits is None and gang.ticket.session in self._taken_back:
+            run.held.add(gang.island)
+            return
+        limit = len(run.program.parts[gang.island].gangs) if run.limits is None else run.limits[gang.island]
+        if not limit:
+            self._is_over(run, gang)
+            return
+        launch, (host,) = run.launch, gang.run.spec.hosts
+        plan = launch.program.plans[host]
+        launch.begun[host] = gang.sequence
+        self._to_host(
+            host,
+            m.Run(
+                gang.sequence,
+                launch.session,
+                launch.program.number,
+                tuple([launch.handles[position] for position in plan.arguments]),
+                tuple([launch.handles[position] for position in plan.results]),
+                (),
+                launch.host_feeds,
+                segments=limit,
+                ahead=run.program.ahead,
+            ),
+        )
+
+    # ---- taking back
+
+    def make_room(self) -> None:
+        """Runs on islands where others have something ready are taken back."""
+        crowded = self._scheduler.crowded
+        for session in sorted(crowded):
+            if session not in self._taken_back:
+                self._take_back(session)
+        crowded.clear()
+
+    def _take_back(self, session: int) -> None:
+        runs = [
+            run
+            for run in self._runs.values()
+            if run.launch.session == session and run.launch.error is None and run.limits is None
+            if next(iter(run.gangs.values())).ticket.committed
+        ]
+        asked = {host for run in runs for gang in run.gangs.values() for host in self._under_way(gang)}
+        taken_back = self._taken_back[session] = _TakenBack(runs, asked)
+        for host in sorted(asked):
+            self._to_host(host, m.Yield(session))
+        self._decide(session, taken_back)
+
+    def _under_way(self, gang: Gang[GangRun]) -> set[int]:
+        """Its hosts that have been sent it, and have not ended it."""
+        is_there = gang.run.started and gang.run.launch.begun.get(gang.hosts[0]) == gang.sequence
+        return gang.run.hosts_left if is_there else set()
+
+    def yielded(self, host: int, message: m.Yielded) -> None:
+        """A host has said how far it has come, and starts nothing more by itself."""
+        taken_back = self._taken_back.get(message.session)
+        if taken_back is not None and host in taken_back.asked:
+            taken_back.asked.discard(host)
+            taken_back.started.update(message.runs)
+            self._decide(message.session, taken_back)
+
+    def hosts_lost(self, hosts: set[int]) -> None:
+        """They answer no more."""
+        for session, taken_back in list(self._taken_back.items()):
+            taken_back.asked -= hosts
+            self._decide(session, taken_back)
+
+    def _decide(self, session: int, taken_back: _TakenBack) -> None:
+        """Once all have answered: up to where each island runs by itself after all."""
+        if taken_back.asked:
+            return
+        del self._taken_back[session]
+        runs = [run for run in taken_back.runs if run.launch.error is None]
+        begun: set[int] = set()  # islands on which a later run has begun: those before it run to their ends
+        for run in reversed(runs):
+            limits = run.limits = {}
+            for island, gang in run.gangs.items():
+                has_ended = gang.run.started and not gang.run.hosts_left
+                is_all = has_ended or island in begun
+                limits[island] = (
+                    len(run.program.parts[island].gangs) if is_all else taken_back.started.get(gang.sequence, 0)
+                )
+            run.program.close(limits)
+            begun |= {island for island, limit in limits.items() if limit}
+            self._make_entries(run.launch)
+        by_host: dict[int, list[tuple[int, int]]] = {}
+        for run in runs:
+            for island, gang in run.gangs.items():
+                if self._under_way(gang) and run.limits is not None:
+                    by_host.setdefault(gang.hosts[0], []).append((gang.sequence, run.limits[island]))
+        for host, limited in by_host.items():
+            self._to_host(host, m.Limit(session, tuple(limited)))
+        for run in runs:
+            for island in sorted(run.held):
+                self.start(run.gangs[island])
+            run.held.clear()
+
+    def _make_entries(self, launch: Launch) -> None:
+        """Of the values between nodes: the launch becomes one like others."""
+        program = launch.program
+        for number, made in enumerate(program.values, start=program.arguments):
+            if made.result < 0:
+                launch.entries[number] = Entry(made.hosts, made.nbytes, maker=program.name)
+
+    def _launch_rest(self, run: StaticRun, limits: dict[int, int]) -> None:
+        """The nodes beyond these segments join the lines."""
+        places = dict.fromkeys(limits, 0)
+        units, number = [], run.first
+        for node in run.launch.program.nodes:
+            if places[node[0].island] >= limits[node[0].island]:
+                units.append((number, node))
+            for spec in node:
+                places[spec.island] += 1
+            number += len(node)
+        for island, gang in run.gangs.items():
+            if not limits[island]:
+                run.launch.begun.pop(gang.hosts[0], None)
+        run.launch.tickets = []
+        self._launching.launch_rest(run.launch, units, run.first)
+
+    # ---- ends
+
+    def progressed(self, host: int, message: m.RunProgress) -> None:
+        """Gangs of a run have ended on a host. Raises INVALID_ARGUMENT for what no worker reports."""
+        gang = self._in_flight.get(message.sequence)
+        if gang is None or host not in gang.run.hosts_left:
+            return
+        run = self._runs.get(gang.ticket.number) if gang.ticket.is_static else None
+        if run is None:
+            raise invalid(f"gang {message.sequence} is of no static run")
+        if message.times:
+            self._charges.charge(gang, run.program, run.first, message.times)
+        if message.is_over:
+            gang.run.hosts_left.clear()
+            self._is_over(run, gang)
+
+    def _is_over(self, run: StaticRun, gang: Gang[GangRun]) -> None:
+        gang.run.hosts_left.clear()
+        if gang.run.failure is not None and run.launch.error is None:
+            return  # it is settled soon whose fault that is
+        if run.limits is None or run.launch.error is not None or run.launch.session not in self._sessions:
+            self._leave(gang)
+            if run.launch.error is None:
+                self._keep_results(run, gang)
+            self._end(gang)
+            return
+        self._leave(gang)
+        part = run.program.parts[gang.island]
+        self._memory.run_through(gang, part.gangs[: run.limits[gang.island]])
+        run.returned.append(gang)
+        if len(run.returned) == run.ending:
+            self._launch_rest(run, run.limits)
+            self.give_up(run)
+
+    def _leave(self, gang: Gang[GangRun]) -> None:
+        """Its hosts have ended it: what it took of its island goes."""
+        del self._in_flight[gang.sequence]
+        self._scheduler.finished(gang, gang.run.device_ns)
+        self._memory.ended(gang)
+
+    def _keep_results(self, run: StaticRun, gang: Gang[GangRun]) -> None:
+        part = run.program.parts[gang.island]
+        self._memory.keep(gang, [(each.value, each.requirement, each.donor) for each in part.kept], part.lost)
+
+    def give_up(self, run: StaticRun) -> None:
+        """What has been returned is over, without anything else."""
+        returned, run.returned = run.returned, []
+        for gang in returned:
+            self._end(gang)
+
+    def finish(self, gang: Gang[GangRun]) -> None:
+        """The gang was started, and its launch has failed: nothing more is heard of it."""
+        if gang.sequence in self._in_flight:
+            self._is_over(self._runs[gang.ticket.number], gang)
+
+    def _end(self, gang: Gang[GangRun]) -> None:
+        session = self._sessions.get(gang.run.launch.session)
+        self._launching.gang_left(gang)
+        if session is not None:
+            self._launching.drop_uses(session, gang)
+        self.over(gang)
+        self._launching.gang_ended(gang.run.launch)
+
+    def over(self, gang: Gang[GangRun]) -> None:
+        """The gang has ended, or never starts, or its rest is in line."""
+        run = self._runs[gang.ticket.number]
+        run.ending -= 1
+        self._scheduler.static_is_over(gang)
+        if not run.ending:
+            del self._runs[gang.ticket.number]
+            if not gang.ticket.dropped:  # one that is may be in line still
+                gang.ticket.gangs = ()  # else they refer to one another, and wait for the garbage collector
+
+    def failed(self, launch: Launch) -> None:
+        """The launch has failed: its hosts start nothing more of it, and what was to be launched anew is not."""
+        run = self._runs.get(launch.tickets[0].number) if launch.tickets else None
+        if run is None or run.launch is not launch:
+            return
+        for gang in run.gangs.values():
+            for host in self._under_way(gang):
+                if not self._resources.is_lost(host):
+                    self._to_host(host, m.DropRun(launch.session, gang.sequence))
+        for island in sorted(run.held):
+            self._is_over(run, run.gangs[island])
+        run.held.clear()
+        self.give_up(run)
+
+    def session_closed(self, session: int) -> None:
+        """Its hosts drop what they have of it."""
+        for run in [run for run in self._runs.values() if run.launch.session == session]:
+            for island in sorted(run.held):
+                self._is_over(run, run.gangs[island])
+            run.held.clear()
+            self.give_up(run)
