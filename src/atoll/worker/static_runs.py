@@ -157,9 +157,7 @@ class StaticRuns:
                 return
 
     def _has_room(self, run: _Run) -> bool:
-        if not run.open:
-            return True
-        if run.started - next(iter(run.open)) >= run.message.ahead:
+        if run.open and run.started - next(iter(run.open)) >= run.message.ahead:
             return False
         least = _LEAST_OF_LONG if self._busy_ns >= _LONG_NS else _LEAST
         return self._busy_ns < _BUSY_NS or len(self._units) < least
