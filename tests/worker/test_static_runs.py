@@ -14,6 +14,7 @@ from atoll.worker.static_runs import StaticRuns
 
 SESSION, PLAN, FIRST = 7, 3, 100
 MS = 1_000_000
+CALL = p.Execute("f", (), 0, (), (), False)
 BROKEN = Status(Code.INTERNAL, "division by zero")
 
 
@@ -29,7 +30,7 @@ class Host:
         )
         self.static_runs.execute = self.executed.append
         # Every other gang of the program is on another island.
-        plan = p.Plan("step", (), tuple(p.Segment(gangs * i, ()) for i in range(segments)), ())
+        plan = p.Plan("step", (), tuple(p.Segment(gangs * i, (CALL,)) for i in range(segments)), ())
         self.static_runs.handle(m.RegisterPlan(PLAN, plan))
         self.executed.clear()
         self.segments = segments

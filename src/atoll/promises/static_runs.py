@@ -16,7 +16,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from atoll.cluster.resources import ResourceManager
@@ -33,6 +33,10 @@ from atoll.scheduling.session import GangRun, Launch, Session
 from atoll.scheduling.static_programs import IslandPart, StaticProgram, static_program
 from atoll.scheduling.tickets import Gang, Ticket
 
+# How many calls may be in flight on a host, and have memory: as for long gangs that are dispatched one by one, or of
+# short ones as many as keep it busy.
+_AHEAD, _AHEAD_OF_SHORT = 2, 12
+
 
 @dataclass(slots=True, eq=False)
 class StaticRun:
@@ -46,6 +50,10 @@ class StaticRun:
     limits: dict[int, int] | None = None  # once it was taken back: the segments that run, by island
     held: set[int] = field(default_factory=set)  # islands to start on once these are known
     returned: list[Gang[GangRun]] = field(default_factory=list)  # that have ended since
+
+    def has_ended(self, island: int) -> bool:
+        run = self.gangs[island].run
+        return run.started and not run.hosts_left
 
 
 @dataclass(slots=True, eq=False)
@@ -119,9 +127,14 @@ class StaticRuns:
         if any(scheduler.alone_for(island, session.number) < self._alone_seconds for island in program.islands):
             return None
         if program.static is None:
-            ahead = max(1, min(scheduler.statistics(island).window for island in program.islands) // 2)
-            program.static = static_program(program, lambda i: len(self._resources.hosts_of(i)), ahead) or False
+            program.static = self._static_program(program, _AHEAD) or False
+        elif program.static and program.static.ahead == _AHEAD and program.static.is_short:
+            program.static = self._static_program(program, _AHEAD_OF_SHORT)
         return program.static or None
+
+    def _static_program(self, program: RegisteredProgram, ahead: int) -> StaticProgram | None:
+        weight = max(1, min(self._scheduler.statistics(island).window for island in program.islands) // 2)
+        return static_program(program, lambda i: len(self._resources.hosts_of(i)), min(ahead, weight), weight)
 
     def make_ticket(self, session: Session, launch: Launch, program: StaticProgram) -> Ticket[GangRun]:
         """One for all of the launch. Notes the buffers that it needs."""
@@ -137,7 +150,7 @@ class StaticRuns:
             run = GangRun(launch, spec, set(spec.hosts))
             number = first + part.numbers[0]
             gangs[island] = Gang(
-                number, island, ticket, run, 0, weight=program.ahead, hosts=spec.hosts, devices=spec.device_count
+                number, island, ticket, run, 0, weight=program.weight, hosts=spec.hosts, devices=spec.device_count
             )
         ticket.gangs = tuple(gangs.values())
         for position in launch.program.donated:
@@ -152,12 +165,18 @@ class StaticRuns:
         """Where others want an island, or there is not enough memory, its nodes join the lines instead."""
         run = self._runs[ticket.number]
         session = ticket.session
+        for island, gang in run.gangs.items():
+            part, before = run.program.parts[island], self._before(run, island)
+            if before is part:
+                gang.run.spec = part.again
+            elif before is not None:
+                gang.run.spec = replace(part.whole, scratch=part.memory.behind(before.memory))
         may = (
             not self._quarantine.suspects
             and session not in self._taken_back
             and all(each.limits is None for each in self._runs.values() if each.launch.session == session)
             and not any(self._scheduler.alone_for(island, session) < 0 for island in run.gangs)
-            and self._memory.ledger.lacking(*(part.whole.scratch for part in run.program.parts.values())) is None
+            and self._memory.ledger.lacking(*(gang.run.spec.scratch for gang in run.gangs.values())) is None
             and all(self._has_memory(run.launch, part) for part in run.program.parts.values())
         )
         if not may:
@@ -168,6 +187,26 @@ class StaticRuns:
                 gang.run.started = True
                 self._end(gang)
         return may
+
+    def _before(self, run: StaticRun, island: int) -> IslandPart | None:
+        """Of the session's last run that is committed there, and has not ended."""
+        found = None
+        for other in self._runs.values():
+            if other is not run and other.launch.session == run.launch.session and island in other.gangs:
+                if other.gangs[island].keeps_order and not other.has_ended(island):
+                    found = other.program.parts[island]
+        return found
+
+    def _grow(self, island: int, session: int) -> None:
+        """A run there has ended: the one behind it has all of its memory for itself."""
+        for run in self._runs.values():
+            gang = run.gangs.get(island)
+            if gang is not None and run.launch.session == session and gang.keeps_order and not run.has_ended(island):
+                whole = run.program.parts[island].whole
+                if gang.run.spec is not whole:
+                    gang.run.spec = whole
+                    self._memory.grow(gang)
+                return
 
     def _has_memory(self, launch: Launch, part: IslandPart) -> bool:
         """Whether the arguments that the part consumes have their memory, or will have: as results of static runs."""
@@ -257,8 +296,7 @@ class StaticRuns:
         for run in reversed(runs):
             limits = run.limits = {}
             for island, gang in run.gangs.items():
-                has_ended = gang.run.started and not gang.run.hosts_left
-                is_all = has_ended or island in begun
+                is_all = run.has_ended(island) or island in begun
                 limits[island] = (
                     len(run.program.parts[island].gangs) if is_all else taken_back.started.get(gang.sequence, 0)
                 )
@@ -324,11 +362,12 @@ class StaticRuns:
             self._leave(gang)
             if run.launch.error is None:
                 self._keep_results(run, gang)
-            self._end(gang)
+            self._end(gang)  # which lets the one behind it grow
             return
         self._leave(gang)
         part = run.program.parts[gang.island]
         self._memory.run_through(gang, part.gangs[: run.limits[gang.island]])
+        self._grow(gang.island, run.launch.session)
         run.returned.append(gang)
         if len(run.returned) == run.ending:
             self._launch_rest(run, run.limits)
@@ -368,6 +407,7 @@ class StaticRuns:
         run = self._runs[gang.ticket.number]
         run.ending -= 1
         self._scheduler.static_is_over(gang)
+        self._grow(gang.island, run.launch.session)
         if not run.ending:
             del self._runs[gang.ticket.number]
             if not gang.ticket.dropped:  # one that is may be in line still

@@ -245,6 +245,14 @@ class Reservations:
             account = gang.run.launch.program.account
             entries[value].blocks += (self.ledger.take(requirement, gang.ticket.tenant.memory, account),)
 
+    def grow(self, gang: Gang[GangRun]) -> None:
+        """The gang takes all that it needs while it runs, in place of what it has of that."""
+        blocks, gang.run.blocks = gang.run.blocks, []
+        self._release(blocks)
+        if gang.run.spec.scratch:
+            account = gang.run.launch.program.account
+            gang.run.blocks.append(self.ledger.take(gang.run.spec.scratch, gang.ticket.tenant.memory, account))
+
     def lies_on(self, host: int, entry: Entry) -> bool:
         """Whether the buffer has memory there."""
         return bool(_on((host,), entry))

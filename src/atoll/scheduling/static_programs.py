@@ -6,11 +6,12 @@ The memory is found by letting the gangs reserve theirs, on devices that have no
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from atoll.cluster.locations import HostDevice, MemoryRequirement
+from atoll.cluster.locations import HostDevice, MemoryRequirement, total
 from atoll.cluster.tenants import DEFAULT_TENANT
 from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.gangs import GangSpec, HostFeeds
@@ -24,6 +25,7 @@ from atoll.scheduling.usage import Account
 
 # Programs of fewer nodes are as well off with gangs of their own.
 LEAST_NODES = 4
+_SHORT_NS = 1_000_000
 # Steps of gangs that may be part of a static run: they need nothing but devices and other hosts, and tell nothing but
 # their ends.
 _KINDS = frozenset({"call", "move", "send", "receive"})
@@ -41,6 +43,29 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class PartMemory:
+    """What a part needs on devices beside arguments: at most; while its first calls run; when its last gangs have
+    started; and for fresh results.
+    """
+
+    most: dict[HostDevice, int]
+    head: dict[HostDevice, int]
+    tail: dict[HostDevice, int]
+    left: dict[HostDevice, int]
+
+    def behind(self, before: PartMemory) -> MemoryRequirement:
+        """What a run needs that starts where one `before` it is about to end, beside what that one has."""
+        found = {}
+        for device in sorted({*self.most, *before.tail}):
+            has = before.most.get(device, 0)
+            together = before.tail.get(device, 0) + self.head.get(device, 0)
+            after = before.left.get(device, 0) + self.most.get(device, 0)
+            if max(together, after) > has:
+                found[device] = max(together, after) - has
+        return tuple(found.items())
+
+
+@dataclass(frozen=True, slots=True)
 class IslandPart:
     """A program's part on one island. Its gangs have numbers among all of the program's; `moved` are the bytes that
     each of them moves. `whole` is what they need together: as scratch memory, the most that they ever need beside
@@ -51,11 +76,13 @@ class IslandPart:
     gangs: tuple[GangSpec, ...]
     moved: tuple[int, ...]
     whole: GangSpec
+    again: GangSpec  # the same of a run behind another one: the memory is what it needs beside that one's
+    memory: PartMemory
     kept: tuple[Kept, ...]
     lost: tuple[int, ...]  # arguments that have no memory of their own any more at the end
     devices: tuple[int, ...] | None  # of the host, where all its gangs have the same
     transfers: tuple[tuple[str, int, int], ...]  # (kind, how many, bytes)
-    lessons: tuple[int, ...]  # places from which it is learnt how long functions take: one for those that do the same
+    lessons: dict[int, int]  # places from which it is learnt how long functions take, and how many gangs do the same
 
     def transfers_of(self, places: Sequence[int]) -> tuple[tuple[str, int, int], ...]:
         """Those among the gangs at these places."""
@@ -76,7 +103,19 @@ class StaticProgram:
     nodes: tuple[tuple[tuple[int, int], ...], ...]
     first: tuple[int, ...]  # of each gang: the first of its node
     gangs: int
-    ahead: int  # that may be in flight on a host
+    ahead: int  # calls on a host from the first gang that has not ended to the newest, at most
+    weight: int  # how much of an island's window a run takes
+
+    @property
+    def is_short(self) -> bool:
+        """Whether its functions are known to take little time, on average."""
+        known = [
+            (part.gangs[place].experience, count)
+            for part in self.parts.values()
+            for place, count in part.lessons.items()
+        ]
+        took = sum(each.estimate * count for each, count in known)
+        return all(each.runs for each, _ in known) and took < _SHORT_NS * sum(count for _, count in known)
 
     def close(self, limits: dict[int, int]) -> None:
         """Raises the segments up to which islands are to run, so that none waits for what another does not run.
@@ -89,10 +128,10 @@ class StaticProgram:
                     limits[island] = max(limits[island], place + 1)
 
 
-def static_program(program: RegisteredProgram, hosts_of: Callable[[int], int], ahead: int) -> StaticProgram | None:
-    """None for a program whose runs cannot be static. An island has `hosts_of(island)` hosts; `ahead` is by how many
-    gangs the newest one may be ahead of the first that has not ended.
-    """
+def static_program(
+    program: RegisteredProgram, hosts_of: Callable[[int], int], ahead: int, weight: int
+) -> StaticProgram | None:
+    """None for a program whose runs cannot be static. An island has `hosts_of(island)` hosts."""
     if len(program.islands) < 2 or len(program.nodes) < LEAST_NODES or program.is_late or program.reports:
         return None
     if any(hosts_of(island) != 1 for island in program.islands):
@@ -116,14 +155,18 @@ def static_program(program: RegisteredProgram, hosts_of: Callable[[int], int], a
     parts = {}
     for island, numbers in by_island.items():
         specs = tuple(gangs[each] for each in numbers)
-        peak, kept, lost = memory.run(specs, ahead)
+        needs, kept, lost = memory.run(specs, ahead)
         of_host = {devices for spec in specs for devices in spec.devices.values()}
         moved = tuple(_moved(program, spec) if spec.kind in TRANSFERS else 0 for spec in specs)
         devices = next(iter(of_host)) if len(of_host) == 1 else None
-        lessons = tuple({id(spec.experience): place for place, spec in enumerate(specs) if spec.functions}.values())
-        part = IslandPart(tuple(numbers), specs, moved, _whole(specs, peak), kept, lost, devices, (), lessons)
+        last = {id(spec.experience): place for place, spec in enumerate(specs) if spec.functions}
+        count = Counter(id(spec.experience) for spec in specs if spec.functions)
+        lessons = {place: count[which] for which, place in last.items()}
+        whole = _whole(specs, tuple(sorted(needs.most.items())))
+        again = replace(whole, scratch=needs.behind(needs))
+        part = IslandPart(tuple(numbers), specs, moved, whole, again, needs, kept, lost, devices, (), lessons)
         parts[island] = replace(part, transfers=part.transfers_of(range(len(specs))))
-    return StaticProgram(parts, tuple(nodes), tuple(first), number, ahead)
+    return StaticProgram(parts, tuple(nodes), tuple(first), number, ahead, weight)
 
 
 def _whole(gangs: tuple[GangSpec, ...], peak: MemoryRequirement) -> GangSpec:
@@ -170,12 +213,8 @@ class _Memory:
             value for value, made in enumerate(program.values, start=program.arguments) if made.result >= 0
         ]
 
-    def run(
-        self, gangs: tuple[GangSpec, ...], ahead: int
-    ) -> tuple[MemoryRequirement, tuple[Kept, ...], tuple[int, ...]]:
-        """The gangs of one island, on one host: what they need beside arguments, what is left, and which arguments have
-        lost their memory.
-        """
+    def run(self, gangs: tuple[GangSpec, ...], ahead: int) -> tuple[PartMemory, tuple[Kept, ...], tuple[int, ...]]:
+        """The gangs of an island, on one host: what they need, what is left, which arguments have lost their memory."""
         reservations, entries = self._reservations, self._launch.entries
         ledger = reservations.ledger
         (host,) = gangs[0].hosts
@@ -187,21 +226,32 @@ class _Memory:
                 entries[number].blocks += (block,)
                 donors[id(block)] = number
         before = ledger.used
+
+        def beside(counts: dict[HostDevice, int]) -> dict[HostDevice, int]:
+            more = ((device, nbytes - before.get(device, 0)) for device, nbytes in counts.items() if device[0] == host)
+            return {device: nbytes for device, nbytes in more if nbytes > 0}
+
+        head: dict[HostDevice, int] = {}
         running: list[Gang[GangRun]] = []
+        calls = open_calls = 0
         for spec in gangs:
+            if spec.functions:
+                while open_calls >= ahead:
+                    first = running.pop(0)
+                    open_calls -= bool(first.run.spec.functions)
+                    reservations.ended(first)
+                if calls == ahead:
+                    head = beside(ledger.peak)
+                calls += 1
+                open_calls += 1
             ticket = Ticket[GangRun](0, 0, tenant=self._tenant)
             gang = Gang(0, spec.island, ticket, GangRun(self._launch, spec, set(spec.hosts)))
             ticket.gangs = (gang,)
             reservations.reserve(ticket)
             running.append(gang)
-            if len(running) == ahead:
-                reservations.ended(running.pop(0))
+        most, tail = beside(ledger.peak), beside(ledger.used)
         for gang in running:
             reservations.ended(gang)
-        peak: dict[HostDevice, int] = {}
-        for device, most in ledger.peak.items():
-            if device[0] == host and most > before.get(device, 0):
-                peak[device] = most - before.get(device, 0)
         kept = [
             Kept(value, block.requirement, donors.get(id(block), -1))
             for value in self._results
@@ -210,4 +260,5 @@ class _Memory:
         ]
         held = {id(block) for number in donors.values() for block in entries[number].blocks}
         lost = tuple(number for block, number in donors.items() if block not in held)
-        return tuple(sorted(peak.items())), tuple(kept), lost
+        left = dict(total([each.requirement for each in kept if each.donor < 0]))
+        return PartMemory(most, head if calls > ahead else most, tail, left), tuple(kept), lost

@@ -12,6 +12,7 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -33,6 +34,7 @@ class _Run:
 
     message: m.Run
     plan: p.Plan
+    calls: list[int]  # before each segment of the plan, and in all of it
     expected: list[int]  # what each segment of the plan takes, in nanoseconds
     limit: int
     started: int = 0
@@ -70,7 +72,7 @@ class StaticRuns:
         self._to_controller = to_controller
         self._submit = submit
         self._now = now
-        self._plans: dict[int, tuple[p.Plan, list[int]]] = {}  # with what their segments take
+        self._plans: dict[int, tuple[p.Plan, list[int], list[int]]] = {}  # as `_Run` has them
         self._runs: dict[int, _Run] = {}  # by sequence, in order
         self._units: dict[int, tuple[_Run, int]] = {}  # in flight: their segments, by sequence
         self._busy_ns = 0  # that those in flight count
@@ -103,8 +105,9 @@ class StaticRuns:
             for each in message.messages:
                 self._ended(each)
         elif kind is m.Run and message.ahead and message.plan in self._plans:
-            plan, expected = self._plans[message.plan]
-            self._runs[message.sequence] = _Run(message, plan, expected, message.segments, reported=self._now())
+            self._runs[message.sequence] = _Run(
+                message, *self._plans[message.plan], message.segments, reported=self._now()
+            )
             self._dispatch(message.session)
         elif kind is m.Yield:
             self._yield(message.session)
@@ -115,7 +118,13 @@ class StaticRuns:
                     run.limit, run.is_held = limit, False
             self._go_on(message.session)
         elif kind is m.RegisterPlan:
-            self._plans[message.plan] = message.definition, [_NEW_NS] * len(message.definition.segments)
+            segments = message.definition.segments
+            are_calls = [any(type(step) is p.Execute for step in segment.steps) for segment in segments]
+            self._plans[message.plan] = (
+                message.definition,
+                list(accumulate(are_calls, initial=0)),
+                [_NEW_NS] * len(segments),
+            )
             self.execute(message)
         elif kind is m.DropPlan:
             self._plans.pop(message.plan, None)
@@ -150,17 +159,27 @@ class StaticRuns:
             self._to_controller(m.RunProgress(run.message.sequence, packed, is_over))
 
     def _dispatch(self, session: int) -> None:
+        before = -1  # calls of earlier runs since the first segment that has not ended; -1: all have
         for run in self._of(session):
-            while run.started < run.limit and self._has_room(run):
+            while run.started < run.limit and self._has_room(run, before):
                 self._start(run)
             if run.started < run.limit:
                 return
+            if before >= 0 or run.open:
+                before = self._calls(run, before)
 
-    def _has_room(self, run: _Run) -> bool:
-        if run.open and run.started - next(iter(run.open)) >= run.message.ahead:
+    def _has_room(self, run: _Run, before: int) -> bool:
+        is_call = run.calls[run.started + 1] > run.calls[run.started]
+        if is_call and self._calls(run, before) >= run.message.ahead:
             return False
         least = _LEAST_OF_LONG if self._busy_ns >= _LONG_NS else _LEAST
         return self._busy_ns < _BUSY_NS or len(self._units) < least
+
+    def _calls(self, run: _Run, before: int) -> int:
+        """Those from the first segment of its session that has not ended to the run's newest one."""
+        if before >= 0:
+            return before + run.calls[run.started]
+        return run.calls[run.started] - run.calls[next(iter(run.open), run.started)]
 
     def _start(self, run: _Run) -> None:
         segment, message = run.started, run.message

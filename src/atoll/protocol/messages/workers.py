@@ -187,8 +187,8 @@ class Run(Message, frozen=True, tag=24):
     host_feeds: int = 0
     acknowledge: bool = False  # answer with Enqueued, for each dispatch unit
     segments: int = 1
-    # Of a static run: the host starts one segment after another by itself, and begins none before all but so many of
-    # those ahead of it have ended. The units' sequence numbers follow from the segments' gangs.
+    # Of a static run: the host starts one segment after another by itself, so that there are no more calls than these
+    # from the first that has not ended to the newest. The units' sequence numbers follow from the segments' gangs.
     ahead: int = 0
 
 
