@@ -185,5 +185,5 @@ def test_memory_is_reserved_for_the_most_that_is_ever_needed_and_only_results_ke
 @pytest.mark.parametrize("times", [b"\0" * 23, struct.pack("<3q", NODES, 0, 1), struct.pack("<3q", -1, 0, 1)])
 def test_times_that_are_none_end_the_connection_of_who_reports_them(play, times):
     first, _ = launched(play)
-    with pytest.raises(Exception, match="segments|bytes"):
+    with pytest.raises(Exception, match=r"segments|bytes"):
         play.controller.launcher.static_runs.progressed(0, m.RunProgress(first.sequence, times, True))

@@ -37,3 +37,25 @@ def test_whatever_clients_do_all_ends_in_order_exactly_once_and_leaves_nothing(
         check_outcomes(world, client)
     check_order(world)
     check_nothing_is_left(world)
+
+
+class LongPrograms(World):
+    longest = 16
+
+
+@settings(max_examples=examples(30))
+@given(
+    st.integers(0, 2**32),
+    st.integers(100, 500),
+    st.sampled_from(["2x1x1", "3x1x1", "4x1x2"]),
+    st.sampled_from([0.0, 0.05]),
+    st.sampled_from([0, 200, 400]),
+    st.sampled_from([0.0, 0.02]),
+)
+def test_static_runs_are_taken_back_at_any_segment_and_nothing_runs_twice(seed, steps, topology, doom, memory, loss):
+    world = LongPrograms(random.Random(seed), topology, doom, device_memory=memory)
+    play(world, world.rng, steps, loss, acts=0.4)
+    for client in world.clients.values():
+        check_outcomes(world, client)
+    check_order(world)
+    check_nothing_is_left(world)

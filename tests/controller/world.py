@@ -162,7 +162,7 @@ class Client:
                 gone.add(value)
             return value in gone
 
-        for _ in range(self.rng.randint(2, 6)):
+        for _ in range(self.rng.randint(2, self.world.longest)):
             target = self.island_spec()
             value = self.rng.choice([i for i in range(len(specs)) if i not in gone])
             if specs[value] != target:
@@ -238,6 +238,7 @@ class World:
     """The controller with model hosts, random clients, and messages in between that keep their order."""
 
     kind_of_client: type[Client] = Client
+    longest = 6  # calls in a program
 
     def __init__(self, rng: random.Random, topology: str, doom: float, **settings: Any) -> None:
         self.rng = rng

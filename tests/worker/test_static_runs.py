@@ -160,6 +160,18 @@ def test_a_run_that_is_dropped_starts_nothing_more():
     assert host.told()[-1].is_over
 
 
+def test_a_run_that_is_dropped_while_it_yields_goes_on_nowhere():
+    host = Host()
+    host.run()
+    host.units()
+    host.static_runs.handle(m.Yield(SESSION))
+    host.static_runs.handle(m.CloseStore(SESSION))
+    host.static_runs.handle(m.Limit(SESSION, ((FIRST, 8),)))
+    host.end(100, 102, 104)
+    assert host.units() == []
+    assert host.told()[-1].is_over
+
+
 def test_others_pass_and_long_runs_are_told_of_each_second():
     host = Host(segments=4)
     dispatch = m.Dispatch(SESSION, 50, ((51, 1),))

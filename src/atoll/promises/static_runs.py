@@ -192,9 +192,9 @@ class StaticRuns:
         """Of the session's last run that is committed there, and has not ended."""
         found = None
         for other in self._runs.values():
-            if other is not run and other.launch.session == run.launch.session and island in other.gangs:
-                if other.gangs[island].keeps_order and not other.has_ended(island):
-                    found = other.program.parts[island]
+            is_there = other.launch.session == run.launch.session and island in other.gangs
+            if is_there and other is not run and other.gangs[island].keeps_order and not other.has_ended(island):
+                found = other.program.parts[island]
         return found
 
     def _grow(self, island: int, session: int) -> None:

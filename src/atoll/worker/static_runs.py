@@ -114,7 +114,7 @@ class StaticRuns:
         elif kind is m.Limit:
             for sequence, limit in message.runs:
                 run = self._runs.get(sequence)
-                if run is not None:
+                if run is not None and run.is_held:  # it may have been dropped meanwhile
                     run.limit, run.is_held = limit, False
             self._go_on(message.session)
         elif kind is m.RegisterPlan:
