@@ -125,7 +125,10 @@ class Run:
 
 
 class Task(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a client is to do: computations for so long; or so many `calls`, each `pause` seconds after the last."""
+    """What a client is to do: computations for so long, and with a `pause` as long again after that.
+
+    Or so many `calls`, each `pause` seconds after the last.
+    """
 
     seconds: float = 0.0
     calls: int = 0
@@ -193,12 +196,22 @@ def _answer(process: subprocess.Popen[bytes]) -> bytes:
     return line
 
 
+def _done(loop: Loop, task: Task) -> Progress:
+    if task.calls:
+        return loop.now_and_then(task.calls, task.pause)
+    progress = loop.run_for(task.seconds)
+    if task.pause:
+        time.sleep(task.pause)
+        progress = [*progress, *loop.run_for(task.seconds)]
+    return progress
+
+
 def main() -> None:
     loop = Loop(float(sys.argv[1]))
     print("ready", flush=True)
     for line in sys.stdin:
         task = msgspec.json.decode(line, type=Task)
-        done = loop.now_and_then(task.calls, task.pause) if task.calls else loop.run_for(task.seconds)
+        done = _done(loop, task)
         print(json.dumps(done), flush=True)
 
 
