@@ -184,8 +184,8 @@ class FairShares(Policy):
         tenant = session.tenant
         tenant.line.charge(session, expected, expected)
         if self._only is None:
-            expected = expected / gang.ticket.tenant.settings.share
-            self._lines[tenant.priority].charge(tenant, expected, expected)
+            part = expected / gang.ticket.tenant.settings.share
+            self._lines[tenant.priority].charge(tenant, part, part)
 
     def charge(self, gang: Gang[Any], nanoseconds: int) -> None:
         session = self._payer(gang)
