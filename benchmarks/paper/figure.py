@@ -73,6 +73,14 @@ def quotient(point: BenchmarkRecord, first: str, second: str, metric: str) -> fl
     return ours / theirs if ours is not None and theirs else None
 
 
+def apart(point: BenchmarkRecord, metric: str) -> float | None:
+    """How far the contestants are apart in any round, of what they have; None where one has nothing."""
+    (samples,) = (list(record.samples.values()) for record in point.metrics if record.name == metric)
+    if len(samples) < len(point.contestants) or len({len(each) for each in samples}) > 1:
+        return None
+    return max((max(each) - min(each)) / min(map(abs, each)) for each in zip(*samples, strict=True))
+
+
 def at_least(text: str, value: float | None, bound: float) -> Claim:
     return Claim(text, value, bound, None if value is None else value >= bound)
 
