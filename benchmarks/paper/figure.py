@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -78,7 +78,8 @@ def apart(point: BenchmarkRecord, metric: str) -> float | None:
     (samples,) = (list(record.samples.values()) for record in point.metrics if record.name == metric)
     if len(samples) < len(point.contestants) or len({len(each) for each in samples}) > 1:
         return None
-    return max((max(each) - min(each)) / min(map(abs, each)) for each in zip(*samples, strict=True))
+    rounds: Iterable[tuple[float, ...]] = zip(*samples, strict=True)
+    return max((max(each) - min(each)) / min(map(abs, each)) for each in rounds)
 
 
 def at_least(text: str, value: float | None, bound: float) -> Claim:

@@ -67,7 +67,10 @@ def copied(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def cut(array: np.ndarray[Any, Any], box: Box | None) -> np.ndarray[Any, Any]:
     """The part of the array inside the box, as a view."""
-    return array if box is None else array[(*[slice(start, stop) for start, stop in box], ...)]
+    if box is None:
+        return array
+    index: tuple[Any, ...] = (*[slice(start, stop) for start, stop in box], ...)
+    return array[index]
 
 
 def fill(
