@@ -70,7 +70,8 @@ def cut(array: np.ndarray[Any, Any], box: Box | None) -> np.ndarray[Any, Any]:
     if box is None:
         return array
     index: tuple[Any, ...] = (*[slice(start, stop) for start, stop in box], ...)
-    return array[index]
+    part: np.ndarray[Any, Any] = array[index]
+    return part
 
 
 def fill(
