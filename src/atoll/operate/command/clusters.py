@@ -334,3 +334,5 @@ def down(
     if ended.forced:
         text += f", {ended.forced} of them by force"
     print(text)
+    for line in ended.staying:
+        print(line)
