@@ -181,6 +181,7 @@ def start_cluster(
             stays=stays,
             advertise=advertise,
             insecure=insecure,
+            journal=journal,
         )
     return StandingCluster(
         name=name,
