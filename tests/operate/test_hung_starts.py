@@ -33,6 +33,7 @@ def test_a_worker_that_is_stopped_while_it_starts_is_replaced(user: User, engine
     options = ("--islands", "1x2x1", "--lease", str(LEASE_SECONDS), "--engine", engine, "--listen", address)
     up = user.start_atoll("up", *options)
     if engine == "hosts":
+        assert eventually(lambda: "waits for 2 of 2 hosts" in user.atoll("status").stdout, BACK_SECONDS)
         hosts = [user.start_atoll("host", "--address", address) for _ in range(2)]
     stopped = stop_one_that_starts(user, set())
     finish(up).check()  # the first start of the cluster
