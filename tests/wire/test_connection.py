@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -301,6 +302,33 @@ def test_two_processes_talk_over_a_socket(kind, short_directory: Path):
         assert await answers.get() == Count(3)
         client.close()
         assert "closed the connection" in await lost.get()
+        server.close()
+
+    on_a_loop(main)
+
+
+def test_what_a_peer_has_sent_before_it_was_killed_arrives_though_an_answer_fails(short_directory: Path):
+    async def main() -> None:
+        messages: list[Any] = []
+        lost: asyncio.Queue[str] = asyncio.Queue()
+
+        def answer(message: Any) -> None:
+            messages.append(message)
+            connection.send(Count(0))
+
+        def accept() -> Connection:
+            nonlocal connection
+            connection = Connection(Note | Count, answer, lost.put_nowait)
+            return connection
+
+        connection: Connection
+        server, address = await listen(Address(path=str(short_directory / "s")), accept)
+        peer = socket.socket(socket.AF_UNIX)
+        peer.connect(address.path)
+        peer.sendall(b"".join(frame(Note(f"{number:0900d}")) for number in range(150)))  # more than is read at once
+        peer.close()
+        await lost.get()
+        assert [int(message.text) for message in messages] == list(range(150))
         server.close()
 
     on_a_loop(main)
