@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -307,7 +308,8 @@ def test_two_processes_talk_over_a_socket(kind, short_directory: Path):
     on_a_loop(main)
 
 
-def test_what_a_peer_has_sent_before_it_was_killed_arrives_though_an_answer_fails(short_directory: Path):
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_what_a_peer_has_sent_before_it_was_killed_arrives_though_an_answer_fails(loop, short_directory: Path):
     async def main() -> None:
         messages: list[Any] = []
         lost: asyncio.Queue[str] = asyncio.Queue()
@@ -331,7 +333,8 @@ def test_what_a_peer_has_sent_before_it_was_killed_arrives_though_an_answer_fail
         assert [int(message.text) for message in messages] == list(range(150))
         server.close()
 
-    on_a_loop(main)
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(asyncio.wait_for(main(), 20))
 
 
 def test_connecting_where_no_process_listens_names_the_address(short_directory: Path):

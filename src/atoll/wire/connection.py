@@ -28,6 +28,7 @@ from atoll.wire.resumption.messages import AnyLinkMessage, decode_link, encode_l
 from atoll.wire.sockets import keep_little_unsent, read_what_is_left, send_without_delay
 from atoll.wire.tls.errors import explained
 from atoll.wire.tls.identity import name_of, role_of
+from atoll.wire.tls.layer import TlsLayer
 
 _log = logging.getLogger(__name__)
 
@@ -219,7 +220,7 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        if isinstance(error, OSError) and isinstance(self._transport, asyncio.Transport) and not self._closed:
+        if isinstance(error, OSError) and self._transport is not None and not isinstance(self._transport, TlsLayer):
             read_what_is_left(self._transport, self)
         if isinstance(error, ssl.SSLError):
             self._lose(str(explained(error, self.name, shaking_hands=False)))
