@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from atoll.cluster.tenants import TenantSettings, token_hash
 from atoll.devices.null.program import NullProgram
 from atoll.errors import StatusError
-from atoll.operate.requests import request_trace
 from atoll.session.bare import BareClient, call, program, sharded
-from atoll.wire.address import parse_address
 from benchmarks.harness.benchmark import Benchmark, Metric, Round, Settings
 from benchmarks.harness.record import BenchmarkRecord, Claim
 from benchmarks.harness.statistics import rate_in_common_window
 from benchmarks.paper.cluster import NullCluster
 from benchmarks.paper.figure import Figure, Options, at_least, at_most, median, quotient
 from benchmarks.paper.null_steps import Steps
-from benchmarks.paper.shares import token_of
+from benchmarks.paper.pauses import METRICS as PAUSES
+from benchmarks.paper.pauses import points as pauses_of
+from benchmarks.paper.shares import spans_since, token_of
 
 BESIDE, ALONE = "beside one at its quota", "alone"
 _CROWD, _SERVICE = 0, 1  # tenants
@@ -47,8 +47,9 @@ def _points(options: Options) -> list[Benchmark]:
         )
         for count in ((1, 256) if options.null else (1,))
     ]
+    pauses = pauses_of(platform, (0.33, 2.4))
     if not options.null:
-        return priority
+        return [*priority, *pauses]
     quota = Benchmark(
         key="neighbours",
         title="steps of 2.4 ms",
@@ -57,7 +58,7 @@ def _points(options: Options) -> list[Benchmark]:
         contestants=(BESIDE, ALONE),
         point={"clients": 1},
     )
-    return [*priority, quota]
+    return [*priority, quota, *pauses]
 
 
 def _tenants(quota: int = 0) -> tuple[TenantSettings, ...]:
@@ -75,9 +76,7 @@ def waits(address: str, session: int, since: float) -> dict[str, float]:
 
     In milliseconds, and as a part of what they may wait for: the rest of the gang that ran, and the one after it.
     """
-    spans = sorted(
-        request_trace(parse_address(address), "", int(1e9 * since)).spans, key=lambda span: (span.host, span.started)
-    )
+    spans = sorted(spans_since(address, since), key=lambda span: (span.host, span.started))
     parts, took = [], []
     for host in {span.host for span in spans}:
         own = [span for span in spans if span.host == host and span.session == session]
@@ -219,11 +218,18 @@ class Greedy:
 
 
 def _claims(points: Sequence[BenchmarkRecord], options: Options) -> list[Claim]:
+    return [claim for point in points for claim in _claims_of(point)]
+
+
+def _claims_of(point: BenchmarkRecord) -> list[Claim]:
+    measured = {metric.name for metric in point.metrics}
+    if "rate" in measured:
+        return [at_least(f"{point.title}, {BESIDE}, over {ALONE}", quotient(point, BESIDE, ALONE, "rate"), 0.98)]
+    if "part" in measured:
+        return [at_most(f"{point.title}: of the rest of one and one more", median(point, "Atoll", "part"), 1.1)]
     return [
-        at_least(f"{point.title}, {BESIDE}, over {ALONE}", quotient(point, BESIDE, ALONE, "rate"), 0.98)
-        if any(metric.name == "rate" for metric in point.metrics)
-        else at_most(f"{point.title}: of the rest of one and one more", median(point, "Atoll", "part"), 1.1)
-        for point in points
+        at_most(f"{point.title}: {metric.title}, {metric.unit}", median(point, "Atoll", metric.name), 2.0)
+        for metric in PAUSES
     ]
 
 
@@ -235,7 +241,8 @@ FIGURE = Figure(
         "one of 1 ms now and then. How long it waits, by a trace: as a part of the rest of the computation that ran "
         "when it was launched, and the one after that. And steps of a tenant, as fast as they go, alone and beside "
         "another tenant's client that makes arrays without end and is refused more at its quota of memory, in turn; on "
-        "null devices alone, so that processors do not decide."
+        "null devices alone, so that processors do not decide. And four tenants with work all the time and equal "
+        "shares, one of which pauses: what the others have of the devices meanwhile, and all four when it is back."
     ),
     paper="Not in the paper.",
     axes=None,

@@ -30,21 +30,33 @@ def deviation(address: str, sessions: Sequence[int], weights: Sequence[float], s
     round, at whose end those with small shares have more to do still. From when the last session has begun until the
     first has ended, as the hosts have measured it, over all islands.
     """
-    spans = [
-        span for span in request_trace(parse_address(address), "", int(1e9 * since)).spans if span.session in sessions
-    ]
+    spans = [span for span in spans_since(address, since) if span.session in sessions]
     got: dict[int, float] = defaultdict(float)
     for host in {span.host for span in spans}:
         here = [span for span in spans if span.host == host]
         begin = max(min(span.started for span in here if span.session == session) for session in sessions)
         end = min(max(span.ended for span in here if span.session == session) for session in sessions)
-        for span in here:
-            got[span.session] += _within(span, begin, end) * len(span.devices)
+        for session, took in parts(here, sessions, begin, end).items():
+            got[session] += took
     whole, all_weights = sum(got.values()), sum(weights)
     return max(
         100 * abs(got[session] / whole / (weight / all_weights) - 1)
         for session, weight in zip(sessions, weights, strict=True)
     )
+
+
+def spans_since(address: str, since: float) -> list[Span]:
+    """What ran on the cluster and ended after `since`, by the monotonic clock of this machine, the controller's."""
+    return request_trace(parse_address(address), "", int(1e9 * since)).spans
+
+
+def parts(spans: Sequence[Span], sessions: Sequence[int], begin: int, end: int) -> dict[int, float]:
+    """Device-nanoseconds that each of these sessions had between two moments."""
+    got = dict.fromkeys(sessions, 0.0)
+    for span in spans:
+        if span.session in got:
+            got[span.session] += _within(span, begin, end) * len(span.devices)
+    return got
 
 
 def _within(span: Span, begin: int, end: int) -> int:

@@ -83,12 +83,12 @@ class Loop:
 
         return measure
 
-    def start(self) -> Run:
-        return Run(self)
+    def start(self, batch: int = BATCH) -> Run:
+        return Run(self, batch)
 
-    def run_for(self, seconds: float) -> Progress:
+    def run_for(self, seconds: float, batch: int = BATCH) -> Progress:
         """Over about so many seconds."""
-        run = self.start()
+        run = self.start(batch)
         while time.monotonic() < run.started + seconds:
             run.go_on()
         return run.end()
@@ -106,17 +106,18 @@ class Loop:
 class Run:
     """A loop at work, and how far it came when: by the monotonic clock, which all processes of a machine share."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: Loop, batch: int) -> None:
         self._loop = loop
+        self._batch = batch
         self._begun = 0
         self.started = time.monotonic()
         self._progress = [(self.started, 0.0)]
 
     def go_on(self) -> None:
         """Begins a batch; returns when the one before has ended."""
-        self._loop.steps(BATCH)
+        self._loop.steps(self._batch)
         self._progress.append((time.monotonic(), float(self._begun)))
-        self._begun += BATCH
+        self._begun += self._batch
 
     def end(self) -> Progress:
         """Returns when all has ended."""
@@ -125,9 +126,13 @@ class Run:
 
 
 class Task(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a client is to do: computations for so long; or so many `calls`, each `pause` seconds after the last."""
+    """What a client is to do: computations for so long, and with a `pause` as long again after that.
+
+    Or so many `calls`, each `pause` seconds after the last.
+    """
 
     seconds: float = 0.0
+    batch: int = BATCH
     calls: int = 0
     pause: float = 0.0
 
@@ -142,12 +147,17 @@ class Clients:
         islands: str,
         tenants: tuple[TenantSettings, ...] = (),
         tokens: Sequence[str] = (),
+        batch: int = BATCH,
     ) -> None:
-        """Computations take so long, those of each client if several times are given; as the tenants of `tokens`."""
+        """Computations take so long, those of each client if several times are given; as the tenants of `tokens`.
+
+        For a rate, each client begins so many at a time.
+        """
         from benchmarks.paper.cluster import Cluster
 
         self._cluster = Cluster(islands, "cpu", tenants=tenants)
         self.address = self._cluster.address
+        self._batch = batch
         times = [milliseconds] * count if isinstance(milliseconds, float) else milliseconds
         self._processes = [
             subprocess.Popen(
@@ -176,7 +186,7 @@ class Clients:
 
     def rate(self, seconds: float) -> float:
         """Computations a second of all together, while all of them are at work."""
-        return rate_in_common_window(self.ask([Task(seconds)] * len(self._processes)))
+        return rate_in_common_window(self.ask([Task(seconds, self._batch)] * len(self._processes)))
 
     def sessions(self) -> list[int]:
         """Their numbers, in the order of the clients."""
@@ -193,12 +203,22 @@ def _answer(process: subprocess.Popen[bytes]) -> bytes:
     return line
 
 
+def _done(loop: Loop, task: Task) -> Progress:
+    if task.calls:
+        return loop.now_and_then(task.calls, task.pause)
+    progress = loop.run_for(task.seconds, task.batch)
+    if task.pause:
+        time.sleep(task.pause)
+        progress = [*progress, *loop.run_for(task.seconds, task.batch)]
+    return progress
+
+
 def main() -> None:
     loop = Loop(float(sys.argv[1]))
     print("ready", flush=True)
     for line in sys.stdin:
         task = msgspec.json.decode(line, type=Task)
-        done = loop.now_and_then(task.calls, task.pause) if task.calls else loop.run_for(task.seconds)
+        done = _done(loop, task)
         print(json.dumps(done), flush=True)
 
 

@@ -38,6 +38,10 @@ class Client:
     def device_time(self, start: int, end: int) -> int:
         return sum(took for ended, took in self.got if start < ended <= end)
 
+    def had(self, end: int) -> int:
+        """Device time until then, with what it has had of a gang that ends later."""
+        return sum(min(took, max(0, end - (ended - took))) for ended, took in self.got)
+
 
 class Island:
     """Runs its gangs one after another."""
@@ -208,3 +212,13 @@ def test_a_changed_share_and_a_changed_priority_count_at_once():
     again = [Client(1, one, MS), Client(2, two, MS)]
     play(again, SECOND)
     assert shares(again, 0, SECOND) == pytest.approx([0.75, 0.25], rel=0.03)
+
+
+def test_who_has_long_gangs_is_not_ahead_of_its_share_on_average():
+    clients = [Client(1, tenant("short"), 300 * US), Client(2, tenant("long", 2), 30 * MS)]
+    clients += [Client(3, tenant("shorter", 4), 300 * US), Client(4, tenant("longer", 8), 40 * MS)]
+    play(clients, 20 * SECOND)
+    for client, share, gang in ((clients[1], 2 / 15, 30 * MS), (clients[3], 8 / 15, 40 * MS)):
+        ahead = [client.had(end) - share * end for end in range(2 * SECOND, 20 * SECOND, 17 * MS)]
+        assert sum(ahead) / len(ahead) == pytest.approx(0, abs=gang / 8)
+        assert max(map(abs, ahead)) < 0.75 * gang

@@ -4,6 +4,10 @@ Start-time fair queueing (Goyal, Vin and Cheng, 1996) on two levels. Who is serv
 device time of its gangs, divided by its share; who has the least goes next. A gang is charged what it is expected to
 take when it is committed, and the rest when it has ended. Who comes, or comes back, starts where those are who are
 being served: nobody saves up for having been idle, and nobody owes for what was free.
+
+Of itself that favours long gangs: who has them is served at the beginning of its turn, and is ahead of its share by
+half a gang on average. So who comes pays half a gang more, once. That is what tells the methods of Webster and of Adams
+apart where seats of a parliament are given by votes (Balinski and Young, 1982): the first favours nobody.
 """
 
 from __future__ import annotations
@@ -16,16 +20,23 @@ from atoll.scheduling.policy import Policy
 from atoll.scheduling.tickets import Gang, Ticket
 
 Who = TypeVar("Who", bound="_Served")
+# Who was away for as long as so many gangs of its own in virtual time comes anew; else those who are now and then a
+# little behind would pay for it each time.
+_AWAY_GANGS = 16
 
 
 class _Served:
-    """Somebody in a `_Line`. `time` is the virtual time; `key` that of the newest entry in the line's heap."""
+    """Somebody in a `_Line`. `time` is the virtual time; `key` that of the newest entry in the line's heap.
 
-    __slots__ = ("is_waiting", "key", "time")
+    `gang` is how much virtual time its last gang took; `is_new` until one has ended since it came.
+    """
+
+    __slots__ = ("gang", "is_new", "is_waiting", "key", "time")
 
     def __init__(self) -> None:
-        self.time = self.key = 0.0
+        self.time = self.key = self.gang = 0.0
         self.is_waiting = False
+        self.is_new = True
 
 
 class _Line(Generic[Who]):
@@ -41,6 +52,8 @@ class _Line(Generic[Who]):
     def join(self, who: Who) -> None:
         who.is_waiting = True
         if who.time < self.now:
+            if self.now - who.time > _AWAY_GANGS * who.gang:
+                who.is_new = True
             who.time = self.now
         who.key = who.time
         self._count += 1
@@ -65,6 +78,16 @@ class _Line(Generic[Who]):
         """It is served now: who joins starts here."""
         if self.now < who.key:
             self.now = who.key
+
+    def settle(self, who: Who, took: float, expected: float) -> None:
+        """Its gang has ended, and was charged what was expected. It moves forward in line for no less than that."""
+        amount = took - expected
+        if took:
+            who.gang = took
+            if who.is_new:
+                who.is_new = False
+                amount += took / 2
+        self.charge(who, amount, expected)
 
     def charge(self, who: Who, amount: float, least: float) -> None:
         """Negative where it was charged too much before. It moves forward in line for no less than `least`."""
@@ -154,25 +177,30 @@ class FairShares(Policy):
         return None
 
     def commit(self, gang: Gang[Any]) -> None:
-        if self._alone is None and gang.weight:
-            expected = gang.estimate * gang.devices
-            self._charge(gang, expected, expected)
-
-    def charge(self, gang: Gang[Any], nanoseconds: int) -> None:
-        if self._alone is None and gang.weight:
-            expected = gang.estimate * gang.devices
-            self._charge(gang, nanoseconds - expected, expected)
-
-    def _charge(self, gang: Gang[Any], amount: int, expected: int) -> None:
-        session = self._sessions.get(gang.ticket.session)
+        session = self._payer(gang)
         if session is None:
             return
+        expected = gang.estimate * gang.devices
         tenant = session.tenant
-        # A place in line is worth a gang: for less it stays as it is.
-        tenant.line.charge(session, amount, expected)
+        tenant.line.charge(session, expected, expected)
+        if self._only is None:
+            part = expected / gang.ticket.tenant.settings.share
+            self._lines[tenant.priority].charge(tenant, part, part)
+
+    def charge(self, gang: Gang[Any], nanoseconds: int) -> None:
+        session = self._payer(gang)
+        if session is None:
+            return
+        expected = gang.estimate * gang.devices
+        tenant = session.tenant
+        tenant.line.settle(session, nanoseconds, expected)
         if self._only is None:
             share = gang.ticket.tenant.settings.share
-            self._lines[tenant.priority].charge(tenant, amount / share, expected / share)
+            self._lines[tenant.priority].settle(tenant, nanoseconds / share, expected / share)
+
+    def _payer(self, gang: Gang[Any]) -> _Session | None:
+        """None where it costs nobody anything."""
+        return self._sessions.get(gang.ticket.session) if self._alone is None and gang.weight else None
 
     def forget(self, session: int) -> None:
         ended = self._sessions.pop(session, None)
