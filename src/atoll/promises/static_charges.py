@@ -9,16 +9,17 @@ import struct
 from collections.abc import Callable
 
 from atoll.errors import invalid
+from atoll.promises.static_programs import StaticProgram
 from atoll.scheduling.device_clocks import DeviceClocks
+from atoll.scheduling.gangs import RunGangs
 from atoll.scheduling.session import GangRun
-from atoll.scheduling.static_programs import IslandPart, StaticProgram
 from atoll.scheduling.tallies import Tallies
 from atoll.scheduling.tickets import Gang
 
 _TRIPLE = 24  # bytes of a segment's times
 
-# Records ends: a gang, its part, of each gang the first of its node, the first gang's sequence number, and times.
-Record = Callable[[Gang[GangRun], IslandPart, tuple[int, ...], int, tuple[int, ...]], None]
+# Records ends: a gang, those that it stands for, the sequence number of the program's first one, and times.
+Record = Callable[[Gang[GangRun], RunGangs, int, tuple[int, ...]], None]
 
 
 class StaticCharges:
@@ -68,4 +69,4 @@ class StaticCharges:
         for kind, count, nbytes in part.transfers if is_all else part.transfers_of(places):
             tally.move(kind, nbytes, count)
         account.bytes_moved += part.whole.moved if is_all else sum(part.gangs[place].moved for place in places)
-        self._record(gang, part, program.first, first, times)
+        self._record(gang, part.each, first, times)

@@ -15,77 +15,25 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from atoll.cluster.resources import ResourceManager
 from atoll.errors import invalid
 from atoll.promises.static_charges import StaticCharges
+from atoll.promises.static_programs import IslandPart, StaticProgram, static_program
+from atoll.promises.static_run import Launching, StaticRun, TakenBack
 from atoll.protocol import messages as m
 from atoll.scheduling.buffer_directory import Entry
-from atoll.scheduling.dispatch_units import Unit
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.quarantine import Quarantine
-from atoll.scheduling.reservations import Reservations
-from atoll.scheduling.scheduler import Scheduler
 from atoll.scheduling.session import GangRun, Launch, Session
-from atoll.scheduling.static_programs import IslandPart, StaticProgram, static_program
 from atoll.scheduling.tickets import Gang, Ticket
 
 # How many calls may be in flight on a host, and have memory: as for long gangs that are dispatched one by one, or of
 # short ones as many as keep it busy.
 _AHEAD, _AHEAD_OF_SHORT = 2, 12
-
-
-@dataclass(slots=True, eq=False)
-class StaticRun:
-    """A launch that is, or may become, a static run. `first` is the sequence number of the program's first gang."""
-
-    launch: Launch
-    program: StaticProgram
-    first: int
-    gangs: dict[int, Gang[GangRun]]  # by island
-    ending: int  # those of them that have not ended
-    limits: dict[int, int] | None = None  # once it was taken back: the segments that run, by island
-    held: set[int] = field(default_factory=set)  # islands to start on once these are known
-    returned: list[Gang[GangRun]] = field(default_factory=list)  # that have ended since
-
-    def has_ended(self, island: int) -> bool:
-        run = self.gangs[island].run
-        return run.started and not run.hosts_left
-
-
-@dataclass(slots=True, eq=False)
-class _TakenBack:
-    """Runs of a session whose hosts were asked how far they have come: what they have answered, by sequence."""
-
-    runs: list[StaticRun]
-    asked: set[int]
-    started: dict[int, int] = field(default_factory=dict)
-
-
-class Launching(Protocol):
-    """What launches and ends gangs: the controller."""
-
-    scheduler: Scheduler[GangRun]
-    memory: Reservations
-    in_flight: dict[int, Gang[GangRun]]  # by sequence
-
-    def reserve_numbers(self, count: int) -> int:
-        """The first of so many sequence numbers."""
-
-    def launch_rest(self, launch: Launch, units: Sequence[tuple[int, Unit]], age: int) -> None:
-        """The nodes of a launch that are left join the lines, each with its first sequence number."""
-
-    def gang_left(self, gang: Gang[GangRun]) -> None:
-        """It needs its program no more."""
-
-    def drop_uses(self, session: Session, gang: Gang[GangRun]) -> None:
-        """Nor its buffers."""
-
-    def gang_ended(self, launch: Launch) -> None:
-        """One of the launch's."""
 
 
 class StaticRuns:
@@ -113,7 +61,7 @@ class StaticRuns:
         self._in_flight = launching.in_flight
         self._alone_seconds = alone_seconds
         self._runs: dict[int, StaticRun] = {}  # by the number of their ticket
-        self._taken_back: dict[int, _TakenBack] = {}  # by session
+        self._taken_back: dict[int, TakenBack] = {}  # by session
         self._scheduler.use_static(self._may_be_committed)
 
     # ---- beginning
@@ -136,8 +84,8 @@ class StaticRuns:
         weight = max(1, min(self._scheduler.statistics(island).window for island in program.islands) // 2)
         return static_program(program, lambda i: len(self._resources.hosts_of(i)), min(ahead, weight), weight)
 
-    def make_ticket(self, session: Session, launch: Launch, program: StaticProgram) -> Ticket[GangRun]:
-        """One for all of the launch. Notes the buffers that it needs."""
+    def line_up(self, session: Session, launch: Launch, program: StaticProgram) -> None:
+        """One ticket for all of the launch joins its lines. Notes the buffers that it needs."""
         first = self._launching.reserve_numbers(program.gangs)
         ticket: Ticket[GangRun] = Ticket(
             first, session.number, tenant=session.tenant, since=launch.seconds, is_static=True
@@ -148,7 +96,7 @@ class StaticRuns:
                 session.directory.entries[launch.handles[position]].uses += 1
             spec = part.whole
             run = GangRun(launch, spec, set(spec.hosts))
-            number = first + part.numbers[0]
+            number = first + part.each.numbers[0]
             gangs[island] = Gang(
                 number, island, ticket, run, 0, weight=program.weight, hosts=spec.hosts, devices=spec.device_count
             )
@@ -159,7 +107,9 @@ class StaticRuns:
         launch.pending += len(gangs)
         launch.program.waiting += len(gangs)
         self._runs[first] = StaticRun(launch, program, first, gangs, len(gangs))
-        return ticket
+        if launch.program.is_large:
+            self._launching.large_plans.hold(launch.program.number, ticket)
+        self._launching.join_lines(ticket)
 
     def _may_be_committed(self, ticket: Ticket[GangRun]) -> bool:
         """Where others want an island, or there is not enough memory, its nodes join the lines instead."""
@@ -255,6 +205,8 @@ class StaticRuns:
         crowded.clear()
 
     def _take_back(self, session: int) -> None:
+        if session not in self._sessions:
+            return  # its hosts drop all of it
         runs = [
             run
             for run in self._runs.values()
@@ -262,7 +214,7 @@ class StaticRuns:
             if next(iter(run.gangs.values())).ticket.committed
         ]
         asked = {host for run in runs for gang in run.gangs.values() for host in self._under_way(gang)}
-        taken_back = self._taken_back[session] = _TakenBack(runs, asked)
+        taken_back = self._taken_back[session] = TakenBack(runs, asked)
         for host in sorted(asked):
             self._to_host(host, m.Yield(session))
         self._decide(session, taken_back)
@@ -286,7 +238,7 @@ class StaticRuns:
             taken_back.asked -= hosts
             self._decide(session, taken_back)
 
-    def _decide(self, session: int, taken_back: _TakenBack) -> None:
+    def _decide(self, session: int, taken_back: TakenBack) -> None:
         """Once all have answered: up to where each island runs by itself after all."""
         if taken_back.asked:
             return
@@ -335,8 +287,12 @@ class StaticRuns:
         for island, gang in run.gangs.items():
             if not limits[island]:
                 run.launch.begun.pop(gang.hosts[0], None)
-        run.launch.tickets = []
-        self._launching.launch_rest(run.launch, units, run.first)
+        launch, session = run.launch, self._sessions[run.launch.session]
+        launch.tickets, launch.is_static = [], False
+        for first, unit in units:
+            self._launching.make_ticket(session, launch, unit, run.first, first)
+        for ticket in launch.tickets:
+            self._launching.join_lines(ticket)
 
     # ---- ends
 

@@ -15,10 +15,9 @@ from itertools import islice
 import msgspec
 
 from atoll.protocol.spans import ClockError, Span
-from atoll.scheduling.gangs import GangSpec
+from atoll.scheduling.gangs import GangSpec, RunGangs
 from atoll.scheduling.reasons import Reason, Waited
 from atoll.scheduling.session import GangRun
-from atoll.scheduling.static_programs import IslandPart
 from atoll.scheduling.tallies import TRANSFERS
 from atoll.scheduling.tickets import Gang
 from atoll.telemetry.clocks import Alignment, Clock
@@ -101,16 +100,14 @@ class _GangEnds(msgspec.Struct, frozen=True, gc=False):
 
 
 class _RunEnds(msgspec.Struct, frozen=True, gc=False):
-    """Ends of gangs of a static run on its one host there, as `IslandPart` has them: `times` has for each its place in
-    the part, its dispatch and its end. `first` is the sequence number of the program's first gang; `firsts` has for
-    each gang the first of its node.
+    """Ends of gangs of a static run on its one host: `times` has for each its place among `gangs`, its dispatch and
+    its end. `first` is the sequence number of the program's first gang.
     """
 
     island: int
     session: int
     program: str
-    part: IslandPart
-    firsts: tuple[int, ...]
+    gangs: RunGangs
     first: int
     hosts: tuple[int, ...]
     times: tuple[int, ...]
@@ -118,21 +115,20 @@ class _RunEnds(msgspec.Struct, frozen=True, gc=False):
     waited: Waited
 
     def _ends(self) -> Iterable[_GangEnds]:
-        part = self.part
+        gangs = self.gangs
         for place, started, ended in zip(self.times[::3], self.times[1::3], self.times[2::3], strict=True):
-            number = part.numbers[place]
             yield _GangEnds(
                 self.island,
                 self.session,
                 self.program,
-                part.gangs[place],
-                self.first + number,
+                gangs.specs[place],
+                self.first + gangs.numbers[place],
                 self.hosts,
                 (started, ended),
                 self.launched,
                 self.waited,
-                part.moved[place],
-                self.first + self.firsts[number],
+                gangs.moved[place],
+                self.first + gangs.nodes[place],
             )
 
     @property
@@ -236,9 +232,7 @@ class Trace:
         )
         self._added(len(hosts))
 
-    def record_run(
-        self, gang: Gang[GangRun], part: IslandPart, firsts: tuple[int, ...], first: int, times: tuple[int, ...]
-    ) -> None:
+    def record_run(self, gang: Gang[GangRun], gangs: RunGangs, first: int, times: tuple[int, ...]) -> None:
         """Gangs of a static run have ended, as `_RunEnds` has it."""
         run = gang.run
         launch = run.launch
@@ -247,8 +241,7 @@ class Trace:
                 gang.island,
                 launch.session,
                 launch.program.name,
-                part,
-                firsts,
+                gangs,
                 first,
                 gang.hosts,
                 times,

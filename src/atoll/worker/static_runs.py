@@ -38,6 +38,7 @@ class _Run:
     expected: list[int]  # what each segment of the plan takes, in nanoseconds
     limit: int
     started: int = 0
+    is_dropped: bool = False
     is_held: bool = False  # it has yielded, and the controller has yet to say up to where it goes on
     open: dict[int, int] = field(default_factory=dict)  # by segment, in order: what it counts, in nanoseconds
     times: list[int] = field(default_factory=list)  # that are not reported yet
@@ -138,7 +139,7 @@ class StaticRuns:
 
     def _drop(self, runs: list[_Run], message: Any) -> None:
         for run in runs:
-            run.limit, run.is_held = run.started, False
+            run.limit, run.is_held, run.is_dropped = run.started, False, True
         self.execute(message)
         self._go_on(message.session)
 
@@ -209,7 +210,7 @@ class StaticRuns:
             self._go_on(run.message.session)
 
     def _yield(self, session: int) -> None:
-        runs = self._of(session)
+        runs = [run for run in self._of(session) if not run.is_dropped]
         for run in runs:
             run.limit, run.is_held = run.started, True
         self._to_controller(m.Yielded(session, tuple((run.message.sequence, run.started) for run in runs)))

@@ -74,7 +74,7 @@ class Launcher:
         self._next_own = m.OWN_NUMBERS
         self._sequential = SequentialDispatch(self.scheduler) if sequential else None
         self.large_plans = LargePlans(resources, self.scheduler)
-        self._promises = Promises(self.scheduler, self._join_lines)
+        self._promises = Promises(self.scheduler, self.join_lines)
         self._buffers = Buffers(self.memory, outbox)
         self._endings = Endings(
             resources,
@@ -107,7 +107,7 @@ class Launcher:
         self.unuse = self._buffers.unuse
         self.end_credits = self._endings.end_credits
         self.drop_if_idle = self._endings.drop_if_idle
-        self.irregular = IrregularNodes(sessions, resources, quarantine, self._promises, self, self._number)
+        self.irregular = IrregularNodes(sessions, resources, quarantine, self._promises, self, self.reserve_numbers)
         self._endings.on_part_ended = self.irregular.part_ended
         self.bring_back: Callable[[Session, list[int]], None]  # what is aside; to be set
         self.buffers = self._buffers
@@ -149,10 +149,7 @@ class Launcher:
             if static is None:
                 self._line_up(launch, self._make_tickets(session, launch))
             else:
-                ticket = self.static_runs.make_ticket(session, launch, static)
-                if program.is_large:
-                    self.large_plans.hold(program.number, ticket)
-                self._join_lines(ticket)
+                self.static_runs.line_up(session, launch, static)
         self.pump()
 
     def launch_again(self, session: Session, message: m.Launch, then: Callable[[Launch], None]) -> Launch:
@@ -188,7 +185,7 @@ class Launcher:
         )
         units = program.units.next_launch(may_join=may_join)
         for unit in units:
-            self._make_ticket(session, launch, unit, age)
+            self.make_ticket(session, launch, unit, age)
         for i in program.donated:
             launch.entries[i].consumed = True
         return units
@@ -202,15 +199,7 @@ class Launcher:
             self._order_by_promises(launch, units)
         if launch.promise is None:
             for ticket in launch.tickets:
-                self._join_lines(ticket)
-
-    def launch_rest(self, launch: Launch, units: Sequence[tuple[int, Unit]], age: int) -> None:
-        """The nodes that are left of a static run join the lines, each with its first sequence number."""
-        launch.is_static = False
-        for first, unit in units:
-            self._make_ticket(self._sessions[launch.session], launch, unit, age, first)
-        for ticket in launch.tickets:
-            self._join_lines(ticket)
+                self.join_lines(ticket)
 
     def _order_by_promises(self, launch: Launch, units: Sequence[Unit]) -> None:
         program, entries = launch.program, launch.entries
@@ -220,7 +209,7 @@ class Launcher:
             for entry in entries[program.arguments :]:
                 entry.promise = launch.promise
 
-    def _join_lines(self, ticket: Ticket[GangRun]) -> None:
+    def join_lines(self, ticket: Ticket[GangRun]) -> None:
         if self._sequential is not None:
             self._sequential.join(ticket)
         self.scheduler.enqueue(ticket)
@@ -264,11 +253,7 @@ class Launcher:
             is_static=is_static,
         )
 
-    def _number(self) -> int:
-        self._next_sequence += 1
-        return self._next_sequence - 1
-
-    def reserve_numbers(self, count: int) -> int:
+    def reserve_numbers(self, count: int = 1) -> int:
         """The first of so many sequence numbers."""
         self._next_sequence += count
         return self._next_sequence - count
@@ -282,7 +267,7 @@ class Launcher:
         """Whether other sessions wait for an island that the program needs."""
         return any(self.scheduler.others_wait(island, session.number) for island in program.islands)
 
-    def _make_ticket(self, session: Session, launch: Launch, unit: Unit, age: int, first: int = 0) -> None:
+    def make_ticket(self, session: Session, launch: Launch, unit: Unit, age: int, first: int = 0) -> None:
         """A dispatch unit of the launch gets its ticket. Notes what it waits for, and the buffers that it needs. Its
         gangs have the numbers from `first` on, or new ones.
         """

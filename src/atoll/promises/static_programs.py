@@ -14,7 +14,7 @@ from typing import Any, cast
 from atoll.cluster.locations import HostDevice, MemoryRequirement, total
 from atoll.cluster.tenants import DEFAULT_TENANT
 from atoll.scheduling.buffer_directory import Entry
-from atoll.scheduling.gangs import GangSpec, HostFeeds
+from atoll.scheduling.gangs import GangSpec, HostFeeds, RunGangs
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.session import GangRun, Launch
@@ -67,14 +67,11 @@ class PartMemory:
 
 @dataclass(frozen=True, slots=True)
 class IslandPart:
-    """A program's part on one island. Its gangs have numbers among all of the program's; `moved` are the bytes that
-    each of them moves. `whole` is what they need together: as scratch memory, the most that they ever need beside
-    arguments.
+    """A program's part on one island: `each` of its gangs, in order. `whole` is what they need together: as scratch
+    memory, the most that they ever need beside arguments.
     """
 
-    numbers: tuple[int, ...]
-    gangs: tuple[GangSpec, ...]
-    moved: tuple[int, ...]
+    each: RunGangs
     whole: GangSpec
     again: GangSpec  # the same of a run behind another one: the memory is what it needs beside that one's
     memory: PartMemory
@@ -84,6 +81,10 @@ class IslandPart:
     transfers: tuple[tuple[str, int, int], ...]  # (kind, how many, bytes)
     lessons: dict[int, int]  # places from which it is learnt how long functions take, and how many gangs do the same
 
+    @property
+    def gangs(self) -> tuple[GangSpec, ...]:
+        return self.each.specs
+
     def transfers_of(self, places: Sequence[int]) -> tuple[tuple[str, int, int], ...]:
         """Those among the gangs at these places."""
         found: dict[str, tuple[int, int]] = {}
@@ -91,7 +92,7 @@ class IslandPart:
             kind = self.gangs[place].kind
             if kind in TRANSFERS:
                 count, nbytes = found.get(kind, (0, 0))
-                found[kind] = count + 1, nbytes + self.moved[place]
+                found[kind] = count + 1, nbytes + self.each.moved[place]
         return tuple((kind, count, nbytes) for kind, (count, nbytes) in found.items())
 
 
@@ -101,7 +102,6 @@ class StaticProgram:
 
     parts: dict[int, IslandPart]  # by island
     nodes: tuple[tuple[tuple[int, int], ...], ...]
-    first: tuple[int, ...]  # of each gang: the first of its node
     gangs: int
     ahead: int  # calls on a host from the first gang that has not ended to the newest, at most
     weight: int  # how much of an island's window a run takes
@@ -162,11 +162,12 @@ def static_program(
         last = {id(spec.experience): place for place, spec in enumerate(specs) if spec.functions}
         count = Counter(id(spec.experience) for spec in specs if spec.functions)
         lessons = {place: count[which] for which, place in last.items()}
+        each = RunGangs(specs, moved, tuple(numbers), tuple(first[number] for number in numbers))
         whole = _whole(specs, tuple(sorted(needs.most.items())))
         again = replace(whole, scratch=needs.behind(needs))
-        part = IslandPart(tuple(numbers), specs, moved, whole, again, needs, kept, lost, devices, (), lessons)
+        part = IslandPart(each, whole, again, needs, kept, lost, devices, (), lessons)
         parts[island] = replace(part, transfers=part.transfers_of(range(len(specs))))
-    return StaticProgram(parts, tuple(nodes), tuple(first), number, ahead, weight)
+    return StaticProgram(parts, tuple(nodes), number, ahead, weight)
 
 
 def _whole(gangs: tuple[GangSpec, ...], peak: MemoryRequirement) -> GangSpec:
