@@ -65,8 +65,9 @@ class StaticCharges:
                 part.gangs[place].learn(took[places.index(place)])
         tally = self._tallies[gang.island, gang.ticket.tenant.name]
         tally.ended_all(sum(seconds for _, seconds in own.waited), took, busy)
-        is_all = len(places) == len(part.gangs)
-        for kind, count, nbytes in part.transfers if is_all else part.transfers_of(places):
-            tally.move(kind, nbytes, count)
-        account.bytes_moved += part.whole.moved if is_all else sum(part.gangs[place].moved for place in places)
+        for kind, moved in part.transfers.items():
+            of_kind = [nbytes for nbytes in map(moved.__getitem__, places) if nbytes >= 0]
+            if of_kind:
+                tally.move(kind, sum(of_kind), len(of_kind))
+        account.bytes_moved += sum(map(part.written.__getitem__, places))
         self._record(gang, part.each, first, times)

@@ -7,7 +7,7 @@ The memory is found by letting the gangs reserve theirs, on devices that have no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -78,22 +78,13 @@ class IslandPart:
     kept: tuple[Kept, ...]
     lost: tuple[int, ...]  # arguments that have no memory of their own any more at the end
     devices: tuple[int, ...] | None  # of the host, where all its gangs have the same
-    transfers: tuple[tuple[str, int, int], ...]  # (kind, how many, bytes)
+    transfers: dict[str, tuple[int, ...]]  # by kind: the bytes that each gang moves so; -1 where it is of another kind
+    written: tuple[int, ...]  # bytes of each gang that are charged
     lessons: dict[int, int]  # places from which it is learnt how long functions take, and how many gangs do the same
 
     @property
     def gangs(self) -> tuple[GangSpec, ...]:
         return self.each.specs
-
-    def transfers_of(self, places: Sequence[int]) -> tuple[tuple[str, int, int], ...]:
-        """Those among the gangs at these places."""
-        found: dict[str, tuple[int, int]] = {}
-        for place in places:
-            kind = self.gangs[place].kind
-            if kind in TRANSFERS:
-                count, nbytes = found.get(kind, (0, 0))
-                found[kind] = count + 1, nbytes + self.each.moved[place]
-        return tuple((kind, count, nbytes) for kind, (count, nbytes) in found.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +153,15 @@ def static_program(
         last = {id(spec.experience): place for place, spec in enumerate(specs) if spec.functions}
         count = Counter(id(spec.experience) for spec in specs if spec.functions)
         lessons = {place: count[which] for which, place in last.items()}
+        transfers = {
+            kind: tuple(nbytes if spec.kind == kind else -1 for spec, nbytes in zip(specs, moved, strict=True))
+            for kind in sorted({spec.kind for spec in specs} & TRANSFERS)
+        }
+        written = tuple(spec.moved for spec in specs)
         each = RunGangs(specs, moved, tuple(numbers), tuple(first[number] for number in numbers))
         whole = _whole(specs, tuple(sorted(needs.most.items())))
         again = replace(whole, scratch=needs.behind(needs))
-        part = IslandPart(each, whole, again, needs, kept, lost, devices, (), lessons)
-        parts[island] = replace(part, transfers=part.transfers_of(range(len(specs))))
+        parts[island] = IslandPart(each, whole, again, needs, kept, lost, devices, transfers, written, lessons)
     return StaticProgram(parts, tuple(nodes), number, ahead, weight)
 
 
