@@ -172,6 +172,20 @@ def test_a_failure_reaches_all_hosts_of_the_run(play):
     assert [message.status.code for message in messages if isinstance(message, m.Awaited)] == [BROKEN.code]
 
 
+def test_hosts_of_a_closed_session_await_nothing_that_will_not_be_sent(play):
+    first, second = launched(play)
+    play.close(play.session)
+    sent = play.sent()
+    feeds = ((second.host_feeds, 1), (second.host_feeds + 1, 1), (second.host_feeds + 2, 1))
+    failed = [(to, message) for to, message in sent if isinstance(message, m.FailFeeds)]
+    assert [(to, message.feeds) for to, message in failed] == [(("host", 1), feeds)]
+    play.report(0, progress(first, 0, is_over=True))
+    play.report(1, m.Failed(second.sequence, BROKEN))
+    play.report(1, progress(second, is_over=True))
+    assert play.controller.launcher.in_flight == {}
+    assert not any(play.controller.memory.used.values())
+
+
 def test_memory_is_reserved_for_the_most_that_is_ever_needed_and_only_results_keep_theirs(play):
     used = play.controller.memory.used
     first, second = launched(play)

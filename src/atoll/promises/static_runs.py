@@ -249,9 +249,8 @@ class StaticRuns:
             limits = run.limits = {}
             for island, gang in run.gangs.items():
                 is_all = run.has_ended(island) or island in begun
-                limits[island] = (
-                    len(run.program.parts[island].gangs) if is_all else taken_back.started.get(gang.sequence, 0)
-                )
+                count, started = len(run.program.parts[island].gangs), taken_back.started.get(gang.sequence, 0)
+                limits[island] = count if is_all else min(max(0, started), count)
             run.program.close(limits)
             begun |= {island for island, limit in limits.items() if limit}
             self._make_entries(run.launch)
@@ -383,10 +382,12 @@ class StaticRuns:
         run.held.clear()
         self.give_up(run)
 
-    def session_closed(self, session: int) -> None:
-        """Its hosts drop what they have of it."""
-        for run in [run for run in self._runs.values() if run.launch.session == session]:
+    def session_closed(self, session: int) -> list[Gang[GangRun]]:
+        """Its hosts drop what they have not started of it. Returns what is in flight."""
+        runs = [run for run in self._runs.values() if run.launch.session == session]
+        for run in runs:
             for island in sorted(run.held):
                 self._is_over(run, run.gangs[island])
             run.held.clear()
             self.give_up(run)
+        return [gang for run in runs for gang in run.gangs.values() if gang.sequence in self._in_flight]

@@ -278,7 +278,8 @@ class Endings:
                     if ticket.is_static:
                         self.static_runs.over(gang)
                     self.gang_ended(gang.run.launch)
-        self.static_runs.session_closed(session.number)
+        for gang in self.static_runs.session_closed(session.number):
+            self._fail_incoming(gang, ended)  # its hosts stop, each somewhere
         # After what will not start: its inputs have the memory again that it was to take over from them.
         for entry in session.directory.entries.values():
             self._memory.release(entry)
