@@ -7,7 +7,6 @@ hosts, island 0 is on m1 and m2, and island 1 on m2 and m0.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -165,8 +164,6 @@ class ManyMachines:
                     workers[0].resume()
                 else:
                     users.watch(LEASE + 2)  # for it to be missed
-                    with contextlib.suppress(psutil.Error):
-                        workers[0].resume()  # it was being started: it is missed when all islands' time is over
         except (psutil.Error, ProcessLookupError):
             return kind == "worker thawed"  # it was ended before it could thaw
         return True

@@ -71,6 +71,17 @@ def test_at_the_end_proxies_learn_that_all_hosts_are_gone():
     assert not any(isinstance(each, m.DropAside) for each in said)
 
 
+def test_who_ends_the_cluster_learns_which_sessions_stay():
+    play = suspended()
+    play.operator(m.StopRequest())
+    _, said = kept_of(play)
+    ((number, name),) = next(each for each in said if isinstance(each, m.StopReply)).staying
+    assert (number, name) == (1, play.controller.sessions[1].name)
+    play = suspended()
+    play.operator(m.StopRequest(all_sessions=True))
+    assert m.StopReply((), play.controller.settings.suspended_seconds) in kept_of(play)[1]
+
+
 def test_what_is_not_kept_goes_with_its_files():
     for all_sessions, keeps in ((True, True), (False, False)):
         play = suspended()

@@ -157,13 +157,13 @@ def test_a_controller_that_was_only_cut_off_ends_when_its_standby_has_taken_over
 def test_while_hosts_reach_the_controller_a_standby_that_does_not_serves_nobody(play):
     async def scene(pair: Pair) -> None:
         pair.standby._takeover.lost()
-        pair.proxy.connection._address = pair.second  # type: ignore[union-attr]
+        pair.proxy.connection._addresses._address = pair.second  # type: ignore[union-attr]
         pair.proxy.connection.drop("the test")  # type: ignore[union-attr]
         await until(lambda: pair.standby._takeover._asked != {})
         pair.standby._takeover.lost()
         pair.standby._look()
         assert not pair.standby._is_over.done()
-        pair.proxy.connection._address = pair.first  # type: ignore[union-attr]
+        pair.proxy.connection._addresses._address = pair.first  # type: ignore[union-attr]
         pair.proxy.connection.send(m.Await(8, ()))
         assert (await pair.proxy.next_of(READY))[1] == 8
         pair.shell.stop()

@@ -41,12 +41,13 @@ class Clusters:
     def begin_anew(self, **settings: Any) -> None:
         self.now = self._start(**settings)
 
-    def end(self, all_sessions: bool = False) -> None:
-        """As `atoll down`."""
-        request_stop(parse_address(self.now.address), "", None, all_sessions)
+    def end(self, all_sessions: bool = False) -> list[int]:
+        """As `atoll down`; the sessions that stay."""
+        said = request_stop(parse_address(self.now.address), "", None, all_sessions)
         self.now.wait()
         assert not self.now.directory.exists()
         self.now.stop()
+        return [number for number, _ in said.staying]
 
 
 @pytest.fixture
@@ -106,12 +107,12 @@ def test_a_session_goes_on_in_the_next_cluster_unless_all_are_ended(
     python.begin(train, str(progress), 6)
     until_step(progress, 1)
     session = suspend(clusters, python)
-    clusters.end()
+    assert clusters.end() == [session]
     clusters.begin_anew()
     assert resume(clusters, session) == f"session {session} goes on on island 0"
     assert python.finish() == undisturbed
     suspend(clusters, python)
-    clusters.end(all_sessions=True)
+    assert clusters.end(all_sessions=True) == []
     assert list(clusters.aside.iterdir()) == []
     clusters.begin_anew()
     assert clusters.now.report()["sessions"] == []

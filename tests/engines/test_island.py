@@ -25,10 +25,10 @@ class FakeProcess:
         self._obeys = obeys
         self._ended = False
 
-    def exit(self, status: int | None) -> None:
+    def exit(self, status: int | None, *, hung: bool = False) -> None:
         if not self._ended:
             self._ended = True
-            asyncio.get_running_loop().call_soon(self._on_end, HostEnd(status, f"status {status}"))
+            asyncio.get_running_loop().call_soon(self._on_end, HostEnd(status, f"status {status}", hung))
 
     def terminate(self) -> None:
         self._log.append(f"terminate {self.pid}")
@@ -189,6 +189,22 @@ def test_before_the_cluster_is_up_an_island_is_not_started_again() -> None:
         await settle()
         assert engine.logged() == ["start 1006", "worker 1006 of host 6 ended with 1"]
         assert island.state is State.STOPPED
+
+    played(scene)
+
+
+def test_what_hung_while_it_started_is_started_again_whether_the_cluster_is_up_or_not() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        island = island_of(engine, restarts=False)
+        island.start()
+        engine.processes[0].exit(-9, hung=True)
+        await settle()
+        assert engine.logged()[2:] == ["kill 1007", "worker 1006 of host 6 ended with -9", "start 2006", "start 2007"]
+        engine.processes[2].exit(-9, hung=True)
+        await asyncio.sleep(0)
+        island.expect_end()  # unless the cluster is about to end
+        await settle()
+        assert "start 3006" not in engine.logged()
 
     played(scene)
 

@@ -142,6 +142,38 @@ def test_where_the_actor_of_the_engine_is_killed_the_cluster_ends_and_nothing_is
     assert "no cluster is up" in down.said
 
 
+def test_with_a_journal_a_cluster_outlives_its_controller_and_the_actor_of_its_engine(ray: RayMachines) -> None:
+    script = ray.script("m0", LOOP, up(ray, "1x2x2", "--journal", "/tmp/journal"))
+    script.line(lambda line: line == "kept 140.0")
+    engine = ray.running("m0", "atoll.engines.main")
+    for text in ("atoll.controller_process.main", "ray::EngineActor"):
+        (killed,) = ray.running("m0", text)
+        struck = time.monotonic()
+        os.kill(killed, signal.SIGKILL)
+        while ray.running("m0", text) in ([], [killed]):
+            assert time.monotonic() < struck + 40, text
+            time.sleep(0.1)
+        print(f"{text}: there again after {time.monotonic() - struck:.1f} s")
+        script.line(lambda line: line == "kept 140.0", time.monotonic() + 1)
+    assert "lost" not in script.said
+    assert ray.running("m0", "atoll.engines.main") == engine
+    (worker,) = ray.running("m1", "atoll.worker.main")
+    struck = time.monotonic()
+    os.kill(worker, signal.SIGKILL)
+    is_back(script, struck)  # by the same engine
+    ended = ray.start("m1", ray.atoll_command("down", "--ray-address", "auto"))
+    assert ended.wait() == 0  # which asks the actor that took over
+    nothing_is_left(ray)
+
+
+def test_with_a_journal_too_a_cluster_whose_engine_is_killed_ends_with_its_actor(ray: RayMachines) -> None:
+    up(ray, "2x1x1", "--journal", "/tmp/journal")
+    for text in ("atoll.engines.main", "ray::EngineActor"):
+        (pid,) = ray.running("m0", text)
+        os.kill(pid, signal.SIGKILL)
+    nothing_is_left(ray)
+
+
 def nothing_is_left(ray: RayMachines) -> None:
     deadline = time.monotonic() + 30
     while left := ray.has():

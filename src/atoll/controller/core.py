@@ -322,8 +322,8 @@ class Controller:
     def _sessions_kept(self, event: e.SessionsKept) -> None:
         self._sessions.next_number = self._staying.take(event)
 
-    def _stop_requested(self, message: m.StopRequest) -> None:
-        self._staying.stop_asked(message)
+    def _stop_requested(self, operator: int, message: m.StopRequest) -> None:
+        self._staying.stop_asked(operator, message)
 
     def _estimates_read(self, event: e.EstimatesRead) -> None:
         self._estimates.load(event.estimates)
@@ -377,7 +377,7 @@ class Controller:
     def _stop(self, event: e.StopAsked) -> None:
         self._keep_usage()
         self._keep_estimates(math.inf)
-        self._staying.stopping(event.keeps_sessions)
+        self._staying.stopping(event.keeps_sessions, self.settings.suspended_seconds)
         for host, connection in list(self.connections.hosts.items()):
             self._outbox.to_host(host, m.Stop())
             self._outbox.close(connection)

@@ -47,11 +47,13 @@ class HostStart:
 class HostEnd:
     """How a host's worker process has ended: its exit status, or the negative number of the signal that ended it.
 
-    None where its machine is lost, so that nobody knows. `text` says it to a person.
+    None where its machine is lost, so that nobody knows. `text` says it to a person. `hung`: it was killed since it
+    gave no sign of life while it started; the next one may well come through.
     """
 
     status: int | None
     text: str
+    hung: bool = False
 
 
 class HostProcess(Protocol):

@@ -33,7 +33,7 @@ class Island:
 
     `starts(incarnation)` gives the processes of one start of the island; the first has the number after `incarnation`.
     With `restarts` False, as before the cluster is up for the first time, an island whose worker ends is not started
-    again.
+    again, but where that hung while it started.
     """
 
     def __init__(
@@ -79,14 +79,14 @@ class Island:
         """Kills the processes that run, and starts all again when they have ended. Does nothing while it ends."""
         if self.state is State.RUNNING:
             self._stop()
-        elif self.state is State.STOPPED:
+        elif self.state is State.STOPPED and self.restarts:
             self._start_again()
 
     def expect_end(self) -> None:
         """The processes are about to be ended by the controller: their ends are in order, and nothing is restarted."""
         self.restarts = False
         self._stop_waiting()
-        if self.state is State.RUNNING:
+        if self.state in (State.RUNNING, State.STOPPING):
             self.state = State.ENDING
 
     async def end(self, seconds: float) -> None:
@@ -143,12 +143,10 @@ class Island:
         if self._cause is not None:
             host, end = self._cause
             self._reports.worker_ended(host, self._incarnation, end)
-        if self.restarts:
+        if self.restarts or (self._cause is not None and self._cause[1].hung):
             self._start_again()
 
     def _start_again(self) -> None:
-        if not self.restarts:
-            return
         if not self._policy.allow(asyncio.get_running_loop().time()):
             self._give_up(self._policy.reason)
             return

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from atoll.cluster.processes.local_process import LocalProcess, describe_exit
+from atoll.cluster.processes.local_process import describe_exit
+from atoll.cluster.processes.starting import StartingProcess
 from atoll.cluster.settings import OnOff
 from atoll.devices.accelerators import DeviceShares, devices
 from atoll.engines.engine import AgentTaker, HostEnd, HostProcess, HostStart
@@ -47,13 +48,13 @@ class LocalEngine:
     def start_host(self, start: HostStart, on_end: Callable[[HostEnd], None]) -> HostProcess:
         names = self._shares.take(start.platform, start.devices)
 
-        def ended(status: int) -> None:
+        def ended(status: int, silence: str) -> None:
             self._shares.give_back(start.platform, names)
-            on_end(HostEnd(status, describe_exit(status)))
+            on_end(HostEnd(status, silence or describe_exit(status), hung=bool(silence)))
 
         environment = worker_environment(start.platform, names, start.devices)
         try:
-            return LocalProcess(self.command(start), environment, ended)
+            return StartingProcess(self.command(start), environment, ended, self._options.settings.lease_seconds)
         except OSError:
             self._shares.give_back(start.platform, names)
             raise

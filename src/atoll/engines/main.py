@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
+from pathlib import Path
 
+from atoll.cluster.processes.holders import watch_holder
 from atoll.cluster.processes.lifeline import watch_in_loop
 from atoll.cluster.processes.process import read_options, run_loop, start_logging, write_ready
 from atoll.cluster.settings import DEFAULT_ENGINE
@@ -25,7 +27,9 @@ from atoll.wire.address import parse_address
 
 async def serve(options: EngineOptions, stop: asyncio.Event) -> None:
     """Runs the cluster until `stop` is set. Reports over `ready_fd` that it is up, or why it is not."""
-    if options.parent:
+    if options.note:
+        watch_holder(options.parent, Path(options.note), options.settings.grace_seconds, stop.set)
+    elif options.parent:
         watch_in_loop(options.parent, stop.set)
     supervisor: Supervisor | StandbySupervisor | None = None
     try:

@@ -12,13 +12,17 @@ from atoll.cluster.settings import ClusterSettings
 
 
 class EngineOptions(msgspec.Struct, frozen=True):
-    """How to start a cluster. `parent` is the process that it must not outlive; 0 for a cluster that stays."""
+    """How to start a cluster. `parent` is the process that it must not outlive; 0 for a cluster that stays.
+
+    With a `note` (see `cluster.processes.holders`) another process may take the parent's place within the grace time.
+    """
 
     settings: ClusterSettings
     directory: str
     listen: str = ""  # of the controller; "": a socket in `directory`
     advertise: str = ""  # by which others know it, in the join strings; "": see `security.start.advertised`
     parent: int = 0
+    note: str = ""
     cache_directory: str = ""
     usage_file: str = ""  # where the controller keeps usage; "": in memory
     journal: str = ""  # the folder of the controller's journal, from which it is started again; "": it has none

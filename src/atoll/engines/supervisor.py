@@ -227,7 +227,7 @@ class Supervisor:
             self._link.send(IslandStarts(island, incarnation, tuple(machines)))
 
     def worker_ended(self, host: int, incarnation: int, end: HostEnd) -> None:
-        if self._engine.agents is None:
+        if self._engine.agents is None and not end.hung:
             self._fail(f"the worker of host {host} ended: {end.text}")
         if self._link is not None:
             self._link.send(WorkerEnded(host, incarnation, end.status, end.text))

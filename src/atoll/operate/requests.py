@@ -95,9 +95,13 @@ def request_usage(address: Address, token: str, by: By, seconds: float, join: Jo
     return reply.content
 
 
-def request_stop(address: Address, token: str, join: JoinString | None = None, all_sessions: bool = False) -> None:
-    """Returns once the controller has agreed to end its cluster. Raises ConnectError and its kin."""
-    _run(_request(address, token, join, m.StopRequest(all_sessions)))
+def request_stop(
+    address: Address, token: str, join: JoinString | None = None, all_sessions: bool = False
+) -> m.StopReply:
+    """Returns as the controller ends its cluster, with who stays. Raises ConnectError and its kin."""
+    reply = _run(_request(address, token, join, m.StopRequest(all_sessions)))
+    assert isinstance(reply, m.StopReply)
+    return reply
 
 
 def request_operation(

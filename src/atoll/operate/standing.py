@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,6 +25,7 @@ from atoll.operate.clusters import Target, explained
 from atoll.operate.registry import ClusterRegistry
 from atoll.operate.requests import request_stop
 from atoll.operate.standing_on_ray import StandingOnRay
+from atoll.protocol.messages import StopReply
 from atoll.security.access import TOKEN_VARIABLE
 from atoll.security.join import JoinString
 from atoll.security.kept import kept_environment
@@ -180,6 +181,7 @@ def start_cluster(
             stays=stays,
             advertise=advertise,
             insecure=insecure,
+            journal=journal,
         )
     return StandingCluster(
         name=name,
@@ -214,10 +216,25 @@ def _listening_address(text: str, token: str, insecure: bool) -> Address:
 
 @dataclass(frozen=True)
 class Ended:
-    """What `stop` ended: how many processes, and how many of them by force."""
+    """What `stop` ended: how many processes, and how many of them by force; and what the controller said of it."""
 
     processes: int  # -1: they are not ours to count
     forced: int = 0
+    said: StopReply = field(default_factory=StopReply)
+
+    @property
+    def staying(self) -> list[str]:
+        """Lines that name the sessions that stay, and say how they go on; none where all have ended."""
+        if not self.said.staying:
+            return []
+        names = ", ".join(name for _, name in self.said.staying)
+        numbers = " and ".join(f"`atoll resume {number}`" for number, _ in self.said.staying)
+        again = "`atoll up` with the same --journal, then"
+        return [
+            f"suspended on disk, {self.said.seconds / 3600:.3g} h at most: {names}",
+            f"  to go on: {again} {numbers}",
+            f"  to end all of them, too: {again} `atoll down --all`",
+        ]
 
 
 def stop(target: Target, token: str, all_sessions: bool = False) -> Ended:
@@ -243,16 +260,16 @@ def _stop(target: Target, token: str, all_sessions: bool) -> Ended:
     record = target.record
     if record is None:
         with explained():
-            request_stop(target.address, token, target.join, all_sessions)
+            said = request_stop(target.address, token, target.join, all_sessions)
         if not _until(lambda: not _listens(target.address), END_SECONDS):
             raise ClusterError(
                 f"the cluster at {target.address} agreed to end, but still listens after {END_SECONDS:.0f} s"
             )
-        return Ended(-1)
+        return Ended(-1, said=said)
     processes = len(record.pids())
-    agreed = True
+    agreed, said = True, StopReply()
     try:
-        request_stop(target.address, token, target.join, all_sessions)
+        said = request_stop(target.address, token, target.join, all_sessions)
     except AccessError:
         raise
     except AtollError:
@@ -266,14 +283,14 @@ def _stop(target: Target, token: str, all_sessions: bool) -> Ended:
             if not agreed:  # else its engine removes what it has in Ray
                 raise
         shutil.rmtree(directory, ignore_errors=True)
-        return Ended(-1)
+        return Ended(-1, said=said)
     if _until(lambda: not directory.exists() and not record.pids(), END_SECONDS):
-        return Ended(processes)
+        return Ended(processes, said=said)
     forced = record.kill()
     if not _until(lambda: not record.pids(), _FORCE_SECONDS):
         raise ClusterError(f"cluster {record.name}: processes {record.pids()} do not end")
     shutil.rmtree(directory, ignore_errors=True)
-    return Ended(processes, len(forced))
+    return Ended(processes, len(forced), said)
 
 
 def _until(holds: Callable[[], bool], seconds: float) -> bool:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 
-from atoll.cluster.settings import ClusterSettings
+from msgspec.structs import replace
+
+from atoll.cluster.settings import GRACE_SECONDS, ClusterSettings
 from atoll.engines.ray.actors import EngineStart
 from atoll.engines.ray.control import RayCluster
 from atoll.errors import ClusterError
@@ -18,8 +21,9 @@ from atoll.security.start import host_join_file, join_file
 class StandingOnRay:
     """A cluster that is being started; as `standing.StandingCluster`, but its engine is an actor of Ray's.
 
-    With `stays` False it ends with this process. What is kept here is its record, by which commands find it by name,
-    and its join strings. Both are of use to this user alone: elsewhere, a join string leads to it.
+    With `stays` False it ends with this process. The folder of its `journal` is on its actor's node. What is kept here
+    is its record, by which commands find it by name, and its join strings. Both are of use to this user alone:
+    elsewhere, a join string leads to it.
     """
 
     def __init__(
@@ -31,11 +35,16 @@ class StandingOnRay:
         stays: bool,
         advertise: str = "",
         insecure: bool = False,
+        journal: Path | None = None,
     ) -> None:
+        if journal is not None and not settings.grace_seconds:
+            settings = replace(settings, grace_seconds=GRACE_SECONDS)
         registry = ClusterRegistry()
         self.directory = registry.directory(name)
         self._check(registry, name)
-        self._cluster = RayCluster(name, EngineStart(settings, listen, advertise, insecure, name), stays=stays)
+        folder = str(journal.absolute()) if journal is not None else ""
+        start = EngineStart(settings, listen, advertise, insecure, name, folder)
+        self._cluster = RayCluster(name, start, stays=stays)
         try:
             with registry.locked():
                 self._check(registry, name)

@@ -17,6 +17,7 @@ from atoll.cluster.processes.client_folders import HOST_FOLDERS, sweep
 from atoll.cluster.processes.leases import LAPSED_STATUS
 from atoll.cluster.processes.lifeline import Lease, watch_in_thread
 from atoll.cluster.processes.process import read_options, spare_collector, start_logging
+from atoll.cluster.processes.starting import StartSigns
 from atoll.devices.device import DeviceBackend
 from atoll.devices.kinds import kind_of
 from atoll.errors import AccessError, ConnectError
@@ -50,10 +51,12 @@ _log = logging.getLogger(__name__)
 CONNECT_SECONDS = 60.0
 
 
-def open_devices(options: WorkerOptions) -> DeviceBackend:
+def open_devices(options: WorkerOptions, signs: StartSigns) -> DeviceBackend:
     """This host's devices, of the kind that its platform names."""
+    signs.say("imported what runs its devices")
     open_backend = resolve_name(kind_of(options.platform).backend)
-    backend: DeviceBackend = open_backend(options.devices, options.cache_directory, options.membership)
+    with signs.waiting("opened its devices"):  # once the other hosts of the island are there
+        backend: DeviceBackend = open_backend(options.devices, options.cache_directory, options.membership)
     return backend
 
 
@@ -205,16 +208,20 @@ def _orphaned(directory: str) -> None:
 
 def main() -> None:
     options = read_options(WorkerOptions)
+    signs = StartSigns.of_arguments()
     start_logging("worker")
     # XLA may hang or compute for long inside a call: nothing in this process can keep it from ending with its parent.
     watch_in_thread(options.parent, lambda: _orphaned(options.directory))
     # Several threads share the interpreter's lock here; the default of 5 ms would be most of a launch's latency.
     sys.setswitchinterval(5e-4)
     try:
-        backend = open_devices(options)
+        backend = open_devices(options, signs)
         address = parse_address(options.controller)
-        identity = identity_for(address, Role.HOST, f"the worker of host {options.host}", CONNECT_SECONDS)
-        Worker(options, _connect(options, identity), backend, identity).run()
+        with signs.waiting("connected to the controller"):
+            identity = identity_for(address, Role.HOST, f"the worker of host {options.host}", CONNECT_SECONDS)
+            worker = Worker(options, _connect(options, identity), backend, identity)
+        signs.ready()
+        worker.run()
     except Exception:
         _log.exception("this worker fails")
         os._exit(1)

@@ -16,7 +16,7 @@ from atoll.engines.engine import HostEnd, HostStart
 from atoll.engines.hosts import engine as module
 from atoll.engines.hosts.engine import HostsEngine
 from atoll.engines.options import EngineOptions
-from atoll.errors import OK, ClusterError
+from atoll.errors import OK, ClusterError, Code, Status
 from atoll.protocol import messages as m
 
 
@@ -266,6 +266,25 @@ def test_a_machine_of_which_others_say_that_it_goes_leaves_once() -> None:
         play.processes[0].terminate()
         play.say(1, m.AgentWorkerEnded(7, 0))
         assert play.heard() == [(1, m.EndWorker(7)), (1, m.Dismiss("its work is done"))]
+
+    played(scene)
+
+
+def test_a_drain_that_is_refused_for_want_of_room_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.engines.hosts.drains.AGAIN_SECONDS", 0.2)
+
+    async def scene() -> None:
+        play = Scene("1x1x4", lease_seconds=3.0)
+        play.place(hosts=1)
+        play.come(1)
+        play.say(1, m.AgentLeaves(30.0))
+        for asked in (1, 2, 3):
+            while play.to_controller.count(m.DrainRequest(0, returns=True)) < asked:
+                await asyncio.sleep(0.05)
+            play.engine.drained(Status(Code.FAILED_PRECONDITION, "island 0 is the only one that is ready"), "")
+        play.say(1, m.AgentWorkerEnded(7, 0))  # its machine goes
+        await asyncio.sleep(1.0)
+        assert play.to_controller.count(m.DrainRequest(0, returns=True)) == 3
 
     played(scene)
 

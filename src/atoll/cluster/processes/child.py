@@ -74,6 +74,10 @@ class Child:
         """Leaves the process running: this process will end first, and does not wait for it."""
         self.process.returncode = 0  # or Popen warns that it still runs
 
+    def wait(self) -> None:
+        """Blocks until it has ended."""
+        self.process.wait()
+
     def end(self) -> None:
         """Ends the process, by SIGKILL where it does not end within a few seconds."""
         end(self.process, END_SECONDS)

@@ -35,6 +35,12 @@ def session_of(pid: int) -> int:
     return int(fields[3]) if fields else -1
 
 
+def processor_ticks(pid: int) -> int:
+    """The processor time that a process has used, in ticks of 10 ms as a rule; 0 for one that has ended."""
+    fields = _stat(pid)
+    return int(fields[11]) + int(fields[12]) if fields else 0
+
+
 def _stat(pid: int) -> list[str]:
     """The fields of /proc/PID/stat from the third (the state) on; none for a process that has ended."""
     try:

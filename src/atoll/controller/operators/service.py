@@ -29,7 +29,8 @@ class OperatorService:
     """Answers each message of an operator's connection with one reply.
 
     A tenant that is no operator sees and moves what is its own, and nothing else. `end_session(number, status)` ends
-    one, `keep_usage()` has the shell keep what was used until now, and `stop_asked(message)` learns of the end.
+    one, `keep_usage()` has the shell keep what was used until now, and `stop_asked(operator, message)` learns of the
+    end, and answers.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class OperatorService:
         tracing: Tracing,
         end_session: Callable[[int, Status], None],
         keep_usage: Callable[[], None],
-        stop_asked: Callable[[m.StopRequest], None],
+        stop_asked: Callable[[int, m.StopRequest], None],
     ) -> None:
         self._controller = controller
         self._tenants = tenants
@@ -98,9 +99,7 @@ class OperatorService:
                 self._outbox.add(AnswerUsage(self._outbox.cause, peer.connection, by, seconds, tenant, expected))
                 return
             case m.StopRequest():
-                self._stop_asked(message)
-                self._outbox.send(peer.connection, m.StopReply())
-                self._outbox.close(peer.connection)
+                self._stop_asked(peer.connection, message)
                 self._outbox.add(End(self._outbox.cause))
                 return
             case m.SetTenant():

@@ -64,14 +64,17 @@ class SessionsThatStay:
         self._suspensions = suspensions
         self._admit = admit
         self._none_stays = False  # its operator has said so
+        self._operators: list[int] = []  # who have asked for the end, by their connections
 
     # ---- the end of a cluster
 
-    def stop_asked(self, message: m.StopRequest) -> None:
+    def stop_asked(self, operator: int, message: m.StopRequest) -> None:
+        """The operator gets its answer when it is known who stays."""
         self._none_stays = message.all_sessions
+        self._operators.append(operator)
 
-    def stopping(self, keeps: bool) -> None:
-        """Has the shell keep the sessions that stay, where it can. Files of the others go."""
+    def stopping(self, keeps: bool, seconds: float) -> None:
+        """Has the shell keep the sessions that stay, where it can; they wait for so long. Files of the others go."""
         connections = self._connections.sessions
         staying: list[StayingSession] = []
         for session, by_system in self._suspensions.on_disk():
@@ -85,6 +88,10 @@ class SessionsThatStay:
             found = StayingSessions(tuple(staying), max(self._sessions) + 1, self._asides.next_piece)
             numbers = {each.number: each.connection for each in staying}
             self._outbox.add(KeepSessions(self._outbox.cause, encode(found), numbers))
+        names = tuple((each.number, self._sessions[each.number].name) for each in staying)
+        for operator in self._operators:
+            self._outbox.send(operator, m.StopReply(names, seconds))
+            self._outbox.close(operator)
 
     # ---- the beginning of the next
 

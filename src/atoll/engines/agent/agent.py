@@ -22,7 +22,8 @@ from atoll._version import __version__
 from atoll.cluster.processes.client_folders import HOST_FOLDERS, claim, sweep
 from atoll.cluster.processes.leases import Leases
 from atoll.cluster.processes.lifeline import watch_in_loop
-from atoll.cluster.processes.local_process import LocalProcess, describe_exit
+from atoll.cluster.processes.local_process import describe_exit
+from atoll.cluster.processes.starting import StartingProcess
 from atoll.engines.agent import machine
 from atoll.engines.agent.options import AgentOptions
 from atoll.engines.engine import HostStart
@@ -32,9 +33,10 @@ from atoll.errors import AccessError, AtollError, ClusterError, Code, ConnectErr
 from atoll.protocol import messages as m
 from atoll.security.access import identity_for, token_for
 from atoll.security.roles import Role
-from atoll.wire.address import Address, parse_address
+from atoll.wire.address import Address
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import connect
+from atoll.wire.resumption.addresses import PeerAddresses
 from atoll.wire.resumption.messages import AnyLinkMessage, Elsewhere
 from atoll.wire.sockets import NEXT_SECONDS, free_address
 from atoll.wire.tls.identity import Identity
@@ -64,15 +66,14 @@ class HostAgent:
         self._id = os.urandom(16).hex()
         self._link: Connection | None = None
         self._identity: Identity | None = None
-        self._elsewhere: tuple[Address, ...] = ()  # where else a controller may be found
-        self._attempt = 0
+        self._addresses = PeerAddresses(options.controller)
         self._is_heard = False  # the engine, on this connection
         self._lost = asyncio.Event()  # the connection
         self._over = asyncio.Event()
         self._problem: AtollError | None = None
         self._leases = Leases(period=_LEASE_LOOKS)
         self._graces = Leases(period=_LEASE_LOOKS)
-        self._worker: LocalProcess | None = None
+        self._worker: StartingProcess | None = None
         self._folder: Path | None = None  # the worker's
         self._incarnation = 0  # of the worker
         self._no_worker = asyncio.Event()
@@ -83,7 +84,7 @@ class HostAgent:
         self._bind = ""  # at which its worker listens
         self._collectives = ""  # where the hosts of its island reach one another
         self._leaving = False
-        self._says = ""  # what was said last of a controller that cannot be reached
+        self._said: set[str] = set()  # of a controller that cannot be reached, since it could be
 
     # ---- its life
 
@@ -96,7 +97,7 @@ class HostAgent:
         looking = self._loop.create_task(self._look_at_lease())
         try:
             while not self._over.is_set():
-                await self._connect_once()
+                await self._connect()
         finally:
             leaving.cancel()
             looking.cancel()
@@ -106,9 +107,22 @@ class HostAgent:
         if self._problem is not None:
             raise self._problem
 
-    async def _connect_once(self) -> None:
+    async def _connect(self) -> None:
+        """Tries each address of the controller, until one has led to the engine; returns when it has lost that."""
+        addresses = self._addresses.in_turn
+        seconds = NEXT_SECONDS if len(addresses) > 1 else _CONNECT_SECONDS
+        for address in addresses:
+            await self._connect_to(address, seconds)
+            if self._over.is_set():
+                return
+            await self._sleep(_RETRY_SECONDS)
+            if self._is_heard:
+                self._addresses.answered(address)
+                return
+
+    async def _connect_to(self, controller: Address, seconds: float) -> None:
         self._lost.clear()
-        controller = self._next_address()
+        self._is_heard = False
         try:
             if self._identity is None:
                 name = f"the host agent of {self._options.machine}"
@@ -119,22 +133,18 @@ class HostAgent:
                 self._handle,
                 self._link_lost,
                 name="the Atoll controller",
-                timeout=NEXT_SECONDS if self._elsewhere else _CONNECT_SECONDS,
+                timeout=seconds,
                 identity=self._identity,
             )
         except AccessError as error:
-            self._attempt += 1
             has_joined, self._identity = self._identity is not None, None
             if not (has_joined or self._options.stays):  # else the file with the join string may change
                 self._end(error)
-                return
-            self._say(str(error))
-            await self._sleep(_RETRY_SECONDS)
+            else:
+                self._say(str(error))
             return
         except ConnectError as error:
-            self._attempt += 1
             self._say(str(error))
-            await self._sleep(_RETRY_SECONDS)
             return
         link.on_link = self._handle_link
         self._link = link
@@ -142,26 +152,15 @@ class HostAgent:
         token = token_for(controller, Role.HOST)
         link.send(m.Hello(m.PROTOCOL, "agent", token, os.getpid(), __version__, self._options.machine))
         self._introduce()
-        self._is_heard = False
         unheard = self._loop.call_later(self._leases.seconds, self._unheard)
         await self._lost.wait()
         unheard.cancel()
-        if not self._is_heard:
-            self._attempt += 1
         link.close()
         self._link = None
-        await self._sleep(_RETRY_SECONDS)
-
-    def _next_address(self) -> Address:
-        """Where the controller was heard last, and each of the others in turn where nobody is."""
-        addresses = (self._options.controller, *self._elsewhere)
-        return addresses[self._attempt % len(addresses)]
 
     def _handle_link(self, message: AnyLinkMessage) -> None:
         if isinstance(message, Elsewhere):
-            self._elsewhere = tuple(map(parse_address, message.addresses))
-            if self._identity is not None:
-                self._identity.elsewhere = self._elsewhere
+            self._addresses.told(message, self._identity)
 
     def _unheard(self) -> None:
         """The controller, or a machine that was one, takes connections, and the engine is not there."""
@@ -177,8 +176,8 @@ class HostAgent:
 
     def _say(self, text: str) -> None:
         """Once for each reason, not once for each attempt."""
-        if text != self._says:
-            self._says = text
+        if text not in self._said:
+            self._said.add(text)
             _log.warning("%s; it is tried again and again", text)
 
     def _find_addresses(self, link: Connection) -> None:
@@ -267,8 +266,8 @@ class HostAgent:
                 self._dismissed(message)
 
     def _joined(self) -> None:
-        if self._says or not self._leases.has(_ENGINE):
-            self._says = ""
+        if self._said or not self._leases.has(_ENGINE):
+            self._said.clear()
             self._on_joined()
 
     def _dismissed(self, message: m.Dismiss) -> None:
@@ -306,10 +305,10 @@ class HostAgent:
         self._incarnation = start.incarnation
         self._no_worker.clear()
         try:
-            self._worker = LocalProcess(worker_command(host, place), self._environment(start), self._worker_ended)
+            command = worker_command(host, place)
+            self._worker = StartingProcess(command, self._environment(start), self._worker_ended, start.lease)
         except OSError as error:
-            _log.error("the worker cannot be started: %s", error)
-            self._worker_ended(1)
+            self._worker_ended(1, f"it cannot be started: {error}")
 
     def _make_folder(self) -> Path:
         self._folder = make_directory(HOST_FOLDERS)
@@ -320,14 +319,14 @@ class HostAgent:
         names = self._options.devices.get(start.platform, ())
         return worker_environment(start.platform, names, start.devices)
 
-    def _worker_ended(self, status: int) -> None:
-        _log.info("the worker of incarnation %d has ended: %s", self._incarnation, describe_exit(status))
+    def _worker_ended(self, status: int, reason: str) -> None:
+        _log.info("the worker of incarnation %d has ended: %s", self._incarnation, reason or describe_exit(status))
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._ended = self._incarnation, status
         self._worker, self._incarnation = None, 0
         self._no_worker.set()
-        self._tell(m.AgentWorkerEnded(*self._ended, self._meeting()))
+        self._tell(m.AgentWorkerEnded(*self._ended, self._meeting(), reason))
 
     def _kill_worker(self) -> None:
         if self._worker is not None:

@@ -21,6 +21,7 @@ from atoll.cluster.settings import OnOff
 from atoll.cluster.topology import Seat
 from atoll.engines.engine import AgentTaker, HostEnd, HostProcess, HostStart
 from atoll.engines.hosts.agents import Agent
+from atoll.engines.hosts.drains import Drains
 from atoll.engines.hosts.seats import Candidate, choose, wait_text
 from atoll.engines.options import EngineOptions
 from atoll.engines.worker_command import check_kinds
@@ -62,7 +63,7 @@ class HostsEngine:
         self._leases = Leases(seconds, min(PING_SECONDS, seconds / _PINGS))
         self._waiting: dict[int, tuple[Sequence[HostStart], Callable[[Sequence[str]], None]]] = {}  # by island
         self._placed: dict[int, list[Agent]] = {}  # by island, by rank
-        self._draining: list[int] = []  # islands, in the order in which they were asked to drain
+        self._drains = Drains()
         self._is_cut_off = False  # from the controller, and so from all agents
         self._left: set[int] = set()  # islands that were drained since a machine left: others go before them
         self._send: Callable[[m.Message], None] = lambda message: None
@@ -106,6 +107,7 @@ class HostsEngine:
             start.platform,
             meeting,
             self._settings.bulk_tls is OnOff.ON,
+            self._settings.lease_seconds,
         )
         return agent.start(message, on_end)
 
@@ -179,7 +181,8 @@ class HostsEngine:
         match message:
             case m.AgentWorkerEnded():
                 known.meeting = message.meeting
-                known.ended(message.incarnation, HostEnd(message.status, describe_exit(message.status)))
+                text = message.reason or describe_exit(message.status)
+                known.ended(message.incarnation, HostEnd(message.status, text))
                 self._form()
                 self._dismiss_if_done(known)
             case m.AgentLeaves(seconds=seconds):
@@ -255,6 +258,8 @@ class HostsEngine:
                 self._forget(agent, f"nothing was heard of the host agent on {agent.name} for {seconds}")
             else:
                 agent.tell(m.Renew(round(self._leases.left(agent.number, now), 1), self._settings.grace_seconds))
+        for island in self._drains.due(now, self._left_by_machines()):
+            self._ask_to_drain(island)
 
     # ---- machines that leave
 
@@ -265,11 +270,19 @@ class HostsEngine:
             island = agent.served[0]
             when = f"in {seconds:.0f} s" if math.isfinite(seconds) else "soon"
             _log.warning("%s leaves %s: island %d is drained", agent.name, when, island)
-            self._draining.append(island)
-            self._left.add(island)
-            self._send(m.DrainRequest(island, returns=True))
+            if self._drains.ask(island):
+                self._ask_to_drain(island)
         self._dismiss_if_done(agent)
         self._report()
+
+    def _ask_to_drain(self, island: int) -> None:
+        self._left.add(island)
+        self._send(m.DrainRequest(island, returns=True))
+
+    def _left_by_machines(self) -> set[int]:
+        """The islands of which a machine that leaves holds a worker."""
+        leaving = (each for each in self._agents.values() if each.leaves and each.worker is not None)
+        return {each.served[0] for each in leaving if each.served is not None}
 
     def host_leaves(self, island: int, rank: int, seconds: float) -> None:
         """What has started the agent with this seat will end it, and says so. May be said again and again."""
@@ -278,10 +291,11 @@ class HostsEngine:
                 self._leaves(agent, seconds)
 
     def drained(self, status: Status, text: str) -> None:
-        island = self._draining.pop(0) if self._draining else -1
-        if status.code:
+        island, refusal = self._drains.answered(status, self._loop.time())
+        if not status.ok:
             self._left.discard(island)
-            _log.warning("island %d cannot be drained: %s", island, status.message)
+        if refusal:
+            _log.warning("island %d cannot be drained now: %s; it is tried again while there is time", island, refusal)
 
     def _dismiss_if_done(self, agent: Agent) -> None:
         if agent.leaves and agent.worker is None and not agent.foreign:

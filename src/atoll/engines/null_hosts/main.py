@@ -15,6 +15,7 @@ from typing import Any
 from atoll.cluster.processes.leases import LAPSED_STATUS
 from atoll.cluster.processes.lifeline import Lease, watch_in_thread
 from atoll.cluster.processes.process import read_options, run_loop, spare_collector, start_logging
+from atoll.cluster.processes.starting import StartSigns
 from atoll.devices.null.backend import Collectives
 from atoll.devices.null.fine_clock import FineClock
 from atoll.devices.null.model import chosen_model
@@ -157,21 +158,24 @@ class NullIsland:
         os._exit(LAPSED_STATUS)
 
 
-async def serve(options: IslandOptions, stop: asyncio.Event) -> None:
-    await NullIsland(options, stop).start()
+async def serve(options: IslandOptions, signs: StartSigns, stop: asyncio.Event) -> None:
+    with signs.waiting("connected to the controller"):
+        await NullIsland(options, stop).start()
+    signs.ready()
     spare_collector()
     await stop.wait()
 
 
 def main() -> None:
     options = read_options(IslandOptions)
+    signs = StartSigns.of_arguments()
     start_logging("null island")
     watch_in_thread(options.parent, lambda: os._exit(0))
     threading.stack_size(_STACK_BYTES)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
-        run_loop(partial(serve, options))
+        run_loop(partial(serve, options, signs))
     except Exception:
         _log.exception("this island fails")
         os._exit(1)

@@ -21,15 +21,18 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from atoll.cluster.folders import default_cache_directory, usage_file
+from atoll.cluster.processes.holders import Named, Note, TakenOver
 from atoll.cluster.settings import ClusterSettings
 from atoll.engines.options import EngineOptions, make_directory
 from atoll.engines.start import EngineProcess
 from atoll.errors import AtollError
+from atoll.journal.kept import check_kept
 from atoll.security.roles import JOINING, Role
 from atoll.security.start import advertised
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.sockets import free_address
 
+NOTE = "engine"  # in the folder of a journal
 _LAST_LINES = 20
 _LINGER_SECONDS = 20.0  # after a start that failed, for whoever waits to learn why
 
@@ -53,6 +56,7 @@ class EngineStart(msgspec.Struct, frozen=True):
     advertise: str = ""
     insecure: bool = False
     name: str = ""  # of the cluster
+    journal: str = ""  # of its controller: a folder on that node
 
 
 class EngineBegun(NamedTuple):
@@ -108,14 +112,40 @@ class HostActor:
 
 
 class EngineActor:
-    """Holds the engine process of one cluster, and ends when that does."""
+    """Holds the engine process of one cluster, and ends when that does.
 
-    def __init__(self) -> None:
-        self._engine: EngineProcess
-        self._log: Path
+    With the folder of a `journal`, the engine outlives an actor that is killed: Ray starts the actor again on the same
+    node, and it finds the engine by a note in that folder.
+    """
+
+    def __init__(self, journal: str = "") -> None:
+        self._engine: EngineProcess | TakenOver
+        self._folder: Path  # the engine's
         self._messages: BinaryIO
         self._is_up = False
         self._was_told = threading.Event()
+        self._note = Path(journal) / NOTE if journal else None
+        if self._note is not None:
+            self._take_over(self._note)
+
+    def _take_over(self, path: Path) -> None:
+        """Where an actor before this one has been killed."""
+        import ray
+
+        if not ray.get_runtime_context().was_current_actor_reconstructed:
+            return
+        note = Note.read(path)
+        if note is None or not note.held.runs:
+            self._end_later(0.0)
+            return
+        Note(note.held, Named.of(os.getpid()), note.folder).write(path)
+        self._engine, self._folder, self._is_up = TakenOver(note.held), Path(note.folder), True
+        self._begin_watching()
+
+    def _begin_watching(self) -> None:
+        # Held open: its folder goes with the engine, when the log of a start that failed is yet to be read.
+        self._messages = open(self._folder / "log", "rb")  # noqa: SIM115
+        threading.Thread(target=self._watch, name="engine", daemon=True).start()
 
     def start(self, start: bytes, environment: dict[str, str]) -> EngineBegun:
         """Starts the engine. `start` is an EngineStart in JSON."""
@@ -130,36 +160,41 @@ class EngineActor:
             check_may_listen(listen, os.environ.get("ATOLL_TOKEN", ""))
             advertise = given.advertise or (here if listen.is_everywhere else "")
             address = advertised(listen, advertise)
-            directory = make_directory("ray")
-            self._log = directory / "log"
+            if given.journal:
+                Path(given.journal).mkdir(mode=0o700, parents=True, exist_ok=True)
+                check_kept(Path(given.journal), given.settings)
+            self._folder = make_directory("ray")
             settings = msgspec.structs.replace(given.settings, ray_address=ray.get_runtime_context().gcs_address)
-            with open(self._log, "ab") as log:
-                self._engine = EngineProcess(
+            with open(self._folder / "log", "ab") as log:
+                engine = self._engine = EngineProcess(
                     EngineOptions(
                         settings,
-                        str(directory),
+                        str(self._folder),
                         listen=str(listen),
                         advertise=advertise,
                         parent=os.getpid(),
                         cache_directory=default_cache_directory(),
                         usage_file=usage_file(given.name),
+                        journal=given.journal,
+                        note=str(self._note or ""),
                     ),
                     output=log.fileno(),
                 )
+            if self._note is not None:
+                Note(Named.of(engine.process.pid), Named.of(os.getpid()), str(self._folder)).write(self._note)
         except (AtollError, OSError) as error:
             self._end_later()
             return EngineBegun("", {}, str(error))
-        # Held open: its folder goes with the engine, when the log of a start that failed is yet to be read.
-        self._messages = open(self._log, "rb")  # noqa: SIM115
-        threading.Thread(target=self._watch, name="engine", daemon=True).start()
+        self._begin_watching()
         try:
-            joins = {role: str(self._engine.join_string(role)) for role in JOINING} if listen.tls else {}
+            joins = {role: str(engine.join_string(role)) for role in JOINING} if listen.tls else {}
         except AtollError as error:
             return EngineBegun("", {}, str(error))
         return EngineBegun(str(address), joins, "")
 
     def up(self) -> Up:
         """Returns once the cluster is up, or is not to be."""
+        assert isinstance(self._engine, EngineProcess)
         try:
             self._engine.wait_until_up()
             self._is_up = True
@@ -172,7 +207,7 @@ class EngineActor:
 
     def ended(self) -> None:
         """Returns once the engine has ended."""
-        self._engine.process.wait()
+        self._engine.wait()
 
     def end(self) -> None:
         """Ends the engine, and returns when nothing of the cluster is left, in Ray or elsewhere."""
@@ -183,8 +218,10 @@ class EngineActor:
         return "\n".join(self._messages.read().decode(errors="replace").splitlines()[-_LAST_LINES:])
 
     def _watch(self) -> None:
-        self._engine.process.wait()
-        shutil.rmtree(self._log.parent, ignore_errors=True)  # where it was killed
+        self._engine.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)  # where it was killed
+        if self._note is not None:
+            self._note.unlink(missing_ok=True)
         if not self._is_up:
             self._was_told.wait(_LINGER_SECONDS)
         self._end_later(0.0 if self._is_up else 1.0)

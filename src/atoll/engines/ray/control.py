@@ -38,7 +38,7 @@ class RayCluster:
         self._actor: Any = None
         self._ray = connect(settings.ray_address)
         try:
-            self._actor = self._make_actor(name, stays)
+            self._actor = self._make_actor(name, stays, start.journal if stays else "")
             answer = self._actor.start.remote(msgspec.json.encode(start), engine_environment())
             begun = EngineBegun(*self._get(answer, _ACTOR_SECONDS, "its engine's actor"))
             if begun.error:
@@ -49,7 +49,7 @@ class RayCluster:
             self.end()
             raise
 
-    def _make_actor(self, name: str, stays: bool) -> Any:
+    def _make_actor(self, name: str, stays: bool, journal: str) -> Any:
         ray = self._ray
         # On the node to which this process is connected: its own machine, or Ray's head. Each node has a resource that
         # bears its address.
@@ -62,9 +62,10 @@ class RayCluster:
             "num_cpus": 0,
             "max_concurrency": 4,  # it is asked to end while somebody waits for it to be up
             "resources": here,
+            "max_restarts": -1 if journal else 0,
         }
         try:
-            return ray.remote(EngineActor).options(**options).remote()
+            return ray.remote(EngineActor).options(**options).remote(journal)
         except ValueError as error:
             if "already taken" not in str(error):
                 raise

@@ -138,8 +138,6 @@ def up(
     _check_join_files(files, secured=on_tcp and not insecure)
     if authority is not None and settings.engine == "ray":
         raise typer.BadParameter("--authority: Ray starts hosts itself, with the present join string; leave it away")
-    if journal is not None and settings.engine == "ray":
-        raise typer.BadParameter("--journal: on Ray the controller is on a node of Ray's choice; leave it away")
     if standby:
         standby = _checked_standby(standby, listen, islands, settings, journal, authority, insecure)
     standing = start_cluster(
@@ -334,3 +332,5 @@ def down(
     if ended.forced:
         text += f", {ended.forced} of them by force"
     print(text)
+    for line in ended.staying:
+        print(line)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
+from atoll.cluster.processes.leases import LEASE_SECONDS
 from atoll.cluster.topology import Seat
 from atoll.protocol.messages.opening import Message, Refused
 
@@ -88,11 +89,15 @@ class AgentHello(Message, frozen=True, tag=120):
 
 
 class AgentWorkerEnded(Message, frozen=True, tag=121):
-    """The worker of this incarnation has ended, with this exit status. `meeting`: as in AgentHello."""
+    """The worker of this incarnation has ended, with this exit status. `meeting`: as in AgentHello.
+
+    `reason` says why, where that is more than the status: it gave no sign of life while it started, say.
+    """
 
     incarnation: int
     status: int
     meeting: str = ""
+    reason: str = ""
 
 
 class AgentAlive(Message, frozen=True, tag=122):
@@ -111,7 +116,8 @@ class AgentLeaves(Message, frozen=True, tag=123):
 class StartWorker(Message, frozen=True, tag=130):
     """Start a worker. `meeting` is where the hosts of its island meet; "" where there is one only.
 
-    With `bulk_tls`, its data port is with TLS where the controller is.
+    With `bulk_tls`, its data port is with TLS where the controller is. It is killed where it gives no sign of life for
+    `lease` seconds while it starts.
     """
 
     incarnation: int
@@ -123,6 +129,7 @@ class StartWorker(Message, frozen=True, tag=130):
     platform: str
     meeting: str
     bulk_tls: bool = True
+    lease: float = LEASE_SECONDS
 
 
 class EndWorker(Message, frozen=True, tag=131):

@@ -183,7 +183,12 @@ class OperationReply(Message, frozen=True, tag=98):
 
 
 class StopReply(Message, frozen=True, tag=83):
-    """The answer to StopRequest."""
+    """The answer to StopRequest, as the cluster ends: the sessions that stay, suspended on disk, by number and name,
+    and for how many seconds their scripts wait for the next cluster.
+    """
+
+    staying: tuple[tuple[int, str], ...] = ()
+    seconds: float = 0.0
 
 
 FromOperator = (

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from atoll.errors import ConnectError, FrameError
-from atoll.wire.address import Address, parse_address
+from atoll.wire.address import Address
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import connect
+from atoll.wire.resumption.addresses import PeerAddresses
 from atoll.wire.resumption.connection import ResumableConnection
 from atoll.wire.resumption.ledger import Counts, Ledger
 from atoll.wire.resumption.messages import (
@@ -54,8 +55,7 @@ class DialedConnection(ResumableConnection):
         self.on_back: Callable[[], None] = lambda: None
         self.on_silence: Callable[[bool], None] = lambda is_silent: None
         self._address = address
-        self._elsewhere: tuple[Address, ...] = ()
-        self._answered: tuple[Address, ...] = ()  # the address at which somebody has answered last: it is tried first
+        self._addresses = PeerAddresses(address)
         self.where = address  # of the leg, or of the last: of several addresses, all before the first is lost
         self._message_type = message_type
         self._role = role
@@ -104,9 +104,7 @@ class DialedConnection(ResumableConnection):
                 self._look(0, 0)
             return
         if isinstance(message, Elsewhere):
-            self._elsewhere = tuple(map(parse_address, message.addresses))
-            if self._identity is not None:
-                self._identity.elsewhere = self._elsewhere
+            self._addresses.told(message, self._identity)
             return
         super()._link(message)
         if isinstance(message, Acknowledge) and self._acknowledged != self.received:
@@ -146,7 +144,7 @@ class DialedConnection(ResumableConnection):
     async def _try_all(self, grant: Granted) -> ConnectError | NotResumedError | None:
         """Tries each of the addresses; the last error, where none has resumed it."""
         last: ConnectError | NotResumedError | None = None
-        for address in dict.fromkeys((*self._answered, *self._address.each, *self._elsewhere)):
+        for address in self._addresses.in_turn:
             try:
                 await self._resume_at(address, grant)
                 return None
@@ -156,7 +154,7 @@ class DialedConnection(ResumableConnection):
                 last = error
                 if error.final:
                     break
-                self._answered = (address,)
+                self._addresses.answered(address)
         return last
 
     async def _resume_at(self, address: Address, grant: Granted) -> None:
@@ -172,7 +170,8 @@ class DialedConnection(ResumableConnection):
                     fail(NotResumedError(f"{self._name} at {address} is of an earlier term", False))
                 case Resumed() if not resumed.done():
                     try:
-                        self.where, self._answered = address, (address,)
+                        self.where = address
+                        self._addresses.answered(address)
                         self._resumed(leg, message)
                         resumed.set_result(None)
                     except FrameError as error:

@@ -1,0 +1,106 @@
+"""A process that goes on, for a while, when the one that holds it has ended: another may take its place.
+
+Who holds a process says so in a note, a file of which the held one knows. Holders have no need to be related.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from atoll.cluster.processes.child import END_SECONDS
+from atoll.cluster.processes.lifeline import open_pid, watch_in_loop
+from atoll.cluster.processes.process_table import began
+
+_LOOK_SECONDS = 0.25
+
+
+class Named(msgspec.Struct, frozen=True):
+    """A process of this machine, for good: pids are used again."""
+
+    pid: int
+    began: int
+
+    @classmethod
+    def of(cls, pid: int) -> Named:
+        return cls(pid, began(pid) or 0)
+
+    @property
+    def runs(self) -> bool:
+        return began(self.pid) == self.began
+
+
+class Note(msgspec.Struct, frozen=True):
+    """Which process is held, by whom, and the `folder` that is the held one's."""
+
+    held: Named
+    holder: Named
+    folder: str = ""
+
+    @classmethod
+    def read(cls, path: Path) -> Note | None:
+        """None where there is none."""
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def write(self, path: Path) -> None:
+        """Whole, or not at all. Raises OSError."""
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_bytes(msgspec.json.encode(self))
+        unfinished.rename(path)
+
+
+def watch_holder(pid: int, path: Path, seconds: float, on_end: Callable[[], None]) -> None:
+    """Calls `on_end` on the running loop once process `pid` has ended and the note has named no other for `seconds`.
+
+    Where it does, that one is watched from then on.
+    """
+    loop = asyncio.get_running_loop()
+
+    def look(until: float) -> None:
+        note = Note.read(path)
+        if note is not None and note.held.pid == os.getpid() and note.holder.runs:
+            watch_holder(note.holder.pid, path, seconds, on_end)
+        elif loop.time() > until:
+            on_end()
+        else:
+            loop.call_later(_LOOK_SECONDS, look, until)
+
+    watch_in_loop(pid, lambda: look(loop.time() + seconds))
+
+
+class TakenOver:
+    """A process that another one has started, and that this one holds now. Any thread may wait for its end."""
+
+    def __init__(self, process: Named) -> None:
+        self._process = process
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Blocks until it has ended, or for so many seconds: whether it has."""
+        descriptor = open_pid(self._process.pid) if self._process.runs else None
+        if descriptor is None:
+            return True
+        try:
+            poller = select.poll()
+            poller.register(descriptor, select.POLLIN)
+            return bool(poller.poll(None if seconds is None else 1000 * seconds))
+        finally:
+            os.close(descriptor)
+
+    def end(self) -> None:
+        """Ends it, by SIGKILL where it does not end within a few seconds."""
+        with contextlib.suppress(ProcessLookupError):
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                if self._process.runs:
+                    os.kill(self._process.pid, number)
+                if self.wait(END_SECONDS):
+                    return

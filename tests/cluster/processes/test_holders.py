@@ -1,0 +1,92 @@
+"""A process that outlives the one that holds it, where another takes its place."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.cluster.processes.holders import Named, Note, TakenOver, watch_holder
+
+PATIENCE = 1.5
+
+
+@pytest.fixture
+def holders() -> Iterator[list[subprocess.Popen[bytes]]]:
+    made = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(2)]
+    yield made
+    for each in made:
+        each.kill()
+        each.wait()
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+def test_who_is_held_ends_when_nobody_has_taken_the_holders_place_in_time(
+    holders: list[subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    first, second = holders
+    path = tmp_path / "note"
+    here = Named.of(os.getpid())
+
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        Note(here, Named.of(first.pid)).write(path)
+        watch_holder(first.pid, path, PATIENCE, ended.set)
+        kill(first)
+        await asyncio.sleep(PATIENCE / 3)
+        Note(here, Named.of(second.pid)).write(path)
+        await asyncio.sleep(2 * PATIENCE)
+        assert not ended.is_set(), "another one holds it"
+        kill(second)
+        gone = loop.time()
+        async with asyncio.timeout(20):
+            await ended.wait()
+        assert loop.time() - gone >= PATIENCE
+
+    asyncio.run(scene())
+
+
+def test_a_note_about_another_process_is_of_no_use(holders: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    first, second = holders
+    Note(Named.of(second.pid), Named.of(second.pid)).write(tmp_path / "note")
+
+    async def scene() -> None:
+        ended = asyncio.Event()
+        watch_holder(first.pid, tmp_path / "note", 0.1, ended.set)
+        kill(first)
+        async with asyncio.timeout(20):
+            await ended.wait()
+
+    asyncio.run(scene())
+
+
+def test_a_pid_that_is_used_again_is_another_process(holders: list[subprocess.Popen[bytes]]) -> None:
+    named = Named.of(holders[0].pid)
+    assert named.runs
+    assert not Named(named.pid, named.began - 1).runs
+    kill(holders[0])
+    assert not named.runs
+
+
+def test_what_was_taken_over_is_awaited_and_ended(holders: list[subprocess.Popen[bytes]]) -> None:
+    process = TakenOver(Named.of(holders[0].pid))
+    assert not process.wait(0.05)
+    threading.Timer(0.1, process.end).start()
+    assert process.wait(20.0)
+
+
+def test_where_no_note_is_or_none_that_can_be_read_there_is_none(tmp_path: Path) -> None:
+    assert Note.read(tmp_path / "note") is None
+    (tmp_path / "note").write_text("{")
+    assert Note.read(tmp_path / "note") is None

@@ -1,0 +1,86 @@
+"""A process that starts is killed where it gives no sign of life, and only there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import textwrap
+from collections.abc import Callable
+
+from atoll.cluster.processes.starting import StartingProcess, StartWatch
+
+SECONDS = 0.6
+LONG = 3 * SECONDS
+BOUND = 30.0
+
+SIGNS = "import time; from atoll.cluster.processes.starting import StartSigns; signs = StartSigns.of_arguments()"
+
+
+def end_of(script: str, when_started: Callable[[StartingProcess], None] = lambda process: None) -> tuple[int, str]:
+    """How a process ends that runs a script, with so many seconds for silence."""
+
+    async def run() -> tuple[int, str]:
+        ended: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
+        command = [sys.executable, "-c", textwrap.dedent(script), "options"]
+        process = StartingProcess(command, os.environ, lambda *end: ended.set_result(end), SECONDS)
+        when_started(process)
+        async with asyncio.timeout(BOUND):
+            return await ended
+
+    return asyncio.run(run())
+
+
+def test_who_neither_computes_nor_speaks_is_killed() -> None:
+    status, silence = end_of("import time; time.sleep(60)")
+    assert status == -signal.SIGKILL
+    assert "gave no sign of life for 1 s while it started Python, and was killed" in silence
+
+
+def test_what_it_said_last_is_named() -> None:
+    status, silence = end_of(f"{SIGNS}; signs.say('imported JAX'); time.sleep(60)")
+    assert status == -signal.SIGKILL
+    assert "while it imported JAX" in silence
+
+
+def test_who_computes_is_left_alone() -> None:
+    script = f"import time\nend = time.monotonic() + {LONG}\nwhile time.monotonic() < end: pass"
+    assert end_of(script) == (0, "")
+
+
+def test_who_says_that_it_waits_is_left_alone() -> None:
+    script = f"""
+        import atoll.cluster.processes.starting as starting
+        starting.SIGN_SECONDS = {SECONDS / 4}
+        import time
+        with starting.StartSigns.of_arguments().waiting("opened its devices"):
+            time.sleep({LONG})
+    """
+    assert end_of(script) == (0, "")
+
+
+def test_who_is_ready_may_be_silent() -> None:
+    assert end_of(f"{SIGNS}; signs.ready(); time.sleep({LONG})") == (0, "")
+
+
+def test_who_is_stopped_is_killed_whatever_it_was_about_to_say() -> None:
+    def stop(process: StartingProcess) -> None:
+        asyncio.get_running_loop().call_later(SECONDS / 2, os.kill, process.pid, signal.SIGSTOP)
+
+    status, silence = end_of(f"{SIGNS}\nwith signs.waiting('opened its devices'): time.sleep(60)", stop)
+    assert status == -signal.SIGKILL
+    assert silence
+
+
+def test_an_end_of_its_own_is_no_silence() -> None:
+    assert end_of("raise SystemExit(3)") == (3, "")
+
+
+def test_while_the_one_that_watches_did_not_run_nobody_was_silent() -> None:
+    watch = StartWatch(2.0)
+    assert not watch.is_silent(100.0, 5, has_spoken=False)
+    assert not watch.is_silent(100.25, 5, has_spoken=False)
+    assert not watch.is_silent(160.0, 5, has_spoken=False), "the machine was suspended"
+    looks = [watch.is_silent(160.0 + 0.25 * look, 5, has_spoken=False) for look in range(1, 10)]
+    assert looks == [False] * 6 + [True] * 3

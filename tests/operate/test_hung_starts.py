@@ -1,0 +1,52 @@
+"""A worker that hangs while it starts is replaced after a lease: it is connected to nothing that could miss it."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+
+import psutil
+import pytest
+
+from tests.cluster_process import User, eventually, finish, free_port
+
+LEASE_SECONDS = 3.0
+BACK_SECONDS = 45.0  # a worker's start on a busy machine
+
+
+def workers(user: User) -> set[psutil.Process]:
+    return {process for process, command in user.commands().items() if " atoll.worker.main " in command}
+
+
+def stop_one_that_starts(user: User, but: set[psutil.Process]) -> psutil.Process:
+    """Stops the next worker that there is, as soon as it is there."""
+    assert eventually(lambda: bool(workers(user) - but), BACK_SECONDS)
+    stopped = next(iter(workers(user) - but))
+    stopped.suspend()
+    return stopped
+
+
+@pytest.mark.parametrize("engine", ["local", "hosts"])
+def test_a_worker_that_is_stopped_while_it_starts_is_replaced(user: User, engine: str) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    hosts: list[subprocess.Popen[str]] = []
+    options = ("--islands", "1x2x1", "--lease", str(LEASE_SECONDS), "--engine", engine, "--listen", address)
+    up = user.start_atoll("up", *options)
+    if engine == "hosts":
+        assert eventually(lambda: "waits for 2 of 2 hosts" in user.atoll("status").stdout, BACK_SECONDS)
+        hosts = [user.start_atoll("host", "--address", address) for _ in range(2)]
+    stopped = stop_one_that_starts(user, set())
+    finish(up).check()  # the first start of the cluster
+    assert not stopped.is_running()
+
+    there = workers(user)
+    next(iter(there)).kill()
+    began = time.monotonic()
+    stopped = stop_one_that_starts(user, there)
+    assert eventually(lambda: not stopped.is_running(), BACK_SECONDS)
+    assert time.monotonic() - began > LEASE_SECONDS - 1, "it was missed before its lease was over"
+    assert eventually(lambda: "ready" in user.atoll("status").stdout, BACK_SECONDS)
+    user.atoll("down").check()
+    for host in hosts:
+        finish(host).check()
+    assert user.leftovers() == []
