@@ -92,6 +92,12 @@ BACKENDS = {
             Backend(f"Atoll, {name}", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "4x1x1"})
             for name in ("gpipe", "1f1b", "interleaved", "zb-h1")
         ),
+        *(
+            Backend(f"Atoll, {name}, 4 hosts", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "1x4x1"})
+            for name in ("SPMD", "S=2, M=8", "S=4, M=16")
+        ),
+        Backend("Atoll, 2 islands of 2 devices", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "2x1x2"}),
+        Backend("Atoll, 1 island of 2 hosts", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "1x2x2"}),
         Backend("Atoll, spmd", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "1x1x4"}),
         Backend("JAX, op by op", {"JAX_PLATFORMS": "cpu"}),
         Backend("JAX, fused", {"JAX_PLATFORMS": "cpu"}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -71,6 +71,15 @@ def quotient(point: BenchmarkRecord, first: str, second: str, metric: str) -> fl
     """One contestant's median over another's."""
     ours, theirs = median(point, first, metric), median(point, second, metric)
     return ours / theirs if ours is not None and theirs else None
+
+
+def apart(point: BenchmarkRecord, metric: str) -> float | None:
+    """How far the contestants are apart in any round, of what they have; None where one has nothing."""
+    (samples,) = (list(record.samples.values()) for record in point.metrics if record.name == metric)
+    if len(samples) < len(point.contestants) or len({len(each) for each in samples}) > 1:
+        return None
+    rounds: Iterable[tuple[float, ...]] = zip(*samples, strict=True)
+    return max((max(each) - min(each)) / min(map(abs, each)) for each in rounds)
 
 
 def at_least(text: str, value: float | None, bound: float) -> Claim:

@@ -1,7 +1,11 @@
-"""An array that moves to another island needs little host memory beside itself, whatever its size."""
+"""An array that moves to another island needs little host memory beside itself, whatever its size and its shardings.
+
+`make thorough` moves 8 GiB, where the machine has the memory.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +19,56 @@ from jax.sharding import PartitionSpec as P
 
 from tests.end_to_end.remote_python import RemotePython, StartPython
 
-MIB = 1 << 20
-BESIDE = 128 * MIB  # 16 MiB of chunks, and what a worker allocates anyway
+MIB, GIB = 1 << 20, 1 << 30
+# In MiB, beside those of the suite.
+LARGE = [
+    pytest.param(1536, marks=pytest.mark.thorough),
+    *[int(each) for each in os.environ.get("ATOLL_TEST_MOVE_MIB", "").split()],
+]
+SECONDS = 300.0
+BESIDE = 128 * MIB  # 16 MiB of chunks, 8 MiB that are copied at a time, and what a worker allocates anyway
+COLUMNS = 4096
 STATE: dict[str, Any] = {}
 
 
-def on(first: int) -> NamedSharding:
-    return NamedSharding(Mesh(np.array(jax.devices()[first : first + 2]), "x"), P("x"))
+def on(first: int, devices: int, *spec: Any) -> NamedSharding:
+    return NamedSharding(Mesh(np.array(jax.devices()[first : first + devices]), "x"), P(*spec))
 
 
-def make(nbytes: int) -> None:
-    make_it = jax.jit(lambda: jnp.arange(nbytes // 4, dtype=jnp.uint32), out_shardings=on(0))
-    STATE["array"] = make_it().block_until_ready()
+def make(nbytes: int, devices: int, *spec: Any) -> None:
+    """Numbers that count up by row, and by column."""
+    rows = nbytes // 4 // COLUMNS
+
+    def numbers() -> Any:
+        row, column = (jax.lax.broadcasted_iota(jnp.uint32, (rows, COLUMNS), axis) for axis in (0, 1))
+        return row * COLUMNS + column
+
+    STATE["array"] = jax.jit(numbers, out_shardings=on(0, devices, *spec))().block_until_ready()
 
 
-def move() -> list[int]:
-    """Some of the numbers that arrive."""
-    y = jax.device_put(STATE["array"], on(2)).block_until_ready()
-    return [int(shard.data[at]) for shard in y.addressable_shards for at in (0, -1)]
+def move(first: int, devices: int, *spec: Any) -> list[tuple[int, int, int, int]]:
+    """Of each shard that arrives its corners, for which only themselves are read."""
+    x = STATE["array"]
+    target = on(first, devices, *spec)
+    y = jax.device_put(x, target).block_until_ready()
+    assert y.sharding == target
+    assert x._npy_value is None
+    return [
+        tuple(int(shard.data[row, column]) for row in (0, -1) for column in (0, -1)) for shard in y.addressable_shards
+    ]
+
+
+def corners(nbytes: int, devices: int, *spec: Any) -> list[tuple[int, int, int, int]]:
+    """What `move` is to give."""
+    shape = (nbytes // 4 // COLUMNS, COLUMNS)
+    parts = [devices if axis == "x" else 1 for axis in (*spec, None, None)[:2]]
+    sizes = [size // count for size, count in zip(shape, parts, strict=True)]
+    found = []
+    for device in range(devices):
+        at = [device * size if count > 1 else 0 for size, count in zip(sizes, parts, strict=True)]
+        rows, columns = ((start, start + size - 1) for start, size in zip(at, sizes, strict=True))
+        found.append(tuple(row * COLUMNS + column for row in rows for column in columns))
+    return found
 
 
 def peaks(python: RemotePython) -> dict[int, int]:
@@ -50,16 +86,52 @@ def _status(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/status").read_text().splitlines()
 
 
-@pytest.mark.parametrize("size", [512, pytest.param(1536, marks=pytest.mark.thorough)])
-def test_a_move_between_islands_of_one_machine_needs_little_memory(start_python: StartPython, size: int) -> None:
-    # The shards of 1,536 MiB are more than half a pool of whole pieces each: such a move waited for itself.
-    python = start_python("2x1x2")
-    count = size * MIB // 4
-    python.call(make, size * MIB)
+def grown(
+    python: RemotePython, nbytes: int, copies: int, source: tuple[Any, ...], target: tuple[Any, ...]
+) -> list[int]:
+    """By how much the workers' peaks grow, the least first, when an array on so many devices, and cut so, moves."""
+    needed = (1 + copies) * (nbytes + BESIDE) + GIB
+    if nbytes > GIB and psutil.virtual_memory().available < needed:
+        pytest.skip(f"an array and what it becomes take {needed >> 30} GiB of memory, which this machine has not free")
+    python.call(make, nbytes, *source, seconds=SECONDS)
     before = peaks(python)
     assert len(before) == 2
-    assert python.call(move) == [0, count // 2 - 1, count // 2, count - 1]
-    grown = sorted(after - before[pid] for pid, after in peaks(python).items())
-    assert grown[0] <= BESIDE, "the sender's"
-    assert grown[1] <= size * MIB + BESIDE, "the receiver's"
+    assert python.call(move, *target, seconds=SECONDS) == corners(nbytes, *target[1:])
+    found = sorted(after - before[pid] for pid, after in peaks(python).items())
     python.close()
+    print(f"{nbytes // MIB} MiB: {found[0] / MIB:.0f} MiB at the sender, {found[1] / MIB:.0f} MiB at the receiver")
+    return found
+
+
+@pytest.mark.parametrize("size", [512, *LARGE])
+def test_a_move_between_islands_of_one_machine_needs_little_memory(start_python: StartPython, size: int) -> None:
+    # The shards of 1,536 MiB are more than half a pool of whole pieces each: such a move waited for itself.
+    sender, receiver = grown(start_python("2x1x2"), size * MIB, 1, (2, "x"), (2, 2, "x"))
+    assert sender <= BESIDE
+    assert receiver <= size * MIB + BESIDE
+
+
+@pytest.mark.parametrize(
+    ("islands", "source", "target", "copies"),
+    [
+        pytest.param("2x1x2", (2, "x"), (2, 2, None, "x"), 1, id="by columns instead of rows"),
+        pytest.param("2x1x2", (2, None, "x"), (2, 2, "x"), 1, id="by rows instead of columns"),
+        pytest.param("2x1x2", (2, "x"), (2, 1), 1, id="onto one device"),
+        pytest.param("2x1x2", (1,), (2, 2, None, "x"), 1, id="from one device"),
+        pytest.param("2x1x2", (2, "x"), (2, 2), 2, id="replicated"),
+        # Pieces that went whole through shared memory.
+        pytest.param("2x1x8", (8, None, "x"), (8, 8, "x"), 1, id="by rows, in many pieces"),
+    ],
+)
+@pytest.mark.parametrize("size", [384, *LARGE])
+def test_so_does_one_that_reshards(
+    start_python: StartPython,
+    size: int,
+    islands: str,
+    source: tuple[Any, ...],
+    target: tuple[Any, ...],
+    copies: int,
+) -> None:
+    sender, receiver = grown(start_python(islands), size * MIB, copies, source, target)
+    assert sender <= BESIDE
+    assert receiver <= copies * size * MIB + BESIDE

@@ -71,6 +71,25 @@ def test_a_large_array_gets_another_sharding_without_being_read_here(
     assert facts == expected_facts
 
 
+def from_one_device(first: int) -> Any:
+    values = np.arange(np.prod(LARGE)).reshape(LARGE).astype(np.float32)
+    x = jax.device_put(values, jax.devices()[0])
+    target = on(first, "y", "x")
+    y = jax.device_put(x, target)
+    assert y.sharding == target
+    read = x._npy_value is not None
+    return [np.asarray(shard.data) for shard in y.addressable_shards], read, y.committed
+
+
+@pytest.mark.parametrize("first", [0, 4])
+def test_a_large_array_on_one_device_is_cut_for_others(python: RemotePython, first: int) -> None:
+    pieces, read, committed = python.call(from_one_device, first)
+    assert not read
+    expected, _, expected_committed = from_one_device(first)
+    assert_same(pieces, expected)
+    assert committed == expected_committed
+
+
 def under(setting: str) -> Any:
     x = made("float32")
     with getattr(jax, setting)() if setting == "disable_jit" else jax.debug_nans(True):

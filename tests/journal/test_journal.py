@@ -114,12 +114,29 @@ def test_a_snapshot_that_fails_costs_nothing_but_room(folder, capfd):
     assert "no state to be had" in capfd.readouterr().err
 
 
-def test_a_snapshot_is_wanted_after_so_many_events(folder, monkeypatch):
-    monkeypatch.setattr(journal, "SNAPSHOT_EVENTS", 6)
-    found = written(folder, 2)
+def test_a_snapshot_is_wanted_after_so_much_processor_time(folder):
+    taken = [1.0]
+    found = Journal(folder, 1, 1, lambda: "a state", lambda: taken[0])
+    found.begin()
+    found.append(turn(1))
+    found.tick()
     assert not found.wants_snapshot
-    found.append(turn(2))
+    taken[0] = journal.SNAPSHOT_SECONDS
+    found.tick()
     assert found.wants_snapshot
+    found.snapshot()
+    finish_snapshot(found)
+    taken[0] += 1.0
+    found.append(turn(2))
+    found.tick()
+    assert not found.wants_snapshot, "what was taken before it does not count"
+
+
+def test_a_snapshot_of_what_nobody_changed_is_not_wanted(folder):
+    found = Journal(folder, 1, 1, lambda: "a state", lambda: 100.0)
+    found.begin()
+    found.tick()
+    assert not found.wants_snapshot
 
 
 def test_a_later_controller_goes_on_behind_what_is_there(folder):

@@ -17,6 +17,7 @@ from atoll.errors import ConnectError, FrameError, StatusError
 from atoll.transfers import channel as data
 from atoll.transfers import streams
 from atoll.transfers.channel import DataChannel, Open
+from atoll.transfers.contents import Filled
 from atoll.transfers.files import FilePiece
 from atoll.transfers.host_memory import aligned
 from atoll.transfers.shared_memory import SHARED_THRESHOLD, BlockReturned, SharedMemoryPiece
@@ -56,7 +57,7 @@ def test_bytes_are_written_straight_into_what_they_travel_in(ends, nbytes):
     def fill(target: memoryview) -> None:
         target[:] = sent
 
-    sender.send_filled(1, 2, nbytes, fill)
+    sender.send_contents(1, 2, Filled(nbytes, fill))
     assert receiver.wait(1)[0][2] == sent.tobytes()
 
 

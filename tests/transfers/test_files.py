@@ -17,7 +17,7 @@ import pytest
 from atoll.errors import StatusError
 from atoll.transfers import files
 from atoll.transfers.channel import DataChannel
-from atoll.transfers.contents import read_file
+from atoll.transfers.contents import FileContents, read_file
 from atoll.transfers.data_port import DataPort
 from atoll.transfers.engine import Piece, TransferEngine
 from atoll.transfers.inbox import Inbox
@@ -46,7 +46,7 @@ def test_a_file_goes_by_its_descriptor_and_stays_as_it_is(short_directory: Path,
     thread = threading.Thread(target=receiver.receive, args=(take,), daemon=True)
     thread.start()
     with open(path, "rb") as file:
-        sender.send_file(1, 2, nbytes, file.fileno())
+        sender.send_contents(1, 2, FileContents(nbytes, file.fileno()))
     assert done.wait(SECONDS)
     assert taken[0][1:] == content(nbytes).tobytes()[1:]
     assert path.read_bytes() == content(nbytes).tobytes() + b"and more"
@@ -59,6 +59,7 @@ SHORTENED_LATER = """
 import os, socket, threading
 import numpy as np
 from atoll.transfers.channel import DataChannel
+from atoll.transfers.contents import FileContents
 
 a, b = map(DataChannel, socket.socketpair())
 arrived, pieces = threading.Event(), []
@@ -70,7 +71,7 @@ def take(piece, content, done):
 threading.Thread(target=b.receive, args=(take,), daemon=True).start()
 descriptor = os.memfd_create("of a client")
 os.write(descriptor, b"x" * 1_000_000)
-a.send_file(1, 2, 1_000_000, descriptor)
+a.send_contents(1, 2, FileContents(1_000_000, descriptor))
 assert arrived.wait(10)
 os.ftruncate(descriptor, 0)
 assert bytes(pieces[0]) == b"x" * 1_000_000
@@ -106,7 +107,7 @@ def test_a_file_that_is_shortened_while_it_is_read_fails_its_feed_alone(
     channel.open(5, "secret")
     descriptor = os.memfd_create("of a client")
     os.ftruncate(descriptor, 5_000_000)
-    channel.send_file(5, 1, 5_000_000, descriptor)
+    channel.send_contents(5, 1, FileContents(5_000_000, descriptor))
     os.close(descriptor)
     channel.send(5, 2, [b"next"])
     with changed:
@@ -128,7 +129,7 @@ def test_only_a_data_port_of_one_client_maps_its_file(short_directory: Path, kin
     channel.open(5, "secret")
     descriptor = os.memfd_create("of a client")
     os.write(descriptor, b"x" * 100_000)
-    channel.send_file(5, 1, 100_000, descriptor)
+    channel.send_contents(5, 1, FileContents(100_000, descriptor))
     assert arrived.wait(SECONDS)
     taken, _ = port.inbox.take(5, 1)
     os.pwrite(descriptor, b"y" * 100_000, 0)
@@ -172,7 +173,7 @@ class Waiting:
     def send(self, feed: int, nbytes: int = 80_000) -> None:
         descriptor = os.memfd_create("of a client")
         os.write(descriptor, content(nbytes, feed).tobytes())
-        self.channel.send_file(5, feed, nbytes, descriptor)
+        self.channel.send_contents(5, feed, FileContents(nbytes, descriptor))
         os.close(descriptor)
 
     def close(self) -> None:
@@ -205,7 +206,7 @@ def test_a_file_that_was_shortened_while_it_waited_fails_its_feed_alone(waiting:
     waiting.send(1)
     descriptor = os.memfd_create("of a client")
     os.ftruncate(descriptor, 80_000)
-    waiting.channel.send_file(5, 2, 80_000, descriptor)
+    waiting.channel.send_contents(5, 2, FileContents(80_000, descriptor))
     waiting.send(3)
     waiting.wait(1)
     os.ftruncate(descriptor, 10)
@@ -232,7 +233,7 @@ def test_files_that_wait_when_their_channel_ends_leave_nothing(waiting: Waiting)
 
 def test_what_is_announced_as_a_file_and_is_none_ends_the_channel(unix_ends: Ends) -> None:
     readable, writable = os.pipe()
-    unix_ends[0].send_file(1, 2, 0, readable)
+    unix_ends[0].send_contents(1, 2, FileContents(0, readable))
     error = Receiver(unix_ends[1]).join()
     assert "announced as a file and is none" in str(error)
     os.close(readable)

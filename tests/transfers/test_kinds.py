@@ -11,6 +11,7 @@ import pytest
 
 from atoll.errors import FrameError
 from atoll.transfers.channel import DataChannel
+from atoll.transfers.contents import FileContents
 from atoll.transfers.engine import Contents, Piece, Received, TransferEngine, nothing_to_release
 from atoll.transfers.files import FilePiece
 from atoll.transfers.frame_socket import FrameSocket
@@ -66,7 +67,7 @@ def test_a_file_reaches_every_peer(family: str) -> None:
     receiver = Receiver(b)
     descriptor = os.memfd_create("test")
     os.write(descriptor, content(100_000).tobytes() + b"more")
-    a.send_file(1, 2, 100_000, descriptor)
+    a.send_contents(1, 2, FileContents(100_000, descriptor))
     os.close(descriptor)
     assert receiver.wait(1)[0][2] == content(100_000).tobytes()
     assert (a.statistics().socket_bytes_out < 1000) == (family == "unix")

@@ -8,11 +8,19 @@ import threading
 import pytest
 
 from atoll.errors import Code, FrameError, StatusError
+from atoll.host_services.slabs import ArrayContents
 from atoll.protocol.messages import OWN_NUMBERS
 from atoll.transfers import shared_memory_pool
 from atoll.transfers.channel import FIRST_IN_PLACE
 from atoll.transfers.contents import Buffers
-from atoll.transfers.shared_chunks import CHUNKED_THRESHOLD, CHUNKS_BYTES, SharedChunk, SharedChunksEngine
+from atoll.transfers.shared_chunks import (
+    CHUNKED_THRESHOLD,
+    CHUNKED_TOGETHER,
+    CHUNKS_BYTES,
+    SharedChunk,
+    SharedChunksEngine,
+)
+from atoll.transfers.shared_memory import SharedMemoryEngine
 from atoll.transfers.stream_frames import CHUNK_BYTES, StreamPiece
 from tests.transfers.ends import Ends, Receiver, content, sealed, until
 
@@ -41,6 +49,18 @@ def test_pieces_that_the_receiver_keeps_do_not_hold_up_others(unix_ends: Ends, m
         sender.send(1, HOSTS + number, [content(LARGE, number)])
     assert [each[1] for each in receiver.wait(5)] == [HOSTS + number for number in range(5)]
     assert receiver.pieces[4][2] == content(LARGE, 4).tobytes()
+
+
+@pytest.mark.parametrize("together", [CHUNKED_TOGETHER, CHUNKED_TOGETHER - 1])
+def test_many_pieces_that_are_read_together_go_through_a_few_blocks(unix_ends: Ends, together: int) -> None:
+    sender, receiver = unix_ends[0], Receiver(unix_ends[1], recycle=False)
+    Receiver(sender)
+    for number in range(20):
+        sender.send_contents(1, HOSTS + number, ArrayContents(content(CHUNK_BYTES + 5, number), together))
+    assert [each[2] for each in receiver.wait(20)] == [content(CHUNK_BYTES + 5, n).tobytes() for n in range(20)]
+    pools = [each._pool for each in sender._engines if isinstance(each, SharedChunksEngine | SharedMemoryEngine)]
+    is_bounded = sum(each.statistics().nbytes for each in pools) <= CHUNKS_BYTES
+    assert is_bounded == (together == CHUNKED_TOGETHER)
 
 
 @pytest.mark.parametrize("feed", [1, FIRST_IN_PLACE])

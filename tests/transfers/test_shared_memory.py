@@ -13,6 +13,7 @@ import pytest
 from atoll.errors import FrameError
 from atoll.transfers import shared_memory, shared_memory_pool
 from atoll.transfers.channel import DataChannel
+from atoll.transfers.contents import Filled
 from atoll.transfers.shared_memory import SHARED_THRESHOLD, SharedMemoryPiece
 from atoll.transfers.shared_memory_pool import PoolStatistics, SharedMemoryPool
 from tests.conftest import gone
@@ -82,7 +83,7 @@ def test_contents_that_cannot_be_written_give_their_block_back(unix_ends):
 
     for _ in range(2):
         with pytest.raises(ValueError, match="no such shard"):
-            unix_ends[0].send_filled(1, 2, SHARED_THRESHOLD, fill)
+            unix_ends[0].send_contents(1, 2, Filled(SHARED_THRESHOLD, fill))
     pool = pool_of(unix_ends[0])
     assert (pool.used_blocks, pool.free_blocks) == (0, 1)
 

@@ -251,7 +251,7 @@ def test_a_file_goes_in_chunks_and_one_that_is_shortened_fails_alone(port: Port)
     nbytes = 3 * CHUNK_BYTES + 9
     descriptor = os.memfd_create("test")
     os.write(descriptor, content(nbytes).tobytes())
-    port.channel.send_file(5, 1, nbytes, descriptor)
+    port.channel.send_contents(5, 1, FileContents(nbytes, descriptor))
     port.wait(1)
     assert bytes(port.inbox.take(5, 1)[0]) == content(nbytes).tobytes()
     os.ftruncate(descriptor, 2 * CHUNK_BYTES)

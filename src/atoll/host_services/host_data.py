@@ -66,8 +66,12 @@ def copied(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def cut(array: np.ndarray[Any, Any], box: Box | None) -> np.ndarray[Any, Any]:
-    """The part of the array inside the box."""
-    return array if box is None else array[tuple(slice(start, stop) for start, stop in box)]
+    """The part of the array inside the box, as a view."""
+    if box is None:
+        return array
+    index: tuple[Any, ...] = (*[slice(start, stop) for start, stop in box], ...)
+    part: np.ndarray[Any, Any] = array[index]
+    return part
 
 
 def fill(

@@ -3,8 +3,8 @@
 What was appended survives the process, however it ends. It survives its machine where the kernel has written it, which
 it is asked to once a second: nothing waits for that.
 
-With a snapshot older events are of no use. There is one each `SNAPSHOT_EVENTS` events or `SNAPSHOT_BYTES` bytes: what a
-new controller has to replay takes it a second or two.
+With a snapshot older events are of no use. There is one after each `SNAPSHOT_SECONDS` of processor time, and after
+`SNAPSHOT_BYTES`: to replay what is newer takes a new controller no longer than it took this one.
 """
 
 from __future__ import annotations
@@ -25,10 +25,8 @@ from atoll.journal.snapshots import pickled, start_snapshot
 
 _log = logging.getLogger(__name__)
 
-SNAPSHOT_EVENTS = 50_000
+SNAPSHOT_SECONDS = 3.0
 SNAPSHOT_BYTES = 64 << 20
-# That were replayed: who was killed once may be killed again, and is to be back sooner.
-_MANY_AGAIN = 5_000
 # After a failure, of a disk that is full, say.
 _RETRY_SECONDS = 10.0
 
@@ -36,17 +34,29 @@ _RETRY_SECONDS = 10.0
 class Journal:
     """Appends to the folder's newest segment. For one thread; `tick` is to be called once a second.
 
-    `state()` is what a snapshot has: it is called in a copy of this process, and does no I/O.
+    `state()` is what a snapshot has: it is called in a copy of this process, and does no I/O. `processor_time()` is
+    what this process has taken, in seconds.
     """
 
-    def __init__(self, folder: Folder, term: int, number: int, state: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        folder: Folder,
+        term: int,
+        number: int,
+        state: Callable[[], Any],
+        processor_time: Callable[[], float] = time.process_time,
+    ) -> None:
         self.term = term
         self.snapshots = 0  # that were finished
         self._folder = folder
         self._state = state
         self._number = number
         self._segment: Segment | None = None
+        self._processor_time = processor_time
         self._events = self._bytes = 0  # since the last snapshot was begun
+        # A process that begins with a replay has taken what that took: killed again, it is back sooner.
+        self._began = 0.0  # the last snapshot, by the processor time
+        self._is_due = False
         self._synced = True
         self._syncing: threading.Thread | None = None
         self._child = 0  # which writes a snapshot
@@ -58,7 +68,7 @@ class Journal:
         """Whether `snapshot` is to be called, as soon as all is done that was decided."""
         if self._is_broken:
             return not self._child and time.monotonic() >= self._retry
-        return (self._events >= SNAPSHOT_EVENTS or self._bytes >= SNAPSHOT_BYTES) and not self._child
+        return (self._is_due or self._bytes >= SNAPSHOT_BYTES) and not self._child
 
     @property
     def is_snapshotting(self) -> bool:
@@ -84,7 +94,7 @@ class Journal:
 
     def go_on(self, events: int = 0) -> None:
         """Begins a segment, after what is there already: so many events since the last snapshot. Raises OSError."""
-        self._events = events if events < _MANY_AGAIN else SNAPSHOT_EVENTS
+        self._events = events
         self._turn_to(self._folder.open_segment(self._number, self.term))
 
     def _turn_to(self, segment: Segment | None) -> None:
@@ -115,6 +125,7 @@ class Journal:
     def snapshot(self) -> None:
         """Has a child write what is now, and goes on in a new segment."""
         self._events = self._bytes = 0
+        self._began, self._is_due = self._processor_time(), False
         number = self._number + 1
         try:
             self._turn_to(self._folder.open_segment(number, self.term))
@@ -127,9 +138,10 @@ class Journal:
             self._fail(error)
 
     def tick(self) -> None:
-        """Looks for a child that has ended, and has the kernel write what it has."""
+        """Looks for a child that has ended, whether a snapshot is due, and has the kernel write what it has."""
         if self._child:
             self._reap(os.WNOHANG)
+        self._is_due = self._events > 0 and self._processor_time() - self._began >= SNAPSHOT_SECONDS
         if not self._synced and not self._is_broken and (self._syncing is None or not self._syncing.is_alive()):
             self._synced = True
             assert self._segment is not None

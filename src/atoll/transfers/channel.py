@@ -22,7 +22,7 @@ import msgspec
 from atoll.errors import AccessError, AtollError, ConnectError, FrameError, StatusError
 from atoll.protocol.messages import OWN_NUMBERS
 from atoll.transfers.arrivals import ChannelArrivals, OnFailure, OnPiece, Room
-from atoll.transfers.contents import Buffers, FileContents, Filled, as_views
+from atoll.transfers.contents import Buffers, as_views
 from atoll.transfers.engine import Contents, Piece, TransferEngine
 from atoll.transfers.frame_socket import FrameSocket
 from atoll.transfers.kinds import KINDS
@@ -223,13 +223,9 @@ class DataChannel:
             part = view[start : start + PART_BYTES]
             self._send(session, feed, Buffers((part,)), start + PART_BYTES < view.nbytes)
 
-    def send_filled(self, session: int, feed: int, nbytes: int, fill: Callable[[memoryview], None]) -> None:
-        """Sends one piece whose bytes `fill` writes, straight into the memory they travel in where there is such."""
-        self._send(session, feed, Filled(nbytes, fill), False)
-
-    def send_file(self, session: int, feed: int, nbytes: int, descriptor: int) -> None:
-        """Sends the first `nbytes` of a file as one piece, on one machine by its descriptor."""
-        self._send(session, feed, FileContents(nbytes, descriptor), False)
+    def send_contents(self, session: int, feed: int, contents: Contents) -> None:
+        """Sends one piece: what is written or read only now goes straight into the memory that it travels in."""
+        self._send(session, feed, contents, False)
 
     def pass_socket(self, sock: socket.socket) -> None:
         """Passes a socket to a local peer, which closes it where it has no use for it. The caller's own stays open."""

@@ -17,6 +17,7 @@ class Buffers:
     """Buffers, one after the other. They must not change until they have been sent."""
 
     __slots__ = ("_ends", "_views", "in_parts", "launch", "nbytes")
+    together = 0
 
     def __init__(self, views: Sequence[memoryview], launch: int = 0, in_parts: bool = False) -> None:
         self._views = views
@@ -53,7 +54,7 @@ class Filled:
     """Bytes that `fill(target)` writes, straight into the memory that they travel in where there is such."""
 
     __slots__ = ("_written", "nbytes", "write_into")
-    launch = 0
+    launch = together = 0
     in_parts = False
 
     def __init__(self, nbytes: int, fill: Callable[[memoryview], None]) -> None:
@@ -76,6 +77,7 @@ class FileContents:
 
     __slots__ = ("descriptor", "launch", "nbytes")
     in_parts = False
+    together = 0
 
     def __init__(self, nbytes: int, descriptor: int, launch: int = 0) -> None:
         self.nbytes = nbytes

@@ -36,6 +36,8 @@ class Contents(Protocol):
     launch: int
     # The receiver may be handed the contents in several pieces, the first while others are on their way.
     in_parts: bool
+    # The bytes of all pieces that the receiver reads when all are there; 0: it is read alone.
+    together: int
 
     def views(self) -> Sequence[memoryview]:
         """The bytes, one view after the other. Raises StatusError where they cannot be had."""

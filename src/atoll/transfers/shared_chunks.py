@@ -20,10 +20,12 @@ from atoll.transfers.outgoing import Outgoing
 from atoll.transfers.shared_memory import map_block
 from atoll.transfers.shared_memory_pool import SharedMemoryPool
 from atoll.transfers.stream_frames import CHUNK_BYTES
-from atoll.transfers.streams import StreamEngine
+from atoll.transfers.streams import STREAM_THRESHOLD, StreamEngine
 
 # What is smaller goes whole: who receives it reads it where it lies.
 CHUNKED_THRESHOLD = 8 << 20
+# Unless so much is read together: smaller pieces, too, would stay in blocks until all are there.
+CHUNKED_TOGETHER = 64 << 20
 CHUNKS_BYTES = 16 << 20
 
 
@@ -56,7 +58,8 @@ class SharedChunksEngine(StreamEngine):
         return socket.is_unix
 
     def takes(self, contents: Contents) -> bool:
-        return contents.nbytes >= CHUNKED_THRESHOLD
+        threshold = STREAM_THRESHOLD if contents.together >= CHUNKED_TOGETHER else CHUNKED_THRESHOLD
+        return contents.nbytes >= threshold
 
     def _want_streams(self) -> None:
         with self._lock:

@@ -12,6 +12,7 @@ from atoll.engines.null_hosts.host import AtOnce, NullHost
 from atoll.errors import unimplemented
 from atoll.ir.plan import Report
 from atoll.protocol import messages as m
+from atoll.transfers.engine import Contents
 from atoll.transfers.inbox import Inbox
 from atoll.virtual.clock import VirtualClock
 from atoll.virtual.costs import Costs
@@ -43,8 +44,8 @@ class _Channel:
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
 
-    def send(self, session: int, feed: int, contents: list[Any]) -> None:
-        self._inbox.put(session, feed, b"".join(contents))
+    def send_contents(self, session: int, feed: int, contents: Contents) -> None:
+        self._inbox.put(session, feed, b"".join(contents.views()))
 
 
 class HostProcess:

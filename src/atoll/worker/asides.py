@@ -24,6 +24,7 @@ from atoll.errors import OK, Code, Status, StatusError, status_of
 from atoll.host_services import host_data
 from atoll.protocol import messages as m
 from atoll.quantities import human_bytes
+from atoll.transfers.contents import Buffers, as_views
 from atoll.transfers.inbox import Inbox
 from atoll.transfers.landing_memory import LANDING
 from atoll.worker import aside_files
@@ -186,7 +187,7 @@ class Asides:
     def _send(self, session: int, piece: m.AsidePiece, feed: int, hosts: Sequence[int]) -> None:
         content = memoryview(self._read(session, piece))
         for host in hosts:
-            send_to_host(self._port, self._host, host, session, feed, content)
+            send_to_host(self._port, self._host, host, session, feed, Buffers(as_views([content])))
 
     def _read(self, session: int, piece: m.AsidePiece) -> Any:
         """What the piece holds. Raises DATA_LOSS where it is not what was put aside."""

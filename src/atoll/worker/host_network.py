@@ -7,6 +7,7 @@ the data plane; null hosts have a network of their own, which takes the time tha
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,11 +18,15 @@ import numpy as np
 from atoll.devices.device import DeviceArray, DeviceBackend
 from atoll.errors import Code, Status, StatusError
 from atoll.host_services import host_data
+from atoll.host_services.slabs import ArrayContents, Part, assemble
 from atoll.ir import plan as p
 from atoll.ir.row_exchange import RowExchange
 from atoll.protocol import messages as m
+from atoll.transfers.contents import Buffers, as_views
 from atoll.transfers.data_port import DataPort
 from atoll.transfers.dtypes import numpy_dtype
+from atoll.transfers.engine import Contents
+from atoll.transfers.host_memory import aligned
 from atoll.transfers.streams import STREAM_THRESHOLD
 from atoll.worker.dispatch_unit import DispatchUnit, Read
 from atoll.worker.row_messages import packed, unpacked
@@ -75,14 +80,21 @@ class DataPortNetwork:
 
         def read() -> None:
             try:
+                together = _sizes(step, shards[0].dtype.itemsize)
                 for piece in step.pieces:
-                    part = np.ascontiguousarray(host_data.cut(np.asarray(shards[piece.shard]), piece.box))
+                    part = host_data.cut(np.asarray(shards[piece.shard]), piece.box)
                     feed = run.host_feeds + piece.feed
-                    content = host_data.encode_strings(part) if part.dtype.kind == "T" else host_data.bytes_of(part)
-                    if piece.host == self._host:
-                        self._inbox.put(run.session, feed, np.array(np.frombuffer(content, np.uint8)))
+                    contents: Contents
+                    if part.dtype.kind == "T":
+                        contents = Buffers([memoryview(host_data.encode_strings(part))])
                     else:
-                        send_to_host(self._data_port, self._host, piece.host, run.session, feed, content)
+                        contents = ArrayContents(part, together[piece.host])
+                    if piece.host == self._host:
+                        content = aligned(contents.nbytes)
+                        contents.write_into(content.data)
+                        self._inbox.put(run.session, feed, content)
+                    else:
+                        send_to_host(self._data_port, self._host, piece.host, run.session, feed, contents)
             finally:
                 release()
 
@@ -101,20 +113,20 @@ class DataPortNetwork:
         taken = self._inbox.take_all(run.session, [run.host_feeds + piece.feed for piece in step.pieces])
         try:
             shards: list[Any] = [None] * len(array.shard_shapes)
+            parts: dict[int, list[Part]] = {}
             for piece in step.pieces:
                 content, _ = taken[run.host_feeds + piece.feed]
                 shape = tuple(stop - start for start, stop in piece.box)
                 part = host_data.view(content, array.dtype, shape, None)
-                whole = array.shard_shapes[piece.shard]
-                if shape == whole and not isinstance(content, memoryview):
+                is_own = not isinstance(content, memoryview)
+                if is_own and shape == array.shard_shapes[piece.shard]:
                     shards[piece.shard] = part  # the memory that it landed in becomes the shard's
-                    continue
-                if shards[piece.shard] is None:
-                    shards[piece.shard] = host_data.empty(whole, dtype)
-                shards[piece.shard][tuple(slice(a, b) for a, b in piece.box)] = part
+                else:
+                    parts.setdefault(piece.shard, []).append(Part(piece.box, part, is_own and dtype.kind != "T"))
             for number, shape in enumerate(array.shard_shapes):
                 if shards[number] is None:
                     shards[number] = host_data.empty(shape, dtype)
+                    assemble(shards[number], parts.pop(number, ()))
         finally:
             for _, done in taken.values():
                 done()
@@ -175,7 +187,7 @@ class DataPortNetwork:
         if host == self._host:
             self._inbox.put(run.session, feed, buffers, hold())
         else:
-            send_to_host(self._data_port, self._host, host, run.session, feed, *buffers)
+            send_to_host(self._data_port, self._host, host, run.session, feed, Buffers(as_views(buffers)))
         return sum(memoryview(each).nbytes for each in buffers)
 
     def receive_rows(self, step: p.ReceiveRows, unit: DispatchUnit) -> tuple[DeviceArray, DeviceArray | None]:
@@ -205,9 +217,18 @@ class Port(Protocol):
     def to_host(self, host: int) -> Any: ...
 
 
-def send_to_host(port: Port, sender: int, host: int, session: int, feed: int, *contents: Any) -> None:
+def _sizes(step: p.Send, itemsize: int) -> dict[int, int]:
+    """The bytes that each host gets."""
+    found: dict[int, int] = {}
+    for piece in step.pieces:
+        nbytes = math.prod([stop - start for start, stop in piece.box]) * itemsize
+        found[piece.host] = found.get(piece.host, 0) + nbytes
+    return found
+
+
+def send_to_host(port: Port, sender: int, host: int, session: int, feed: int, contents: Contents) -> None:
     """Raises UNAVAILABLE where the host cannot be reached: the controller then finds out why."""
     try:
-        port.to_host(host).send(session, feed, contents)
+        port.to_host(host).send_contents(session, feed, contents)
     except OSError as error:  # as ConnectError is, too
         raise StatusError(Code.UNAVAILABLE, f"host {sender} cannot reach host {host}: {error}") from error

@@ -18,6 +18,7 @@ from atoll.host_services.calls.callbacks import Callbacks
 from atoll.host_services.python.sessions import Input
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
+from atoll.transfers.contents import Filled
 from atoll.transfers.data_port import DataPort
 from atoll.worker.client_runs import ClientRuns, has_thread, stream_of
 from atoll.worker.completions import ArrayCompletion, DeletionGuard, RunCompletion
@@ -318,12 +319,10 @@ class StepRunner:
                     channel.send_in_parts(run.session, feed, host_data.bytes_of(arrays[0]))
                     return
                 size, _ = host_data.region_bytes(dtype.itemsize, step.shape, step.strides)
-                channel.send_filled(
-                    run.session,
-                    feed,
-                    size,
-                    lambda target: host_data.fill(target, dtype, step.shape, step.strides, step.boxes, arrays),
+                filled = Filled(
+                    size, lambda target: host_data.fill(target, dtype, step.shape, step.strides, step.boxes, arrays)
                 )
+                channel.send_contents(run.session, feed, filled)
             finally:
                 release()
 

@@ -4,6 +4,9 @@ Where no shard is what a device is to have, `jax.device_put` reads the whole arr
 again, also on stock JAX. On Atoll, both ways are a network away. So on the same devices a compiled computation
 reshards, as inside of a jit, and to others a program does; nothing waits for the array.
 
+An array on one device JAX cuts there, into parts that it copies: the device has it twice. Where the parts go to other
+islands, a program sends them as they are cut.
+
 What is small goes JAX's way on a CPU: that takes less than the collectives of a computation, which is also to be
 compiled first.
 """
@@ -42,6 +45,25 @@ def _on_the_cluster(through_the_process: Callable[..., Any]) -> Callable[..., An
         return through_the_process(x, devices, indices, sharding)
 
     return shard_sharded_device_array_slow_path
+
+
+def _to_another_island(cut_where_it_is: Callable[..., Any]) -> Callable[..., Any]:
+    from atoll.client import jax_internals as internals
+
+    def shard_device_array(x: Any, devices: Sequence[Any], indices: Any, sharding: Any) -> Any:
+        indices = tuple(indices)
+        if _is_for_the_cluster(x, sharding, indices) and _islands(x.sharding).isdisjoint(_islands(sharding)):
+            with internals.set_current_trace(internals.eager_trace), contextlib.suppress(ProgramError):
+                return _program(sharding)(x)
+        return cut_where_it_is(x, devices, indices, sharding)
+
+    return shard_device_array
+
+
+def _islands(sharding: Any) -> set[int]:
+    from atoll.client import jax_internals as internals
+
+    return {device.slice_index for device in internals.devices_of(sharding) or ()}
 
 
 def _is_for_the_cluster(x: Any, sharding: Any, indices: tuple[Any, ...]) -> bool:
@@ -98,6 +120,12 @@ PATCH = Patch(
             "jax._src.array",
             "shard_sharded_device_array_slow_path",
             _on_the_cluster,
+            ("x", "devices", "indices", "sharding"),
+        ),
+        Replacement(
+            "jax._src.array",
+            "shard_device_array",
+            _to_another_island,
             ("x", "devices", "indices", "sharding"),
         ),
     ),

@@ -11,6 +11,7 @@ from atoll.devices.null.backend import NullBackend
 from atoll.devices.null.moments import Moment, Work, all_of
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
+from atoll.transfers.contents import Buffers
 from atoll.transfers.inbox import Inbox
 from atoll.worker.completions import ArrayCompletion, DeletionGuard
 from atoll.worker.dispatch_unit import DispatchUnit
@@ -107,4 +108,4 @@ class NullNetwork:
         if inbox is not None:
             inbox.put(session, feed, b"")
         else:
-            send_to_host(self._port, self._host, host, session, feed, b"\0")
+            send_to_host(self._port, self._host, host, session, feed, Buffers([memoryview(b"\0")]))

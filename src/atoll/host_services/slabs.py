@@ -1,0 +1,132 @@
+"""Arrays of any size, a slab at a time: who copies them needs little memory beside them.
+
+A slab is a box of an array whose elements follow one another in memory, in the array's order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from atoll.host_services import host_data
+from atoll.ir.exchange import common, relative
+from atoll.ir.grid import Grid
+from atoll.ir.types import Box, Shape
+
+SLAB_BYTES = 8 << 20
+_PAGE = mmap.PAGESIZE
+_DONTNEED = getattr(mmap, "MADV_DONTNEED", None)
+Array = np.ndarray[Any, Any]
+
+
+def slabs(shape: Shape, itemsize: int, nbytes: int = SLAB_BYTES) -> Iterator[Box]:
+    """The array in order, in slabs of at most so many bytes, or of one element."""
+    if not shape:
+        yield ()
+        return
+    row = math.prod(shape[1:]) * itemsize
+    if row > nbytes:
+        for number in range(shape[0]):
+            for rest in slabs(shape[1:], itemsize, nbytes):
+                yield ((number, number + 1), *rest)
+        return
+    rows = nbytes // max(1, row)
+    for start in range(0, shape[0], max(1, rows)):
+        yield ((start, min(start + rows, shape[0])), *[(0, size) for size in shape[1:]])
+
+
+class Part(NamedTuple):
+    """What `box` of an array is to hold, contiguous; nobody else reads what is `consumed`."""
+
+    box: Box
+    contents: Array
+    consumed: bool
+
+
+def assemble(target: Array, parts: Sequence[Part]) -> None:
+    """Copies the parts, whose boxes are those of a tiling, into the target.
+
+    Slab by slab of the target, whose memory is touched then; that of parts which are consumed goes back to the system,
+    page by page. So there is never much more than the array, wherever the parts lie in it.
+    """
+    if not parts:
+        return
+    grid = Grid(tuple(part.box for part in parts))
+    consumed = {number: _Consumed(part.contents) for number, part in enumerate(parts) if part.consumed}
+    for slab in slabs(target.shape, target.itemsize):
+        for box, numbers in grid.overlapping(slab):
+            for number in numbers:
+                shared = common(box, slab)
+                source = host_data.cut(parts[number].contents, relative(shared, box))
+                host_data.cut(target, shared)[...] = source
+                if number in consumed:
+                    consumed[number].advance(source.nbytes)
+
+
+class _Consumed:
+    """Contents that are read once, from their beginning to their end."""
+
+    __slots__ = ("_kept", "_read")
+
+    def __init__(self, contents: Array) -> None:
+        self._read = contents.ctypes.data
+        self._kept = -(-self._read // _PAGE) * _PAGE  # pages from here on are there
+
+    def advance(self, nbytes: int) -> None:
+        """So many more bytes have been read: has the system take back the pages that are done."""
+        self._read += nbytes
+        stop = self._read // _PAGE * _PAGE
+        if _DONTNEED is not None and stop > self._kept:
+            _madvise(self._kept, stop - self._kept, _DONTNEED)  # pages that cannot be given back stay as they are
+            self._kept = stop
+
+
+_madvise = ctypes.CDLL(None).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+class ArrayContents:
+    """The elements of an array in order, as the `Contents` of a piece: what is not contiguous is copied when it is
+    sent, as much as is sent then. The array must not change before.
+    """
+
+    __slots__ = ("_array", "nbytes", "together")
+    launch = 0
+    in_parts = False
+
+    def __init__(self, array: Array, together: int = 0) -> None:
+        self._array = array
+        self.nbytes = array.nbytes
+        self.together = together
+
+    def views(self) -> Sequence[memoryview]:
+        return self.slice(0, self.nbytes)
+
+    def slice(self, start: int, stop: int) -> Sequence[memoryview]:
+        return list(_bytes(self._array, start, stop)) if start < stop else []
+
+    def write_into(self, target: memoryview) -> None:
+        np.ndarray(self._array.shape, self._array.dtype, buffer=target)[...] = self._array
+
+
+def _bytes(array: Array, start: int, stop: int) -> Iterator[memoryview]:
+    """The bytes from `start` to `stop` of the array's elements in order. Copies no more than these."""
+    if array.flags.c_contiguous:
+        yield memoryview(host_data.bytes_of(array))[start:stop]
+        return
+    size = array.nbytes // len(array)
+    first, last = -(-start // size), stop // size  # whole rows
+    if first > last:
+        yield from _bytes(array[last, ...], start - last * size, stop - last * size)
+        return
+    if start < first * size:
+        yield from _bytes(array[first - 1, ...], start - (first - 1) * size, size)
+    if first < last:
+        yield memoryview(host_data.bytes_of(np.ascontiguousarray(array[first:last])))
+    if last * size < stop:
+        yield from _bytes(array[last, ...], 0, stop - last * size)
