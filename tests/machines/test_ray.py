@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -24,6 +25,13 @@ pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.skipif(not os.environ.get("ATOLL_TEST_RAY"), reason="these take minutes: run them by `make ray`"),
 ]
+
+# As Ray itself kills an actor that it is to start again.
+KILL = """
+import ray
+ray.init("auto", namespace="atoll", log_to_driver=False, logging_level="ERROR")
+ray.kill(ray.get_actor("atoll-default"), no_restart=False)
+"""
 
 UP = ("up", "--engine", "ray", "--lease", str(LEASE), "--islands")
 
@@ -146,10 +154,17 @@ def test_with_a_journal_a_cluster_outlives_its_controller_and_the_actor_of_its_e
     script = ray.script("m0", LOOP, up(ray, "1x2x2", "--journal", "/tmp/journal"))
     script.line(lambda line: line == "kept 140.0")
     engine = ray.running("m0", "atoll.engines.main")
-    for text in ("atoll.controller_process.main", "ray::EngineActor"):
+    for text, by_ray in (
+        ("atoll.controller_process.main", False),
+        ("ray::EngineActor", False),
+        ("ray::EngineActor", True),
+    ):
         (killed,) = ray.running("m0", text)
         struck = time.monotonic()
-        os.kill(killed, signal.SIGKILL)
+        if by_ray:
+            assert ray.start("m0", [sys.executable, "-c", KILL]).wait() == 0
+        else:
+            os.kill(killed, signal.SIGKILL)
         while ray.running("m0", text) in ([], [killed]):
             assert time.monotonic() < struck + 40, text
             time.sleep(0.1)

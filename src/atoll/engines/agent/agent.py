@@ -126,7 +126,8 @@ class HostAgent:
         try:
             if self._identity is None:
                 name = f"the host agent of {self._options.machine}"
-                self._identity = await asyncio.to_thread(identity_for, controller, Role.HOST, name)
+                joined = self._addresses.of_one(controller)
+                self._identity = await asyncio.to_thread(identity_for, joined, Role.HOST, name)
             link = await connect(
                 controller,
                 m.OfController,

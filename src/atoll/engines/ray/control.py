@@ -17,6 +17,7 @@ from atoll.security.roles import Role
 
 _ACTOR_SECONDS = 60.0  # for Ray to start an actor
 _END_SECONDS = 15.0
+_SPARES_CHILDREN = "RAY_kill_child_processes_on_worker_exit"  # a setting of Ray's, for each of its processes
 
 
 def _actor_name(cluster: str) -> str:
@@ -56,14 +57,16 @@ class RayCluster:
         node = ray.get_runtime_context().get_node_id()
         (address,) = (each["NodeManagerAddress"] for each in ray.nodes() if each["NodeID"] == node)
         here = {f"node:{address}": 0.001}
-        options = {
+        options: dict[str, Any] = {
             "name": _actor_name(name),
             "lifetime": "detached" if stays else None,
             "num_cpus": 0,
             "max_concurrency": 4,  # it is asked to end while somebody waits for it to be up
             "resources": here,
-            "max_restarts": -1 if journal else 0,
         }
+        if journal:
+            # Ray starts the actor again where it is killed; and where Ray itself kills it, it is to spare the engine.
+            options |= {"max_restarts": -1, "runtime_env": {"env_vars": {_SPARES_CHILDREN: "false"}}}
         try:
             return ray.remote(EngineActor).options(**options).remote(journal)
         except ValueError as error:

@@ -97,7 +97,8 @@ def up(
         typer.Option(
             "--journal",
             help="Keep in this folder, for you alone to read, what the controller has handled: a controller that ends "
-            'by itself, or is killed, is started again and goes on, with nothing lost. See the page "The journal".',
+            "by itself, or is killed, is started again and goes on, with nothing lost. With --engine ray, a folder on "
+            'the node of its controller. See the page "The journal".',
             metavar="FOLDER",
         ),
     ] = None,

@@ -20,6 +20,10 @@ class PeerAddresses:
         """Each of them once: first where somebody has answered last, then in the order in which they were told."""
         return tuple(dict.fromkeys((*self._answered, *self._address.each, *self._elsewhere)))
 
+    def of_one(self, address: Address) -> Address:
+        """All addresses of the process that has this one: it may be on several networks."""
+        return self._address if address in self._address.each else address
+
     def answered(self, address: Address) -> None:
         self._answered = (address,)
 
