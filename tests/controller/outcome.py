@@ -9,12 +9,12 @@ from atoll.errors import Code
 from tests.controller.world import Client, World
 
 
-def play(world: World, rng: random.Random, steps: int, loss: float, acts: float = 0.75) -> None:
-    """So many things happen, of which so many are a client's, and then all comes to an end."""
+def play(world: World, rng: random.Random, steps: int, loss: float) -> None:
+    """So many things happen, and then all comes to an end."""
     for _ in range(rng.randint(1, 3)):
         world.open()
     for _ in range(steps):
-        if world.clients and rng.random() < acts:
+        if world.clients and rng.random() < 0.75:
             rng.choice(list(world.clients.values())).act()
             world.deliver()
         elif rng.random() < 0.05 and len(world.clients) > 1:

@@ -134,7 +134,9 @@ def test_a_run_that_has_not_begun_yields_all_of_it():
     host.static_runs.handle(m.Yield(SESSION))
     assert host.told() == [m.Yielded(SESSION, ((100, 3), (200, 0)))]
     host.static_runs.handle(m.Limit(SESSION, ((100, 3), (200, 0))))
-    assert host.told() == [m.RunProgress(200, b"", True)]
+    assert host.told() == []
+    host.end(100, 102, 104)
+    assert [(each.sequence, each.is_over) for each in host.told()] == [(100, True), (200, True)], "in order"
 
 
 def test_a_failure_is_told_at_once_and_ends_the_run_when_all_that_was_started_has_ended():

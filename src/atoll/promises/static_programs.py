@@ -45,7 +45,7 @@ class Kept:
 @dataclass(frozen=True, slots=True)
 class PartMemory:
     """What a part needs on devices beside arguments: at most; while its first calls run; when its last gangs have
-    started; and for fresh results.
+    started; and at its end.
     """
 
     most: dict[HostDevice, int]
@@ -256,5 +256,7 @@ class _Memory:
         ]
         held = {id(block) for number in donors.values() for block in entries[number].blocks}
         lost = tuple(number for block, number in donors.items() if block not in held)
-        left = dict(total([each.requirement for each in kept if each.donor < 0]))
+        left = beside(ledger.used)  # also what nobody drops until the launch is over
+        for device, nbytes in total([each.requirement for each in kept if each.donor < 0]):
+            left[device] = max(nbytes, left.get(device, 0))
         return PartMemory(most, head if calls > ahead else most, tail, left), tuple(kept), lost

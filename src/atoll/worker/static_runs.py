@@ -147,10 +147,14 @@ class StaticRuns:
         return [run for run in self._runs.values() if run.message.session == session]
 
     def _go_on(self, session: int) -> None:
-        """Starts what there is room for, and reports what is to be reported now."""
+        """Starts what there is room for, and reports what is to be reported now. Runs are over in order: the memory of
+        one that is behind another is reserved as far as it lacks that one's.
+        """
         self._dispatch(session)
-        for run in self._of(session):
-            is_over = run.started == run.limit and not (run.open or run.is_held)
+        runs = self._of(session)
+        for run in runs:
+            is_first = next(each for each in runs if each.message.sequence in self._runs) is run
+            is_over = is_first and run.started == run.limit and not (run.open or run.is_held)
             if is_over:
                 del self._runs[run.message.sequence]
             elif not run.times or self._now() - run.reported < _REPORT_NS:
