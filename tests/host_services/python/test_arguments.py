@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 
 import numpy as np
 import pytest
 
 from atoll.errors import Code, Status, StatusError
+from atoll.host_services.python.program import calls
 from atoll.host_services.python.program.calls import Arguments, Contents
 from atoll.protocol.messages import python as m
 
@@ -67,3 +69,13 @@ def test_of_a_call_that_has_asked_only_what_is_on_its_way_is_unwanted() -> None:
     arguments.ask(SECOND, 0)
     arguments.end()
     assert contents._unwanted == {11}
+
+
+def test_a_stream_that_has_nothing_to_do_says_so_and_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "_IDLE_SECONDS", 0.01)
+    idle: queue.SimpleQueue[str] = queue.SimpleQueue()
+    stream = calls.Stream(lambda: idle.put("idle"))
+    for number in range(2):
+        stream.submit(lambda number=number: idle.put(f"call {number}"))  # type: ignore[misc]
+        assert [idle.get(timeout=10), idle.get(timeout=10)] == [f"call {number}", "idle"]
+        assert not stream.is_busy

@@ -30,11 +30,10 @@ _IDLE_SECONDS = 60.0
 
 
 class Stream:
-    """Runs calls one after the other, on a thread that ends when there were none for a while, and then gives back the
-    memory that was kept for the next.
-    """
+    """Runs calls one after the other, on a thread that ends, by calling `on_idle`, when there were none for a while."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_idle: Callable[[], None]) -> None:
+        self._on_idle = on_idle
         self._queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._runs = False
@@ -62,7 +61,7 @@ class Stream:
                     if self._pending:
                         continue
                     self._runs = False
-                give_back_memory()
+                self._on_idle()
                 return
             else:
                 with self._lock:
@@ -157,7 +156,7 @@ class Runner:
         self._link = link
         self._functions = functions
         self._loaded: dict[str, Future[Any]] = {}
-        self._loads = Stream()
+        self._loads = Stream(lambda: None)
         self._streams: dict[int, Stream] = {}
         self._contents = Contents()
         self._feed = 0
@@ -179,12 +178,16 @@ class Runner:
             case m.Call(function=name, stream=number):
                 stream = self._streams.get(number)
                 if stream is None:
-                    stream = self._streams[number] = Stream()
+                    stream = self._streams[number] = Stream(self._stream_is_idle)
                 stream.submit(self._bound(message, self._loaded.get(name) or _nothing(name)))
             case m.InputFailed(number=number, status=status):
                 self._contents.fail(number, status)
             case m.Drop(function=name):
                 self._drop(self._loaded.pop(name, None))
+
+    def _stream_is_idle(self) -> None:
+        if not any(each.is_busy for each in list(self._streams.values())):
+            give_back_memory()
 
     def _drop(self, function: Future[Any] | None) -> None:
         """Lets go of it once all calls that came before have run: they may be the next to need its objects."""
