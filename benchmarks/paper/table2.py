@@ -155,8 +155,8 @@ def _claims(points: Sequence[BenchmarkRecord], options: Options) -> list[Claim]:
         return [
             at_least("tokens/s of S=4, of S=2", quotient(point, many, few, "tokens"), 0.98),
             *(
-                at_least(f"tokens/s, {name}, of SPMD", quotient(point, name, REAL_SPMD, "tokens"), 1.0)
-                for name in (few, many)
+                at_least(f"tokens/s of {text}, of SPMD", quotient(point, name, REAL_SPMD, "tokens"), 1.0)
+                for name, text in ((few, "S=2"), (many, "S=4"))
             ),
             at_most("how far the losses are apart, of them", apart(point, "loss"), 1e-5),
         ]

@@ -13,7 +13,7 @@ from benchmarks.harness.machine import Machine
 from benchmarks.harness.record import BenchmarkRecord, Claim, RunRecord, record_benchmark, write
 from benchmarks.micro.table import BENCHMARKS
 from benchmarks.paper import fig5, fig6
-from benchmarks.paper.figure import Axes, Options, at_least, at_most
+from benchmarks.paper.figure import Axes, Options, apart, at_least, at_most
 from benchmarks.paper.figures import FIGURES
 from benchmarks.paper.markdown import write_page
 from benchmarks.paper.plot import lines
@@ -71,6 +71,13 @@ def test_parity_is_the_shortest_computation_from_which_on_all_keep_up():
     assert fig6.parity(points, "Atoll", "ideal") == 4
     assert fig6.parity([at(1, 0.5)], "Atoll", "ideal") == math.inf
     assert fig6.parity([at(1, 0.99)], "Atoll", "none such") is None
+
+
+def test_contestants_are_as_far_apart_as_in_the_worst_round():
+    assert apart(point({"Atoll": [4.0, 2.0], "JAX": [4.0, 2.5], "ideal": [4.0, 2.0]}), "rate") == 0.25
+    assert apart(point({"Atoll": [4.0, 2.0]}), "rate") == 0.0
+    failed = Benchmark("fig", "", "", (Metric("rate", "", ""),), ("Atoll", "JAX"))
+    assert apart(record_benchmark(failed, ["Atoll", "JAX"], {"Atoll": [{"rate": 1.0}]}, {"JAX": "no"}), "rate") is None
 
 
 def test_there_is_a_line_for_each_contestant_and_each_value_that_splits():

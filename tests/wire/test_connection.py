@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -304,6 +306,35 @@ def test_two_processes_talk_over_a_socket(kind, short_directory: Path):
         server.close()
 
     on_a_loop(main)
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_what_a_peer_has_sent_before_it_was_killed_arrives_though_an_answer_fails(loop, short_directory: Path):
+    async def main() -> None:
+        messages: list[Any] = []
+        lost: asyncio.Queue[str] = asyncio.Queue()
+
+        def answer(message: Any) -> None:
+            messages.append(message)
+            connection.send(Count(0))
+
+        def accept() -> Connection:
+            nonlocal connection
+            connection = Connection(Note | Count, answer, lost.put_nowait)
+            return connection
+
+        connection: Connection
+        server, address = await listen(Address(path=str(short_directory / "s")), accept)
+        peer = socket.socket(socket.AF_UNIX)
+        peer.connect(address.path)
+        peer.sendall(b"".join(frame(Note(f"{number:0900d}")) for number in range(150)))  # more than is read at once
+        peer.close()
+        await lost.get()
+        assert [int(message.text) for message in messages] == list(range(150))
+        server.close()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(asyncio.wait_for(main(), 20))
 
 
 def test_connecting_where_no_process_listens_names_the_address(short_directory: Path):

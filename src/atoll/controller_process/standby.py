@@ -38,6 +38,8 @@ from atoll.wire.tls.identity import Identity
 _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.25
+# For turns of the loop, each of which reads some of what has come.
+_LATE_SECONDS = 0.05
 # Between two attempts to tell the earlier controller that it is none any more.
 _MOST_RETRY_SECONDS = 5.0
 
@@ -217,7 +219,8 @@ class Standby:
         shell = self._shell
         if shell is not None and message.term <= self._term and shell.resumable.is_secret_of(message):
             self._takeover.asked(self._loop.time(), message.number)
-            self._look()
+            # Where this process was late, what the controller has said waits to be read: it is no silence.
+            self._loop.call_later(_LATE_SECONDS, self._look)
 
     def _look(self) -> None:
         shell = self._shell

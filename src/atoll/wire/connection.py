@@ -25,9 +25,10 @@ from atoll.wire.framing import HEADER_BYTES, FrameDecoder, encode, piece_header
 from atoll.wire.pieces import PIECE_BYTES, PieceQueue
 from atoll.wire.resumption.ledger import Counts
 from atoll.wire.resumption.messages import AnyLinkMessage, decode_link, encode_link
-from atoll.wire.sockets import keep_little_unsent, send_without_delay
+from atoll.wire.sockets import keep_little_unsent, read_what_is_left, send_without_delay
 from atoll.wire.tls.errors import explained
 from atoll.wire.tls.identity import name_of, role_of
+from atoll.wire.tls.layer import TlsLayer
 
 _log = logging.getLogger(__name__)
 
@@ -219,6 +220,8 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
+        if isinstance(error, OSError) and self._transport is not None and not isinstance(self._transport, TlsLayer):
+            read_what_is_left(self._transport, self)
         if isinstance(error, ssl.SSLError):
             self._lose(str(explained(error, self.name, shaking_hands=False)))
         else:

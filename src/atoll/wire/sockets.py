@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -136,3 +137,16 @@ def keep_little_unsent(sock: socket.socket) -> None:
     if sock.family != socket.AF_UNIX:
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+
+
+def read_what_is_left(transport: asyncio.BaseTransport, protocol: asyncio.BufferedProtocol) -> None:
+    """Gives the protocol what the peer has sent before it ended; while `connection_lost` runs.
+
+    A loop whose write fails closes the socket at once, although what has arrived may not be read yet.
+    """
+    sock = transport.get_extra_info("socket")
+    if sock is None:
+        return
+    with contextlib.suppress(OSError):  # it has ended, or there is no more
+        while count := os.readv(sock.fileno(), [protocol.get_buffer(-1)]):
+            protocol.buffer_updated(count)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from atoll.errors import ConnectError
-from atoll.wire.sockets import send_without_delay
+from atoll.wire.sockets import read_what_is_left, send_without_delay
 from atoll.wire.tls.errors import ALERT, explained
 from atoll.wire.tls.identity import server_name
 
@@ -90,6 +90,8 @@ class TlsLayer(asyncio.BufferedProtocol):
         if self._on_secured is not None:
             self._fail(error or ConnectionResetError())
         elif self.protocol is not None:
+            if isinstance(error, OSError) and self._error is None:
+                read_what_is_left(self._transport, self)
             self.protocol.connection_lost(self._error or error)
 
     # ---- the handshake
