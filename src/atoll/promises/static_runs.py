@@ -152,8 +152,8 @@ class StaticRuns:
         for run in self._runs.values():
             gang = run.gangs.get(island)
             if gang is not None and run.launch.session == session and gang.keeps_order and not run.has_ended(island):
-                whole = run.program.parts[island].whole
-                if gang.run.spec is not whole:
+                whole, will_run = run.program.parts[island].whole, run.limits is None or run.limits[island]
+                if gang.run.spec is not whole and will_run:
                     gang.run.spec = whole
                     self._memory.grow(gang)
                 return
