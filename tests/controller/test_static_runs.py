@@ -172,6 +172,32 @@ def test_a_failure_reaches_all_hosts_of_the_run(play):
     assert [message.status.code for message in messages if isinstance(message, m.Awaited)] == [BROKEN.code]
 
 
+def test_a_failure_takes_along_what_needs_it_and_lets_others_go_on(play):
+    first, second = launched(play)
+    behind, _ = launched(play, 30)
+    messages = play.report(0, m.Failed(first.sequence, BROKEN))
+    assert m.Limit(play.session, ((behind.sequence, NODES),)) in messages
+    assert messages.index(m.DropRun(play.session, first.sequence)) < messages.index(
+        m.Limit(play.session, ((behind.sequence, NODES),))
+    )
+    play.report(0, progress(first, is_over=True))
+    play.report(1, progress(second, is_over=True))
+    play.say(m.RegisterProgram(6, Program("next", (on(1),), there_and_back(), (3, 4))))
+    assert runs(play.say(m.Launch(6, (30,), (50, 51), ())))[0].ahead == 2
+    play.report(0, m.Failed(behind.sequence, BROKEN))
+    assert play.controller.sessions[play.session].directory.entries[50].error == BROKEN
+
+
+def there_and_back() -> tuple[Transfer | Call, ...]:
+    """Calls on device 0 on what comes from device 1, and what goes there."""
+    return (
+        Transfer((0,), (on(0),), False, reshard=True),
+        Call(1, (1,), (on(0),), (0,)),
+        Transfer((2,), (on(1),), False, reshard=True),
+        Call(1, (2,), (on(0),), (0,)),
+    )
+
+
 def test_hosts_of_a_closed_session_await_nothing_that_will_not_be_sent(play):
     first, second = launched(play)
     play.close(play.session)

@@ -152,6 +152,24 @@ def test_a_failure_is_told_at_once_and_ends_the_run_when_all_that_was_started_ha
     assert (told.is_over, ended(told), host.units()) == (True, [1, 2], [])
 
 
+@pytest.mark.parametrize("is_told_first", [False, True])
+def test_what_stands_behind_a_failure_begins_when_the_controller_has_said_so(is_told_first):
+    host = Host()
+    host.run()
+    host.run(sequence=200)
+    host.units()
+    drop, limit = m.DropRun(SESSION, FIRST), m.Limit(SESSION, ((200, 8),))
+    if is_told_first:
+        host.static_runs.handle(drop)
+    host.static_runs.report(m.Failed(100, BROKEN))
+    host.end(102, 104)
+    assert host.units() == [], "it may need what was not made"
+    if not is_told_first:
+        host.static_runs.handle(drop)
+    host.static_runs.handle(limit)
+    assert host.units()[0] == 200
+
+
 def test_a_run_that_is_dropped_starts_nothing_more():
     host = Host()
     host.run()

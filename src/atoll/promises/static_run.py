@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from atoll.errors import Status
 from atoll.promises.large_plans import LargePlans
 from atoll.promises.static_programs import StaticProgram
+from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.dispatch_units import Unit
 from atoll.scheduling.reservations import Reservations
 from atoll.scheduling.scheduler import Scheduler
@@ -30,6 +32,25 @@ class StaticRun:
     def has_ended(self, island: int) -> bool:
         run = self.gangs[island].run
         return run.started and not run.hosts_left
+
+    def make_entries(self) -> None:
+        """Of the values between nodes: the launch becomes one like others."""
+        program, entries = self.launch.program, self.launch.entries
+        for number, made in enumerate(program.values, start=program.arguments):
+            if made.result < 0:
+                entries[number] = Entry(made.hosts, made.nbytes, maker=program.name)
+
+    def rest(self, limits: dict[int, int]) -> list[tuple[int, Unit]]:
+        """The nodes beyond so many segments of each island, with their first sequence numbers."""
+        places = dict.fromkeys(limits, 0)
+        found, number = [], self.first
+        for node in self.launch.program.nodes:
+            if places[node[0].island] >= limits[node[0].island]:
+                found.append((number, node))
+            for spec in node:
+                places[spec.island] += 1
+            number += len(node)
+        return found
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +83,9 @@ class Launching(Protocol):
 
     def drop_uses(self, session: Session, gang: Gang[GangRun]) -> None:
         """Nor its buffers."""
+
+    def fail(self, launch: Launch, status: Status) -> None:
+        """What of it has not started will not."""
 
     def gang_ended(self, launch: Launch) -> None:
         """One of the launch's."""

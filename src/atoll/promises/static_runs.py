@@ -25,7 +25,6 @@ from atoll.promises.static_charges import StaticCharges
 from atoll.promises.static_programs import IslandPart, StaticProgram, static_program
 from atoll.promises.static_run import Launching, StaticRun, TakenBack
 from atoll.protocol import messages as m
-from atoll.scheduling.buffer_directory import Entry
 from atoll.scheduling.programs import RegisteredProgram
 from atoll.scheduling.quarantine import Quarantine
 from atoll.scheduling.session import GangRun, Launch, Session
@@ -130,7 +129,7 @@ class StaticRuns:
             and all(self._has_memory(run.launch, part) for part in run.program.parts.values())
         )
         if not may:
-            self._make_entries(run.launch)
+            run.make_entries()
             self._launch_rest(run, dict.fromkeys(run.gangs, 0))
             self._scheduler.drop(ticket)
             for gang in ticket.gangs:
@@ -253,36 +252,27 @@ class StaticRuns:
                 limits[island] = count if is_all else min(max(0, started), count)
             run.program.close(limits)
             begun |= {island for island, limit in limits.items() if limit}
-            self._make_entries(run.launch)
-        by_host: dict[int, list[tuple[int, int]]] = {}
-        for run in runs:
-            for island, gang in run.gangs.items():
-                if self._under_way(gang) and run.limits is not None:
-                    by_host.setdefault(gang.hosts[0], []).append((gang.sequence, run.limits[island]))
-        for host, limited in by_host.items():
-            self._to_host(host, m.Limit(session, tuple(limited)))
+            run.make_entries()
+        self._limit(runs, session)
         for run in runs:
             for island in sorted(run.held):
                 self.start(run.gangs[island])
             run.held.clear()
 
-    def _make_entries(self, launch: Launch) -> None:
-        """Of the values between nodes: the launch becomes one like others."""
-        program = launch.program
-        for number, made in enumerate(program.values, start=program.arguments):
-            if made.result < 0:
-                launch.entries[number] = Entry(made.hosts, made.nbytes, maker=program.name)
+    def _limit(self, runs: list[StaticRun], session: int) -> None:
+        """Tells hosts that wait for it up to which segments they go on by themselves."""
+        by_host: dict[int, list[tuple[int, int]]] = {}
+        for run in runs:
+            for island, gang in run.gangs.items():
+                if self._under_way(gang):
+                    limit = len(run.program.parts[island].gangs) if run.limits is None else run.limits[island]
+                    by_host.setdefault(gang.hosts[0], []).append((gang.sequence, limit))
+        for host, limited in by_host.items():
+            self._to_host(host, m.Limit(session, tuple(limited)))
 
     def _launch_rest(self, run: StaticRun, limits: dict[int, int]) -> None:
         """The nodes beyond these segments join the lines."""
-        places = dict.fromkeys(limits, 0)
-        units, number = [], run.first
-        for node in run.launch.program.nodes:
-            if places[node[0].island] >= limits[node[0].island]:
-                units.append((number, node))
-            for spec in node:
-                places[spec.island] += 1
-            number += len(node)
+        units = run.rest(limits)
         for island, gang in run.gangs.items():
             if not limits[island]:
                 run.launch.begun.pop(gang.hosts[0], None)
@@ -369,14 +359,26 @@ class StaticRuns:
                 gang.ticket.gangs = ()  # else they refer to one another, and wait for the garbage collector
 
     def failed(self, launch: Launch) -> None:
-        """The launch has failed: its hosts start nothing more of it, and what was to be launched anew is not."""
+        """The launch has failed: its hosts start nothing more of it, and what was to be launched anew is not.
+
+        Nor do they begin what its session has launched later, until they are told that it does not need this.
+        """
         run = self._runs.get(launch.tickets[0].number) if launch.tickets else None
         if run is None or run.launch is not launch:
             return
+        others = [each for each in self._runs.values() if each.launch.session == launch.session and each is not run]
+        for other in others:
+            problem = next(
+                (entry.error for entry in other.launch.entries[: len(other.launch.arguments)] if entry.error), None
+            )
+            if problem is not None:
+                self._launching.fail(other.launch, problem)
         for gang in run.gangs.values():
             for host in self._under_way(gang):
                 if not self._resources.is_lost(host):
                     self._to_host(host, m.DropRun(launch.session, gang.sequence))
+        if launch.session not in self._taken_back:
+            self._limit([each for each in others if each.launch.error is None], launch.session)
         for island in sorted(run.held):
             self._is_over(run, run.gangs[island])
         run.held.clear()

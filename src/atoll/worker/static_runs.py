@@ -138,8 +138,12 @@ class StaticRuns:
             self.execute(message)
 
     def _drop(self, runs: list[_Run], message: Any) -> None:
-        for run in runs:
-            run.limit, run.is_held, run.is_dropped = run.started, False, True
+        """Those behind them may need what is not made now: they begin when the controller has said so."""
+        for run in self._of(message.session) if any(not run.is_dropped for run in runs) else ():
+            if run in runs:
+                run.limit, run.is_held, run.is_dropped = run.started, False, True
+            elif not (run.started or run.is_dropped):
+                run.limit, run.is_held = 0, True
         self.execute(message)
         self._go_on(message.session)
 
