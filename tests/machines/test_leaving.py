@@ -75,6 +75,29 @@ def test_what_is_on_a_machine_that_leaves_is_moved_to_another_island_within_its_
 
 
 @long
+def test_what_has_nowhere_to_go_when_its_machine_leaves_goes_as_soon_as_there_is_room(
+    make_cluster: Callable[..., MachineCluster],
+) -> None:
+    cluster = make_cluster(3, "2x1x2")
+    first, second = cluster.host("m1", "--rank", "0", "--grace", "90"), cluster.host("m2", "--rank", "1")
+    cluster.is_up()
+    first_island = LOOP.replace("(len(jax.devices()),), ", "(2,), devices=jax.devices()[:2], axis_names=")
+    script = cluster.script("m0", first_island)
+    script.line(lambda line: line == "kept 140.0")
+    second.signal(signal.SIGKILL)
+    cluster.wait_until(lambda report: report["islands"][1]["state"] == "restarting")
+    struck = time.monotonic()
+    first.signal(signal.SIGTERM)
+    cluster.wait_until(lambda report: "the only one that is ready" in cluster.log())
+    cluster.host("m2", "--rank", "1")
+    assert first.wait(60) == 0
+    assert time.monotonic() - struck < 60
+    script.line(lambda line: line == "kept 140.0", time.monotonic())
+    assert not [line for _, line in script.lines if line.startswith("lost")]
+    assert [each["state"] for each in cluster.status()["islands"]] == ["drained", "ready"]
+
+
+@long
 def test_where_nothing_can_be_moved_a_machine_that_leaves_goes_on_for_its_grace_and_a_spare_follows(
     make_cluster: Callable[..., MachineCluster],
 ) -> None:

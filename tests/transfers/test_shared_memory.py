@@ -228,3 +228,21 @@ def test_a_block_is_given_back_without_waiting_for_a_peer_that_does_not_read(uni
     assert gone(lambda: ["blocks"] if pool_of(sender).used_blocks else []) == []
     unix_ends[1].close()
     assert back.join() is None
+
+
+def test_blocks_that_the_receiver_holds_keep_no_sender_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory_pool, "_WAIT_SECONDS", 0.01)
+    pool = SharedMemoryPool(lambda block: None, 1 << 20)
+    held = [pool.take(1 << 20, is_held=True) for _ in range(3)]
+    passing = pool.take(1 << 20)
+    with pytest.raises(TimeoutError):
+        pool.take(1 << 20)
+    pool.give_back(held[0].number)
+    assert pool.take(1 << 20) is held[0]
+    assert pool.statistics().nbytes == 2 << 20
+    for block in (passing, *held):
+        pool.give_back(block.number)
+    assert pool.statistics() == PoolStatistics(free_blocks=4, used_blocks=0, nbytes=4 << 20, waits=1)
+    pool.trim()
+    assert pool.statistics().nbytes == 0
+    pool.close()

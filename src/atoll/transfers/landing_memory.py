@@ -12,13 +12,10 @@ import mmap
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
-import numpy as np
-
-from atoll.transfers.host_memory import aligned
+from atoll.transfers.host_memory import Bytes, aligned, lent
 
 KEPT_BYTES = 1 << 30
 KEPT_SECONDS = 60.0
@@ -35,21 +32,6 @@ class LandingStatistics:
     free_blocks: int
     free_bytes: int
     reused: int
-
-
-class _Owner:
-    """What arrays over a block refer to: numpy's own buffers would be skipped by views of views."""
-
-    __slots__ = ("__array_interface__", "_give_back", "_memory")
-
-    def __init__(self, memory: mmap.mmap, nbytes: int, give_back: Callable[[mmap.mmap], None]) -> None:
-        self._memory = memory
-        self._give_back = give_back
-        address = np.frombuffer(memory, np.uint8).ctypes.data
-        self.__array_interface__ = {"version": 3, "data": (address, False), "shape": (nbytes,), "typestr": "|u1"}
-
-    def __del__(self) -> None:
-        self._give_back(self._memory)
 
 
 class LandingMemory:
@@ -80,7 +62,7 @@ class LandingMemory:
                 self._collect()
                 self._free.clear()
 
-    def take(self, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    def take(self, nbytes: int) -> Bytes:
         """Uninitialised bytes at a multiple of 64. Raises MemoryError."""
         if nbytes < LEAST_BLOCK_BYTES:
             return aligned(nbytes)
@@ -97,7 +79,7 @@ class LandingMemory:
         if starts:
             threading.Thread(target=self._trim, name="atoll-landing-memory", daemon=True).start()
         memory = block[1] if block is not None else _map(size)
-        return np.asarray(_Owner(memory, nbytes, self._give_back))
+        return lent(memory, nbytes, partial(self._give_back, memory))
 
     def _give_back(self, memory: mmap.mmap) -> None:
         """On any thread, whatever locks that holds: it takes none, and starts nothing."""

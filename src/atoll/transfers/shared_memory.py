@@ -60,9 +60,11 @@ class SharedMemoryEngine(TransferEngine):
 
     frames = (SharedMemoryPiece, BlockReturned, BlockDropped)
 
+    pool_bytes: int | None = None  # `POOL_BYTES`
+
     def __init__(self, socket: FrameSocket) -> None:
         self._socket = socket
-        self._pool = SharedMemoryPool(self._announce_drop)
+        self._pool = SharedMemoryPool(self._announce_drop, self.pool_bytes)
         self._peer_blocks: dict[int, mmap.mmap] = {}
         self._wakes = False  # the receiving thread, to trim the pool
 
@@ -77,7 +79,7 @@ class SharedMemoryEngine(TransferEngine):
 
     def send(self, session: int, feed: int, contents: Contents, more: bool) -> None:
         nbytes = contents.nbytes
-        block = self._pool.take(nbytes)
+        block = self._pool.take(nbytes, self._is_held(session))
         was_announced = block.is_announced
         try:
             with memoryview(block.memory)[:nbytes] as target:
@@ -89,6 +91,10 @@ class SharedMemoryEngine(TransferEngine):
             block.is_announced = was_announced
             self._pool.give_back(block.number)
             raise
+
+    def _is_held(self, session: int) -> bool:
+        """Whether the receiver keeps blocks with pieces of this session for long."""
+        return False
 
     def _announce_drop(self, block: SharedMemoryBlock) -> None:
         if block.is_announced:

@@ -4,7 +4,7 @@ Nothing in the file system names the blocks, so nothing is left behind whatever 
 never become shorter, and the receiver, who maps them, checks that.
 
 Bounded: `POOL_BYTES` for one pool unless its user says less, or one larger block. A sender waits for a block once that
-much is in use.
+much is in use. Blocks that the receiver holds count once they are back: it has asked for them, and bounds them itself.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class SharedMemoryBlock:
     descriptor: int
     memory: mmap.mmap
     is_announced: bool = False
+    is_held: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,23 +64,27 @@ class SharedMemoryPool:
         self._is_closed = False
         self._available = threading.Condition()
 
-    def take(self, nbytes: int) -> SharedMemoryBlock:
-        """A block of at least so many bytes, which is the caller's until `give_back`.
+    def take(self, nbytes: int, is_held: bool = False) -> SharedMemoryBlock:
+        """A block of at least so many bytes, which is the caller's until `give_back`. `is_held`: the receiver is going
+        to hold it, and has room.
 
         Raises TimeoutError where the receiver gives none back, and BrokenPipeError where the pool is closed.
         """
         dropped: list[SharedMemoryBlock] = []
         try:
             with self._available:
-                block = self._take(nbytes, dropped)
+                block = self._take(nbytes, is_held, dropped)
                 self._used[block.number] = block
+                if is_held:
+                    block.is_held = True
+                    self._bytes -= block.size
                 return block
         finally:
             for each in dropped:
                 self._on_drop(each)
 
-    def _take(self, nbytes: int, dropped: list[SharedMemoryBlock]) -> SharedMemoryBlock:
-        if any(block.size >= nbytes for block in self._used.values()):
+    def _take(self, nbytes: int, is_held: bool, dropped: list[SharedMemoryBlock]) -> SharedMemoryBlock:
+        if not is_held and any(block.size >= nbytes for block in self._used.values() if not block.is_held):
             self._available.wait_for(lambda: self._is_closed or self._fitting(nbytes), _RETURN_SECONDS)
         while not self._is_closed:
             fitting = self._fitting(nbytes)
@@ -91,7 +96,7 @@ class SharedMemoryPool:
             size = max(LEAST_BLOCK_BYTES, 1 << (nbytes - 1).bit_length())
             while self._free and self._bytes + size > bound:
                 dropped.append(self._drop(self._free.pop(0)))
-            if self._bytes + size <= bound or not self._used:
+            if is_held or self._bytes + size <= bound or all(block.is_held for block in self._used.values()):
                 return self._create(size)
             self._waits += 1
             if not self._available.wait(_WAIT_SECONDS):
@@ -121,6 +126,9 @@ class SharedMemoryPool:
         with self._available:
             block = self._used.pop(number, None)
             if block is not None:
+                if block.is_held:
+                    block.is_held = False
+                    self._bytes += block.size
                 self._free.append(block)
                 self._available.notify_all()  # they wait for blocks of different sizes
 
@@ -134,7 +142,8 @@ class SharedMemoryPool:
             self._on_drop(block)
 
     def _drop(self, block: SharedMemoryBlock) -> SharedMemoryBlock:
-        self._bytes -= block.size
+        if not block.is_held:
+            self._bytes -= block.size
         with contextlib.suppress(BufferError):  # a sender is writing into it: it is freed after that
             block.memory.close()
         os.close(block.descriptor)

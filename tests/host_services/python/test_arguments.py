@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 
 import numpy as np
 import pytest
 
 from atoll.errors import Code, Status, StatusError
-from atoll.host_services.python.program.calls import Contents
+from atoll.host_services.python.program import calls
+from atoll.host_services.python.program.calls import Arguments, Contents
 from atoll.protocol.messages import python as m
 
 FIRST, SECOND = m.Argument(0, "float32", (2,), (10,)), m.Argument(1, "float32", (2,), (11, 12))
@@ -46,6 +48,34 @@ def test_nothing_is_kept_of_what_a_call_has_not_taken() -> None:
     contents = Contents()
     contents.put(10, BYTES)
     contents.put(11, BYTES)
-    contents.end(1, [SECOND])
+    contents.end(1, SECOND.feeds)
     contents.put(12, BYTES)  # on its way when the call ended
     assert list(contents._arrived) == [10]
+
+
+def test_shards_that_are_asked_for_are_taken_as_they_come() -> None:
+    contents, wanted = Contents(), []
+    call = m.Call(1, "f", 0, (FIRST, SECOND), (), asks=True)
+    arguments = Arguments(call, contents, wanted.append)
+    arguments.ask(SECOND, 1)
+    assert wanted == [m.Wanted(1, 12)]
+    contents.put(12, BYTES)
+    assert arguments.take(SECOND, 1).tolist() == [0.0, 1.0]
+
+
+def test_of_a_call_that_has_asked_only_what_is_on_its_way_is_unwanted() -> None:
+    contents = Contents()
+    arguments = Arguments(m.Call(1, "f", 0, (FIRST, SECOND), (), asks=True), contents, lambda wanted: None)
+    arguments.ask(SECOND, 0)
+    arguments.end()
+    assert contents._unwanted == {11}
+
+
+def test_a_stream_that_has_nothing_to_do_says_so_and_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "_IDLE_SECONDS", 0.01)
+    idle: queue.SimpleQueue[str] = queue.SimpleQueue()
+    stream = calls.Stream(lambda: idle.put("idle"))
+    for number in range(2):
+        stream.submit(lambda number=number: idle.put(f"call {number}"))  # type: ignore[misc]
+        assert [idle.get(timeout=10), idle.get(timeout=10)] == [f"call {number}", "idle"]
+        assert not stream.is_busy

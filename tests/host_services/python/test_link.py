@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import socket
 import threading
 from collections.abc import Iterator
@@ -62,6 +63,37 @@ def test_what_was_received_does_not_change_when_the_sender_writes_to_it_again(en
     array[:] = 1
     process.send_array(2, array)
     assert view(contents, "float64", array.shape).sum() == 0
+
+
+def test_contents_in_place_keep_their_memory_until_nobody_refers_to_it(ends):
+    worker, process = ends
+    arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=process.receive, args=(None, lambda feed, x: arrived.put((feed, x))), daemon=True).start()
+    threading.Thread(target=received, args=(worker, 1), daemon=True).start()  # which reads what is returned
+    for number in range(3):
+        worker.send_array(number, np.full(1 << 17, number, np.int64), in_place=True)
+    held = [arrived.get(timeout=10) for _ in range(3)]
+    assert len({contents.ctypes.data for _, contents in held}) == 3
+    view_of_view = held[0][1].view(np.int64)[1:][:5]
+    addresses = {contents.ctypes.data for _, contents in held[1:]}
+    held.clear()
+    for number in range(3, 9):  # in the blocks of those that nobody has any more, once they are back
+        worker.send_array(number, np.full(1 << 17, number, np.int64), in_place=True)
+        addresses.add(arrived.get(timeout=10)[1].ctypes.data)
+    assert view_of_view.tolist() == [0] * 5
+    assert view_of_view.ctypes.data - 8 not in addresses
+
+
+def test_a_worker_copies_what_its_process_calls_in_place(ends):
+    worker, process = ends
+    arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    receive = threading.Thread(
+        target=worker.receive, args=(None, lambda feed, contents: arrived.put(contents), 1 << 30), daemon=True
+    )
+    receive.start()
+    threading.Thread(target=received, args=(process, 1), daemon=True).start()
+    process.send_array(1, np.zeros(1 << 20, np.uint8), in_place=True)
+    assert arrived.get(timeout=10).flags.writeable  # shared memory is mapped to be read
 
 
 def test_contents_of_another_size_than_declared_are_refused():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from atoll.errors import Code, StatusError
+from atoll.host_services.python.program import stored_arrays
 from atoll.host_services.python.program.stored_arrays import reading, writing
 from atoll.ir.types import Replicated, Sharding, Tiled, Tiling, shard_boxes
 from atoll.protocol.messages import python as m
@@ -27,8 +28,30 @@ def stored(folder: Path, name: str, tiling: Tiling, shape: tuple[int, ...] = (8,
     return m.StoredArray(str(folder), name, shape, Sharding((0, 1, 2, 3), tiling), dtype)
 
 
-def write(arrays: dict[m.StoredArray, np.ndarray[Any, Any]], hosts: Any = HOSTS, timeout: float = TIMEOUT) -> None:
+class Held:
+    """The arguments of a call whose shards are all here; notes how many were asked for and not yet taken."""
+
+    def __init__(self, shards: list[list[np.ndarray[Any, Any]]]) -> None:
+        self._shards = shards
+        self.asked: list[tuple[int, int]] = []
+        self.taken = 0
+        self.most = 0
+
+    def ask(self, argument: m.Argument, shard: int) -> None:
+        self.asked.append((argument.position, shard))
+        self.most = max(self.most, len(self.asked) - self.taken)
+
+    def take(self, argument: m.Argument, shard: int) -> np.ndarray[Any, Any]:
+        assert (argument.position, shard) in self.asked
+        self.taken += 1
+        return self._shards[argument.position][shard]
+
+
+def write(
+    arrays: dict[m.StoredArray, np.ndarray[Any, Any]], hosts: Any = HOSTS, timeout: float = TIMEOUT
+) -> list[Held]:
     """Each host writes what it holds."""
+    asked = []
     source = m.WriteArrays("write", tuple(arrays), timeout)
     for host in hosts:
         arguments, shards = [], []
@@ -37,7 +60,9 @@ def write(arrays: dict[m.StoredArray, np.ndarray[Any, Any]], hosts: Any = HOSTS,
             local = [part(whole, boxes[device]) for device in array.sharding.devices if device in host]
             arguments.append(m.Argument(position, whole.dtype.name, local[0].shape, tuple(range(len(local)))))
             shards.append(local)
-        assert writing(source, host)(m.Call(1, "f", 0, tuple(arguments), ()), shards) == []
+        asked.append(Held(shards))
+        assert writing(source, host)(m.Call(1, "f", 0, tuple(arguments), (), asks=True), asked[-1]) == []
+    return asked
 
 
 def read(*arrays: m.StoredArray, host: tuple[int, ...] = HOSTS[0]) -> list[list[np.ndarray[Any, Any]]]:
@@ -71,6 +96,25 @@ def test_copies_of_a_shard_are_written_once_by_the_hosts_in_turn(tmp_path: Path)
         ((shard, copy),) = read(stored(tmp_path, array.name, Replicated(), dtype="float32"))
         np.testing.assert_array_equal(shard, whole)
         np.testing.assert_array_equal(copy, whole)
+
+
+def test_no_more_is_asked_for_than_the_window_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stored_arrays, "WINDOW_BYTES", 2 * 2 * 8 * 8)  # two shards
+    arrays = {stored(tmp_path, f"a{i}", ROWS): np.full((8, 8), float(i)) for i in range(5)}
+    (host, _) = write(arrays)
+    assert (len(host.asked), host.most) == (10, 2)
+    assert read(stored(tmp_path, "a4", ROWS, dtype="float64"))[0][1].sum() == 64
+
+
+def test_a_shard_beyond_the_window_is_asked_for_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stored_arrays, "WINDOW_BYTES", 1)
+    (host, _) = write({stored(tmp_path, "a", ROWS): np.ones((8, 8))})
+    assert (len(host.asked), host.most) == (2, 1)
+
+
+def test_of_copies_only_those_that_are_written_are_asked_for(tmp_path: Path):
+    first, second = write({stored(tmp_path, "a", Replicated()): np.ones((8, 8))})
+    assert (first.asked, second.asked) == ([(0, 0)], [])
 
 
 def test_orbax_finds_an_array_of_its_own_format(tmp_path: Path):

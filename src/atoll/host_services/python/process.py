@@ -92,6 +92,13 @@ class PythonProcess:
 
         self._outbox.put(both)
 
+    def send_array(self, send: Send) -> None:
+        """Sends what was asked for, from a thread on which it may wait."""
+        link = self._link
+        assert link is not None  # it has asked
+        with contextlib.suppress(RuntimeError):  # it has ended
+            self._inputs.submit(self._guarded, send, link)
+
     def kill(self) -> None:
         """Ends it, with what it has started: at once if it can be, and by force a moment later."""
         with self._lock:

@@ -66,10 +66,19 @@ class Input:
     release: Callable[[], None]
 
 
+@dataclass
+class _Unasked:
+    """An argument whose process asks for it, shard by shard."""
+
+    input: Input
+    to_send: int  # shards
+
+
 @dataclass(frozen=True)
 class _Call:
     results: tuple[LocalArray, ...]
     on_outcome: Callable[[Outcome], None]
+    unasked: dict[int, tuple[_Unasked, int]]  # by the feeds that its process may still ask for, with the shard
 
     @property
     def nbytes(self) -> int:
@@ -184,11 +193,20 @@ class PythonSessions:
                 m.Argument(each.position, each.dtype, each.shapes[0], tuple(next(self._numbers) for _ in each.shapes))
                 for each in inputs
             ]
-            call = m.Call(number, function, stream, tuple(arguments), tuple(position for position, _ in results))
+            asks = isinstance(record.functions[function].source, m.WriteArrays)
+            positions = tuple(position for position, _ in results)
+            call = m.Call(number, function, stream, tuple(arguments), positions, asks)
             process = self._running(record)
-            record.calls[number] = _Call(tuple(array for _, array in results), partial(_end, inputs, on_outcome))
-            now = [pair for pair in zip(inputs, arguments, strict=True) if pair[0].at_once]
-            later = [pair for pair in zip(inputs, arguments, strict=True) if not pair[0].at_once]
+            pairs = list(zip(inputs, arguments, strict=True))
+            unasked = {}
+            if asks:
+                for each, argument in pairs:
+                    shards = _Unasked(each, len(argument.feeds))
+                    unasked.update({feed: (shards, i) for i, feed in enumerate(argument.feeds)})
+            arrays = tuple(array for _, array in results)
+            record.calls[number] = _Call(arrays, partial(_end, inputs, on_outcome), unasked)
+            now = [pair for pair in pairs if pair[0].at_once and not asks]
+            later = [pair for pair in pairs if not pair[0].at_once and not asks]
             process.call(
                 call,
                 partial(self._send, number, now),
@@ -206,6 +224,28 @@ class PythonSessions:
                 link.send(m.InputFailed(number, status_of(error)))
             finally:
                 each.release()
+
+    def _wanted(self, record: _Session, process: PythonProcess, wanted: m.Wanted) -> None:
+        with self._lock:
+            call = record.calls.get(wanted.number)
+            found = None if call is None else call.unasked.pop(wanted.feed, None)
+        if found is None:
+            raise FrameError(f"a call {wanted.number} asks for a feed {wanted.feed} that it does not have")
+        argument, shard = found
+
+        def send(link: PythonLink) -> None:
+            try:
+                contents = argument.input.read()[shard]
+            except Exception as error:
+                link.send(m.InputFailed(wanted.number, status_of(error)))
+                return
+            link.send_array(wanted.feed, contents, in_place=True)
+            with self._lock:
+                argument.to_send -= 1
+            if not argument.to_send:
+                argument.input.release()
+
+        process.send_array(send)
 
     # ---- processes
 
@@ -261,6 +301,8 @@ class PythonSessions:
                         self._session_of.pop(function, None)
                 if loaded is not None:
                     loaded(status)
+            case m.Wanted():
+                self._wanted(record, process, message)
             case m.Returned(number=number, status=status, results=results):
                 call = record.calls.get(number)
                 if call is None:

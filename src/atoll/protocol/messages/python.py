@@ -138,13 +138,16 @@ class Argument(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Call(Message, frozen=True, tag=11):
-    """Calls a function, after the calls before it of the same stream, and once its arguments' feeds have arrived."""
+    """Calls a function, after the calls before it of the same stream, and once its arguments' feeds have arrived. Where
+    it `asks`, each comes when the process wants it.
+    """
 
     number: int
     function: str
     stream: int
     arguments: tuple[Argument, ...]
     results: tuple[int, ...]  # the positions that have shards on this host
+    asks: bool = False
 
 
 class InputFailed(Message, frozen=True, tag=12):
@@ -186,4 +189,11 @@ class Returned(Message, frozen=True, tag=22):
     results: tuple[tuple[int, ...], ...] = ()
 
 
-FromPython = PythonReady | Loaded | Returned
+class Wanted(Message, frozen=True, tag=23):
+    """A call that asks for its arguments wants one of their feeds, once."""
+
+    number: int
+    feed: int
+
+
+FromPython = PythonReady | Loaded | Returned | Wanted

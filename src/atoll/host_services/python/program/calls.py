@@ -11,25 +11,29 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from atoll.cluster.processes.process import give_back_memory
 from atoll.errors import OK, Code, Status, StatusError, shortened, traceback_of
 from atoll.host_services.python.link import PythonLink, view
 from atoll.host_services.python.program.functions import open_functions
 from atoll.protocol.messages import python as m
+from atoll.transfers.landing_memory import LANDING
 
 _IDLE_SECONDS = 60.0
 
 
 class Stream:
-    """Runs calls one after the other, on a thread that ends when there were none for a while."""
+    """Runs calls one after the other, on a thread that ends, by calling `on_idle`, when there were none for a while."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_idle: Callable[[], None]) -> None:
+        self._on_idle = on_idle
         self._queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._runs = False
@@ -54,9 +58,11 @@ class Stream:
                 self._queue.get(timeout=_IDLE_SECONDS)()
             except queue.Empty:
                 with self._lock:
-                    if not self._pending:
-                        self._runs = False
-                        return
+                    if self._pending:
+                        continue
+                    self._runs = False
+                self._on_idle()
+                return
             else:
                 with self._lock:
                     self._pending -= 1
@@ -92,13 +98,55 @@ class Contents:
             shards = [self._arrived.pop(feed) for feed in argument.feeds]
         return [view(shard, argument.dtype, argument.shape) for shard in shards]
 
-    def end(self, call: int, left: Sequence[m.Argument]) -> None:
-        """The call has ended, and has not taken what is left."""
+    def take_one(self, call: int, feed: int, argument: m.Argument) -> np.ndarray[Any, Any]:
+        """One shard of an argument. Raises StatusError as `take` does."""
+        (shard,) = self.take(call, msgspec.structs.replace(argument, feeds=(feed,)))
+        return shard
+
+    def end(self, call: int, left: Iterable[int]) -> None:
+        """The call has ended, and has not taken the feeds that are left."""
         with self._change:
             self._failed.pop(call, None)
-            for feed in (feed for argument in left for feed in argument.feeds):
+            for feed in left:
                 if self._arrived.pop(feed, None) is None:
                     self._unwanted.add(feed)
+
+
+class Arguments:
+    """Those of one call, which takes each argument as a whole, in order; or asks for shards and takes each as it comes.
+
+    What is asked for stays where the worker has written it: whoever asks bounds how much he holds.
+    """
+
+    def __init__(self, call: m.Call, contents: Contents, ask: Callable[[m.Wanted], None]) -> None:
+        self._call = call
+        self._contents = contents
+        self._ask = ask
+        self._left = list(reversed(call.arguments))
+        self._asked: dict[int, None] = {}  # feeds
+
+    def __iter__(self) -> Iterator[list[np.ndarray[Any, Any]]]:
+        while self._left:
+            shards = self._contents.take(self._call.number, self._left[-1])
+            self._left.pop()
+            yield shards
+
+    def ask(self, argument: m.Argument, shard: int) -> None:
+        feed = argument.feeds[shard]
+        self._asked[feed] = None
+        self._ask(m.Wanted(self._call.number, feed))
+
+    def take(self, argument: m.Argument, shard: int) -> np.ndarray[Any, Any]:
+        """Waits for a shard that was asked for. Raises StatusError where the worker cannot send it."""
+        feed = argument.feeds[shard]
+        found = self._contents.take_one(self._call.number, feed, argument)
+        del self._asked[feed]
+        return found
+
+    def end(self) -> None:
+        """The call has ended: nobody takes what is left."""
+        unasked = [feed for argument in self._left for feed in argument.feeds] if not self._call.asks else []
+        self._contents.end(self._call.number, [*self._asked, *unasked])
 
 
 class Runner:
@@ -108,7 +156,7 @@ class Runner:
         self._link = link
         self._functions = functions
         self._loaded: dict[str, Future[Any]] = {}
-        self._loads = Stream()
+        self._loads = Stream(lambda: None)
         self._streams: dict[int, Stream] = {}
         self._contents = Contents()
         self._feed = 0
@@ -117,7 +165,8 @@ class Runner:
     def run(self, isolated: bool) -> None:
         """Until the worker closes the link."""
         self._link.send(m.PythonReady(isolated))
-        self._link.receive(self._handle, self._contents.put)
+        LANDING.open()
+        self._link.receive(self._handle, self._contents.put, memory=LANDING.take)
 
     def _handle(self, message: Any) -> None:
         match message:
@@ -129,12 +178,16 @@ class Runner:
             case m.Call(function=name, stream=number):
                 stream = self._streams.get(number)
                 if stream is None:
-                    stream = self._streams[number] = Stream()
+                    stream = self._streams[number] = Stream(self._stream_is_idle)
                 stream.submit(self._bound(message, self._loaded.get(name) or _nothing(name)))
             case m.InputFailed(number=number, status=status):
                 self._contents.fail(number, status)
             case m.Drop(function=name):
                 self._drop(self._loaded.pop(name, None))
+
+    def _stream_is_idle(self) -> None:
+        if not any(each.is_busy for each in list(self._streams.values())):
+            give_back_memory()
 
     def _drop(self, function: Future[Any] | None) -> None:
         """Lets go of it once all calls that came before have run: they may be the next to need its objects."""
@@ -157,27 +210,21 @@ class Runner:
 
         def run() -> None:
             returned = self._call(call, held)
+            self._functions.release_memory()
             with contextlib.suppress(OSError):
                 self._link.send(returned)
 
         return run
 
     def _call(self, call: m.Call, held: list[Future[Any]]) -> m.Returned:
-        left = list(reversed(call.arguments))
-
-        def arguments() -> Iterator[list[np.ndarray[Any, Any]]]:
-            while left:
-                shards = self._contents.take(call.number, left[-1])
-                left.pop()
-                yield shards
-
+        arguments = Arguments(call, self._contents, self._link.send)
         try:
-            shards = held.pop().result()(call, arguments())
+            shards = held.pop().result()(call, arguments)
             return m.Returned(call.number, OK, tuple(tuple(map(self._send, each)) for each in shards))
         except BaseException as error:
             return m.Returned(call.number, _failed("a Python function on the host raised", error))
         finally:
-            self._contents.end(call.number, left)
+            arguments.end()
 
     def _send(self, shard: np.ndarray[Any, Any]) -> int:
         with self._feed_lock:

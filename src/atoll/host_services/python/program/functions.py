@@ -98,7 +98,11 @@ class Functions:
 
         return self._get_or_create(uid, make)
 
-    def load(self, source: m.PythonSource, again: bool) -> Callable[[m.Call, Iterable[Sequence[Any]]], Any]:
+    def release_memory(self) -> None:
+        """jaxlib drops its references to what arrays were made of at its next call, or when Python collects garbage."""
+        _jax.collect_garbage()
+
+    def load(self, source: m.PythonSource, again: bool) -> Callable[[m.Call, Any], Any]:
         """What runs one call: takes the local shards of its arguments as they come, and gives those of its results."""
         match source:
             case m.WriteArrays():

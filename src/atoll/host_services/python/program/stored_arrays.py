@@ -6,34 +6,49 @@ sharding reads other boxes of it, on as many hosts as it likes.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import urllib.parse
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from atoll.errors import Code, StatusError, shortened
 from atoll.ir.types import Box, Shape, shard_boxes
 from atoll.protocol.messages import python as m
+from atoll.transfers.dtypes import numpy_dtype
 
-Shards = Sequence[np.ndarray[Any, Any]]
-Run = Callable[[m.Call, Iterable[Shards]], list[list[Any]]]
+# Of shards that are asked for and not yet written. More memory than it needs to keep all processors busy would be fresh
+# each time, and fresh memory is slow.
+WINDOW_BYTES = 256 << 20
+_LEAST_WINDOW = 64 << 20
 # As Orbax has them.
 _COMPRESSOR = {"id": "zstd", "level": 1}
 _FILES_AT_ONCE = 128
 
 
-def writing(source: m.WriteArrays, devices: Sequence[int]) -> Run:
+class Asking(Protocol):
+    """The arguments of a call, shard by shard."""
+
+    def ask(self, argument: m.Argument, shard: int) -> None:
+        """The shard is to come. Once for each."""
+
+    def take(self, argument: m.Argument, shard: int) -> np.ndarray[Any, Any]:
+        """Waits for a shard that was asked for. Raises StatusError where it cannot be had."""
+
+
+def writing(source: m.WriteArrays, devices: Sequence[int]) -> Callable[[m.Call, Asking], list[list[Any]]]:
     """What writes the shards that `devices`, those of this host, hold of a call's arguments, each as soon as it has
-    arrived. Raises StatusError.
+    arrived, and no more of them at a time than `WINDOW_BYTES`. Raises StatusError.
     """
     tensorstore, context = _tensorstore()
     here = [_written(array, number, frozenset(devices)) for number, array in enumerate(source.arrays)]
 
-    def run(call: m.Call, arguments: Iterable[Shards]) -> list[list[Any]]:
+    def run(call: m.Call, arguments: Asking) -> list[list[Any]]:
         waits = _Waits(source.timeout_seconds)
         # All are opened at once; what is written has its dtype from the argument.
         stores = {
@@ -43,26 +58,47 @@ def writing(source: m.WriteArrays, devices: Sequence[int]) -> Run:
             for argument in call.arguments
             if here[argument.position]
         }
-        commits = []
-        for argument, shards in zip(call.arguments, arguments, strict=True):
-            array = source.arrays[argument.position]
-            for shard, box in here[argument.position]:
-                store = waits.result(stores[argument.position], "write", array)
-                write = store[_slices(box)].write(shards[shard], can_reference_source_data_indefinitely=True)
-                commits.append((array, write))
-        for array, write in commits:
-            waits.result(write, "write", array)
+        to_ask = deque((argument, *each) for argument in call.arguments for each in here[argument.position])
+        asked: deque[tuple[m.Argument, int, Box]] = deque()
+        writes: deque[tuple[m.Argument, Any]] = deque()
+        held = 0
+        while to_ask or asked or writes:
+            while to_ask and (not held or held + _nbytes(to_ask[0][0]) <= _window(to_ask[0][0])):
+                asked.append(to_ask.popleft())
+                arguments.ask(*asked[-1][:2])
+                held += _nbytes(asked[-1][0])
+            if asked:
+                argument, shard, box = asked.popleft()
+                array = source.arrays[argument.position]
+                store = waits.result(stores[argument.position], "write", array)[_slices(box)]
+                contents = arguments.take(argument, shard)
+                writes.append((argument, store.write(contents, can_reference_source_data_indefinitely=True)))
+                del contents
+            else:
+                argument, write = writes.popleft()
+                waits.result(write, "write", source.arrays[argument.position])
+                held -= _nbytes(argument)
         return []
 
     return run
 
 
-def reading(source: m.ReadArrays, devices: Sequence[int]) -> Run:
+def _nbytes(argument: m.Argument) -> int:
+    """Of each shard."""
+    return numpy_dtype(argument.dtype).itemsize * math.prod(argument.shape)
+
+
+def _window(argument: m.Argument) -> int:
+    """For shards of this size."""
+    return min(WINDOW_BYTES, max(_LEAST_WINDOW, ((os.cpu_count() or 1) + 2) * _nbytes(argument)))
+
+
+def reading(source: m.ReadArrays, devices: Sequence[int]) -> Callable[[m.Call, object], list[list[Any]]]:
     """What reads the shards that `devices` are to hold of each array. Raises StatusError."""
     tensorstore, context = _tensorstore()
     here = [_held(array, frozenset(devices)) for array in source.arrays]
 
-    def run(call: m.Call, arguments: Iterable[Shards]) -> list[list[Any]]:
+    def run(call: m.Call, arguments: object) -> list[list[Any]]:
         waits = _Waits(source.timeout_seconds)
         arrays = [source.arrays[position] for position in call.results]
         openings = [

@@ -1,0 +1,95 @@
+"""What a worker sends of the arguments that a Python process asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atoll.errors import OK, FrameError
+from atoll.host_services.python import sessions as module
+from atoll.host_services.python.options import PythonHost
+from atoll.host_services.python.sessions import Input, PythonSessions
+from atoll.ir.types import Replicated, Sharding
+from atoll.protocol.messages import python as m
+
+
+class Process:
+    """A process that runs nothing: what is sent to it is kept."""
+
+    def __init__(self, name: str, options: Any, meeting: Any, on_message: Any, on_end: Any, expected: Any) -> None:
+        self.receive = on_message
+        self.calls: list[m.Call] = []
+        self.sent: list[tuple[int, list[float]]] = []
+
+    def start(self) -> None: ...
+
+    def send(self, message: Any) -> None: ...
+
+    def call(self, call: m.Call, send: Any, later: Any) -> None:
+        send(self)
+        assert later is None
+        self.calls.append(call)
+
+    def send_array(self, send: Any) -> None:
+        send(Link(self.sent))
+
+
+class Link:
+    def __init__(self, sent: list[tuple[int, list[float]]]) -> None:
+        self._sent = sent
+
+    def send_array(self, feed: int, array: np.ndarray[Any, Any], in_place: bool) -> None:
+        assert in_place
+        self._sent.append((feed, array.tolist()))
+
+
+@pytest.fixture
+def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Process, list[str], list[Any]]:
+    """One that was called to write an argument of two shards; what was released; the call's outcomes."""
+    monkeypatch.setattr(module, "PythonProcess", Process)
+    sessions = PythonSessions(PythonHost(0, 0, "unix:/c", "unix:/d", str(tmp_path)))
+    sessions.begin(1)
+    record = sessions._sessions[1]
+    record.options = m.PythonOptions(-1, ((0, 1),), 0, m.ClientSettings(), str(tmp_path / "p"), "", "", 1 << 30, ())
+    source = m.WriteArrays("write", (m.StoredArray("/x", "a", (4,), Sharding((0, 1), Replicated())),), 1.0)
+    record.functions["f"], sessions._session_of["f"] = m.Load("f", source), 1
+    released: list[str] = []
+    outcomes: list[Any] = []
+    shards = [np.array([1.0, 2.0]), np.array([3.0, 4.0])]
+    argument = Input(0, "float64", ((2,), (2,)), True, lambda: shards, lambda: released.append("argument"))
+    sessions.call("f", -1, [argument], [], outcomes.append)
+    found: Any = record.process
+    return found, released, outcomes
+
+
+def test_of_a_write_nothing_is_sent_that_was_not_asked_for(process):
+    writer, released, _ = process
+    (call,) = writer.calls
+    assert call.asks
+    assert (writer.sent, released) == ([], [])
+    first, second = call.arguments[0].feeds
+    writer.receive(m.Wanted(call.number, second))
+    assert (writer.sent, released) == ([(second, [3.0, 4.0])], [])
+    writer.receive(m.Wanted(call.number, first))
+    assert writer.sent[1:] == [(first, [1.0, 2.0])]
+    assert released == ["argument"], "once all of it is sent"
+
+
+def test_a_process_gets_each_feed_once_and_no_other(process):
+    writer, _, _ = process
+    (call,) = writer.calls
+    feed = call.arguments[0].feeds[0]
+    writer.receive(m.Wanted(call.number, feed))
+    for number, wanted in ((call.number, feed), (call.number, 999), (999, feed)):
+        with pytest.raises(FrameError, match=f"a call {number} asks for a feed {wanted} that it does not have"):
+            writer.receive(m.Wanted(number, wanted))
+
+
+def test_what_was_not_asked_for_is_released_when_the_call_has_returned(process):
+    writer, released, outcomes = process
+    (call,) = writer.calls
+    writer.receive(m.Returned(call.number, OK))
+    assert (released, outcomes) == (["argument"], [[]])
