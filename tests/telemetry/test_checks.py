@@ -61,6 +61,8 @@ def test_what_disagrees_is_named(play, content, text):
 
 def test_a_host_that_has_yet_to_do_something_may_have_more(play):
     assert checked(play, m.StoreContent(play.session, (10, 12), is_busy=True)).differences == ()
+    closed = m.StoreContent(7, (3,), is_busy=True)
+    assert checked(play, m.StoreContent(play.session, (10,)), closed).differences == ()
 
 
 def test_what_goes_is_gone_before_a_host_looks(play):
