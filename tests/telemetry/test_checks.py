@@ -61,6 +61,9 @@ def test_what_disagrees_is_named(play, content, text):
 
 def test_a_host_that_has_yet_to_do_something_may_have_more(play):
     assert checked(play, m.StoreContent(play.session, (10, 12), is_busy=True)).differences == ()
+
+
+def test_a_store_that_goes_once_what_is_before_that_has_ended_is_no_difference(play):
     closed = m.StoreContent(7, (3,), is_busy=True)
     assert checked(play, m.StoreContent(play.session, (10,)), closed).differences == ()
 
