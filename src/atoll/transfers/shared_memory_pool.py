@@ -4,7 +4,7 @@ Nothing in the file system names the blocks, so nothing is left behind whatever 
 never become shorter, and the receiver, who maps them, checks that.
 
 Bounded: `POOL_BYTES` for one pool unless its user says less, or one larger block. A sender waits for a block once that
-much is in use. Blocks that the receiver holds count once they are back: it has asked for them, and bounds them itself.
+much is in use. Blocks that the receiver has asked for, to hold them, are counted apart: `POOL_BYTES` of them.
 """
 
 from __future__ import annotations
@@ -60,13 +60,14 @@ class SharedMemoryPool:
         self._used: dict[int, SharedMemoryBlock] = {}
         self._next = 0
         self._bytes = 0
+        self._held_bytes = 0
         self._waits = 0
         self._is_closed = False
         self._available = threading.Condition()
 
     def take(self, nbytes: int, is_held: bool = False) -> SharedMemoryBlock:
-        """A block of at least so many bytes, which is the caller's until `give_back`. `is_held`: the receiver is going
-        to hold it, and has room.
+        """A block of at least so many bytes, which is the caller's until `give_back`. `is_held`: the receiver has asked
+        for it, and will give it back late.
 
         Raises TimeoutError where the receiver gives none back, and BrokenPipeError where the pool is closed.
         """
@@ -77,14 +78,17 @@ class SharedMemoryPool:
                 self._used[block.number] = block
                 if is_held:
                     block.is_held = True
-                    self._bytes -= block.size
+                    self._held_bytes += block.size
                 return block
         finally:
             for each in dropped:
                 self._on_drop(each)
 
     def _take(self, nbytes: int, is_held: bool, dropped: list[SharedMemoryBlock]) -> SharedMemoryBlock:
-        if not is_held and any(block.size >= nbytes for block in self._used.values() if not block.is_held):
+        size = max(LEAST_BLOCK_BYTES, 1 << (nbytes - 1).bit_length())
+        if is_held:
+            self._wait(lambda: not self._held_bytes or self._held_bytes + size <= POOL_BYTES)
+        elif any(block.size >= nbytes for block in self._used.values() if not block.is_held):
             self._available.wait_for(lambda: self._is_closed or self._fitting(nbytes), _RETURN_SECONDS)
         while not self._is_closed:
             fitting = self._fitting(nbytes)
@@ -93,17 +97,22 @@ class SharedMemoryPool:
                 self._free.remove(block)
                 return block
             bound = POOL_BYTES if self._bound is None else self._bound
-            size = max(LEAST_BLOCK_BYTES, 1 << (nbytes - 1).bit_length())
-            while self._free and self._bytes + size > bound:
+            while self._free and self._bytes - self._held_bytes + size > bound:
                 dropped.append(self._drop(self._free.pop(0)))
-            if is_held or self._bytes + size <= bound or all(block.is_held for block in self._used.values()):
+            is_room = self._bytes - self._held_bytes + size <= bound
+            if is_held or is_room or all(block.is_held for block in self._used.values()):
                 return self._create(size)
             self._waits += 1
             if not self._available.wait(_WAIT_SECONDS):
-                raise TimeoutError(
-                    f"no shared memory became free within {_WAIT_SECONDS:.0f} s: the receiver does not read"
-                )
+                raise _not_read()
         raise BrokenPipeError("the channel is closed")
+
+    def _wait(self, is_room: Callable[[], bool]) -> None:
+        if self._is_closed or is_room():
+            return
+        self._waits += 1
+        if not self._available.wait_for(lambda: self._is_closed or is_room(), _WAIT_SECONDS):
+            raise _not_read()
 
     def _fitting(self, nbytes: int) -> list[SharedMemoryBlock]:
         return [block for block in self._free if block.size >= nbytes]
@@ -128,7 +137,7 @@ class SharedMemoryPool:
             if block is not None:
                 if block.is_held:
                     block.is_held = False
-                    self._bytes += block.size
+                    self._held_bytes -= block.size
                 self._free.append(block)
                 self._available.notify_all()  # they wait for blocks of different sizes
 
@@ -142,8 +151,7 @@ class SharedMemoryPool:
             self._on_drop(block)
 
     def _drop(self, block: SharedMemoryBlock) -> SharedMemoryBlock:
-        if not block.is_held:
-            self._bytes -= block.size
+        self._bytes -= block.size
         with contextlib.suppress(BufferError):  # a sender is writing into it: it is freed after that
             block.memory.close()
         os.close(block.descriptor)
@@ -162,3 +170,7 @@ class SharedMemoryPool:
     def statistics(self) -> PoolStatistics:
         with self._available:
             return PoolStatistics(len(self._free), len(self._used), self._bytes, self._waits)
+
+
+def _not_read() -> TimeoutError:
+    return TimeoutError(f"no shared memory became free within {_WAIT_SECONDS:.0f} s: the receiver does not read")
