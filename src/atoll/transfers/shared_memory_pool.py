@@ -86,13 +86,12 @@ class SharedMemoryPool:
 
     def _take(self, nbytes: int, is_held: bool, dropped: list[SharedMemoryBlock]) -> SharedMemoryBlock:
         size = max(LEAST_BLOCK_BYTES, 1 << (nbytes - 1).bit_length())
-        if is_held:
-            self._wait(lambda: not self._held_bytes or self._held_bytes + size <= POOL_BYTES)
-        elif any(block.size >= nbytes for block in self._used.values() if not block.is_held):
+        if not is_held and any(block.size >= nbytes for block in self._used.values() if not block.is_held):
             self._available.wait_for(lambda: self._is_closed or self._fitting(nbytes), _RETURN_SECONDS)
         while not self._is_closed:
+            must_wait = is_held and bool(self._held_bytes) and self._held_bytes + size > POOL_BYTES
             fitting = self._fitting(nbytes)
-            if fitting:
+            if fitting and not must_wait:
                 block = min(fitting, key=lambda block: block.size)
                 self._free.remove(block)
                 return block
@@ -100,19 +99,14 @@ class SharedMemoryPool:
             while self._free and self._bytes - self._held_bytes + size > bound:
                 dropped.append(self._drop(self._free.pop(0)))
             is_room = self._bytes - self._held_bytes + size <= bound
-            if is_held or is_room or all(block.is_held for block in self._used.values()):
+            if not must_wait and (is_held or is_room or all(block.is_held for block in self._used.values())):
                 return self._create(size)
             self._waits += 1
             if not self._available.wait(_WAIT_SECONDS):
-                raise _not_read()
+                raise TimeoutError(
+                    f"no shared memory became free within {_WAIT_SECONDS:.0f} s: the receiver does not read"
+                )
         raise BrokenPipeError("the channel is closed")
-
-    def _wait(self, is_room: Callable[[], bool]) -> None:
-        if self._is_closed or is_room():
-            return
-        self._waits += 1
-        if not self._available.wait_for(lambda: self._is_closed or is_room(), _WAIT_SECONDS):
-            raise _not_read()
 
     def _fitting(self, nbytes: int) -> list[SharedMemoryBlock]:
         return [block for block in self._free if block.size >= nbytes]
@@ -170,7 +164,3 @@ class SharedMemoryPool:
     def statistics(self) -> PoolStatistics:
         with self._available:
             return PoolStatistics(len(self._free), len(self._used), self._bytes, self._waits)
-
-
-def _not_read() -> TimeoutError:
-    return TimeoutError(f"no shared memory became free within {_WAIT_SECONDS:.0f} s: the receiver does not read")
