@@ -35,6 +35,7 @@ END_SECONDS = 30.0
 KINDS = {
     "worker killed": 3,
     "worker stopped": 1,
+    "start stopped": 2,
     "worker thawed": 2,
     "agent killed": 3,
     "machine rebooted": 3,
@@ -49,6 +50,17 @@ KINDS = {
     sessions.KIND_AND_KILLED: 1,
     **controllers.KINDS,
 }
+
+
+def _next_child(pid: int, before: int) -> psutil.Process:
+    """The child of a host agent that follows the one of that pid. Raises SoakError where none comes."""
+    deadline = time.monotonic() + BACK_SECONDS
+    while time.monotonic() < deadline:
+        children = [each for each in psutil.Process(pid).children() if each.pid != before]
+        if children:
+            return children[0]
+        time.sleep(0.01)
+    raise SoakError(f"the host agent {pid} started no worker within {BACK_SECONDS:.0f} s")
 
 
 class ManyMachines:
@@ -119,7 +131,7 @@ class ManyMachines:
         if kind in ("proxy killed", "client killed"):
             return strike_user(self, kind, users, rng)
         struck = time.monotonic()
-        if kind.startswith(("worker", "agent")):
+        if kind.startswith(("worker", "agent", "start")):
             if not self._strike_process(kind, users, rng):
                 return False
         elif kind == "machine rebooted":
@@ -157,6 +169,10 @@ class ManyMachines:
                 return False
             elif kind == "worker killed":
                 workers[0].kill()
+            elif kind == "start stopped":
+                workers[0].kill()
+                _next_child(agent.pid, workers[0].pid).suspend()
+                users.watch(LEASE + 2)  # for it to be missed
             else:
                 workers[0].suspend()
                 if kind == "worker thawed":

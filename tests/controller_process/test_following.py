@@ -20,6 +20,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.messages.standbys import BasisPart
 from atoll.security.tokens import Tokens
 from atoll.wire.framing import HEADER_BYTES
+from atoll.wire.resumption.messages import Acknowledge
 
 PART = 1 << 10
 
@@ -145,5 +146,29 @@ def test_peers_know_of_a_lost_standby_for_as_long_as_it_may_have_taken_over(monk
         await asyncio.sleep(0.3)
         assert told == [("tls://there:1",), ()]
         assert not made.doubt()
+
+    asyncio.run(main())
+
+
+def test_a_standby_that_is_behind_is_relied_on_by_nobody_and_may_catch_up(monkeypatch: Any) -> None:
+    told: list[tuple[str, ...]] = []
+    monkeypatch.setattr(following, "PULSE_SECONDS", 0.05)
+    monkeypatch.setattr(following, "_SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(following, "LEASE_SECONDS", 0.2)
+
+    async def main() -> None:
+        made = Following(Tokens(), lambda: None, lambda what: None, told.append, lambda: ())
+        monkeypatch.setattr(made, "_refusal", lambda connection, hello: None)
+        connection = Mock()
+        made.serve(connection, m.Hello(m.PROTOCOL, "standby", "", 1, __version__, "tls://there:1"))
+        await asyncio.sleep(0.3)
+        connection.on_link(Acknowledge(1, 0))  # it stands by, and is busy with what came meanwhile
+        await asyncio.sleep(0.3)
+        assert not connection.abort.called
+        assert told == []
+        connection.on_link(Acknowledge(2, len(made._pulses) + 1))
+        await asyncio.sleep(0.15)
+        assert told == [("tls://there:1",)]
+        assert made._is_followed
 
     asyncio.run(main())

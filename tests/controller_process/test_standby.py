@@ -196,6 +196,7 @@ def test_a_standby_ends_with_its_cluster(play):
 def test_a_standby_that_is_silent_is_none_any_more(play, monkeypatch):
     async def scene(pair: Pair) -> None:
         monkeypatch.setattr(following, "_SILENT_SECONDS", -1.0)
+        monkeypatch.setattr(following, "_CATCH_UP_SECONDS", -1.0)
         await until(lambda: pair.shell.resumable.elsewhere == ())
         pair.shell.stop()
 

@@ -29,8 +29,10 @@ from atoll.wire.resumption.messages import Acknowledge, AnyLinkMessage, Bye
 _log = logging.getLogger(__name__)
 
 PULSE_SECONDS = 0.5
-# For a standby that is silent: then it is none any more, and the engine starts the controller again by itself.
+# For a standby that is silent: then it is none any more, and the engine starts the controller again by itself. One that
+# has yet to catch up, with a large snapshot or on a busy machine, is relied on by nobody, and has more time.
 _SILENT_SECONDS = 5.0
+_CATCH_UP_SECONDS = 60.0
 # After its loss: if it has taken over, because this process was frozen, say, it says so by then (`standby`).
 _DOUBT_SECONDS = 6.0
 _PART_BYTES = 1 << 20
@@ -136,14 +138,16 @@ class Following:
     def _pulse(self, standby: Connection) -> None:
         if self._standby is not standby:
             return
-        if self._loop.time() - self._heard > _SILENT_SECONDS:
-            self._drop(standby, f"nothing was heard of it for {_SILENT_SECONDS:.0f} s")
+        silent = self._loop.time() - self._heard
+        most = _SILENT_SECONDS if self._is_followed else _CATCH_UP_SECONDS
+        if silent > most:
+            self._drop(standby, f"nothing was heard of it for {most:.0f} s")
             return
         journal = self._journal()
         if journal is not None and self._basis and not self._has_basis and not self._begin_basis(standby, journal):
             self._drop(standby, "there is no snapshot for it")  # it dials again
             return
-        if self._stands_by and not self._is_followed:
+        if self._stands_by and not self._is_followed and silent < LEASE_SECONDS:  # else it is behind still
             self._rely_on(standby)
         self._send_pulse(standby)
         self._loop.call_later(PULSE_SECONDS, self._pulse, standby)
